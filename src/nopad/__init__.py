@@ -1,0 +1,65 @@
+"""nopad: pack sequences for transformers with provably almost no padding.
+
+>>> import nopad
+>>> plan = nopad.plan([5, 3, 4, 2, 8], capacity=8)
+>>> plan.packs, plan.lower_bound
+(3, 3)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nopad.assignment import assign, pack
+from nopad.errors import NopadError
+from nopad.histogram import Histogram
+from nopad.packs import Packs
+from nopad.planning import ALGORITHMS, Plan, plan
+
+if TYPE_CHECKING:
+    from nopad.corpus import CorpusOptions, load_tokenizer, open_source
+    from nopad.store import PackOptions, open_packed, pack_corpus, verify
+
+__version__ = "0.1.0"
+__all__ = [
+    "ALGORITHMS",
+    "CorpusOptions",
+    "Histogram",
+    "NopadError",
+    "PackOptions",
+    "Packs",
+    "Plan",
+    "assign",
+    "load_tokenizer",
+    "open_packed",
+    "open_source",
+    "pack",
+    "pack_corpus",
+    "plan",
+    "verify",
+]
+
+# Rooms that need pyarrow or compiled loops are opened on first use, so that `import nopad` stays quick.
+_LAZY = {
+    "CorpusOptions": "nopad.corpus",
+    "load_tokenizer": "nopad.corpus",
+    "open_source": "nopad.corpus",
+    "PackOptions": "nopad.store",
+    "open_packed": "nopad.store",
+    "pack_corpus": "nopad.store",
+    "verify": "nopad.store",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a lazily opened name."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'nopad' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return __all__

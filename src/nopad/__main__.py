@@ -1,0 +1,6 @@
+"""``python -m nopad``."""
+
+from nopad.cli import main
+
+if __name__ == "__main__":
+    main()

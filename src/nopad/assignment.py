@@ -1,0 +1,154 @@
+"""Assignment: deal the sequences out to the packs of a plan.
+
+O(n) time, about 12 bytes a sequence beyond the result. Which of the equal-length sequences goes where, and in which
+order the packs come, is a seeded random choice from the generator specified in `nopad.random` (packs sorted longest
+first are a known training bug). ``order="source"`` keeps close to the order of arrival instead: equal lengths in
+arrival order, strategies interleaved evenly, members of a pack ascending, packs by their smallest member.
+
+Same lengths, plan, seed and order: same packs, on every machine.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nopad import random
+from nopad.errors import OptionError, PlanMismatchError
+from nopad.histogram import Histogram, as_lengths
+from nopad.packs import Packs, index_dtype
+from nopad.planning.front import ARRIVAL_ALGORITHMS, check_options, plan
+from nopad.planning.plan import Plan
+
+__all__ = ["Order", "assign", "pack"]
+
+Order = Literal["random", "source"]
+
+
+def pack(
+    lengths: ArrayLike,
+    capacity: int,
+    *,
+    depth: int | None = None,
+    algorithm: str = "lpfhp",
+    seed: int = 0,
+    order: Order = "random",
+) -> Packs:
+    """Plan and assign in one call: lengths ``[n]`` -> `Packs`.
+
+    Args:
+        lengths: integer lengths in tokens, each in 1..capacity.
+        capacity: most tokens a pack may hold.
+        depth: most sequences a pack may hold; None = unlimited.
+        algorithm: one of `nopad.ALGORITHMS`.
+        seed: of the random choices.
+        order: "random" (seeded) or "source" (close to arrival order).
+
+    Raises:
+        LengthError: a length is < 1, not an integer, or above `capacity`.
+        OptionError: an option has no such value.
+
+    >>> import nopad
+    >>> packs = nopad.pack([5, 3, 4, 2, 8], capacity=8)
+    >>> len(packs), packs.sequences
+    (3, 5)
+    """
+    check_options(capacity, depth, algorithm, seed)
+    checked = as_lengths(lengths, capacity)
+    if algorithm not in ARRIVAL_ALGORITHMS:
+        return assign(plan(checked, capacity, depth=depth, algorithm=algorithm), checked, seed=seed, order=order)
+    _check_order(order)
+    packs = ARRIVAL_ALGORITHMS[algorithm](checked, capacity, depth)
+    if order == "source":
+        return packs
+    numbers = np.arange(len(packs), dtype=packs.indptr.dtype)
+    _kernels().shuffle(numbers, np.uint64(random.key(seed, random.STREAM_PACK_ORDER)))
+    return packs.take(numbers)
+
+
+def assign(plan: Plan, lengths: ArrayLike, *, seed: int = 0, order: Order = "random") -> Packs:
+    """Deal the sequences of `lengths` out to the packs of `plan`.
+
+    Raises:
+        PlanMismatchError: the plan does not cover exactly these lengths; the message names the first that differs.
+        OptionError: `order` or `seed` has no such value.
+        LengthError: a length is < 1, not an integer, or above the plan's capacity.
+
+    >>> import nopad
+    >>> plan = nopad.plan([5, 3, 4, 2], capacity=8)
+    >>> [p.tolist() for p in nopad.assign(plan, [5, 3, 4, 2], order="source")]
+    [[0, 1], [2, 3]]
+    """
+    _check_order(order)
+    check_options(plan.capacity, plan.depth, "lpfhp", seed)
+    checked = as_lengths(lengths, plan.capacity)
+    _check_cover(plan, checked)
+    dtype = index_dtype(checked.size)
+    bucket, bounds = _by_length(checked, plan.histogram, dtype)
+    if order == "random":
+        keys = [random.key(seed, random.STREAM_WITHIN_LENGTH, length) for length in plan.histogram.lengths.tolist()]
+        _kernels().shuffle_segments(bucket, bounds, np.array(keys, dtype=np.uint64))
+    strategy_of_pack = np.empty(plan.packs, dtype=np.int32)
+    if order == "random":
+        strategy_of_pack[:] = np.repeat(np.arange(plan.counts.size, dtype=np.int32), plan.counts)
+        _kernels().shuffle(strategy_of_pack, np.uint64(random.key(seed, random.STREAM_PACK_ORDER)))
+    else:
+        _kernels().spread(plan.counts, plan.packs, strategy_of_pack)
+    indptr = np.zeros(plan.packs + 1, dtype=dtype)
+    sequence = np.empty(checked.size, dtype=dtype)
+    slot_ranks = np.searchsorted(plan.histogram.lengths, plan.lengths)
+    _kernels().deal(strategy_of_pack, plan.indptr, slot_ranks, bucket, bounds[:-1].copy(), indptr, sequence)
+    packs = Packs(plan.capacity, plan.depth, indptr, sequence)
+    return packs if order == "random" else _by_smallest_member(packs, scratch=bucket)
+
+
+def _by_length(
+    lengths: NDArray[np.int32], histogram: Histogram, dtype: type[np.int32] | type[np.int64]
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return sequence numbers grouped by length (ascending, arrival order within), and where each group begins."""
+    distinct = histogram.lengths
+    ranks = np.empty(lengths.size, dtype=np.int32)
+    if histogram.max_length <= 1 << 22:
+        table = np.zeros(histogram.max_length + 1, dtype=np.int32)
+        table[distinct] = np.arange(distinct.size, dtype=np.int32)
+        _kernels().look_up_ranks(lengths, table, ranks)
+    else:
+        ranks[:] = np.searchsorted(distinct, lengths)
+    bounds = np.concatenate([[0], np.cumsum(histogram.counts)]).astype(np.int64)
+    grouped = np.empty(lengths.size, dtype=dtype)
+    _kernels().group_by_rank(ranks, bounds, grouped)
+    return grouped, bounds
+
+
+def _by_smallest_member(packs: Packs, scratch: NDArray[Any]) -> Packs:
+    """Sort members within packs, then packs by first member; `scratch` (one entry a sequence) is overwritten."""
+    _kernels().sort_within_packs(packs.indptr, packs.sequence)
+    scratch[:] = -1
+    return packs.take(_kernels().order_by_first(packs.indptr, packs.sequence, scratch))
+
+
+def _check_cover(plan: Plan, lengths: NDArray[np.int32]) -> None:
+    """Refuse a plan made for other lengths, naming the first difference."""
+    covered, given = plan.histogram, Histogram.from_lengths(lengths)
+    if covered == given:
+        return
+    planned, present = covered.to_dict(), given.to_dict()
+    length = min(n for n in {**planned, **present} if planned.get(n, 0) != present.get(n, 0))
+    raise PlanMismatchError(
+        f"the plan covers {planned.get(length, 0):,} sequences of length {length}, the lengths have "
+        f"{present.get(length, 0):,} (in all {covered.sequences:,} and {given.sequences:,}); plan these lengths instead"
+    )
+
+
+def _check_order(order: str) -> None:
+    if order not in get_args(Order):
+        raise OptionError(f"unknown order {order!r}; it is 'random' or 'source'")
+
+
+def _kernels() -> Any:
+    """Import the compiled loops on first use: numba takes longer to import than all of nopad."""
+    from nopad import _kernels
+
+    return _kernels

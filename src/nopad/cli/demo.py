@@ -1,0 +1,101 @@
+"""``nopad demo``: the main job on real text that every machine has: the docstrings and comments of Python itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nopad.cli.monitor import Bars
+from nopad.cli.options import Seed, TokenizerSpec
+from nopad.cli.plan import DEPTHS, table_rows
+from nopad.cli.render import console, describe_histogram, outcome, plan_table
+from nopad.corpus import CorpusOptions, load_tokenizer, open_source, stdlib_texts
+from nopad.errors import CorruptError
+from nopad.files import PARTIAL_SUFFIX, storage_errors
+from nopad.histogram import Histogram
+from nopad.planning import ALGORITHMS, Plan
+from nopad.store import PackOptions, open_packed, pack_corpus
+from nopad.store import verify as find_problems
+from nopad.store.manifest import MANIFEST, PLAN
+
+__all__ = ["demo"]
+
+_READER = {"text_unit": "file", "text_field": None, "ids_field": None}
+
+
+def demo(
+    folder: Annotated[Path, typer.Option("--folder", help="Where to put the text and the packed dataset.")] = Path(
+        "nopad-demo"
+    ),
+    capacity: Annotated[int, typer.Option("--capacity", "-c", help="Most tokens a pack may hold.")] = 512,
+    seed: Seed = 0,
+    tokenizer: TokenizerSpec = None,
+) -> None:
+    """Pack the docstrings and comments of this Python's standard library, verify the result, and show both."""
+    screen = console()
+    with Bars() as monitor:
+        monitor.stage("reading the standard library", None, "")
+        text = _write_texts(folder)
+        out = folder / "packed"
+        reused = (out / MANIFEST).exists()
+        source = open_source([text], text_unit="file")
+        loaded = load_tokenizer(tokenizer)
+        manifest = pack_corpus(
+            source,
+            out,
+            CorpusOptions(capacity=capacity, over_long="split"),
+            tokenizer=loaded,
+            packing=PackOptions(seed=seed),
+            reader=_READER,
+            monitor=monitor,
+        )
+        monitor.stage("planning", None, "")
+        dataset = open_packed(out)
+        histogram = Histogram.from_chunks(b.sequences["seq_lens"] for b in dataset.iter_blocks(range(dataset.blocks)))
+        rows = table_rows(histogram, histogram, capacity, list(ALGORITHMS), list(DEPTHS), seed)
+        problems = find_problems(out, source=source, tokenizer=loaded, monitor=monitor)
+    screen.print(
+        f"[bold]nopad demo[/]: docstrings and comments of Python {platform.python_version()}'s standard library"
+    )
+    screen.print(describe_histogram(histogram, capacity))
+    screen.print(plan_table(rows))
+    screen.print(outcome(manifest, Plan.load(out / PLAN)), end="")
+    if problems:
+        raise CorruptError(f"{out} does not verify: {problems[0]}; remove {folder} and run the demo again")
+    screen.print(
+        f"  [green]✓ verified[/]{' (reused)' if reused else ''}: {manifest.sequences:,} sequences, "
+        "each in exactly one pack, every token equal to its source\n"
+    )
+    screen.print(
+        f"  {text}  the texts, one JSON object a line\n"
+        f"  {out}  the packed dataset (shards/*.parquet, {PLAN}, {MANIFEST})\n"
+    )
+    screen.print("Try next:")
+    for line in (
+        f"nopad plan {text} --capacity 1024 --over-long split",
+        f"nopad pack {text} -o {folder / 'packed-1024'} --capacity 1024 --over-long split --depth 8",
+        f"nopad verify {out} --deep --source {text}",
+    ):
+        screen.print(
+            f"  .venv/bin/python -m {line}" if Path(".venv/bin/python").exists() else f"  {line}", soft_wrap=True
+        )
+
+
+def _write_texts(folder: Path) -> Path:
+    """Write the texts as JSONL, once for each version of Python."""
+    path = folder / f"stdlib-{platform.python_version()}.jsonl"
+    if path.exists():
+        return path
+    partial = path.with_name(path.name + PARTIAL_SUFFIX)
+    with storage_errors("writing", path):
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(partial, "w", encoding="utf-8") as file:
+            for text in stdlib_texts():
+                file.write(json.dumps(text) + "\n")
+        os.replace(partial, path)
+    return path

@@ -1,0 +1,73 @@
+"""Progress on stderr: one bar a stage, with tokens a second and time left; silent when stderr is no terminal."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+__all__ = ["Bars"]
+
+
+class _Rate(ProgressColumn):
+    """Tokens a second, where a stage counts tokens."""
+
+    def render(self, task: Task) -> Text:
+        """Show millions or thousands of tokens a second."""
+        tokens, elapsed = task.fields.get("tokens", 0), task.elapsed or 0.0
+        if not tokens or elapsed <= 0:
+            return Text("")
+        rate = tokens / elapsed
+        return Text(f"{rate / 1e6:.1f} M tokens/s" if rate >= 1e6 else f"{rate / 1e3:.0f} k tokens/s", style="cyan")
+
+
+class _Share(ProgressColumn):
+    """Percent done, where the total is known."""
+
+    def render(self, task: Task) -> Text:
+        """Show a share, or nothing."""
+        return Text(f"{task.percentage:3.0f} %" if task.total else "")
+
+
+class Bars:
+    """A `nopad.store.Monitor` that draws bars; a context manager."""
+
+    def __init__(self) -> None:
+        """Draw nothing yet."""
+        console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description:<26}"),
+            BarColumn(bar_width=30),
+            _Share(),
+            _Rate(),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Bars:
+        """Start drawing."""
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop drawing and clear the bars."""
+        self._progress.stop()
+
+    def stage(self, name: str, total: int | None, unit: str) -> None:
+        """Begin a new bar."""
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._task = self._progress.add_task(name, total=total, tokens=0)
+
+    def advance(self, units: int, tokens: int = 0) -> None:
+        """Move the bar on."""
+        if self._task is not None:
+            task = self._progress.tasks[-1]
+            self._progress.update(self._task, advance=units, tokens=task.fields["tokens"] + tokens)

@@ -1,0 +1,108 @@
+"""``nopad pack``: a corpus in, a packed dataset out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nopad.assignment import Order
+from nopad.cli.monitor import Bars
+from nopad.cli.options import (
+    EmptyPolicy,
+    IdsField,
+    OnBadRecord,
+    OverLong,
+    Seed,
+    SpecialTokens,
+    TextField,
+    TextUnit,
+    TokenizerSpec,
+    parse_depth,
+)
+from nopad.cli.render import console, outcome
+from nopad.corpus import CorpusOptions, Source, load_tokenizer, open_source
+from nopad.planning import Plan
+from nopad.store import LengthsFile, PackOptions, pack_corpus
+from nopad.store.manifest import PLAN
+from nopad.store.shards import SHARD_TOKENS
+
+__all__ = ["open_inputs", "pack"]
+
+
+def pack(
+    inputs: Annotated[
+        list[Path], typer.Argument(help="Text files, JSONL files, or folders of them; lengths.npy with --index-only.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The dataset folder: new, empty, or of an interrupted equal call.")
+    ],
+    capacity: Annotated[int, typer.Option("--capacity", "-c", help="Most tokens a pack may hold.")],
+    depth: Annotated[str | None, typer.Option("--depth", "-d", help="Most sequences a pack may hold, or none.")] = None,
+    algorithm: Annotated[str, typer.Option("--algorithm", "-a", help="See `nopad plan`.")] = "lpfhp",
+    seed: Seed = 0,
+    order: Annotated[Order, typer.Option("--order", help="Of the packs: random (seeded), or source.")] = "random",
+    index_only: Annotated[
+        bool, typer.Option("--index-only", help="Write which sequence goes where, and leave the tokens in the source.")
+    ] = False,
+    shard_tokens: Annotated[
+        int, typer.Option("--shard-tokens", help="About how many tokens a file holds.")
+    ] = SHARD_TOKENS,
+    tokenizer: TokenizerSpec = None,
+    over_long: OverLong = "error",
+    empty: EmptyPolicy = "skip",
+    on_bad_record: OnBadRecord = "error",
+    special_tokens: SpecialTokens = True,
+    text_unit: TextUnit = "file",
+    text_field: TextField = None,
+    ids_field: IdsField = None,
+) -> None:
+    """Pack a corpus into a dataset of Parquet shards; run the same command again to finish an interrupted job.
+
+    Examples:
+      nopad pack corpus/ -o packed --capacity 2048 --over-long split
+
+      nopad pack a.jsonl b.jsonl -o packed --capacity 512 --depth 8 --tokenizer tokenizer.json
+
+      nopad pack lengths.npy -o index --capacity 512 --index-only
+    """
+    options = CorpusOptions(
+        capacity=capacity,
+        special_tokens=special_tokens,
+        over_long=over_long,
+        empty=empty,
+        on_bad_record=on_bad_record,
+    )
+    reader = {"text_unit": text_unit, "text_field": text_field, "ids_field": ids_field}
+    source = open_inputs(inputs, reader)
+    needs_tokenizer = not isinstance(source, LengthsFile) and source.kind != "ids"
+    packing = PackOptions(
+        depth=parse_depth(depth),
+        algorithm=algorithm,
+        seed=seed,
+        order=order,
+        shard_tokens=shard_tokens,
+    )
+    with Bars() as monitor:
+        manifest = pack_corpus(
+            source,
+            out,
+            options,
+            tokenizer=load_tokenizer(tokenizer) if needs_tokenizer else None,
+            packing=packing,
+            reader=reader,
+            index_only=index_only,
+            monitor=monitor,
+        )
+    screen = console()
+    screen.print(outcome(manifest, Plan.load(out / PLAN)))
+    size = sum(shard.bytes for shard in manifest.shards)
+    screen.print(f"  {out}: {manifest.kind} dataset, {size:,} bytes. Next: nopad verify {out}", soft_wrap=True)
+
+
+def open_inputs(inputs: list[Path], reader: dict[str, str | None]) -> Source:
+    """Open what the user named: one ``.npy`` of lengths, or a corpus."""
+    if len(inputs) == 1 and inputs[0].suffix == ".npy":
+        return LengthsFile(inputs[0])
+    return open_source(inputs, **reader)  # type: ignore[arg-type]

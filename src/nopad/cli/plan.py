@@ -1,0 +1,170 @@
+"""``nopad plan``: how much is padding, and how much of it each algorithm gets back."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from numpy.typing import NDArray
+
+from nopad.cli.monitor import Bars
+from nopad.cli.options import (
+    EmptyPolicy,
+    IdsField,
+    OnBadRecord,
+    OverLong,
+    Seed,
+    SpecialTokens,
+    TextField,
+    TextUnit,
+    TokenizerSpec,
+    parse_depth,
+)
+from nopad.cli.render import console, describe_histogram, plan_table
+from nopad.corpus import CorpusOptions, load_tokenizer, open_source, sequences
+from nopad.errors import OptionError, SourceError
+from nopad.histogram import Histogram, read_histogram
+from nopad.planning import ALGORITHMS
+from nopad.planning import plan as make_plan
+from nopad.planning.front import ARRIVAL_ALGORITHMS, check_options
+from nopad.store import LengthsFile
+
+__all__ = ["DEPTHS", "plan", "table_rows"]
+
+DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 8, 16, None)
+
+
+def plan(
+    file: Annotated[
+        Path, typer.Argument(help="A histogram (.json), lengths (.npy), or a corpus (text, JSONL, a folder).")
+    ],
+    capacity: Annotated[
+        int | None,
+        typer.Option("--capacity", "-c", help="Most tokens a pack may hold. Default: what the histogram file says."),
+    ] = None,
+    algorithm: Annotated[
+        list[str] | None, typer.Option("--algorithm", "-a", help=f"Repeatable. Default: {', '.join(ALGORITHMS)}.")
+    ] = None,
+    depth: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--depth", "-d", help="Most sequences a pack may hold, or none. Repeatable. Default: 1 2 3 4 8 16 none."
+        ),
+    ] = None,
+    seed: Seed = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON array, a row per algorithm and depth.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Save the plan; needs one --algorithm and one --depth.")
+    ] = None,
+    tokenizer: TokenizerSpec = None,
+    over_long: OverLong = "error",
+    empty: EmptyPolicy = "skip",
+    on_bad_record: OnBadRecord = "error",
+    special_tokens: SpecialTokens = True,
+    text_unit: TextUnit = "file",
+    text_field: TextField = None,
+    ids_field: IdsField = None,
+) -> None:
+    """Plan packs and print a table of algorithms and depths, each against the proven lower bound.
+
+    Examples:
+      nopad plan lengths.npy --capacity 512
+
+      nopad plan histogram.json --algorithm lpfhp --depth 3 --depth none --json
+
+      nopad plan corpus/ --capacity 2048 --over-long split --tokenizer tokenizer.json
+
+      nopad plan histogram.json -a lpfhp -d none -o lpfhp.plan.json
+    """
+    algorithms = algorithm or list(ALGORITHMS)
+    depths = [parse_depth(text) for text in depth] if depth else list(DEPTHS)
+    if output is not None and (len(algorithms), len(depths)) != (1, 1):
+        raise OptionError(
+            f"--output saves one plan; give one --algorithm and one --depth, not {len(algorithms)} and {len(depths)}"
+        )
+    for name in algorithms:
+        check_options(capacity or 1, None, name, seed)
+    given: Histogram | NDArray[Any]
+    if file.suffix == ".json":
+        given, declared = read_histogram(file)
+        capacity = capacity or declared
+    elif file.suffix == ".npy":
+        given = LengthsFile(file).lengths
+    if capacity is None:
+        raise OptionError(f"{file} does not say for which capacity; give --capacity")
+    if file.suffix not in (".json", ".npy"):
+        options = CorpusOptions(
+            capacity=capacity,
+            special_tokens=special_tokens,
+            over_long=over_long,
+            empty=empty,
+            on_bad_record=on_bad_record,
+        )
+        source = open_source([file], text_unit=text_unit, text_field=text_field, ids_field=ids_field)
+        given = _count(source, None if source.kind == "ids" else load_tokenizer(tokenizer), options)
+    histogram = given if isinstance(given, Histogram) else Histogram.from_lengths(given)
+    if not histogram.sequences:
+        raise SourceError(f"{file} holds no sequences")
+    rows = table_rows(given, histogram, capacity, algorithms, depths, seed, output)
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    out = console()
+    out.print(describe_histogram(histogram, capacity))
+    if isinstance(given, Histogram) and any(name in ARRIVAL_ALGORITHMS for name in algorithms):
+        names = ", ".join(name for name in algorithms if name in ARRIVAL_ALGORITHMS)
+        out.print(f"{names}: arrival order drawn from the histogram with seed {seed}", style="dim")
+    out.print(plan_table(rows))
+    bounds = {row["lower_bound"] for row in rows if row["depth"] is None}
+    if bounds:
+        least, limit = bounds.pop(), rows[0]["limit"]
+        factor = histogram.sequences / least
+        out.print(
+            f"No plan of any depth can use fewer than {least:,} packs "
+            f"(factor {factor:.3f}; without any padding {limit:.3f})."
+        )
+    if output is not None:
+        out.print(f"saved {output}")
+
+
+def table_rows(
+    given: Any,
+    histogram: Histogram,
+    capacity: int,
+    algorithms: list[str],
+    depths: list[int | None],
+    seed: int = 0,
+    output: Path | None = None,
+) -> list[dict[str, Any]]:
+    """Plan every algorithm at every depth; return `Plan.summary` rows with the seconds each took."""
+    rows = []
+    for name in set(algorithms) & set(ARRIVAL_ALGORITHMS):
+        make_plan([1], 1, algorithm=name)  # compile before the clock starts
+    for name in algorithms:
+        for depth in depths:
+            started = time.perf_counter()
+            made = make_plan(
+                given if name in ARRIVAL_ALGORITHMS else histogram, capacity, depth=depth, algorithm=name, seed=seed
+            )
+            rows.append({**made.summary(), "seconds": time.perf_counter() - started})
+            if output is not None:
+                made.save(output)
+    return rows
+
+
+def _count(source: Any, tokenizer: Any, options: CorpusOptions) -> Histogram:
+    """Tokenise a corpus for its lengths only."""
+    with Bars() as monitor:
+        monitor.stage("tokenising", source.total_bytes, "bytes")
+
+        def chunks() -> Any:
+            for group in sequences(source.blocks(), tokenizer, options):
+                monitor.advance(sum(len(block.data) for block in group.blocks), group.counts.tokens)
+                yield group.batch.lengths
+
+        return Histogram.from_chunks(chunks())

@@ -1,0 +1,105 @@
+"""How numbers look in a terminal: the plan table, the before/after bars. Plain when piped; NO_COLOR is honoured."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from nopad.histogram import Histogram
+from nopad.planning import Plan
+from nopad.store import Manifest
+
+__all__ = ["bars", "console", "describe_histogram", "outcome", "plan_table"]
+
+_BAR = 40
+_PIPE_WIDTH = 160
+
+
+def console() -> Console:
+    """Return the console for results: stdout, wide enough not to cut a table when piped."""
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, soft_wrap=False)
+
+
+def describe_histogram(histogram: Histogram, capacity: int) -> str:
+    """One line: what is to be packed."""
+    alone = histogram.tokens / (histogram.sequences * capacity)
+    return (
+        f"{histogram.sequences:,} sequences, {histogram.tokens:,} tokens, lengths {histogram.lengths[0]}"
+        f"..{histogram.max_length}, capacity {capacity:,}; one a row: {1 - alone:.1%} padding"
+    )
+
+
+def plan_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Return the table of `nopad plan`; `rows` are `Plan.summary` dicts with ``seconds``."""
+    table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("algorithm")
+    heads = ("depth", "reached", "strategies", "packs", "above bound", "padding tokens", "efficiency", "factor", "time")
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    best = max((row["efficiency"] for row in rows), default=0.0)
+    for i, row in enumerate(rows):
+        style = "bold green" if row["efficiency"] == best else ""
+        table.add_row(
+            row["algorithm"],
+            "max" if row["depth"] is None else str(row["depth"]),
+            str(row["max_depth_used"]),
+            f"{row['strategies']:,}",
+            f"{row['packs']:,}",
+            f"{row['packs'] - row['lower_bound']:,}",
+            f"{row['padding_tokens']:,}",
+            f"{row['efficiency']:.3%}",
+            f"{row['packing_factor']:.3f}",
+            seconds(row["seconds"]),
+            style=style,
+            end_section=i + 1 < len(rows) and rows[i + 1]["algorithm"] != row["algorithm"],
+        )
+    return table
+
+
+def bars(manifest: Manifest) -> Text:
+    """Show real tokens and padding before (one sequence a row) and after packing."""
+    before = manifest.tokens / (manifest.sequences * manifest.capacity)
+    text = Text()
+    for name, rows, share in (("before", manifest.sequences, before), ("after", manifest.packs, manifest.efficiency)):
+        full = min(_BAR, round(share * _BAR))
+        text.append(f"  {name:<7}")
+        text.append("█" * full, style="green")
+        text.append("░" * (_BAR - full), style="red")
+        text.append(f"  {rows:>12,} rows   ")
+        text.append(f"{1 - share:>7.2%} padding\n", style="bold" if name == "after" else "")
+    return text
+
+
+def outcome(manifest: Manifest, plan: Plan) -> Text:
+    """Return the summary that ends `nopad pack`: bars, packs against the bound, what became of the records."""
+    text = bars(manifest)
+    text.append(f"  packs: {plan.packs:,} for {plan.sequences:,} sequences (")
+    text.append(f"{plan.packing_factor:.2f} sequences a pack", style="bold")
+    above = plan.packs - plan.lower_bound
+    text.append(f"), {'exactly' if not above else f'{above:,} above'} the proven minimum of {plan.lower_bound:,}\n")
+    counts = manifest.counts
+    parts = [f"{counts['records']:,} records"]
+    for name, word in (
+        ("split", "split"),
+        ("truncated", "truncated"),
+        ("dropped", "dropped as over-long"),
+        ("empty_skipped", "skipped as empty"),
+        ("bad_skipped", "skipped as bad"),
+    ):
+        if counts[name]:
+            parts.append(f"{counts[name]:,} {word}")
+    if manifest.source["ignored"]:
+        parts.append(f"{manifest.source['ignored']:,} files of other kinds not read")
+    text.append(f"  records: {', '.join(parts)}\n")
+    return text
+
+
+def seconds(value: float) -> str:
+    """Return a duration in the unit that fits."""
+    return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.1f} s"

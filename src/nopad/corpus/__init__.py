@@ -1,0 +1,36 @@
+"""Text, JSONL and ready-made ids as a stream of token sequences. Knows nothing of plans, packs or output files.
+
+`open_source` finds and opens the input, `load_tokenizer` makes a tokenizer safe to use, `sequences` joins the two under
+`CorpusOptions`; `chain` fingerprints what was read. A new kind of input is a subclass of `Source`.
+"""
+
+from nopad.corpus.discover import open_source
+from nopad.corpus.options import CorpusOptions, Counts, Empty, OnBadRecord, OverLong
+from nopad.corpus.pipeline import Group, SequenceBatch, sequences
+from nopad.corpus.source import CHAIN_START, BadRecord, Block, IterableSource, Record, Source, chain
+from nopad.corpus.stdlib import stdlib_texts
+from nopad.corpus.text import TextUnit
+from nopad.corpus.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = [
+    "CHAIN_START",
+    "BadRecord",
+    "Block",
+    "CorpusOptions",
+    "Counts",
+    "Empty",
+    "Group",
+    "IterableSource",
+    "OnBadRecord",
+    "OverLong",
+    "Record",
+    "SequenceBatch",
+    "Source",
+    "TextUnit",
+    "Tokenizer",
+    "chain",
+    "load_tokenizer",
+    "open_source",
+    "sequences",
+    "stdlib_texts",
+]

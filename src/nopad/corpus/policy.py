@@ -1,0 +1,64 @@
+"""What to do with records that are too long: array arithmetic only, about 30 ns a token, no loop over records."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.corpus.options import OverLong
+
+
+class Pieces(NamedTuple):
+    """Which parts of n records come out, in order: int64[m] each.
+
+    `row`: index of the record. `start`, `length`: which of its content tokens.
+    """
+
+    row: NDArray[np.int64]
+    start: NDArray[np.int64]
+    length: NDArray[np.int64]
+
+
+def cut(lengths: NDArray[np.int64], room: int, over_long: OverLong) -> Pieces:
+    """Cut n records of these `lengths` into pieces of at most `room` tokens; an empty record gives no piece.
+
+    `split` gives pieces of exactly `room` and the remainder; `error` expects that nothing is over `room`.
+    """
+    pieces = -(-lengths // room)
+    if over_long != "split":
+        pieces[lengths > room] = 1 if over_long == "truncate" else 0
+    row = np.repeat(np.arange(lengths.size), pieces)
+    start = (np.arange(row.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * room
+    return Pieces(row, start, np.minimum(lengths[row] - start, room))
+
+
+def cut_counts(lengths: NDArray[np.int64], room: int, over_long: OverLong) -> dict[str, int]:
+    """What `cut` does to these records, as fields of `Counts`."""
+    over = lengths[lengths > room]
+    if over_long == "truncate":
+        return {"truncated": over.size, "truncated_tokens": int((over - room).sum())}
+    if over_long == "drop":
+        return {"dropped": over.size, "dropped_tokens": int(over.sum())}
+    return {"split": over.size} if over_long == "split" else {}
+
+
+def assemble(
+    tokens: NDArray[np.int32],
+    lengths: NDArray[np.int64],
+    pieces: Pieces,
+    prefix: NDArray[np.int32],
+    suffix: NDArray[np.int32],
+) -> NDArray[np.int32]:
+    """The pieces of records laid end to end in `tokens`, each with `prefix` and `suffix` around it: int32[sum]."""
+    source = (np.cumsum(lengths) - lengths)[pieces.row] + pieces.start
+    end = np.cumsum(pieces.length + (prefix.size + suffix.size))
+    begin = end - suffix.size - pieces.length
+    total = int(pieces.length.sum())
+    offset = np.arange(total) - np.repeat(np.cumsum(pieces.length) - pieces.length, pieces.length)
+    out = np.empty(total + pieces.row.size * (prefix.size + suffix.size), dtype=np.int32)
+    out[np.repeat(begin, pieces.length) + offset] = tokens[np.repeat(source, pieces.length) + offset]
+    out[(begin - prefix.size)[:, None] + np.arange(prefix.size)] = prefix
+    out[(end - suffix.size)[:, None] + np.arange(suffix.size)] = suffix
+    return out

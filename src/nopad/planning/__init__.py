@@ -1,0 +1,7 @@
+"""Planning: histogram -> `Plan`. One algorithm a file; bounds; the front door. Never sees a tensor or a data file."""
+
+from nopad.planning.bounds import Bound, lower_bound
+from nopad.planning.front import ALGORITHMS, plan
+from nopad.planning.plan import Plan
+
+__all__ = ["ALGORITHMS", "Bound", "Plan", "lower_bound", "plan"]

@@ -1,0 +1,99 @@
+"""Lower bounds: no plan of this histogram can use fewer packs than these.
+
+Cheap ones, O(distinct lengths) each, exact integers at any size:
+
+* tokens: ``ceil(tokens / capacity)``
+* big lengths (Martello and Toth's L2): lengths above capacity - t cannot meet a length >= t, lengths above half the
+  capacity cannot meet each other; best t wins
+* depth: sequences that nothing fits beside need a pack each, the others ``ceil(rest / depth)``
+* pairs, at depth 2: a maximum matching, found by two pointers, which is the optimum itself
+
+Source: Martello and Toth, "Knapsack Problems", 1990, section 8.3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from nopad.histogram import Histogram
+
+__all__ = ["Bound", "lower_bound"]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The fewest packs proven possible, and what proves it (tokens, big lengths, depth, pairs)."""
+
+    packs: int
+    proof: str
+
+
+def lower_bound(histogram: Histogram, capacity: int, depth: int | None) -> Bound:
+    """Return the best of the cheap bounds; the first proof named wins a tie.
+
+    >>> lower_bound(Histogram.from_lengths([5, 5, 5]), 8, None)
+    Bound(packs=3, proof='big lengths')
+    """
+    bounds = [
+        Bound(-(-histogram.tokens // capacity), "tokens"),
+        Bound(_big_lengths(histogram, capacity), "big lengths"),
+    ]
+    if depth is not None:
+        bounds.append(Bound(_depth(histogram, capacity, depth), "depth"))
+        if depth == 2:
+            bounds.append(Bound(_pairs(histogram, capacity), "pairs"))
+    return max(bounds, key=lambda bound: bound.packs)
+
+
+def _big_lengths(histogram: Histogram, capacity: int) -> int:
+    """L2: for each threshold t, alone + halves + what the middle lengths need beyond the room of the halves."""
+    lengths: list[int] = histogram.lengths.tolist()
+    counts: list[int] = histogram.counts.tolist()
+    items = [0, *accumulate(counts)]
+    tokens = [0, *accumulate(length * count for length, count in zip(lengths, counts, strict=True))]
+    k = len(lengths)
+    half = next((i for i in range(k) if 2 * lengths[i] > capacity), k)  # first length above half the capacity
+    best = items[k] - items[half]
+    alone = k
+    for i in range(half):  # thresholds: the present lengths up to half the capacity, ascending
+        while alone > half and lengths[alone - 1] > capacity - lengths[i]:
+            alone -= 1
+        halves = items[alone] - items[half]
+        room = halves * capacity - (tokens[alone] - tokens[half])
+        middle = tokens[half] - tokens[i]
+        best = max(best, items[k] - items[half] + max(0, -((room - middle) // capacity)))
+    return best
+
+
+def _depth(histogram: Histogram, capacity: int, depth: int) -> int:
+    """Sequences that not even the shortest one fits beside, plus the others at full depth."""
+    if not histogram.lengths.size:
+        return 0
+    alone = total = 0
+    shortest = int(histogram.lengths[0])
+    for length, count in zip(histogram.lengths.tolist(), histogram.counts.tolist(), strict=True):
+        total += count
+        if length + shortest > capacity:
+            alone += count
+    return alone - (-(total - alone) // depth)
+
+
+def _pairs(histogram: Histogram, capacity: int) -> int:
+    """Sequences minus the most pairs that fit: match the longest with the shortest while they fit."""
+    lengths, counts = histogram.lengths.tolist(), histogram.counts.tolist()
+    packs, low, high = 0, 0, len(lengths) - 1
+    while low < high:
+        if lengths[low] + lengths[high] > capacity:
+            packs += counts[high]
+            high -= 1
+            continue
+        pairs = min(counts[low], counts[high])
+        packs += pairs
+        counts[low] -= pairs
+        counts[high] -= pairs
+        low += counts[low] == 0
+        high -= counts[high] == 0
+    if low == high:
+        packs += -(-counts[low] // 2) if 2 * lengths[low] <= capacity else counts[low]
+    return packs

@@ -1,0 +1,157 @@
+"""The front door of planning: names to algorithms, arguments checked, one `Plan` out.
+
+Two kinds of algorithm (DESIGN: data flows one way):
+
+* histogram algorithms: ``(histogram, capacity, depth) -> (count, lengths)`` pairs; sequences are dealt out later
+* arrival-order algorithms: ``(lengths, capacity, depth) -> Packs``; their plan is a summary of those packs
+
+A new algorithm is one new file and one line in a table below.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nopad import random
+from nopad.errors import LengthError, OptionError
+from nopad.histogram import MAX_LENGTH, Histogram, as_lengths
+from nopad.packs import Packs
+from nopad.planning.bounds import lower_bound
+from nopad.planning.ffd import ffd
+from nopad.planning.greedy import greedy
+from nopad.planning.lpfhp import lpfhp
+from nopad.planning.plan import Plan
+from nopad.planning.spfhp import spfhp
+
+__all__ = ["ALGORITHMS", "check_options", "plan", "summarise"]
+
+Strategies = list[tuple[int, tuple[int, ...]]]
+
+HISTOGRAM_ALGORITHMS: dict[str, Callable[[Histogram, int, int | None], Strategies]] = {
+    "ffd": ffd,
+    "lpfhp": lpfhp,
+    "spfhp": spfhp,
+}
+ARRIVAL_ALGORITHMS: dict[str, Callable[[NDArray[np.int32], int, int | None], Packs]] = {
+    "greedy": greedy,
+}
+ALGORITHMS = tuple(sorted([*HISTOGRAM_ALGORITHMS, *ARRIVAL_ALGORITHMS]))
+
+_MAX_DRAWN = 2**31 - 1
+
+
+def plan(
+    histogram_or_lengths: Histogram | ArrayLike,
+    capacity: int,
+    *,
+    depth: int | None = None,
+    algorithm: str = "lpfhp",
+    seed: int = 0,
+) -> Plan:
+    """Plan packs for a histogram, or for lengths.
+
+    Args:
+        histogram_or_lengths: a `Histogram`, or integer lengths ``[n]`` in tokens.
+        capacity: most tokens a pack may hold.
+        depth: most sequences a pack may hold; None = unlimited.
+        algorithm: one of `ALGORITHMS`.
+        seed: used only by arrival-order algorithms on a bare histogram: they pack a drawn order, and a note says so.
+
+    Raises:
+        LengthError: a length is < 1, not an integer, or above `capacity`.
+        OptionError: capacity, depth, seed or algorithm has no such value.
+
+    >>> import nopad
+    >>> nopad.plan([5, 3, 4, 2, 8], capacity=8, algorithm="spfhp").packs
+    3
+    """
+    check_options(capacity, depth, algorithm, seed)
+    given = histogram_or_lengths
+    histogram = given if isinstance(given, Histogram) else Histogram.from_lengths(as_lengths(given, capacity))
+    if histogram.max_length > capacity:
+        over = int(histogram.counts[histogram.lengths > capacity].sum())
+        raise LengthError(
+            f"{over:,} sequences are above the capacity of {capacity} (the longest has {histogram.max_length} tokens); "
+            f"truncate, split or drop them, or take a capacity of at least {histogram.max_length}"
+        )
+    if algorithm in HISTOGRAM_ALGORITHMS:
+        strategies = HISTOGRAM_ALGORITHMS[algorithm](histogram, capacity, depth)
+        return Plan.from_strategies(strategies, histogram, capacity=capacity, depth=depth, algorithm=algorithm)
+    notes: tuple[str, ...] = ()
+    if isinstance(given, Histogram):
+        lengths = _drawn_order(histogram, algorithm, seed)
+        notes = (f"arrival order drawn from the histogram with seed {seed}",)
+    else:
+        lengths = as_lengths(given, capacity)
+    packs = ARRIVAL_ALGORITHMS[algorithm](lengths, capacity, depth)
+    return summarise(packs, lengths, algorithm=algorithm, notes=notes)
+
+
+def summarise(packs: Packs, lengths: NDArray[np.int32], *, algorithm: str, notes: tuple[str, ...] = ()) -> Plan:
+    """Return the plan that describes finished packs: their distinct strategies and how often each occurs."""
+    from nopad import _kernels
+
+    keys = np.empty(len(packs), dtype=np.uint64)
+    _kernels.multiset_keys(packs.indptr, packs.sequence, lengths, keys)
+    keys, first, counts = np.unique(keys, return_index=True, return_counts=True)
+    distinct = packs.take(first)
+    indptr = distinct.indptr.astype(np.int64)
+    flat = -lengths[distinct.sequence]
+    _kernels.sort_within_packs(indptr, flat)  # ascending of the negated: longest first
+    columns = [np.where(np.diff(indptr) > i, flat[np.minimum(indptr[:-1] + i, flat.size - 1)], 0) for i in range(3)]
+    # Longest lengths first for the reader; beyond the third length the key decides, which is just as repeatable.
+    order = np.lexsort((keys, *reversed(columns))) if flat.size else np.arange(0)
+    ordered = Packs(packs.capacity, packs.depth, indptr, -flat).take(order)
+    histogram = Histogram.from_lengths(lengths)
+    made = Plan(
+        capacity=packs.capacity,
+        depth=packs.depth,
+        algorithm=algorithm,
+        indptr=ordered.indptr,
+        lengths=ordered.sequence.astype(np.int64),
+        counts=counts[order].astype(np.int64),
+        bound=lower_bound(histogram, packs.capacity, packs.depth),
+        notes=notes,
+    )
+    assert made.histogram == histogram, "two different strategies share a 64-bit key"
+    return made
+
+
+def check_options(capacity: int, depth: int | None, algorithm: str, seed: int) -> None:
+    """Refuse option values that mean nothing, before any work.
+
+    Raises:
+        OptionError: naming the value, what is allowed, and for an unknown algorithm the nearest name.
+    """
+    for name, value, low, high in (
+        ("capacity", capacity, 1, MAX_LENGTH),
+        ("depth", depth, 1, MAX_LENGTH),
+        ("seed", seed, 0, 2**64 - 1),
+    ):
+        if name == "depth" and value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:
+            hint = " (None for unlimited)" if name == "depth" else ""
+            raise OptionError(f"{name} must be an integer from {low} to {high}{hint}, got {value!r}")
+    if algorithm not in ALGORITHMS:
+        near = difflib.get_close_matches(str(algorithm), ALGORITHMS, n=2)
+        meant = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise OptionError(f"unknown algorithm {algorithm!r}{meant} (there are: {', '.join(ALGORITHMS)})")
+
+
+def _drawn_order(histogram: Histogram, algorithm: str, seed: int) -> NDArray[np.int32]:
+    """Return every sequence's length in a seeded random order."""
+    from nopad import _kernels
+
+    if histogram.sequences > _MAX_DRAWN:
+        raise OptionError(
+            f"{algorithm} places sequences one by one; {histogram.sequences:,} in a histogram are too many to draw "
+            f"(limit {_MAX_DRAWN:,}): take a histogram algorithm ({', '.join(HISTOGRAM_ALGORITHMS)})"
+        )
+    lengths = np.repeat(histogram.lengths.astype(np.int32), histogram.counts)
+    _kernels.shuffle(lengths, np.uint64(random.key(seed, random.STREAM_ARRIVAL)))
+    return lengths

@@ -1,0 +1,314 @@
+"""`Plan`: strategies with counts that cover a histogram exactly, and the bound that says how good that is.
+
+A strategy is a multiset of lengths that shares one pack. A plan never names a sequence: `nopad.assign` deals the
+sequences out. It is small, readable and diffable (``*.plan.json``: one strategy a line) and carries everything that
+`Plan.problems` needs to prove it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.errors import FormatError
+from nopad.files import write_atomic
+from nopad.histogram import Histogram, exact_sum
+from nopad.planning.bounds import Bound, lower_bound
+
+__all__ = ["Plan"]
+
+FORMAT = "nopad.plan"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Plan:
+    """Strategies and counts that cover a histogram exactly.
+
+    Attributes:
+        capacity: most tokens a pack may hold.
+        depth: most sequences a pack may hold; None = unlimited.
+        algorithm: which algorithm made it.
+        options: what else it was asked for, JSON-ready.
+        indptr: strategy s holds ``lengths[indptr[s]:indptr[s + 1]]``; int64 ``[strategies + 1]``.
+        lengths: lengths in tokens, longest first within a strategy; int64.
+        counts: how many packs follow each strategy, >= 1; int64 ``[strategies]``.
+        bound: the fewest packs proven possible, and how.
+        notes: what a reader must know, such as "order drawn with seed 0".
+
+    >>> import nopad
+    >>> plan = nopad.plan([5, 3, 4, 2, 8], capacity=8)
+    >>> plan.packs, plan.efficiency, plan.lower_bound, plan.strategies
+    (3, 0.9166666666666666, 3, [(1, (8,)), (1, (5, 3)), (1, (4, 2))])
+    """
+
+    capacity: int
+    depth: int | None
+    algorithm: str
+    indptr: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    bound: Bound
+    options: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def from_strategies(
+        cls,
+        strategies: Iterable[tuple[int, tuple[int, ...]]],
+        histogram: Histogram,
+        *,
+        capacity: int,
+        depth: int | None,
+        algorithm: str,
+        options: Mapping[str, Any] | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> Plan:
+        """Build a plan from ``(count, lengths longest first)`` pairs; equal strategies are merged and sorted."""
+        merged: Counter[tuple[int, ...]] = Counter()
+        for count, lengths in strategies:
+            merged[lengths] += count
+        ordered = sorted(merged.items(), reverse=True)
+        sizes = np.fromiter((len(lengths) for lengths, _ in ordered), dtype=np.int64, count=len(ordered))
+        indptr = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        flat = (length for lengths, _ in ordered for length in lengths)
+        return cls(
+            capacity=capacity,
+            depth=depth,
+            algorithm=algorithm,
+            indptr=indptr,
+            lengths=np.fromiter(flat, dtype=np.int64, count=int(indptr[-1])),
+            counts=np.fromiter((count for _, count in ordered), dtype=np.int64, count=len(ordered)),
+            bound=lower_bound(histogram, capacity, depth),
+            options=dict(options or {}),
+            notes=notes,
+        )
+
+    @property
+    def strategies(self) -> list[tuple[int, tuple[int, ...]]]:
+        """``(count, lengths)`` pairs."""
+        lengths, bounds = self.lengths.tolist(), self.indptr.tolist()
+        return [(count, tuple(lengths[bounds[s] : bounds[s + 1]])) for s, count in enumerate(self.counts.tolist())]
+
+    @cached_property
+    def histogram(self) -> Histogram:
+        """The histogram this plan covers, counted from its strategies."""
+        repeats = np.repeat(self.counts, np.diff(self.indptr))
+        distinct, place = np.unique(self.lengths, return_inverse=True)
+        counts = np.zeros(distinct.size, dtype=np.int64)
+        np.add.at(counts, place, repeats)
+        return Histogram(distinct, counts)
+
+    @cached_property
+    def packs(self) -> int:
+        """Number of packs."""
+        return exact_sum(self.counts)
+
+    @property
+    def sequences(self) -> int:
+        """Number of sequences."""
+        return self.histogram.sequences
+
+    @property
+    def tokens(self) -> int:
+        """Number of real tokens."""
+        return self.histogram.tokens
+
+    @property
+    def slots(self) -> int:
+        """Packs x capacity."""
+        return self.packs * self.capacity
+
+    @property
+    def padding_tokens(self) -> int:
+        """Slots - tokens."""
+        return self.slots - self.tokens
+
+    @property
+    def efficiency(self) -> float:
+        """Tokens / slots, a fraction; 1.0 for an empty plan."""
+        return self.tokens / self.slots if self.slots else 1.0
+
+    @property
+    def packing_factor(self) -> float:
+        """Sequences / packs; 1.0 for an empty plan."""
+        return self.sequences / self.packs if self.packs else 1.0
+
+    @property
+    def limit(self) -> float:
+        """The packing factor if there were no padding at all: capacity x sequences / tokens."""
+        return self.capacity * self.sequences / self.tokens if self.tokens else 1.0
+
+    @property
+    def lower_bound(self) -> int:
+        """Fewest packs proven possible."""
+        return self.bound.packs
+
+    @property
+    def max_depth_used(self) -> int:
+        """Most sequences that any pack holds."""
+        return int(np.diff(self.indptr).max()) if self.counts.size else 0
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the plan file's bytes."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        """Two plans are equal when their files would be."""
+        return self.to_json() == other.to_json() if isinstance(other, Plan) else NotImplemented
+
+    def __hash__(self) -> int:
+        """Hash of the content."""
+        return hash(self.fingerprint)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the numbers of one table row, JSON-ready; `depth` is None when unlimited."""
+        return {
+            "algorithm": self.algorithm,
+            "depth": self.depth,
+            "max_depth_used": self.max_depth_used,
+            "strategies": int(self.counts.size),
+            "sequences": self.sequences,
+            "packs": self.packs,
+            "tokens": self.tokens,
+            "slots": self.slots,
+            "padding_tokens": self.padding_tokens,
+            "efficiency": self.efficiency,
+            "packing_factor": self.packing_factor,
+            "limit": self.limit,
+            "lower_bound": self.lower_bound,
+        }
+
+    def __repr__(self) -> str:
+        """One line."""
+        depth = "unlimited" if self.depth is None else self.depth
+        what = f"{self.algorithm}, capacity {self.capacity}, depth {depth}"
+        return f"Plan({what}: {self.packs:,} packs, {self.efficiency:.3%})"
+
+    def __str__(self) -> str:
+        """A small table of the numbers that matter."""
+        above = self.packs - self.lower_bound
+        rows = [
+            ("algorithm", self.algorithm),
+            ("capacity", f"{self.capacity:,} tokens"),
+            ("depth", f"{'unlimited' if self.depth is None else self.depth} (reached: {self.max_depth_used})"),
+            ("sequences", f"{self.sequences:,}"),
+            ("packs", f"{self.packs:,} ({self.counts.size:,} strategies)"),
+            ("lower bound", f"{self.lower_bound:,} packs, {self.bound.proof} (this plan: {above:,} above)"),
+            ("efficiency", f"{self.efficiency:.3%} ({self.padding_tokens:,} padding tokens)"),
+            ("packing factor", f"{self.packing_factor:.3f} (limit {self.limit:.3f})"),
+            *(("note", note) for note in self.notes),
+        ]
+        return "\n".join(f"{name:<15}{value}" for name, value in rows)
+
+    def problems(self) -> list[str]:
+        """Prove the plan again from its own content; return what does not hold."""
+        found = []
+        sizes = np.diff(self.indptr)
+        sums = np.add.reduceat(self.lengths, self.indptr[:-1]) if sizes.size else sizes
+        for s in np.flatnonzero(sums > self.capacity)[:3]:
+            found.append(f"strategy {s} sums to {sums[s]} tokens, above the capacity of {self.capacity}")
+        if self.depth is not None:
+            for s in np.flatnonzero(sizes > self.depth)[:3]:
+                found.append(f"strategy {s} holds {sizes[s]} sequences, above the depth of {self.depth}")
+        proven = lower_bound(self.histogram, self.capacity, self.depth).packs
+        if self.bound.packs != proven:
+            found.append(f"lower bound is stated as {self.bound.packs}, {proven} can be proven")
+        return found
+
+    def to_json(self) -> str:
+        """Return the content of a plan file; same plan, same bytes."""
+        head = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "capacity": self.capacity,
+            "depth": self.depth,
+            "algorithm": self.algorithm,
+            "options": dict(self.options),
+            "notes": list(self.notes),
+            "sequences": self.sequences,
+            "tokens": self.tokens,
+            "packs": self.packs,
+            "lower_bound": {"packs": self.bound.packs, "proof": self.bound.proof},
+            "histogram_sha256": self.histogram.fingerprint,
+        }
+        lines = [f'    {{"count": {count}, "lengths": {list(lengths)}}}' for count, lengths in self.strategies]
+        body = json.dumps(head, indent=2)[:-2]
+        return f'{body},\n  "strategies": [' + ("\n" + ",\n".join(lines) + "\n  " if lines else "") + "]\n}\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write a plan file (``*.plan.json``)."""
+        write_atomic(Path(path), self.to_json().encode())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan file.
+
+        Raises:
+            FormatError: it is missing, not JSON, no plan, of an unknown version, or its numbers contradict each other.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise FormatError(f"cannot read the plan {path}: {error}") from error
+        return cls.from_json(text, name=str(path))
+
+    @classmethod
+    def from_json(cls, text: str, *, name: str = "plan") -> Plan:
+        """Parse what `to_json` wrote; `name` stands in the messages."""
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            raise FormatError(f"{name} is not JSON: {error}") from error
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise FormatError(f'{name} is no plan file: it lacks "format": "{FORMAT}"')
+        if document.get("format_version") != FORMAT_VERSION:
+            raise FormatError(
+                f"{name} has format version {document.get('format_version')!r}; this nopad reads {FORMAT_VERSION}"
+            )
+        try:
+            plan = _from_document(document)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise FormatError(f"{name} is damaged: {error!r}") from error
+        for key in ("sequences", "tokens", "packs"):
+            if document.get(key) != getattr(plan, key):
+                raise FormatError(f"{name} states {document.get(key)} {key}, its strategies give {getattr(plan, key)}")
+        if document["histogram_sha256"] != plan.histogram.fingerprint:
+            raise FormatError(
+                f"{name} is damaged: its strategies do not cover the histogram whose fingerprint it states"
+            )
+        return plan
+
+
+def _from_document(document: Mapping[str, Any]) -> Plan:
+    """Build a plan from parsed JSON; any malformed part raises KeyError, TypeError or ValueError."""
+    strategies = [(s["count"], s["lengths"]) for s in document["strategies"]]
+    for at, (count, lengths) in enumerate(strategies):
+        numbers = [count, *lengths]
+        if not lengths or any(type(v) is not int or v < 1 for v in numbers):
+            raise ValueError(f"strategy {at}: count and lengths must be integers >= 1, lengths not empty")
+    sizes = [len(lengths) for _, lengths in strategies]
+    capacity, depth, bound = document["capacity"], document["depth"], document["lower_bound"]
+    if type(capacity) is not int or not (depth is None or type(depth) is int) or type(bound["packs"]) is not int:
+        raise ValueError("capacity, depth and lower bound must be integers (depth may be null)")
+    return Plan(
+        capacity=capacity,
+        depth=depth,
+        algorithm=str(document["algorithm"]),
+        indptr=np.cumsum([0, *sizes], dtype=np.int64),
+        lengths=np.array([length for _, lengths in strategies for length in lengths], dtype=np.int64),
+        counts=np.array([count for count, _ in strategies], dtype=np.int64),
+        bound=Bound(bound["packs"], str(bound["proof"])),
+        options=dict(document["options"]),
+        notes=tuple(document["notes"]),
+    )

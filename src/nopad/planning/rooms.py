@@ -1,0 +1,96 @@
+"""Open packs indexed by free room: "the tightest that fits" and "the emptiest" in constant time.
+
+Packs that are alike (same content) move together as one class: a stack entry ``(count, content, used)`` in the stack
+of its room. Two levels of bit words say which stacks are not empty, so a query looks at two integers of at most a few
+hundred bits, whatever the capacity. Within one room the class opened last is taken first, as in the papers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Content", "OpenPacks"]
+
+_SHIFT = 9
+_MASK = (1 << _SHIFT) - 1
+
+
+class Content(NamedTuple):
+    """What a pack holds, as a chain: `copies` of `length` on top of `below` (longer lengths, or None)."""
+
+    below: Content | None
+    length: int
+    copies: int
+
+    def lengths(self) -> tuple[int, ...]:
+        """Return all lengths, longest first."""
+        parts = []
+        at: Content | None = self
+        while at is not None:
+            parts.append((at.length,) * at.copies)
+            at = at.below
+        return tuple(length for part in reversed(parts) for length in part)
+
+
+class OpenPacks:
+    """Classes of equal packs by free room, for algorithms that place lengths in descending order.
+
+    A class closes by itself when its room is used up or it holds `depth` sequences.
+    """
+
+    def __init__(self, capacity: int, depth: int | None) -> None:
+        """Start with no pack open."""
+        self.capacity = capacity
+        self.depth = depth if depth is not None else capacity
+        self.closed: list[tuple[int, Content]] = []
+        self._stacks: dict[int, list[tuple[int, Content, int]]] = {}
+        self._words = [0] * ((capacity >> _SHIFT) + 1)
+        self._summary = 0
+
+    def emptiest(self) -> int:
+        """Return the largest free room of any open pack, -1 when none is open."""
+        if not self._summary:
+            return -1
+        word = self._summary.bit_length() - 1
+        return (word << _SHIFT) + self._words[word].bit_length() - 1
+
+    def tightest(self, length: int) -> int:
+        """Return the smallest free room >= `length`, -1 when no open pack has that much."""
+        word = length >> _SHIFT
+        bits = self._words[word] >> (length & _MASK)
+        if bits:
+            return length + (bits & -bits).bit_length() - 1
+        above = self._summary >> (word + 1)
+        if not above:
+            return -1
+        word += (above & -above).bit_length()
+        bits = self._words[word]
+        return (word << _SHIFT) + (bits & -bits).bit_length() - 1
+
+    def take(self, room: int) -> tuple[int, Content, int]:
+        """Remove and return the class opened last among those with this room."""
+        stack = self._stacks[room]
+        entry = stack.pop()
+        if not stack:
+            word = room >> _SHIFT
+            self._words[word] ^= 1 << (room & _MASK)
+            if not self._words[word]:
+                self._summary ^= 1 << word
+        return entry
+
+    def put(self, room: int, count: int, content: Content, used: int) -> None:
+        """Add `count` equal packs with `used` sequences and this much room left."""
+        if room == 0 or used >= self.depth:
+            self.closed.append((count, content))
+            return
+        stack = self._stacks.setdefault(room, [])
+        if not stack:
+            word = room >> _SHIFT
+            self._words[word] |= 1 << (room & _MASK)
+            self._summary |= 1 << word
+        stack.append((count, content, used))
+
+    def strategies(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Return all packs, closed and open, as ``(count, lengths)`` pairs."""
+        still_open = [(count, content) for stack in self._stacks.values() for count, content, _ in stack]
+        return [(count, content.lengths()) for count, content in [*self.closed, *still_open]]

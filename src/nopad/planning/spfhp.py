@@ -1,0 +1,38 @@
+"""SPFHP, shortest-pack-first histogram-packing: longest length first, each onto the emptiest pack it fits.
+
+The whole remaining count of a length goes onto one class of equal packs, which is split when the counts differ, so at
+most one strategy per distinct length exists. O(k log k) for k distinct lengths, whatever the number of sequences.
+Loses to best-fit by 0.3 % of the packs on Wikipedia-512 without a depth limit; keeps packs shallow (depth 16 there).
+
+Source: Krell, Kosec, Perez, Fitzgibbon, "Efficient Sequence Packing without Cross-contamination", arXiv 2107.02027,
+section 3; worst-fit decreasing applied to a histogram.
+"""
+
+from __future__ import annotations
+
+from nopad.histogram import Histogram
+from nopad.planning.rooms import Content, OpenPacks
+
+__all__ = ["spfhp"]
+
+
+def spfhp(histogram: Histogram, capacity: int, depth: int | None) -> list[tuple[int, tuple[int, ...]]]:
+    """Return ``(count, lengths)`` pairs that cover `histogram` exactly.
+
+    >>> spfhp(Histogram.from_lengths([5, 4, 3, 2, 2]), 8, None)
+    [(1, (4, 3)), (1, (5, 2)), (1, (2,))]
+    """
+    packs = OpenPacks(capacity, depth)
+    for length, left in zip(histogram.lengths[::-1].tolist(), histogram.counts[::-1].tolist(), strict=True):
+        while left:
+            room = packs.emptiest()
+            if room < length:
+                packs.put(capacity - length, left, Content(None, length, 1), 1)
+                break
+            count, content, used = packs.take(room)
+            if count > left:
+                packs.put(room, count - left, content, used)
+                count = left
+            packs.put(room - length, count, Content(content, length, 1), used + 1)
+            left -= count
+    return packs.strategies()

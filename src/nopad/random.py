@@ -1,0 +1,71 @@
+"""The random numbers of nopad, specified here so that they never change.
+
+Counter-based: every draw is a pure function of (key, index), so any rank or worker computes the same value without
+history, and no upgrade of NumPy or torch can move it. The generator is SplitMix64 read at a position:
+
+* ``mix(x)``: ``x ^= x >> 30; x *= 0xBF58476D1CE4E5B9; x ^= x >> 27; x *= 0x94D049BB133111EB; x ^= x >> 31`` (mod 2^64)
+* ``key(p0, p1, ...)``: start at 0; for each part ``k = mix((k ^ part) + 0x9E3779B97F4A7C15)``
+* ``draw(key, i) = mix(key + (i + 1) * 0x9E3779B97F4A7C15)``
+* ``bounded(u, n) = (u * n) >> 64``, the high word of the 128-bit product, in ``[0, n)``
+* ``shuffle``: Fisher-Yates from the top: for ``i = n - 1 .. 1`` swap ``i`` with ``bounded(draw(key, i), i + 1)``
+
+This module is the readable reference on Python integers; `nopad._kernels` holds the compiled twins, and tests hold
+the two equal. Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableSequence
+from typing import Any
+
+__all__ = ["bounded", "draw", "key", "mix", "shuffle"]
+
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+
+# First part after the seed: which of nopad's random choices a key belongs to.
+STREAM_PACK_ORDER = 1
+STREAM_WITHIN_LENGTH = 2
+STREAM_ARRIVAL = 3
+STREAM_BLOCK_ORDER = 4
+
+
+def mix(x: int) -> int:
+    """Return the SplitMix64 finaliser of a 64-bit integer.
+
+    >>> hex(mix(1))
+    '0x5692161d100b05e5'
+    """
+    x &= MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)
+
+
+def key(*parts: int) -> int:
+    """Return the 64-bit key of a random choice, e.g. ``key(seed, STREAM_PACK_ORDER)``."""
+    k = 0
+    for part in parts:
+        k = mix((k ^ (part & MASK)) + GOLDEN)
+    return k
+
+
+def draw(key: int, index: int) -> int:
+    """Return draw number `index` of `key`, uniform on 64 bits."""
+    return mix(key + (index + 1) * GOLDEN)
+
+
+def bounded(u: int, n: int) -> int:
+    """Map a 64-bit draw to ``[0, n)``."""
+    return (u * n) >> 64
+
+
+def shuffle(items: MutableSequence[Any], key: int) -> None:
+    """Shuffle `items` in place.
+
+    >>> items = list(range(8)); shuffle(items, key(0, STREAM_PACK_ORDER)); sorted(items) == list(range(8))
+    True
+    """
+    for i in range(len(items) - 1, 0, -1):
+        j = bounded(draw(key, i), i + 1)
+        items[i], items[j] = items[j], items[i]

@@ -1,0 +1,83 @@
+"""Index-only datasets: which sequence goes where, beside a source that stays untouched (virtual packing).
+
+``packs.arrow`` is `Packs.save`'s file: sequence numbers by pack. ``sequences.arrow`` has one row a sequence: its
+`length` in the narrowest unsigned type, and `record` and `start` where they are not simply 0, 1, 2, ... and 0.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from nopad.errors import CorruptError
+from nopad.files import PARTIAL_SUFFIX, fsync_folder, fsync_path, sha256_file, storage_errors
+from nopad.packs import Packs
+from nopad.store.manifest import Shard
+from nopad.store.shards import Columns
+
+__all__ = ["PACKS", "SEQUENCES", "read_index", "write_index"]
+
+PACKS = "packs.arrow"
+SEQUENCES = "sequences.arrow"
+
+
+def write_index(packs: Packs, columns: Columns, folder: Path) -> tuple[Shard, ...]:
+    """Write both files under `folder` and describe them.
+
+    Raises:
+        StorageError: the disk is full, or a write failed.
+    """
+    packs.save(folder / PACKS)
+    longest = int(columns.lengths.max(initial=0))
+    fields = {"length": columns.lengths.astype(np.min_scalar_type(longest))}
+    if columns.start is not None or not np.array_equal(columns.record, np.arange(columns.record.size)):
+        fields["record"] = columns.record
+    if columns.start is not None:
+        fields["start"] = columns.start
+    table = pa.table({name: pa.array(values) for name, values in fields.items()})
+    path = folder / SEQUENCES
+    partial = path.with_name(path.name + PARTIAL_SUFFIX)
+    with storage_errors("writing", path):
+        with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        fsync_path(partial)
+        partial.replace(path)
+        fsync_folder(folder)
+    tokens = int(columns.lengths.sum(dtype=np.int64))
+    return tuple(
+        Shard(
+            file=name,
+            packs=len(packs),
+            sequences=packs.sequences,
+            tokens=tokens,
+            bytes=(folder / name).stat().st_size,
+            sha256=sha256_file(folder / name),
+        )
+        for name in (PACKS, SEQUENCES)
+    )
+
+
+def read_index(folder: Path) -> tuple[Packs, Columns]:
+    """Map both files; the columns hold no tokens.
+
+    Raises:
+        FormatError: ``packs.arrow`` is missing or damaged.
+        CorruptError: ``sequences.arrow`` is.
+    """
+    packs = Packs.load(folder / PACKS)
+    try:
+        table = pa.ipc.open_file(pa.memory_map(str(folder / SEQUENCES))).read_all().combine_chunks()
+        found = {name: table[name].to_numpy() for name in table.column_names}
+        lengths = found["length"]
+    except (OSError, pa.ArrowInvalid, KeyError) as error:
+        raise CorruptError(f"{folder / SEQUENCES} is missing or damaged: {error}") from error
+    columns = Columns(
+        lengths=lengths,
+        record=found.get("record", np.arange(lengths.size)),
+        start=found.get("start"),
+        begin=np.zeros(0, dtype=np.int64),
+        tokens={},
+    )
+    return packs, columns

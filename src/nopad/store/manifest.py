@@ -1,0 +1,132 @@
+"""`nopad.json`: what a packed dataset holds, and all that is needed to prove it.
+
+No time and no path stands in it: same input, same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from nopad.errors import CorruptError, FormatError
+from nopad.files import write_atomic
+
+__all__ = ["MANIFEST", "PLAN", "Manifest", "Shard", "tool_versions"]
+
+MANIFEST = "nopad.json"
+PLAN = "plan.json"
+FORMAT = "nopad.packed"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One file of a packed dataset: its name relative to the dataset, what it holds, and its SHA-256."""
+
+    file: str
+    packs: int
+    sequences: int
+    tokens: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The content of ``nopad.json``.
+
+    Attributes:
+        kind: "packed" (shards hold the tokens) or "index" (``packs.arrow`` beside an untouched source).
+        capacity, depth, algorithm, seed, order: how it was packed.
+        packs, sequences, tokens: totals.
+        source: ``sha256`` (chained over blocks), ``records``, ``files``, ``bytes``, ``ignored`` (files no
+            reader takes).
+        tokenizer: ``sha256``, ``vocab_size``, ``prefix``, ``suffix``; None for ready-made ids.
+        options: policies and field names that shaped the sequences.
+        counts: what happened to the records (truncated, split, dropped, skipped, ...).
+        plan_sha256: of ``plan.json``.
+        sequence_checksum: order-free checksum of all (record, start, length) triples, hex.
+        columns: name -> Arrow type.
+        rows_per_group: packs in each row group but the last of a shard.
+        shards: the data files, in order.
+        tool_versions: of the packages that shape the bytes.
+    """
+
+    kind: Literal["packed", "index"]
+    capacity: int
+    depth: int | None
+    algorithm: str
+    seed: int
+    order: str
+    packs: int
+    sequences: int
+    tokens: int
+    source: Mapping[str, Any]
+    tokenizer: Mapping[str, Any] | None
+    options: Mapping[str, Any]
+    counts: Mapping[str, int]
+    plan_sha256: str
+    sequence_checksum: str
+    columns: Mapping[str, str]
+    rows_per_group: int
+    shards: tuple[Shard, ...]
+    tool_versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def efficiency(self) -> float:
+        """Tokens / (packs x capacity), a fraction; 1.0 when empty."""
+        return self.tokens / (self.packs * self.capacity) if self.packs else 1.0
+
+    def to_json(self) -> str:
+        """Return the content of ``nopad.json``."""
+        return json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}, indent=2) + "\n"
+
+    def save(self, folder: Path) -> None:
+        """Write ``nopad.json``: the last write of a job."""
+        write_atomic(folder / MANIFEST, self.to_json().encode())
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Manifest:
+        """Read the manifest of a packed dataset.
+
+        Raises:
+            FormatError: the folder is no packed dataset, or of an unknown format version.
+            CorruptError: the job that wrote it has not finished, or the manifest is damaged.
+        """
+        path = Path(folder) / MANIFEST
+        if not path.is_file():
+            if (Path(folder) / ".work").is_dir():
+                raise CorruptError(
+                    f"{folder} holds an unfinished packing job; run the same `nopad pack` again to finish it"
+                )
+            raise FormatError(f"{folder} is no packed dataset: it has no {MANIFEST}")
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CorruptError(f"{path} is damaged: {error}") from error
+        if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
+            raise FormatError(f'{path} is not the manifest of a packed dataset: it lacks "format": "{FORMAT}"')
+        version = document.pop("format_version", None)
+        if version != FORMAT_VERSION:
+            raise FormatError(f"{path} has format version {version!r}; this nopad reads {FORMAT_VERSION}")
+        known = {f.name for f in fields(cls)}
+        if set(document) != known:
+            odd = sorted(set(document) ^ known)
+            raise CorruptError(f"{path} is damaged: unexpected or missing {', '.join(odd)}")
+        try:
+            shards = tuple(Shard(**shard) for shard in document.pop("shards"))
+        except TypeError as error:
+            raise CorruptError(f"{path} is damaged: {error}") from error
+        return cls(shards=shards, **document)
+
+
+def tool_versions(*packages: str) -> dict[str, str]:
+    """Return the installed versions of the packages that shape the bytes."""
+    from importlib.metadata import version
+
+    import nopad
+
+    return {"nopad": nopad.__version__, **{name: version(name) for name in sorted(packages)}}

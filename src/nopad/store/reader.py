@@ -1,0 +1,301 @@
+"""Read a packed dataset: random access to any pack, sequential and block-shuffled iteration.
+
+A block is a row group: decoded whole, cached, and read ahead by a small thread pool while iterating, so a pass runs at
+the speed of Parquet decoding. Random access costs one block (about 2^18 tokens) when it is not cached, a slice when it
+is. Framework-neutral: a row is flat NumPy arrays, and `PackedDataset` has what map-style loaders ask for (``__len__``,
+``__getitem__``, picklable for workers) without importing any of them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad import random
+from nopad.errors import CorruptError
+from nopad.packs import list_parts
+from nopad.store.index import read_index
+from nopad.store.manifest import Manifest
+
+__all__ = ["Block", "PackedDataset", "PackedRow", "open_packed"]
+
+_PER_SEQUENCE = ("seq_lens", "seq_index", "seq_start")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Some packs in a row, as flat arrays.
+
+    Attributes:
+        indptr: where each pack begins in the per-sequence columns; ``[packs + 1]``.
+        token_indptr: where each pack begins in the per-token columns; ``[packs + 1]``.
+        sequences: per-sequence columns: ``seq_lens``, ``seq_index``, ``seq_start`` when records were split.
+        tokens: per-token columns, without padding; none in an index-only dataset.
+    """
+
+    indptr: NDArray[Any]
+    token_indptr: NDArray[Any]
+    sequences: dict[str, NDArray[Any]]
+    tokens: dict[str, NDArray[Any]]
+
+    def __len__(self) -> int:
+        """Number of packs."""
+        return self.indptr.size - 1
+
+
+class PackedRow:
+    """One pack: ``seq_lens`` and flat columns, as views into its block.
+
+    >>> import tempfile, nopad
+    >>> from nopad.corpus import CorpusOptions, IterableSource
+    >>> with tempfile.TemporaryDirectory() as out:
+    ...     _ = nopad.pack_corpus(IterableSource([[7, 8, 9], [5]]), out, CorpusOptions(capacity=4))
+    ...     row = nopad.open_packed(out)[0]
+    ...     row.input_ids.tolist(), row.seq_lens.tolist(), row.position_ids.tolist(), row.sequence_ids.tolist()
+    ([7, 8, 9, 5], [3, 1], [0, 1, 2, 0], [1, 1, 1, 2])
+    """
+
+    __slots__ = ("_at", "_block")
+
+    def __init__(self, block: Block, at: int) -> None:
+        """Row `at` of `block`."""
+        self._block = block
+        self._at = at
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """Return a stored column of this pack: per token or per sequence."""
+        block, at = self._block, self._at
+        column = block.tokens.get(name)
+        if column is not None:
+            return column[block.token_indptr[at] : block.token_indptr[at + 1]]
+        column = block.sequences.get(name)
+        if column is not None:
+            return column[block.indptr[at] : block.indptr[at + 1]]
+        have = ", ".join([*block.sequences, *block.tokens])
+        hint = "" if block.tokens else "; an index-only dataset leaves the tokens in its source"
+        raise KeyError(f"no column {name!r}; there are: {have}{hint}")
+
+    def keys(self) -> list[str]:
+        """Names of the stored columns, so that ``dict(row)`` works."""
+        return [*self._block.sequences, *self._block.tokens]
+
+    @property
+    def seq_lens(self) -> NDArray[np.int32]:
+        """Length of each sequence in tokens; ``[sequences]``."""
+        return self["seq_lens"]
+
+    @property
+    def seq_index(self) -> NDArray[np.int64]:
+        """Record number of each sequence in the source; ``[sequences]``."""
+        return self["seq_index"]
+
+    @property
+    def input_ids(self) -> NDArray[np.int32]:
+        """Token ids, sequence after sequence, without padding; ``[tokens]``."""
+        return self["input_ids"]
+
+    @property
+    def cu_seqlens(self) -> NDArray[np.int32]:
+        """Cumulative lengths with a leading 0; int32 ``[sequences + 1]``."""
+        out = np.zeros(self.seq_lens.size + 1, dtype=np.int32)
+        np.cumsum(self.seq_lens, out=out[1:])
+        return out
+
+    @property
+    def position_ids(self) -> NDArray[np.int32]:
+        """Position of each token in its sequence, from 0; int32 ``[tokens]``."""
+        bounds = self.cu_seqlens
+        return np.arange(bounds[-1], dtype=np.int32) - np.repeat(bounds[:-1], self.seq_lens)
+
+    @property
+    def sequence_ids(self) -> NDArray[np.int32]:
+        """Number of each token's sequence in the pack, from 1 (0 is padding's); int32 ``[tokens]``."""
+        return np.repeat(np.arange(1, self.seq_lens.size + 1, dtype=np.int32), self.seq_lens)
+
+    def __repr__(self) -> str:
+        """One line."""
+        return f"PackedRow({self.seq_lens.size} sequences, {int(self.seq_lens.sum())} tokens)"
+
+
+def open_packed(path: str | Path) -> PackedDataset:
+    """Open a packed or index-only dataset folder.
+
+    Raises:
+        FormatError: the folder is no packed dataset, or of an unknown format version.
+        CorruptError: its job has not finished, or its manifest is damaged.
+    """
+    return PackedDataset(path)
+
+
+class PackedDataset:
+    """A packed dataset on disk; see the module for costs. Threads and processes may share it.
+
+    Attributes:
+        path: its folder.
+        manifest: the content of ``nopad.json``.
+    """
+
+    def __init__(self, path: str | Path, *, cached_blocks: int = 16) -> None:
+        """Open `path`; at most `cached_blocks` decoded blocks (about 1 MiB each) are kept."""
+        self.path = Path(path)
+        self.manifest = Manifest.load(path)
+        self._cached_blocks = cached_blocks
+        m = self.manifest
+        packs_of = [m.packs] if m.kind == "index" else [shard.packs for shard in m.shards]
+        # (file, first pack) of every block: row groups have the same number of packs but for the last of a file.
+        self._first_pack_of_file = [0, *accumulate(packs_of)]
+        groups = [-(-packs // m.rows_per_group) for packs in packs_of]
+        self._first_block_of_file = [0, *accumulate(groups)]
+        self._reset()
+
+    def _reset(self) -> None:
+        self._cache: OrderedDict[int, Block] = OrderedDict()
+        self._lock = threading.Lock()
+        self._local = threading.local()
+        self._index: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave open files and decoded blocks behind: a worker opens its own."""
+        private = {"_cache", "_lock", "_local", "_index"}
+        return {name: value for name, value in vars(self).items() if name not in private}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore without open files."""
+        vars(self).update(state)
+        self._reset()
+
+    def __len__(self) -> int:
+        """Number of packs."""
+        return self.manifest.packs
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks (row groups)."""
+        return self._first_block_of_file[-1]
+
+    def __getitem__(self, at: int) -> PackedRow:
+        """Return pack `at`; negative numbers count from the end."""
+        packs = len(self)
+        if not -packs <= at < packs:
+            raise IndexError(f"pack {at} of {packs} packs")
+        at = int(at) % packs
+        file = int(np.searchsorted(self._first_pack_of_file, at, side="right")) - 1
+        group, row = divmod(at - self._first_pack_of_file[file], self.manifest.rows_per_group)
+        return PackedRow(self.block(self._first_block_of_file[file] + group), row)
+
+    def __getitems__(self, indices: list[int]) -> list[PackedRow]:
+        """Return several packs; torch's loader calls this with a whole batch."""
+        return [self[at] for at in indices]
+
+    def __iter__(self) -> Iterator[PackedRow]:
+        """Iterate over all packs in stored order, reading ahead."""
+        for block in self.iter_blocks(range(self.blocks)):
+            for at in range(len(block)):
+                yield PackedRow(block, at)
+
+    def shuffled(self, seed: int, epoch: int = 0) -> Iterator[PackedRow]:
+        """Iterate over all packs once: blocks in a seeded random order, packs shuffled within each block.
+
+        A pure function of (dataset, seed, epoch); see `nopad.random`.
+        """
+        from nopad import _kernels
+
+        order = np.arange(self.blocks)
+        _kernels.shuffle(order, np.uint64(random.key(seed, random.STREAM_BLOCK_ORDER, epoch)))
+        numbers = order.tolist()
+        for number, block in zip(numbers, self.iter_blocks(numbers), strict=True):
+            rows = np.arange(len(block))
+            _kernels.shuffle(rows, np.uint64(random.key(seed, random.STREAM_BLOCK_ORDER, epoch, number)))
+            for at in rows.tolist():
+                yield PackedRow(block, at)
+
+    def iter_blocks(self, numbers: range | list[int]) -> Iterator[Block]:
+        """Iterate over whole blocks, decoding a few ahead; the fastest way to read everything."""
+        workers = min(4, os.cpu_count() or 1)
+        ahead: deque[Future[Block]] = deque()
+        pool = ThreadPoolExecutor(workers, thread_name_prefix="nopad-read")
+        try:
+            for number in numbers:
+                ahead.append(pool.submit(self._decode, number))
+                if len(ahead) > 2 * workers:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for future in ahead:
+                future.cancel()
+            pool.shutdown(wait=True)
+
+    def block(self, number: int) -> Block:
+        """Return one decoded block, from the cache when it is there."""
+        with self._lock:
+            found = self._cache.get(number)
+            if found is not None:
+                self._cache.move_to_end(number)
+                return found
+        block = self._decode(number)
+        with self._lock:
+            self._cache[number] = block
+            while len(self._cache) > self._cached_blocks:
+                self._cache.popitem(last=False)
+        return block
+
+    def _decode(self, number: int) -> Block:
+        """Decode block `number` from its file."""
+        if self.manifest.kind == "index":
+            return self._index_block(number)
+        file = int(np.searchsorted(self._first_block_of_file, number, side="right")) - 1
+        import pyarrow as pa
+
+        shard = self.manifest.shards[file]
+        try:
+            reader = self._reader(file)
+            table = reader.read_row_group(number - self._first_block_of_file[file], use_threads=False)
+            parts = {name: list_parts(table.column(name).combine_chunks()) for name in table.column_names}
+            indptr = parts["seq_lens"][0]
+        except (OSError, pa.ArrowException, KeyError) as error:
+            raise CorruptError(
+                f"{self.path / shard.file} is missing or damaged ({error}); see `nopad verify`"
+            ) from error
+        sequences = {name: parts.pop(name)[1] for name in _PER_SEQUENCE if name in parts}
+        token_indptr = next(iter(parts.values()))[0]
+        return Block(indptr, token_indptr, sequences, {name: values for name, (_, values) in parts.items()})
+
+    def _reader(self, file: int) -> Any:
+        """Return this thread's open reader of a shard: Parquet readers are not safe to share."""
+        import pyarrow.parquet as pq
+
+        readers: OrderedDict[int, Any] = getattr(self._local, "readers", None) or OrderedDict()
+        self._local.readers = readers
+        if file not in readers:
+            readers[file] = pq.ParquetFile(self.path / self.manifest.shards[file].file, memory_map=True)
+            if len(readers) > 8:
+                readers.popitem(last=False)[1].close()
+        readers.move_to_end(file)
+        return readers[file]
+
+    def _index_block(self, number: int) -> Block:
+        """Cut block `number` out of the mapped index."""
+        with self._lock:
+            if self._index is None:
+                self._index = read_index(self.path)
+            packs, columns = self._index
+        rows = self.manifest.rows_per_group
+        chosen = packs[number * rows : (number + 1) * rows]
+        sequences = {
+            "seq_lens": columns.lengths[chosen.sequence].astype(np.int32),
+            "seq_index": columns.record[chosen.sequence],
+        }
+        if columns.start is not None:
+            sequences["seq_start"] = columns.start[chosen.sequence]
+        return Block(chosen.indptr, np.zeros(len(chosen) + 1, dtype=np.int64), sequences, {})

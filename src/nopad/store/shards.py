@@ -1,0 +1,246 @@
+"""Shards: packs and columns -> Parquet files, one row a pack.
+
+Per-token columns are flat lists without padding; ``position_ids``, masks and ``cu_seqlens`` are derived, never stored.
+zstd-1 over byte-stream-split pages, row groups of a fixed number of packs. Each shard is gathered, encoded, hashed and
+fsynced by one thread in O(row group) memory; several shards are written at once (the heavy parts release the GIL).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from nopad import _kernels
+from nopad.files import PARTIAL_SUFFIX, fsync_folder, storage_errors
+from nopad.packs import Packs, list_array
+from nopad.store.manifest import Shard
+
+__all__ = ["Columns", "Layout", "write_shards"]
+
+GROUP_TOKENS = 1 << 18
+SHARD_TOKENS = 1 << 26
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Everything known of the sequences, by sequence number.
+
+    Attributes:
+        lengths: int32 ``[n]``, tokens of each sequence.
+        record: int64 ``[n]``, record number in the source.
+        start: int64 ``[n]``, where a piece begins in its record's content; None when no record is split.
+        begin: int64 ``[n]``, where each sequence begins in the token columns.
+        tokens: per-token columns, name -> flat array, usually memory-mapped.
+    """
+
+    lengths: NDArray[np.int32]
+    record: NDArray[np.int64]
+    start: NDArray[np.int64] | None
+    begin: NDArray[np.int64]
+    tokens: Mapping[str, NDArray[Any]]
+
+    def schema(self) -> pa.Schema:
+        """Return the Arrow schema of a shard; nothing in it is nullable."""
+        kinds = {"seq_lens": pa.int32(), "seq_index": pa.int64()}
+        if self.start is not None:
+            kinds["seq_start"] = pa.int64()
+        kinds |= {name: pa.from_numpy_dtype(column.dtype) for name, column in self.tokens.items()}
+        return pa.schema(
+            [
+                pa.field(name, pa.list_(pa.field("element", kind, nullable=False)), nullable=False)
+                for name, kind in kinds.items()
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How packs are laid out in files: a pure function of capacity, number of packs and tokens a shard."""
+
+    packs: int
+    rows_per_group: int
+    rows_per_shard: int
+
+    @classmethod
+    def of(cls, packs: int, capacity: int, shard_tokens: int = SHARD_TOKENS) -> Layout:
+        """Lay out `packs` in row groups of about 2^18 tokens and shards of about `shard_tokens`."""
+        group = max(1, min(GROUP_TOKENS, shard_tokens) // capacity)
+        return cls(packs, group, group * max(1, shard_tokens // (group * capacity)))
+
+    @property
+    def shards(self) -> int:
+        """Number of shards, at least one."""
+        return max(1, -(-self.packs // self.rows_per_shard))
+
+    def name(self, shard: int) -> str:
+        """Return the file name of a shard, relative to the dataset."""
+        return f"shards/{shard:05d}-of-{self.shards:05d}.parquet"
+
+    def rows(self, shard: int) -> range:
+        """Return the pack numbers of a shard."""
+        begin = shard * self.rows_per_shard
+        return range(begin, min(begin + self.rows_per_shard, self.packs))
+
+
+def write_shards(
+    packs: Packs,
+    columns: Columns,
+    folder: Path,
+    layout: Layout,
+    *,
+    finished: Mapping[str, Shard] | None = None,
+    on_shard: Callable[[Shard], None] = lambda shard: None,
+    on_tokens: Callable[[int], None] = lambda tokens: None,
+    threads: int | None = None,
+) -> tuple[Shard, ...]:
+    """Write all shards under `folder`, except those already `finished`; return them in order.
+
+    `on_shard` is called in this thread for each shard once it is on disk under its final name, `on_tokens` for
+    progress. On any error or interrupt the other writers stop at their next row group.
+
+    Raises:
+        StorageError: the disk is full, or a write failed.
+    """
+    done = dict(finished or {})
+    todo = [shard for shard in range(layout.shards) if layout.name(shard) not in done]
+    stop = threading.Event()
+    with ThreadPoolExecutor(threads or min(8, os.cpu_count() or 1), thread_name_prefix="nopad-shard") as pool:
+        running: set[Future[Shard]] = set()
+        try:
+            for shard in todo:
+                running.add(pool.submit(_write_shard, packs, columns, folder, layout, shard, stop, on_tokens))
+            while running:
+                ready, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in ready:
+                    written = future.result()
+                    done[written.file] = written
+                    on_shard(written)
+        except BaseException:
+            stop.set()
+            for future in running:
+                future.cancel()
+            raise
+    return tuple(done[layout.name(shard)] for shard in range(layout.shards))
+
+
+class _Stopped(Exception):
+    """Another writer failed; this one's work is thrown away."""
+
+
+class HashingFile:
+    """A write-only file that hashes what passes through; pyarrow writes into it."""
+
+    def __init__(self, path: Path) -> None:
+        """Create or empty `path`."""
+        self.file = open(path, "wb", buffering=0)  # noqa: SIM115 - closed by `close`
+        self.sha256 = hashlib.sha256()
+        self.bytes = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        """Write all of `data`."""
+        view = memoryview(data)
+        self.sha256.update(view)
+        self.bytes += view.nbytes
+        rest = view.cast("B")
+        while rest.nbytes:
+            rest = rest[self.file.write(rest) :]
+        return view.nbytes
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self.bytes
+
+    def flush(self) -> None:
+        """Nothing is buffered here."""
+
+    def close(self) -> None:
+        """Sync to disk and close."""
+        if not self.closed:
+            self.closed = True
+            os.fsync(self.file.fileno())
+            self.file.close()
+
+
+def _write_shard(
+    packs: Packs,
+    columns: Columns,
+    folder: Path,
+    layout: Layout,
+    shard: int,
+    stop: threading.Event,
+    on_tokens: Callable[[int], None],
+) -> Shard:
+    """Write one shard under a temporary name, then rename it."""
+    path = folder / layout.name(shard)
+    partial = path.with_name(path.name + PARTIAL_SUFFIX)
+    rows = layout.rows(shard)
+    schema = columns.schema()
+    encoding = {f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in schema.names}
+    tokens = 0
+    with storage_errors("writing", path):
+        file = HashingFile(partial)
+        try:
+            with (
+                pa.PythonFile(file, mode="w") as sink,
+                pq.ParquetWriter(
+                    sink,
+                    schema,
+                    use_dictionary=False,
+                    column_encoding=encoding,
+                    compression="zstd",
+                    compression_level=1,
+                    write_statistics=False,
+                    data_page_version="2.0",
+                ) as writer,
+            ):
+                for begin in range(rows.start, rows.stop, layout.rows_per_group):
+                    if stop.is_set():
+                        raise _Stopped
+                    group = packs[begin : min(begin + layout.rows_per_group, rows.stop)]
+                    table, group_tokens = gather(group, columns, schema)
+                    writer.write_table(table, row_group_size=layout.rows_per_group)
+                    tokens += group_tokens
+                    on_tokens(group_tokens)
+            os.replace(partial, path)
+        except BaseException:
+            file.file.close()
+            partial.unlink(missing_ok=True)
+            raise
+        fsync_folder(path.parent)
+    sequences = int(packs.indptr[rows.stop]) - int(packs.indptr[rows.start])
+    return Shard(
+        file=layout.name(shard),
+        packs=len(rows),
+        sequences=sequences,
+        tokens=tokens,
+        bytes=file.bytes,
+        sha256=file.sha256.hexdigest(),
+    )
+
+
+def gather(packs: Packs, columns: Columns, schema: pa.Schema) -> tuple[pa.Table, int]:
+    """Return the rows of these packs as an Arrow table, and how many tokens they hold."""
+    lengths = columns.lengths[packs.sequence]
+    indptr = packs.indptr.astype(np.int32)
+    ends = np.concatenate([[0], np.cumsum(lengths)])[indptr].astype(np.int32)
+    lists = {"seq_lens": (indptr, lengths), "seq_index": (indptr, columns.record[packs.sequence])}
+    if columns.start is not None:
+        lists["seq_start"] = (indptr, columns.start[packs.sequence])
+    begin = columns.begin[packs.sequence]
+    for name, column in columns.tokens.items():
+        out = np.empty(int(ends[-1]), dtype=column.dtype)
+        _kernels.gather_tokens(column, begin, lengths, out)
+        lists[name] = (ends, out)
+    return pa.table([list_array(*lists[name]) for name in schema.names], schema=schema), int(ends[-1])

@@ -1,0 +1,207 @@
+"""The spool of a running job: sequences as flat files, and a journal that says how far they can be trusted.
+
+``OUT/.work/`` holds the tokens, lengths, record numbers and piece starts of all sequences so far, appended and then
+committed together: the data is fsynced first, one journal line after it. A reader trusts the last whole journal line
+and cuts the files back to it, so a kill at any moment loses at most what came since the last commit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.corpus import CHAIN_START, Block, Counts, SequenceBatch, Source, chain
+from nopad.errors import ResumeError
+from nopad.files import fsync_folder, storage_errors
+from nopad.store.shards import Columns
+
+__all__ = ["Progress", "Spool"]
+
+_FILES: dict[str, Any] = {"tokens": np.int32, "lengths": np.int32, "record": np.int64, "start": np.int64}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a spool can be trusted: one line of its journal.
+
+    Attributes:
+        blocks: source blocks consumed.
+        chain: digest of those blocks, hex; the fingerprint of the source once `complete`.
+        last: name of the last block consumed.
+        consumed_bytes: source bytes consumed.
+        counts: what became of the records.
+        complete: the whole source is in the spool.
+    """
+
+    blocks: int = 0
+    chain: str = CHAIN_START.hex()
+    last: str = ""
+    consumed_bytes: int = 0
+    counts: Counts = field(default_factory=Counts)
+    complete: bool = False
+
+    def to_line(self) -> bytes:
+        """Return one journal line."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Progress:
+        """Parse one journal line; ValueError when it is torn."""
+        document = json.loads(line)
+        return cls(**{**document, "counts": Counts.from_dict(document["counts"])})
+
+
+class Spool:
+    """Appends sequences and commits them; opens where the last commit left off.
+
+    Cost: a commit fsyncs four files, so it happens at most every `commit_every_s` seconds and at the end.
+    """
+
+    def __init__(self, folder: Path, *, commit_every_s: float = 2.0) -> None:
+        """Open or create the spool in an existing `folder`, cutting files back to the last commit."""
+        self._folder = folder
+        self._journal = folder / "journal.jsonl"
+        self._commit_every_s = commit_every_s
+        self._files: dict[str, Any] = {}
+        self.history = self._read_journal()
+        self.progress = self.history[-1] if self.history else Progress()
+
+    def remaining(self, source: Source, on_bytes: Callable[[int], None]) -> Iterator[Block]:
+        """Yield the blocks that are not in the spool yet, after proving that the others have not changed.
+
+        Raises:
+            ResumeError: the source changed since the job started; the message names where.
+        """
+        digest, at, before = CHAIN_START, 0, ""
+        have, trusted = self.progress.blocks, {p.blocks: p for p in self.history}  # both grow while this runs
+        for block in source.blocks():
+            if at >= have:
+                yield block
+                continue
+            at += 1
+            digest = chain(digest, block)
+            on_bytes(len(block.data))
+            committed = trusted.get(at)
+            if committed is not None:
+                if committed.chain != digest.hex():
+                    between = (
+                        f"between {before} and {committed.last}"
+                        if before not in ("", committed.last)
+                        else committed.last
+                    )
+                    raise ResumeError(f"the source changed since this job started: {between}; {_WAY_OUT}")
+                before = committed.last
+        if at < have:
+            raise ResumeError(
+                f"the source became shorter since this job started (after {before or 'its start'}); {_WAY_OUT}"
+            )
+
+    def append(self, batch: SequenceBatch, counts: Counts, blocks: list[Block]) -> None:
+        """Add the sequences of `blocks`; they count once committed, which happens by itself now and then."""
+        if not self._files:
+            self._open()
+        with storage_errors("spooling tokens to", self._folder):
+            for name, dtype in _FILES.items():
+                self._files[name].write(np.ascontiguousarray(getattr(batch, name), dtype=dtype).data)
+        digest = bytes.fromhex(self.progress.chain)
+        for block in blocks:
+            digest = chain(digest, block)
+        self.progress = replace(
+            self.progress,
+            blocks=self.progress.blocks + len(blocks),
+            chain=digest.hex(),
+            last=blocks[-1].name,
+            consumed_bytes=self.progress.consumed_bytes + sum(len(block.data) for block in blocks),
+            counts=self.progress.counts + counts,
+        )
+        if time.monotonic() - self._committed_at >= self._commit_every_s:
+            self.commit()
+
+    def finish(self) -> None:
+        """Mark the source as complete; idempotent."""
+        if not self.progress.complete:
+            if not self._files:
+                self._open()
+            self.progress = replace(self.progress, complete=True)
+            self.commit()
+        self.close()
+
+    def commit(self) -> None:
+        """Make everything appended so far durable."""
+        with storage_errors("spooling tokens to", self._folder):
+            for file in self._files.values():
+                file.flush()
+                os.fsync(file.fileno())
+            with open(self._journal, "ab") as journal:
+                journal.write(self.progress.to_line())
+                journal.flush()
+                os.fsync(journal.fileno())
+            fsync_folder(self._folder)
+        self.history.append(self.progress)
+        self._committed_at = time.monotonic()
+
+    def close(self) -> None:
+        """Close the files; what was not committed is lost."""
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+
+    def columns(self, *, split: bool) -> Columns:
+        """Map the finished spool; `split` keeps the piece starts. About 8 bytes a sequence are in memory."""
+        arrays = {name: self._map(name) for name in _FILES}
+        begin = np.zeros(arrays["lengths"].size, dtype=np.int64)
+        np.cumsum(arrays["lengths"][:-1], out=begin[1:])
+        return Columns(
+            lengths=arrays["lengths"],
+            record=arrays["record"],
+            start=arrays["start"] if split else None,
+            begin=begin,
+            tokens={"input_ids": arrays["tokens"]},
+        )
+
+    def _map(self, name: str) -> NDArray[Any]:
+        path = self._folder / f"{name}.bin"
+        if not path.stat().st_size:
+            return np.zeros(0, dtype=_FILES[name])
+        return np.memmap(path, dtype=_FILES[name], mode="r")
+
+    def _read_journal(self) -> list[Progress]:
+        """Return all whole journal lines; a torn last one is cut off."""
+        history: list[Progress] = []
+        if not self._journal.exists():
+            return history
+        good = 0
+        with open(self._journal, "rb") as journal:
+            for line in journal:
+                try:
+                    history.append(Progress.from_line(line))
+                except (ValueError, TypeError, KeyError):
+                    break
+                good += len(line)
+        os.truncate(self._journal, good)
+        return history
+
+    def _open(self) -> None:
+        """Open the files for appending, cut back to what the journal vouches for."""
+        counts = self.progress.counts
+        sizes = {name: (counts.tokens if name == "tokens" else counts.sequences) for name in _FILES}
+        with storage_errors("opening the spool in", self._folder):
+            for name, dtype in _FILES.items():
+                file = open(self._folder / f"{name}.bin", "ab", buffering=1 << 20)  # noqa: SIM115 - closed by `close`
+                self._files[name] = file
+                trusted = sizes[name] * np.dtype(dtype).itemsize
+                if os.fstat(file.fileno()).st_size < trusted:
+                    raise ResumeError(f"{self._folder / name}.bin is shorter than its journal says; {_WAY_OUT}")
+                os.truncate(file.fileno(), trusted)
+        self._committed_at = time.monotonic()
+
+
+_WAY_OUT = "delete the output folder to start over, or put the source back as it was"

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nopad.corpus import open_source
+from nopad.errors import OptionError, SourceError
+
+
+def write(root: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return root
+
+
+def message(*args, error=SourceError, **kwargs) -> str:
+    with pytest.raises(error) as caught:
+        open_source(*args, **kwargs)
+    return str(caught.value)
+
+
+def names(source) -> list[str]:
+    return [block.name for block in source.blocks()]
+
+
+def test_a_folder_is_read_in_byte_order_of_relative_paths(tmp_path):
+    files = ["b.txt", "a/z.md", "a.txt", "a-b/x.rst", "B.text", "é.txt", "\U0001f600.TXT"]
+    write(tmp_path, dict.fromkeys(files, b"x"))
+    source = open_source(tmp_path)
+    assert names(source) == ["B.text", "a-b/x.rst", "a.txt", "a/z.md", "b.txt", "é.txt", "\U0001f600.TXT"]
+    assert source.inventory() == [(name, 1) for name in names(source)]
+    assert source.total_bytes == 7
+    assert source.kind == "text"
+
+
+def test_hidden_is_passed_over_and_unknown_is_listed(tmp_path):
+    write(tmp_path, dict.fromkeys([".a.txt", ".git/b.txt", "c.txt", "d.pdf", "e/f", "e/g.json.gz"], b"x"))
+    source = open_source([tmp_path])
+    assert names(source) == ["c.txt"]
+    assert source.ignored == ("d.pdf", "e/f", "e/g.json.gz")
+
+
+def test_files_and_folders_keep_the_order_given(tmp_path):
+    write(tmp_path, {"in/a.txt": b"a", "in/b.jsonl": b'{"text": "b"}\n', "z.txt": b"z", "y": b"y"})
+    source = open_source([tmp_path / "z.txt", str(tmp_path / "in"), tmp_path / "y"])
+    blocks = list(source.blocks())
+    assert [block.name for block in blocks] == ["z.txt", "a.txt", "b.jsonl", "y"]
+    assert [block.path for block in blocks] == [str(tmp_path / n) for n in ("z.txt", "in/a.txt", "in/b.jsonl", "y")]
+    assert [record.text for block in blocks for record in block.records()] == ["z", "a", "b", "y"]
+
+
+def test_names_do_not_depend_on_where_the_input_is(tmp_path, monkeypatch):
+    write(tmp_path, {"one/a/x.txt": b"x", "two/a/x.txt": b"x"})
+    monkeypatch.chdir(tmp_path / "one")
+    assert names(open_source(".")) == names(open_source(tmp_path / "two")) == ["a/x.txt"]
+
+
+def test_links_are_followed_but_not_round_in_circles(tmp_path):
+    write(tmp_path, {"data/a.txt": b"a", "else/b.txt": b"b"})
+    (tmp_path / "data/linked").symlink_to("../else")
+    (tmp_path / "data/round").symlink_to("..")
+    source = open_source(tmp_path / "data")
+    assert names(source) == ["a.txt", "linked/b.txt"]
+    assert source.ignored == ("round",)
+
+
+def test_lines_of_a_text_file(tmp_path):
+    write(tmp_path, {"a.txt": b"a\nb\n"})
+    [block] = open_source(tmp_path, text_unit="line").blocks()
+    assert [record.text for record in block.records()] == ["a", "b"]
+
+
+def test_fields(tmp_path):
+    write(tmp_path, {"a.jsonl": b'{"text": "x", "t": "y", "i": [1]}'})
+    [block] = open_source(tmp_path, text_field="t").blocks()
+    assert [record.text for record in block.records()] == ["y"]
+    source = open_source(tmp_path, ids_field="i")
+    assert source.kind == "ids"
+    assert [record.ids.tolist() for block in source.blocks() for record in block.records()] == [[1]]
+
+
+def test_an_unreadable_file_in_the_middle_is_found_before_anything_is_read(tmp_path):
+    write(tmp_path, {"a.txt": b"a", "c.txt": b"c"})
+    (tmp_path / "b.txt").symlink_to("gone")
+    assert message(tmp_path) == (f"{tmp_path}/b.txt: a link to something that does not exist; repair it, or remove it")
+
+
+def test_a_file_that_vanishes_in_the_middle(tmp_path):
+    write(tmp_path, {"a.txt": b"a", "b.txt": b"b", "c.txt": b"c"})
+    blocks = open_source(tmp_path).blocks()
+    assert next(blocks).name == "a.txt"
+    (tmp_path / "b.txt").unlink()
+    with pytest.raises(SourceError) as caught:
+        next(blocks)
+    assert str(caught.value) == f"{tmp_path}/b.txt: no such file or folder; check the path, or put it back"
+
+
+def test_a_folder_that_cannot_be_listed(tmp_path, monkeypatch):
+    write(tmp_path, {"a.txt": b"a", "sub/b.txt": b"b"})
+    scan = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("sub"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert message(tmp_path) == f"{tmp_path}/sub: permission denied; make it readable, or leave it out"
+
+
+def test_missing(tmp_path):
+    assert message(tmp_path / "no") == f"{tmp_path}/no: no such file or folder; check the path, or put it back"
+
+
+def test_no_input():
+    assert message([]) == "no input was given; give text files, JSONL files, or folders of them"
+
+
+def test_empty_folder(tmp_path):
+    write(tmp_path, {".hidden.txt": b"x"})
+    assert message(tmp_path) == (
+        f"{tmp_path}: the folder is empty (hidden files do not count); "
+        "nopad reads .txt, .text, .md, .rst, .jsonl, .ndjson"
+    )
+
+
+def test_nothing_readable(tmp_path):
+    write(tmp_path, {"a.pdf": b"x", "b.docx": b"x"})
+    assert message(tmp_path) == (
+        f"{tmp_path}: none of its 2 files is of a kind that nopad reads (such as 'a.pdf'); "
+        "nopad reads .txt, .text, .md, .rst, .jsonl, .ndjson"
+    )
+
+
+def test_text_and_ids_in_one_job(tmp_path):
+    write(tmp_path, {"a.txt": b"a", "b.jsonl": b'{"input_ids": [1]}'})
+    assert message(tmp_path) == (
+        f"{tmp_path}/a.txt holds text and {tmp_path}/b.jsonl ready-made ids; pack them in two separate jobs, "
+        "or choose one kind with --text-field or --ids-field"
+    )
+
+
+def test_the_same_file_twice(tmp_path):
+    write(tmp_path, {"a.txt": b"a"})
+    assert message([tmp_path, tmp_path / "a.txt"]) == (
+        f"{tmp_path}/a.txt: given twice; give each file, or the folder it is in, once"
+    )
+
+
+def test_options(tmp_path):
+    assert message(tmp_path, text_unit="page", error=OptionError) == "text_unit is 'page'; it must be 'file' or 'line'"
+    assert message(tmp_path, text_field="a", ids_field="b", error=OptionError) == (
+        "text_field 'a' and ids_field 'b' exclude each other; give one of them"
+    )
