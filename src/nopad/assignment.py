@@ -55,7 +55,7 @@ def pack(
     >>> len(packs), packs.sequences
     (3, 5)
     """
-    check_options(capacity, depth, algorithm, seed)
+    capacity, depth = check_options(capacity, depth, algorithm, seed)
     checked = as_lengths(lengths, capacity)
     if algorithm not in ARRIVAL_ALGORITHMS:
         return assign(plan(checked, capacity, depth=depth, algorithm=algorithm), checked, seed=seed, order=order)

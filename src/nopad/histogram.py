@@ -184,15 +184,15 @@ def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
         document = json.loads(Path(path).read_bytes())
     except OSError as error:
         raise FormatError(f"cannot read the histogram {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(
             f"{path} is not JSON ({error}); a histogram is JSON, lengths may also be an .npy file"
         ) from error
     body: Any = document.get("histogram", document) if isinstance(document, dict) else document
     capacity = document.get("max_sequence_length") if isinstance(document, dict) else None
     if isinstance(body, list):
-        return Histogram.from_counts(dict(enumerate(body, start=1))), capacity or len(body)
-    if isinstance(body, dict) and body and all(isinstance(k, str) and k.isdecimal() for k in body):
+        return Histogram.from_counts(dict(enumerate(body, start=1))), capacity or len(body) or None
+    if isinstance(body, dict) and (body or body is not document) and all(k.isdecimal() for k in body):
         return Histogram.from_counts({int(k): v for k, v in body.items()}), capacity
     raise FormatError(
         f'{path} holds no histogram; expected {{"histogram": [counts for length 1, 2, ...]}} or a {{length: count}} map'
@@ -205,7 +205,10 @@ def integers(lengths: ArrayLike) -> NDArray[Any]:
     Raises:
         LengthError: the values are not integers (NaN, fractions, booleans, text) or not one-dimensional.
     """
-    array = np.asarray(lengths)
+    try:
+        array = np.asarray(lengths)
+    except ValueError as error:  # rows of unequal sizes
+        raise LengthError(f"lengths must be one-dimensional: {error}") from error
     if array.ndim != 1:
         raise LengthError(f"lengths must be one-dimensional, got shape {array.shape}")
     if array.size == 0:
@@ -218,7 +221,8 @@ def integers(lengths: ArrayLike) -> NDArray[Any]:
         raise LengthError(
             f"lengths must be integers, got {array[i]} ({array.dtype}) at index {i}; convert them to an int dtype"
         )
-    raise LengthError(f"lengths must be integers, got {array.flat[0]!r} ({array.dtype}); convert them to an int dtype")
+    value = array[:1].tolist()[0]
+    raise LengthError(f"lengths must be integers, got {value!r} ({array.dtype}); convert them to an int dtype")
 
 
 def as_lengths(lengths: ArrayLike, capacity: int | None = None) -> NDArray[np.int32]:

@@ -159,9 +159,12 @@ class Packs:
         """Say what is wrong with these packs for these lengths; None when nothing is."""
         if self.sequences != lengths.size:
             return f"packs hold {self.sequences:,} sequences, the lengths are {lengths.size:,}"
+        if self.indptr[0] != 0 or self.indptr[-1] != self.sequences:
+            return f"packs cover {self.indptr[0]}..{self.indptr[-1]} of {self.sequences:,} sequences"
+        backwards = self.indptr[1:] <= self.indptr[:-1]  # compared, not subtracted: damaged bounds could wrap
+        if backwards.any():
+            return f"pack {int(np.argmax(backwards))} is empty or its bounds run backwards"
         sizes = np.diff(self.indptr)
-        if self.sequences and (sizes.min() < 1 or self.indptr[0] != 0 or self.indptr[-1] != self.sequences):
-            return f"pack {int(np.argmin(sizes))} is empty or its bounds run backwards"
         if self.sequences and not 0 <= self.sequence.min() <= self.sequence.max() < lengths.size:
             return f"a sequence number is outside 0..{lengths.size - 1}"
         seen = np.bincount(self.sequence, minlength=lengths.size)
@@ -216,19 +219,30 @@ class Packs:
 
         try:
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-        except (OSError, pa.ArrowInvalid) as error:
+            table.validate()  # buffers as long as they claim; reads none of them
+            header = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise FormatError(f"cannot read packs from {path}: {error}") from error
-        header = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
         if header.get("nopad.format") != "nopad.packs" or header.get("nopad.format_version") != str(FORMAT_VERSION):
             raise FormatError(f"{path} is an Arrow file but not nopad packs (format version {FORMAT_VERSION})")
-        depth = header["nopad.depth"]
+        capacity, depth = header.get("nopad.capacity", ""), header.get("nopad.depth", "")
+        written = [_schema(dtype) for dtype in (np.int32, np.int64)]
+        if not capacity.isdecimal() or not (depth == "none" or depth.isdecimal()) or table.schema not in written:
+            raise FormatError(f"{path} is damaged: its header or column is not what nopad writes")
         column = table.column("sequence")
         if column.num_chunks > 1:
             raise FormatError(f"{path} holds {column.num_chunks} record batches; nopad packs are one")
         indptr, sequence = (
             list_parts(column.chunk(0)) if column.num_chunks else (np.zeros(1, np.int32), np.zeros(0, np.int32))
         )
-        return cls(int(header["nopad.capacity"]), None if depth == "none" else int(depth), indptr, sequence)
+        return cls(int(capacity), None if depth == "none" else int(depth), indptr, sequence)
+
+
+def _schema(dtype: type[np.int32] | type[np.int64]) -> pa.Schema:
+    """The one column of a packs file of this index width."""
+    import pyarrow as pa
+
+    return pa.schema({"sequence": list_array(np.zeros(1, dtype), np.zeros(0, dtype)).type})
 
 
 def list_array(indptr: NDArray[Any], values: NDArray[Any]) -> pa.Array:

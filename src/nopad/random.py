@@ -46,7 +46,7 @@ def key(*parts: int) -> int:
     """Return the 64-bit key of a random choice, e.g. ``key(seed, STREAM_PACK_ORDER)``."""
     k = 0
     for part in parts:
-        k = mix((k ^ (part & MASK)) + GOLDEN)
+        k = mix((k ^ (int(part) & MASK)) + GOLDEN)  # int(): a NumPy integer cannot hold MASK
     return k
 
 

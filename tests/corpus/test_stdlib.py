@@ -69,6 +69,24 @@ def test_docstrings_and_comments_in_order_of_lines(tmp_path):
     assert {text["file"] for text in found} == {"m.py"}
 
 
+def test_functions_are_found_in_every_kind_of_block(tmp_path):
+    blocks = [
+        "if x:\n {}\nelif y:\n {}\nelse:\n {}",
+        "try:\n {}\nexcept E:\n {}\nelse:\n {}\nfinally:\n {}",
+        "try:\n {}\nexcept* E:\n {}",
+        "for x in y:\n {}\nelse:\n {}",
+        "while x:\n {}\nelse:\n {}",
+        "with x:\n {}",
+        "match x:\n case 1:\n  {}\n case _:\n  {}",
+        "async def f():\n async for x in y:\n  {}\n async with x:\n  {}",
+        "class C:\n {}",
+    ]
+    source = "\n".join(blocks)
+    count = source.count("{}")
+    write(tmp_path, {"m.py": source.format(*(f"def f(): 'doc {i}'" for i in range(count)))})
+    assert [text["text"] for text in stdlib_texts(tmp_path)] == [f"doc {i}" for i in range(count)]
+
+
 def test_files_are_sorted_and_test_folders_left_out(tmp_path):
     names = ["b.py", "a/z.py", "a.py", "test/x.py", "a/tests/x.py", "site-packages/x.py", "idle_test/x.py", "c.txt"]
     write(tmp_path, dict.fromkeys(names, "# hi\n"))

@@ -72,3 +72,12 @@ def test_a_line_longer_than_the_nominal_block(tmp_path):
     long = b"x" * (5 << 20)
     records = texts(tmp_path, b"a\n" + long + b"\nb\n", unit="line")
     assert [(record.line, len(record.text)) for record in records] == [(1, 1), (2, 5 << 20), (3, 1)]
+
+
+def test_places_in_messages(tmp_path):
+    """A line number says nothing about a document that is a whole file."""
+    path = tmp_path / "a.txt"
+    path.write_text("a")
+    file = InputFile.found(path, "a.txt")
+    [whole], [lines] = TextFile(file).blocks(), TextFile(file, unit="line").blocks()
+    assert (whole.place(1), lines.place(1)) == (str(path), f"{path}, line 1")

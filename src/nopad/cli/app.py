@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -13,12 +16,16 @@ from nopad.cli.demo import demo
 from nopad.cli.pack import pack
 from nopad.cli.plan import plan
 from nopad.cli.verify import verify
-from nopad.errors import NopadError
+from nopad.errors import NopadError, StorageError
 
 __all__ = ["app", "main"]
 
+WRONG_USE = 2
 BUG = 4
 INTERRUPTED = 130
+
+# click's UsageError, of whichever copy of click this typer uses
+_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="nopad",
@@ -58,20 +65,49 @@ def main(argv: list[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:
-        app([argument for argument in arguments if argument != "--debug"], prog_name="nopad")
+        code = app([a for a in arguments if a != "--debug"], prog_name="nopad", standalone_mode=False) or 0
+        if code == INTERRUPTED:  # typer turns a KeyboardInterrupt into this exit code
+            raise KeyboardInterrupt
+        if sys.stdout is not None:  # None when closed from outside, `nopad ... >&-`
+            sys.stdout.flush()
     except NopadError as error:
-        _fail(str(error), error.exit_code, error if debug else None)
-    except KeyboardInterrupt as error:
-        _fail("interrupted", INTERRUPTED, error if debug else None)
-    except BrokenPipeError:
-        sys.exit(0)  # `nopad plan ... | head`
+        code = _failed(str(error), error.exit_code, debug)
+    except KeyboardInterrupt:
+        code = _failed("interrupted", INTERRUPTED, debug)
+    except BrokenPipeError:  # `nopad plan ... | head`
+        code = _discard_stdout()
+    except SystemExit as stop:  # what typer makes of a broken pipe
+        code = _discard_stdout() if isinstance(stop.__context__, BrokenPipeError) else stop.code
+    except _USAGE_ERROR as error:
+        code = _failed(_usage(error), WRONG_USE, debug)
+    except OSError as error:
+        what = f"cannot read or write {error.filename or 'the output'}: {error.strerror or error}"
+        code = _failed(what, StorageError.exit_code, debug)
+        _discard_stdout()  # perhaps the very thing that cannot be written
     except Exception as error:
-        _fail(f"{type(error).__name__}: {error} (a bug in nopad; --debug shows where)", BUG, error if debug else None)
-
-
-def _fail(message: str, code: int, show: BaseException | None) -> None:
-    """Print one line to stderr, or a traceback, and exit."""
-    if show is not None:
-        raise show
-    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]nopad:[/] {escape(message)}")
+        code = _failed(f"{type(error).__name__}: {error} (a bug in nopad; --debug shows where)", BUG, debug)
     sys.exit(code)
+
+
+def _failed(message: str, code: int, debug: bool) -> int:
+    """Print one line to stderr, or the traceback of the error being handled; return the exit code."""
+    if debug:
+        traceback.print_exc()
+    elif message:
+        line = " ".join(message.splitlines())
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]nopad:[/] {escape(line)}")
+    return code
+
+
+def _usage(error: Any) -> str:
+    """What is wrong with the arguments, and where the right ones are described; empty when help was shown instead."""
+    if not (message := error.format_message().rstrip(".").replace("Value error, ", "")):
+        return ""
+    command = error.ctx.command_path if error.ctx else "nopad"
+    return f"{message}; see `{command} --help`"
+
+
+def _discard_stdout() -> int:
+    """Let nothing more be written to a stdout that takes no more, not even by the interpreter's last flush."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0

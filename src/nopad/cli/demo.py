@@ -63,7 +63,7 @@ def demo(
         f"[bold]nopad demo[/]: docstrings and comments of Python {platform.python_version()}'s standard library"
     )
     screen.print(describe_histogram(histogram, capacity))
-    screen.print(plan_table(rows))
+    screen.print(plan_table(rows, screen.width))
     screen.print(outcome(manifest, Plan.load(out / PLAN)), end="")
     if problems:
         raise CorruptError(f"{out} does not verify: {problems[0]}; remove {folder} and run the demo again")
@@ -73,7 +73,9 @@ def demo(
     )
     screen.print(
         f"  {text}  the texts, one JSON object a line\n"
-        f"  {out}  the packed dataset (shards/*.parquet, {PLAN}, {MANIFEST})\n"
+        f"  {out}  the packed dataset (shards/*.parquet, {PLAN}, {MANIFEST})\n",
+        markup=False,
+        soft_wrap=True,
     )
     screen.print("Try next:")
     for line in (
@@ -82,7 +84,9 @@ def demo(
         f"nopad verify {out} --deep --source {text}",
     ):
         screen.print(
-            f"  .venv/bin/python -m {line}" if Path(".venv/bin/python").exists() else f"  {line}", soft_wrap=True
+            f"  .venv/bin/python -m {line}" if Path(".venv/bin/python").exists() else f"  {line}",
+            markup=False,
+            soft_wrap=True,
         )
 
 

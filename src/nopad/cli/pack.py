@@ -23,6 +23,7 @@ from nopad.cli.options import (
 )
 from nopad.cli.render import console, outcome
 from nopad.corpus import CorpusOptions, Source, load_tokenizer, open_source
+from nopad.errors import OptionError
 from nopad.planning import Plan
 from nopad.store import LengthsFile, PackOptions, pack_corpus
 from nopad.store.manifest import PLAN
@@ -98,11 +99,16 @@ def pack(
     screen = console()
     screen.print(outcome(manifest, Plan.load(out / PLAN)))
     size = sum(shard.bytes for shard in manifest.shards)
-    screen.print(f"  {out}: {manifest.kind} dataset, {size:,} bytes. Next: nopad verify {out}", soft_wrap=True)
+    screen.print(
+        f"  {out}: {manifest.kind} dataset, {size:,} bytes. Next: nopad verify {out}", markup=False, soft_wrap=True
+    )
 
 
 def open_inputs(inputs: list[Path], reader: dict[str, str | None]) -> Source:
     """Open what the user named: one ``.npy`` of lengths, or a corpus."""
     if len(inputs) == 1 and inputs[0].suffix == ".npy":
         return LengthsFile(inputs[0])
+    for path in inputs:
+        if path.suffix == ".npy":
+            raise OptionError(f"{path} holds lengths; give one lengths file, and nothing beside it")
     return open_source(inputs, **reader)  # type: ignore[arg-type]

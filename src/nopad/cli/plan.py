@@ -88,11 +88,13 @@ def plan(
             f"--output saves one plan; give one --algorithm and one --depth, not {len(algorithms)} and {len(depths)}"
         )
     for name in algorithms:
-        check_options(capacity or 1, None, name, seed)
+        check_options(1 if capacity is None else capacity, None, name, seed)
+    if not file.exists():
+        raise SourceError(f"{file}: no such file or folder; check the path")
     given: Histogram | NDArray[Any]
     if file.suffix == ".json":
         given, declared = read_histogram(file)
-        capacity = capacity or declared
+        capacity = declared if capacity is None else capacity
     elif file.suffix == ".npy":
         given = LengthsFile(file).lengths
     if capacity is None:
@@ -119,7 +121,7 @@ def plan(
     if isinstance(given, Histogram) and any(name in ARRIVAL_ALGORITHMS for name in algorithms):
         names = ", ".join(name for name in algorithms if name in ARRIVAL_ALGORITHMS)
         out.print(f"{names}: arrival order drawn from the histogram with seed {seed}", style="dim")
-    out.print(plan_table(rows))
+    out.print(plan_table(rows, out.width))
     bounds = {row["lower_bound"] for row in rows if row["depth"] is None}
     if bounds:
         least, limit = bounds.pop(), rows[0]["limit"]
@@ -129,7 +131,7 @@ def plan(
             f"(factor {factor:.3f}; without any padding {limit:.3f})."
         )
     if output is not None:
-        out.print(f"saved {output}")
+        out.print(f"saved {output}", markup=False, soft_wrap=True)
 
 
 def table_rows(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -17,7 +18,7 @@ from nopad.store import Manifest
 
 __all__ = ["bars", "console", "describe_histogram", "outcome", "plan_table"]
 
-_BAR = 40
+_BAR = 32
 _PIPE_WIDTH = 160
 
 
@@ -35,31 +36,55 @@ def describe_histogram(histogram: Histogram, capacity: int) -> str:
     )
 
 
-def plan_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Return the table of `nopad plan`; `rows` are `Plan.summary` dicts with ``seconds``."""
-    table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("algorithm")
-    heads = ("depth", "reached", "strategies", "packs", "above bound", "padding tokens", "efficiency", "factor", "time")
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
+def plan_table(rows: Sequence[dict[str, Any]], width: int | None = None) -> Table:
+    """Return the table of `nopad plan`; `rows` are `Plan.summary` dicts with ``seconds``.
+
+    Above `width` (None: any) the columns that matter least are left out, and the caption names them.
+    """
+    left_out: list[str] = []
+    table = _table(rows, left_out)
+    for name in ("strategies", "reached", "padding tokens", "time"):
+        if (
+            width is None
+            or Measurement.get(measuring := Console(width=1000), measuring.options, table).maximum <= width
+        ):
+            break
+        left_out.append(name)
+        table = _table(rows, left_out)
+    if left_out:
+        table.caption = f"narrow terminal: without {', '.join(left_out)}"
+    return table
+
+
+def _table(rows: Sequence[dict[str, Any]], left_out: Sequence[str]) -> Table:
+    """Return the table without some columns."""
+    table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")
+    table.add_column("algorithm", no_wrap=True)
+    for head in _COLUMNS:
+        if head not in left_out:
+            table.add_column(head, justify="right", no_wrap=True)
     best = max((row["efficiency"] for row in rows), default=0.0)
     for i, row in enumerate(rows):
-        style = "bold green" if row["efficiency"] == best else ""
         table.add_row(
             row["algorithm"],
-            "max" if row["depth"] is None else str(row["depth"]),
-            str(row["max_depth_used"]),
-            f"{row['strategies']:,}",
-            f"{row['packs']:,}",
-            f"{row['packs'] - row['lower_bound']:,}",
-            f"{row['padding_tokens']:,}",
-            f"{row['efficiency']:.3%}",
-            f"{row['packing_factor']:.3f}",
-            seconds(row["seconds"]),
-            style=style,
+            *(show(row) for head, show in _COLUMNS.items() if head not in left_out),
+            style="bold green" if row["efficiency"] == best else "",
             end_section=i + 1 < len(rows) and rows[i + 1]["algorithm"] != row["algorithm"],
         )
     return table
+
+
+_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "depth": lambda row: "max" if row["depth"] is None else str(row["depth"]),
+    "reached": lambda row: str(row["max_depth_used"]),
+    "strategies": lambda row: f"{row['strategies']:,}",
+    "packs": lambda row: f"{row['packs']:,}",
+    "above bound": lambda row: f"{row['packs'] - row['lower_bound']:,}",
+    "padding tokens": lambda row: f"{row['padding_tokens']:,}",
+    "efficiency": lambda row: f"{row['efficiency']:.3%}",
+    "factor": lambda row: f"{row['packing_factor']:.3f}",
+    "time": lambda row: seconds(row["seconds"]),
+}
 
 
 def bars(manifest: Manifest) -> Text:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from nopad.cli.monitor import Bars
 from nopad.cli.options import TokenizerSpec
@@ -46,28 +47,36 @@ def verify(
         raise OptionError("--deep compares with the source: give both --deep and --source INPUT, or neither")
     if not path.exists():
         raise OptionError(f"{path} does not exist; give a packed dataset folder or a plan file")
-    try:
-        with Bars() as monitor:
-            if source:
-                manifest = Manifest.load(path)
-                reader = {name: manifest.options.get(name) for name in ("text_unit", "text_field", "ids_field")}
-                reader["text_unit"] = reader["text_unit"] or "file"
-                loaded = load_tokenizer(tokenizer) if manifest.tokenizer else None
-                problems = find_problems(path, source=open_inputs(source, reader), tokenizer=loaded, monitor=monitor)
-            else:
-                problems = find_problems(path, monitor=monitor)
-    except (CorruptError, FormatError) as error:
-        problems = [str(error)]
+    problems = _problems(path, source or [], tokenizer)
     if as_json:
         print(json.dumps({"ok": not problems, "problems": problems}, indent=1))
     else:
         screen = console()
         for problem in problems:
-            screen.print(f"[red]✗[/] {problem}", soft_wrap=True)
+            screen.print(f"[red]✗[/] {escape(problem)}", soft_wrap=True)
         if not problems:
-            screen.print(f"[green]✓[/] {path}: {_proven(path, deep)}", soft_wrap=True)
+            screen.print(f"[green]✓[/] {escape(str(path))}: {_proven(path, deep)}", soft_wrap=True)
     if problems:
         raise typer.Exit(1)
+
+
+def _problems(path: Path, inputs: list[Path], tokenizer: str | None) -> list[str]:
+    """Return what is wrong with `path`; what is wrong with the source or the tokenizer is the caller's error."""
+    against: dict[str, Any] = {}
+    try:
+        manifest = Manifest.load(path) if inputs else None
+    except (CorruptError, FormatError) as error:
+        return [str(error)]
+    if manifest:
+        reader = {name: manifest.options.get(name) for name in ("text_unit", "text_field", "ids_field")}
+        reader["text_unit"] = reader["text_unit"] or "file"
+        against["source"] = open_inputs(inputs, reader)
+        against["tokenizer"] = load_tokenizer(tokenizer) if manifest.tokenizer else None
+    with Bars() as monitor:
+        try:
+            return find_problems(path, monitor=monitor, **against)
+        except (CorruptError, FormatError) as error:
+            return [str(error)]
 
 
 def _proven(path: Path, deep: bool) -> str:
@@ -75,7 +84,8 @@ def _proven(path: Path, deep: bool) -> str:
     if not path.is_dir():
         return "the plan covers its histogram exactly, within capacity and depth, and its lower bound holds"
     m = Manifest.load(path)
-    tokens = " every token compared with its source," if deep else ""
+    what = "token" if m.kind == "packed" else "length"  # an index holds no tokens
+    tokens = f" every {what} compared with its source," if deep else ""
     return (
         f"{m.sequences:,} sequences, each in exactly one of {m.packs:,} packs,{tokens} "
         "none above capacity or depth, all checksums true"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from nopad.histogram import Histogram
-from nopad.planning.rooms import Content
+from nopad.planning.rooms import Content, lengths_of
 
 __all__ = ["ffd"]
 
@@ -65,7 +65,7 @@ def ffd(histogram: Histogram, capacity: int, depth: int | None) -> list[tuple[in
             blocks[-1].classes.append(opened)
             blocks[-1].largest = max(blocks[-1].largest, opened.room)
     still_open = [entry for block in blocks for entry in block.classes]
-    return [(entry.count, entry.content.lengths()) for entry in [*closed, *still_open]]
+    return [(entry.count, lengths_of(entry.content)) for entry in [*closed, *still_open]]
 
 
 def _fill(block: _Block, length: int, left: int, most: int, closed: list[_Class]) -> int:
@@ -95,7 +95,7 @@ def _fill(block: _Block, length: int, left: int, most: int, closed: list[_Class]
 
 
 def _add(entry: _Class, length: int, copies: int, count: int) -> _Class:
-    content = Content(entry.content, length, copies)
+    content = (entry.content, length, copies)
     return _Class(entry.room - copies * length, count, content, entry.used + copies)
 
 
@@ -104,7 +104,7 @@ def _open(length: int, left: int, capacity: int, most: int) -> list[_Class]:
     copies = min(capacity // length, most)
     full, rest = divmod(left, copies)
     sizes = [(full, copies)] * (full > 0) + [(1, rest)] * (rest > 0)
-    return [_Class(capacity - n * length, count, Content(None, length, n), n) for count, n in sizes]
+    return [_Class(capacity - n * length, count, (None, length, n), n) for count, n in sizes]
 
 
 def _halve(block: _Block) -> list[_Block]:

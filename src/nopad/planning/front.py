@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nopad import random
 from nopad.errors import LengthError, OptionError
-from nopad.histogram import MAX_LENGTH, Histogram, as_lengths
+from nopad.histogram import MAX_LENGTH, Histogram, as_lengths, exact_sum
 from nopad.packs import Packs
 from nopad.planning.bounds import lower_bound
 from nopad.planning.ffd import ffd
@@ -69,11 +69,11 @@ def plan(
     >>> nopad.plan([5, 3, 4, 2, 8], capacity=8, algorithm="spfhp").packs
     3
     """
-    check_options(capacity, depth, algorithm, seed)
+    capacity, depth = check_options(capacity, depth, algorithm, seed)
     given = histogram_or_lengths
     histogram = given if isinstance(given, Histogram) else Histogram.from_lengths(as_lengths(given, capacity))
     if histogram.max_length > capacity:
-        over = int(histogram.counts[histogram.lengths > capacity].sum())
+        over = exact_sum(histogram.counts[histogram.lengths > capacity])
         raise LengthError(
             f"{over:,} sequences are above the capacity of {capacity} (the longest has {histogram.max_length} tokens); "
             f"truncate, split or drop them, or take a capacity of at least {histogram.max_length}"
@@ -121,8 +121,8 @@ def summarise(packs: Packs, lengths: NDArray[np.int32], *, algorithm: str, notes
     return made
 
 
-def check_options(capacity: int, depth: int | None, algorithm: str, seed: int) -> None:
-    """Refuse option values that mean nothing, before any work.
+def check_options(capacity: int, depth: int | None, algorithm: str, seed: int) -> tuple[int, int | None]:
+    """Refuse option values that mean nothing, before any work; return capacity and depth as Python integers.
 
     Raises:
         OptionError: naming the value, what is allowed, and for an unknown algorithm the nearest name.
@@ -138,9 +138,10 @@ def check_options(capacity: int, depth: int | None, algorithm: str, seed: int) -
             hint = " (None for unlimited)" if name == "depth" else ""
             raise OptionError(f"{name} must be an integer from {low} to {high}{hint}, got {value!r}")
     if algorithm not in ALGORITHMS:
-        near = difflib.get_close_matches(str(algorithm), ALGORITHMS, n=2)
+        near = difflib.get_close_matches(str(algorithm).lower(), ALGORITHMS, n=2)
         meant = f"; did you mean {' or '.join(near)}?" if near else ""
         raise OptionError(f"unknown algorithm {algorithm!r}{meant} (there are: {', '.join(ALGORITHMS)})")
+    return int(capacity), None if depth is None else int(depth)
 
 
 def _drawn_order(histogram: Histogram, algorithm: str, seed: int) -> NDArray[np.int32]:

@@ -11,7 +11,7 @@ Source: supplement to arXiv 2107.02027, appendix G ("Fine-tuned longest-pack-fir
 from __future__ import annotations
 
 from nopad.histogram import Histogram
-from nopad.planning.rooms import Content, OpenPacks
+from nopad.planning.rooms import OpenPacks
 
 __all__ = ["lpfhp"]
 
@@ -29,13 +29,13 @@ def lpfhp(histogram: Histogram, capacity: int, depth: int | None) -> list[tuple[
             if room < 0:
                 copies = min(capacity // length, packs.depth, left)
                 count = left // copies
-                packs.put(capacity - copies * length, count, Content(None, length, copies), copies)
+                packs.put(capacity - copies * length, count, (None, length, copies), copies)
             else:
                 available, content, used = packs.take(room)
                 copies = min(room // length, packs.depth - used, left)
                 count = min(available, left // copies)
                 if available > count:
                     packs.put(room, available - count, content, used)
-                packs.put(room - copies * length, count, Content(content, length, copies), used + copies)
+                packs.put(room - copies * length, count, (content, length, copies), used + copies)
             left -= count * copies
     return packs.strategies()

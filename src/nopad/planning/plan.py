@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from nopad.errors import FormatError
 from nopad.files import write_atomic
-from nopad.histogram import Histogram, exact_sum
+from nopad.histogram import MAX_LENGTH, Histogram, exact_sum
 from nopad.planning.bounds import Bound, lower_bound
 
 __all__ = ["Plan"]
@@ -268,7 +268,7 @@ class Plan:
         """Parse what `to_json` wrote; `name` stands in the messages."""
         try:
             document = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise FormatError(f"{name} is not JSON: {error}") from error
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise FormatError(f'{name} is no plan file: it lacks "format": "{FORMAT}"')
@@ -283,7 +283,7 @@ class Plan:
         for key in ("sequences", "tokens", "packs"):
             if document.get(key) != getattr(plan, key):
                 raise FormatError(f"{name} states {document.get(key)} {key}, its strategies give {getattr(plan, key)}")
-        if document["histogram_sha256"] != plan.histogram.fingerprint:
+        if document.get("histogram_sha256") != plan.histogram.fingerprint:
             raise FormatError(
                 f"{name} is damaged: its strategies do not cover the histogram whose fingerprint it states"
             )
@@ -295,12 +295,13 @@ def _from_document(document: Mapping[str, Any]) -> Plan:
     strategies = [(s["count"], s["lengths"]) for s in document["strategies"]]
     for at, (count, lengths) in enumerate(strategies):
         numbers = [count, *lengths]
-        if not lengths or any(type(v) is not int or v < 1 for v in numbers):
+        if not lengths or any(type(v) is not int or v < 1 for v in numbers) or max(lengths) > MAX_LENGTH:
             raise ValueError(f"strategy {at}: count and lengths must be integers >= 1, lengths not empty")
     sizes = [len(lengths) for _, lengths in strategies]
     capacity, depth, bound = document["capacity"], document["depth"], document["lower_bound"]
-    if type(capacity) is not int or not (depth is None or type(depth) is int) or type(bound["packs"]) is not int:
-        raise ValueError("capacity, depth and lower bound must be integers (depth may be null)")
+    limits = [capacity] if depth is None else [capacity, depth]
+    if any(type(v) is not int or not 1 <= v <= MAX_LENGTH for v in limits) or type(bound["packs"]) is not int:
+        raise ValueError("capacity, depth and lower bound must be integers >= 1 (depth may be null)")
     return Plan(
         capacity=capacity,
         depth=depth,

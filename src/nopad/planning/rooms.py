@@ -7,29 +7,27 @@ hundred bits, whatever the capacity. Within one room the class opened last is ta
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TypeAlias
 
-__all__ = ["Content", "OpenPacks"]
+__all__ = ["Content", "OpenPacks", "lengths_of"]
 
 _SHIFT = 9
 _MASK = (1 << _SHIFT) - 1
 
 
-class Content(NamedTuple):
-    """What a pack holds, as a chain: `copies` of `length` on top of `below` (longer lengths, or None)."""
+# What a pack holds, as a chain (below, length, copies): `copies` of `length` on top of `below`, which holds longer
+# lengths, or None. A plain tuple: hundreds of thousands are made, and a class would double the time of planning.
+Content: TypeAlias = "tuple[Content | None, int, int]"
 
-    below: Content | None
-    length: int
-    copies: int
 
-    def lengths(self) -> tuple[int, ...]:
-        """Return all lengths, longest first."""
-        parts = []
-        at: Content | None = self
-        while at is not None:
-            parts.append((at.length,) * at.copies)
-            at = at.below
-        return tuple(length for part in reversed(parts) for length in part)
+def lengths_of(content: Content) -> tuple[int, ...]:
+    """Return all lengths of a pack, longest first."""
+    parts = []
+    at: Content | None = content
+    while at is not None:
+        at, length, copies = at
+        parts.append((length,) * copies)
+    return tuple(length for part in reversed(parts) for length in part)
 
 
 class OpenPacks:
@@ -83,7 +81,9 @@ class OpenPacks:
         if room == 0 or used >= self.depth:
             self.closed.append((count, content))
             return
-        stack = self._stacks.setdefault(room, [])
+        stack = self._stacks.get(room)
+        if stack is None:
+            stack = self._stacks[room] = []
         if not stack:
             word = room >> _SHIFT
             self._words[word] |= 1 << (room & _MASK)
@@ -93,4 +93,4 @@ class OpenPacks:
     def strategies(self) -> list[tuple[int, tuple[int, ...]]]:
         """Return all packs, closed and open, as ``(count, lengths)`` pairs."""
         still_open = [(count, content) for stack in self._stacks.values() for count, content, _ in stack]
-        return [(count, content.lengths()) for count, content in [*self.closed, *still_open]]
+        return [(count, lengths_of(content)) for count, content in [*self.closed, *still_open]]

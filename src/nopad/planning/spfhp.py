@@ -11,7 +11,7 @@ section 3; worst-fit decreasing applied to a histogram.
 from __future__ import annotations
 
 from nopad.histogram import Histogram
-from nopad.planning.rooms import Content, OpenPacks
+from nopad.planning.rooms import OpenPacks
 
 __all__ = ["spfhp"]
 
@@ -27,12 +27,12 @@ def spfhp(histogram: Histogram, capacity: int, depth: int | None) -> list[tuple[
         while left:
             room = packs.emptiest()
             if room < length:
-                packs.put(capacity - length, left, Content(None, length, 1), 1)
+                packs.put(capacity - length, left, (None, length, 1), 1)
                 break
             count, content, used = packs.take(room)
             if count > left:
                 packs.put(room, count - left, content, used)
                 count = left
-            packs.put(room - length, count, Content(content, length, 1), used + 1)
+            packs.put(room - length, count, (content, length, 1), used + 1)
             left -= count
     return packs.strategies()

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import numpy as np
 
@@ -28,10 +28,11 @@ from nopad.errors import (
     OptionError,
     OutputBusyError,
     OutputExistsError,
+    PlanMismatchError,
     RecordError,
     ResumeError,
 )
-from nopad.files import fsync_folder, storage_errors, write_atomic
+from nopad.files import PARTIAL_SUFFIX, fsync_folder, storage_errors, write_atomic
 from nopad.histogram import as_lengths
 from nopad.packs import Packs
 from nopad.planning.front import ARRIVAL_ALGORITHMS, check_options, plan, summarise
@@ -56,6 +57,12 @@ class PackOptions:
     seed: int = 0
     order: Order = "random"
     shard_tokens: int = SHARD_TOKENS
+
+    def __post_init__(self) -> None:
+        if self.order not in get_args(Order):
+            raise OptionError(f"unknown order {self.order!r}; it is 'random' or 'source'")
+        if type(self.shard_tokens) is not int or self.shard_tokens < 1:
+            raise OptionError(f"shard_tokens must be an integer of at least 1, got {self.shard_tokens!r}")
 
 
 class Monitor(Protocol):
@@ -118,6 +125,8 @@ def pack_corpus(
     ...     made.packs, made.tokens
     (2, 6)
     """
+    if source.kind == "ids":
+        tokenizer = None  # it would not be used, and must not stand in the manifest
     job = _Job(
         Path(out), source, corpus, tokenizer, packing or PackOptions(), reader or {}, index_only, monitor or Silent()
     )
@@ -127,7 +136,7 @@ def pack_corpus(
         return existing
     with job.claim():
         try:
-            return job.run(commit_every_s)
+            return job.existing() or job.run(commit_every_s)  # another process may just have finished it
         except KeyboardInterrupt as error:
             raise InterruptedJobError(
                 f"stopped; what is done is kept in {job.work}: run the same command again to go on"
@@ -168,9 +177,9 @@ class _Job:
         return {
             "kind": "index" if self.index_only else "packed",
             "capacity": self.corpus.capacity,
-            "depth": self.packing.depth,
+            "depth": self.packing.depth and int(self.packing.depth),
             "algorithm": self.packing.algorithm,
-            "seed": self.packing.seed,
+            "seed": int(self.packing.seed),
             "order": self.packing.order,
             "tokenizer": tokenizer,
             "options": {**options, **self.reader, "shard_tokens": self.packing.shard_tokens},
@@ -200,10 +209,22 @@ class _Job:
         shutil.rmtree(self.work, ignore_errors=True)  # a job killed between its manifest and its clean-up leaves it
         return manifest
 
+    def holds_something_else(self) -> bool:
+        """Whether `out` is anything but a new or empty folder or one that a job of ours has left unfinished."""
+        if not self.out.exists() or (self.work / "job.json").is_file():
+            return False
+        if not self.out.is_dir():
+            return True
+        beside = {path.name for path in self.out.iterdir()}
+        if not self.work.is_dir():
+            return bool(beside)
+        inside = {path.name for path in self.work.iterdir()}
+        return bool(beside - {WORK} or inside - {"lock", "job.json" + PARTIAL_SUFFIX})
+
     @contextmanager
     def claim(self) -> Iterator[None]:
         """Make or enter the work folder, alone, after proving that an unfinished job in it is this one."""
-        if self.out.exists() and (not self.out.is_dir() or (not self.work.is_dir() and any(self.out.iterdir()))):
+        if self.holds_something_else():
             raise OutputExistsError(f"{self.out} already holds something else; choose a new or empty folder")
         started = {"settings": self.settings(), "inventory": [list(entry) for entry in self.source.inventory()]}
         with storage_errors("creating", self.work):
@@ -212,6 +233,8 @@ class _Job:
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.fstat(lock).st_nlink:
+                    raise BlockingIOError  # the other one removes its work folder at this moment
             except BlockingIOError as error:
                 raise OutputBusyError(
                     f"another process is packing into {self.out}; wait for it, or choose another folder"
@@ -256,11 +279,7 @@ class _Job:
                     spool.append(group.batch, group.counts, group.blocks)
                     self.monitor.advance(sum(len(block.data) for block in group.blocks), group.counts.tokens)
             counts = spool.progress.counts
-            if not counts.sequences:
-                raise RecordError(
-                    f"nothing to pack: {counts.records:,} records gave no sequence ({counts.empty_skipped:,} empty, "
-                    f"{counts.bad_skipped:,} bad, {counts.dropped:,} dropped as over-long)"
-                )
+            _check_any(counts)
             spool.finish()
         finally:
             spool.close()
@@ -276,6 +295,7 @@ class _Job:
         for block in self.source.blocks():
             digest = chain(digest, block)
         counts = Counts(records=lengths.size, sequences=lengths.size, tokens=int(lengths.sum(dtype=np.int64)))
+        _check_any(counts)
         nothing = np.zeros(0, dtype=np.int64)
         columns = Columns(lengths=lengths, record=np.arange(lengths.size), start=None, begin=nothing, tokens={})
         size = self.source.total_bytes or 0
@@ -296,7 +316,13 @@ class _Job:
                 if stored.exists()
                 else plan(columns.lengths, capacity, depth=depth, algorithm=algorithm)
             )
-            packs = assign(made, columns.lengths, **how)
+            try:
+                packs = assign(made, columns.lengths, **how)
+            except PlanMismatchError as error:  # lengths that are not spooled are free to change under a stored plan
+                raise ResumeError(
+                    f"the source changed since the job in {self.out} started: {error}; "
+                    "put it back as it was, or delete the folder to start over"
+                ) from error
         if not stored.exists():
             made.save(stored)
         return made, packs
@@ -309,7 +335,8 @@ class _Job:
         self.monitor.stage("writing", int(columns.lengths.sum(dtype=np.int64)), "tokens")
         if (self.out / "shards").exists():  # killed while publishing: all shards are finished and in place
             return _read_shard_journal(self.work)
-        (self.work / "shards").mkdir(exist_ok=True)
+        with storage_errors("creating", self.work / "shards"):
+            (self.work / "shards").mkdir(exist_ok=True)
         finished = {shard.file: shard for shard in _read_shard_journal(self.work)}
         self.monitor.advance(*2 * (sum(shard.tokens for shard in finished.values()),))
 
@@ -367,6 +394,15 @@ class _Job:
         manifest.save(self.out)
         shutil.rmtree(self.work, ignore_errors=True)
         return manifest
+
+
+def _check_any(counts: Counts) -> None:
+    """Refuse to make a dataset without a sequence."""
+    if not counts.sequences:
+        raise RecordError(
+            f"nothing to pack: {counts.records:,} records gave no sequence ({counts.empty_skipped:,} empty, "
+            f"{counts.bad_skipped:,} bad, {counts.dropped:,} dropped as over-long)"
+        )
 
 
 def _check_same_job(stored: Mapping[str, Any], started: Mapping[str, Any], out: Path) -> None:

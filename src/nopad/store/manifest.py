@@ -6,11 +6,12 @@ No time and no path stands in it: same input, same bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from nopad.corpus import Counts
 from nopad.errors import CorruptError, FormatError
 from nopad.files import write_atomic
 
@@ -120,7 +121,39 @@ class Manifest:
             shards = tuple(Shard(**shard) for shard in document.pop("shards"))
         except TypeError as error:
             raise CorruptError(f"{path} is damaged: {error}") from error
-        return cls(shards=shards, **document)
+        manifest = cls(shards=shards, **document)
+        for name, sound in _soundness(manifest):
+            if not sound:
+                raise CorruptError(f"{path} is damaged: {name} is {document.get(name, shards)!r}")
+        return manifest
+
+
+def _soundness(m: Manifest) -> Iterator[tuple[str, bool]]:
+    """Yield each field that something reads, and whether its value is one that a job can have written."""
+    yield "kind", m.kind in ("packed", "index")
+    yield "depth", m.depth is None or _is_count(m.depth, least=1)
+    for name, least in (("capacity", 1), ("rows_per_group", 1), ("seed", 0), ("packs", 0), ("sequences", 0)):
+        yield name, _is_count(getattr(m, name), least=least)
+    yield "tokens", _is_count(m.tokens)
+    for name in ("algorithm", "order", "plan_sha256", "sequence_checksum"):
+        yield name, isinstance(getattr(m, name), str)
+    yield "source", _has(m.source, "sha256", "records", "files", "bytes", "ignored")
+    yield "tokenizer", m.tokenizer is None or _has(m.tokenizer, "sha256", "vocab_size", "prefix", "suffix")
+    yield "options", _has(m.options, "special_tokens", "over_long", "empty", "on_bad_record")
+    yield "counts", _has(m.counts, *(f.name for f in fields(Counts))) and all(map(_is_count, m.counts.values()))
+    yield "columns", _has(m.columns) and bool(m.columns) == (m.kind == "packed")
+    yield "tool_versions", _has(m.tool_versions)
+    numbers = [number for s in m.shards for number in (s.packs, s.sequences, s.tokens, s.bytes)]
+    names = [name for s in m.shards for name in (s.file, s.sha256)]
+    yield "shards", bool(names) and all(map(_is_count, numbers)) and all(isinstance(name, str) for name in names)
+
+
+def _is_count(value: object, *, least: int = 0) -> bool:
+    return type(value) is int and value >= least
+
+
+def _has(value: object, *keys: str) -> bool:
+    return isinstance(value, dict) and set(keys) <= set(value)
 
 
 def tool_versions(*packages: str) -> dict[str, str]:

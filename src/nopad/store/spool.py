@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -151,7 +152,8 @@ class Spool:
     def close(self) -> None:
         """Close the files; what was not committed is lost."""
         for file in self._files.values():
-            file.close()
+            with suppress(OSError):  # on a full disk, writing out what is buffered fails once more
+                file.close()
         self._files = {}
 
     def columns(self, *, split: bool) -> Columns:
@@ -169,9 +171,14 @@ class Spool:
 
     def _map(self, name: str) -> NDArray[Any]:
         path = self._folder / f"{name}.bin"
-        if not path.stat().st_size:
-            return np.zeros(0, dtype=_FILES[name])
-        return np.memmap(path, dtype=_FILES[name], mode="r")
+        size = self._size(name)
+        if path.stat().st_size < size * np.dtype(_FILES[name]).itemsize:
+            raise ResumeError(f"{path} is shorter than its journal says; {_WAY_OUT}")
+        return np.memmap(path, dtype=_FILES[name], mode="r", shape=(size,))
+
+    def _size(self, name: str) -> int:
+        """How many items of a file the journal vouches for."""
+        return self.progress.counts.tokens if name == "tokens" else self.progress.counts.sequences
 
     def _read_journal(self) -> list[Progress]:
         """Return all whole journal lines; a torn last one is cut off."""
@@ -191,15 +198,13 @@ class Spool:
 
     def _open(self) -> None:
         """Open the files for appending, cut back to what the journal vouches for."""
-        counts = self.progress.counts
-        sizes = {name: (counts.tokens if name == "tokens" else counts.sequences) for name in _FILES}
         with storage_errors("opening the spool in", self._folder):
             for name, dtype in _FILES.items():
                 file = open(self._folder / f"{name}.bin", "ab", buffering=1 << 20)  # noqa: SIM115 - closed by `close`
                 self._files[name] = file
-                trusted = sizes[name] * np.dtype(dtype).itemsize
+                trusted = self._size(name) * np.dtype(dtype).itemsize
                 if os.fstat(file.fileno()).st_size < trusted:
-                    raise ResumeError(f"{self._folder / name}.bin is shorter than its journal says; {_WAY_OUT}")
+                    raise ResumeError(f"{file.name} is shorter than its journal says; {_WAY_OUT}")
                 os.truncate(file.fileno(), trusted)
         self._committed_at = time.monotonic()
 

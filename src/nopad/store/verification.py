@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad import _kernels
-from nopad.corpus import CHAIN_START, CorpusOptions, Source, Tokenizer, chain, sequences
-from nopad.errors import CorruptError, FormatError, NopadError
+from nopad.corpus import CHAIN_START, CorpusOptions, Counts, Group, Source, Tokenizer, chain, sequences
+from nopad.errors import CorruptError, FormatError, NopadError, RecordError
 from nopad.files import sha256_file
 from nopad.histogram import Histogram
 from nopad.planning.plan import Plan
+from nopad.store.index import PACKS, SEQUENCES
 from nopad.store.job import Monitor, Silent
 from nopad.store.lengths import LengthsFile
-from nopad.store.manifest import MANIFEST, PLAN, Manifest
+from nopad.store.manifest import MANIFEST, PLAN, Manifest, Shard
 from nopad.store.reader import Block, PackedDataset
+from nopad.store.shards import Layout
 
 __all__ = ["verify"]
 
@@ -85,10 +88,11 @@ class _Found:
 
     def sorted(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.uint64]]:
         """Return record, start, lengths and hashes in source order."""
-        record, start, lengths = np.concatenate(self.record), np.concatenate(self.start), np.concatenate(self.lengths)
-        hashes = np.concatenate(self.hashes) if self.hashes else np.zeros(0, dtype=np.uint64)
+        record, start = (np.concatenate([np.zeros(0, dtype=np.int64), *parts]) for parts in (self.record, self.start))
+        lengths = np.concatenate([np.zeros(0, dtype=np.int32), *self.lengths])
+        hashes = np.concatenate([np.zeros(0, dtype=np.uint64), *self.hashes])
         order = np.lexsort((start, record))
-        return record[order], start[order], lengths[order], hashes[order] if hashes.size else hashes
+        return record[order], start[order], lengths[order], hashes[order] if hashes.size == order.size else hashes
 
 
 class _Verification:
@@ -129,10 +133,9 @@ class _Verification:
         except FormatError as error:
             self.say(str(error))
             return None
-        if plan.fingerprint != m.plan_sha256:
-            self.say(
-                f"{PLAN} is not the plan that {MANIFEST} names: SHA-256 {plan.fingerprint}, expected {m.plan_sha256}"
-            )
+        digest = sha256_file(self.folder / PLAN)
+        if digest != m.plan_sha256:
+            self.say(f"{PLAN} is not the plan that {MANIFEST} names: SHA-256 {digest}, expected {m.plan_sha256}")
         for problem in plan.problems():
             self.say(f"{PLAN}: {problem}")
         for name in ("capacity", "depth", "algorithm", "packs", "sequences", "tokens"):
@@ -143,13 +146,15 @@ class _Verification:
     def check_files(self) -> bool:
         """All files are there with their checksums, and no others; True when all can be read."""
         m = self.manifest
-        known = {shard.file for shard in m.shards}
-        present = (
-            {f"shards/{p.name}" for p in (self.folder / "shards").iterdir()}
-            if (self.folder / "shards").is_dir()
-            else set()
-        )
-        for name in sorted(present - known):
+        listed = [shard.file for shard in m.shards]
+        one_pack_each = Layout(len(listed), 1, 1)
+        names = [PACKS, SEQUENCES] if m.kind == "index" else [one_pack_each.name(i) for i in range(len(listed))]
+        if listed != names:
+            wrong = next(i for i, (name, wanted) in enumerate(zip_longest(listed, names)) if name != wanted)
+            self.say(f"{MANIFEST} lists other files than such a dataset has, or in another order, from number {wrong}")
+        folder = self.folder / "shards"
+        present = {f"shards/{path.name}" for path in folder.iterdir()} if folder.is_dir() else set()
+        for name in sorted(present - set(listed)):
             self.say(f"{name} does not belong to this dataset")
         self.monitor.stage("checksums", sum(shard.bytes for shard in m.shards), "bytes")
         whole = True
@@ -164,12 +169,45 @@ class _Verification:
             elif (digest := sha256_file(path)) != shard.sha256:
                 self.say(f"{shard.file} is damaged: SHA-256 {digest}, expected {shard.sha256}")
                 whole = False
+            elif m.kind == "packed":
+                whole = self.check_footer(shard) and whole
             self.monitor.advance(shard.bytes)
         for name in ("packs", "sequences", "tokens"):
-            total = sum(getattr(shard, name) for shard in m.shards) if m.kind == "packed" else getattr(m, name)
-            if total != getattr(m, name):
-                self.say(f"{MANIFEST} states {getattr(m, name):,} {name}, its shards add up to {total:,}")
+            parts = [getattr(shard, name) for shard in m.shards]
+            if m.kind == "packed" and sum(parts) != getattr(m, name):
+                self.say(f"{MANIFEST} states {getattr(m, name):,} {name}, its shards add up to {sum(parts):,}")
+            if m.kind == "index" and set(parts) != {getattr(m, name)}:
+                self.say(f"{MANIFEST} states {getattr(m, name):,} {name}, and for its files {parts}")
         return whole
+
+    def check_footer(self, shard: Shard) -> bool:
+        """A shard has the columns, the row groups and the totals that the manifest states; True when it is readable."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        m = self.manifest
+        try:
+            with pq.ParquetFile(self.folder / shard.file) as file:
+                metadata, schema = file.metadata, file.schema_arrow
+        except (OSError, pa.ArrowException) as error:
+            self.say(f"{shard.file} cannot be read: {error}")
+            return False
+        if {field.name: str(field.type) for field in schema} != m.columns:
+            self.say(
+                f"{shard.file} has the columns {', '.join(schema.names)}, or types, that {MANIFEST} does not state"
+            )
+            return False
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+        rest = metadata.num_rows % m.rows_per_group if shard is m.shards[-1] else 0
+        regular = [m.rows_per_group] * (metadata.num_rows // m.rows_per_group) + [rest] * bool(rest)
+        if [group.num_rows for group in groups] != regular:
+            self.say(f"{shard.file} has row groups of other than {m.rows_per_group} packs")
+        columns = {"sequences": schema.names.index("seq_lens"), "tokens": len(schema.names) - 1}
+        held = {name: sum(group.column(at).num_values for group in groups) for name, at in columns.items()}
+        for name, number in {"packs": metadata.num_rows, **held}.items():
+            if number != getattr(shard, name):
+                self.say(f"{MANIFEST} states {getattr(shard, name):,} {name} in {shard.file}, it holds {number:,}")
+        return True
 
     def read(self, *, deep: bool) -> _Found | None:
         """Decode every pack and check it on its own; None when that is not possible."""
@@ -180,7 +218,7 @@ class _Verification:
         try:
             for block in dataset.iter_blocks(range(dataset.blocks)):
                 self.check_block(block, packs)
-                found.add(block, hashes=deep)
+                found.add(block, hashes=deep and not self.problems)
                 packs += len(block)
                 tokens = int(block.sequences["seq_lens"].sum(dtype=np.int64))
                 self.monitor.advance(tokens, tokens)
@@ -214,6 +252,8 @@ class _Verification:
     ) -> None:
         """Every sequence exactly once, of the lengths that the plan covers, pieces without a gap."""
         m = self.manifest
+        if lengths.min(initial=1) < 1:
+            return
         same = (record[1:] == record[:-1]) & (start[1:] == start[:-1])
         for i in np.flatnonzero(same)[:3]:
             self.say(f"record {record[i]}, piece from token {start[i]}: more than once")
@@ -227,6 +267,9 @@ class _Verification:
                 f"the packs hold other sequences than were packed: checksum {checksum}, expected {m.sequence_checksum}"
             )
         counts = m.counts
+        for name, stated in (("records", m.source["records"]), ("sequences", m.sequences), ("tokens", m.tokens)):
+            if counts[name] != stated:
+                self.say(f"{MANIFEST} states {stated:,} {name}, and {counts[name]:,} in its counts")
         lost = counts["dropped"] + counts["empty_skipped"] + counts["bad_skipped"]
         present = int(np.count_nonzero(np.diff(record, prepend=-1)))
         if present + lost != counts["records"]:
@@ -252,6 +295,8 @@ class _Verification:
             if not np.array_equal(lengths, source.lengths):
                 self.say("the lengths in the packs are not those of the source")
             return
+        if source.kind == "ids":
+            tokenizer = None
         expected = m.tokenizer and m.tokenizer["sha256"]
         if tokenizer is not None and tokenizer.fingerprint != expected:
             self.say(f"packed with another tokenizer: SHA-256 {expected}, this one has {tokenizer.fingerprint}")
@@ -259,10 +304,12 @@ class _Verification:
         names = ("special_tokens", "over_long", "empty", "on_bad_record")
         options = CorpusOptions(capacity=m.capacity, **{name: m.options[name] for name in names})
         self.monitor.stage("comparing with the source", source.total_bytes, "bytes")
-        digest, at = CHAIN_START, 0
-        for group in sequences(source.blocks(), tokenizer, options):
+        digest, at, size, counts = CHAIN_START, 0, 0, Counts()
+        for group in self.groups(source, tokenizer, options):
+            counts += group.counts
             for block in group.blocks:
                 digest = chain(digest, block)
+                size += len(block.data)
                 self.monitor.advance(len(block.data))
             batch = group.batch
             here = slice(at, at + batch.lengths.size)
@@ -285,6 +332,18 @@ class _Verification:
             self.say(
                 f"this is not the source that was packed: fingerprint {digest.hex()}, expected {m.source['sha256']}"
             )
+            return
+        for name, made in {**counts.to_dict(), "bytes": size}.items():
+            stated = m.source["bytes"] if name == "bytes" else m.counts[name]
+            if stated != made:
+                self.say(f"{MANIFEST} states {stated:,} {name}, the source gives {made:,}")
+
+    def groups(self, source: Source, tokenizer: Tokenizer | None, options: CorpusOptions) -> Iterator[Group]:
+        """Make the sequences again; a record that was packed and no longer can be is a problem, not an error."""
+        try:
+            yield from sequences(source.blocks(), tokenizer, options)
+        except RecordError as error:
+            self.say(f"this is not the source that was packed: {error}")
 
 
 def _hashes(tokens: NDArray[np.int32], lengths: NDArray[np.int32]) -> NDArray[np.uint64]:

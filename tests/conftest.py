@@ -1,0 +1,65 @@
+"""What several test rooms share: published histograms, synthetic ones, exact messages, hypothesis settings."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from nopad import Histogram
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "shared" / "data"
+ABSENT = (
+    f"the published histograms are not in {PUBLISHED}; they come from github.com/graphcore/examples "
+    "tutorials/blogs_code/packedBERT/histograms.py"
+)
+
+settings.register_profile("nopad", deadline=None)  # the first call of a kernel compiles it
+settings.load_profile("nopad")
+
+# `st.from_type(Histogram)`: few lengths, small counts, often empty or of one length.
+st.register_type_strategy(
+    Histogram, st.dictionaries(st.integers(1, 40), st.integers(1, 60), max_size=12).map(Histogram.from_counts)
+)
+
+
+def pytest_collection_modifyitems(items):
+    if not PUBLISHED.is_dir():
+        for item in items:
+            if item.get_closest_marker("shared"):
+                item.add_marker(pytest.mark.skip(reason=ABSENT))
+
+
+@pytest.fixture(scope="session")
+def wikipedia() -> Histogram:
+    """Wikipedia for BERT, capacity 512; only for tests marked `shared`."""
+    return Histogram.load(PUBLISHED / "wikipedia_bert_512.json")
+
+
+@pytest.fixture(scope="session")
+def squad() -> Histogram:
+    """SQuAD 1.1 for BERT, capacity 384; only for tests marked `shared`."""
+    return Histogram.load(PUBLISHED / "squad_1_1_bert_384.json")
+
+
+@pytest.fixture(scope="session")
+def synthetic():
+    """Histograms from a formula, so that golden numbers need no file: `synthetic(capacity, seed)`."""
+
+    def build(capacity: int, seed: int) -> Histogram:
+        return Histogram.from_counts({n: (n * n * (seed + 3) + 7 * seed) % 13 for n in range(1, capacity + 1)})
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def refuses():
+    """Expect exactly this error with exactly this message: `with refuses(LengthError, "..."):`."""
+
+    def refuses(error: type[Exception], message: str):
+        return pytest.raises(error, match=rf"\A{re.escape(message)}\Z", check=lambda raised: type(raised) is error)
+
+    return refuses

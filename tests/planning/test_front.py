@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nopad.planning.front
+from nopad import ALGORITHMS, Histogram, plan
+from nopad.errors import LengthError, OptionError
+from nopad.histogram import MAX_LENGTH
+from nopad.planning import lower_bound
+from nopad.planning.front import summarise
+from nopad.planning.greedy import greedy
+
+EVERY = st.sampled_from(ALGORITHMS)
+DEPTH = st.none() | st.integers(1, 6) | st.just(1000)  # a depth far above the capacity means nothing
+ALL_ALGORITHMS = pytest.mark.parametrize("algorithm", ALGORITHMS)
+
+
+def test_the_algorithms_are_listed_sorted():
+    assert ALGORITHMS == ("ffd", "greedy", "lpfhp", "spfhp")
+
+
+@given(st.from_type(Histogram), st.integers(40, 70), DEPTH, EVERY, st.integers(0, 3))
+def test_what_every_plan_keeps(histogram, capacity, depth, algorithm, seed):
+    made = plan(histogram, capacity, depth=depth, algorithm=algorithm, seed=seed)
+    assert made.histogram == histogram  # every sequence, and no phantom
+    assert (made.capacity, made.depth, made.algorithm) == (capacity, depth, algorithm)
+    assert all(count >= 1 and sum(lengths) <= capacity for count, lengths in made.strategies)
+    assert all(lengths == tuple(sorted(lengths, reverse=True)) for _, lengths in made.strategies)
+    assert len({lengths for _, lengths in made.strategies}) == len(made.strategies)
+    assert made.max_depth_used <= (depth or capacity)
+    assert lower_bound(histogram, capacity, depth) == made.bound
+    assert made.lower_bound <= made.packs <= histogram.sequences
+    assert made.problems() == []
+    assert made.to_json() == plan(histogram, capacity, depth=depth, algorithm=algorithm, seed=seed).to_json()
+
+
+@given(st.lists(st.integers(1, 16), max_size=40), st.integers(16, 30), st.none() | st.integers(1, 5), EVERY)
+def test_equals_placing_one_by_one(one_by_one, lengths, capacity, depth, algorithm):
+    made = plan(lengths, capacity, depth=depth, algorithm=algorithm)
+    assert {strategy: count for count, strategy in made.strategies} == one_by_one(algorithm, lengths, capacity, depth)
+
+
+@given(st.lists(st.integers(1, 20), max_size=40), st.sampled_from(["ffd", "lpfhp", "spfhp"]), st.randoms())
+def test_histogram_algorithms_do_not_see_the_order(lengths, algorithm, random):
+    shuffled = random.sample(lengths, len(lengths))
+    made = plan(lengths, 20, algorithm=algorithm)
+    assert made == plan(shuffled, 20, algorithm=algorithm)
+    assert made == plan(Histogram.from_lengths(lengths), 20, algorithm=algorithm)
+
+
+@ALL_ALGORITHMS
+@pytest.mark.parametrize("empty", [[], np.empty(0, np.uint8), Histogram.from_counts({})])
+@pytest.mark.parametrize("depth", [None, 1, 2, 3])
+def test_nothing_to_pack(algorithm, empty, depth):
+    made = plan(empty, 8, depth=depth, algorithm=algorithm)
+    assert (made.packs, made.sequences, made.tokens, made.lower_bound, made.strategies) == (0, 0, 0, 0, [])
+    assert (made.efficiency, made.packing_factor, made.limit, made.max_depth_used) == (1.0, 1.0, 1.0, 0)
+    assert made.problems() == []
+
+
+@ALL_ALGORITHMS
+@pytest.mark.parametrize(
+    ("lengths", "strategies"),
+    [([3], [(1, (3,))]), ([8], [(1, (8,))]), ([8] * 5, [(5, (8,))]), ([5] * 5, [(5, (5,))])],
+)
+@pytest.mark.parametrize("depth", [None, 1, 2, 100])
+def test_one_way_only(algorithm, lengths, strategies, depth):
+    made = plan(lengths, 8, depth=depth, algorithm=algorithm)
+    assert made.strategies == strategies
+    assert made.lower_bound == made.packs
+
+
+@ALL_ALGORITHMS
+def test_the_smallest_and_the_largest_capacity(algorithm):
+    assert plan([1, 1], 1, algorithm=algorithm).strategies == [(2, (1,))]
+    assert plan([MAX_LENGTH, 1, MAX_LENGTH - 1], MAX_LENGTH, algorithm=algorithm).packs >= 2
+
+
+@pytest.mark.parametrize("algorithm", ["ffd", "lpfhp", "spfhp"])
+def test_counts_beyond_memory(algorithm):
+    counts = {7: 2**40, 5: 2**40 + 1, 3: 2**41, 1: 2**39}
+    made = plan(Histogram.from_counts(counts), 8, algorithm=algorithm)
+    assert made.histogram.to_dict() == counts
+    assert made.packs >= made.lower_bound > 2**40
+
+
+@ALL_ALGORITHMS
+def test_numpy_integers_are_integers(algorithm):
+    options = {"depth": np.int32(2), "seed": np.uint64(2**64 - 1), "algorithm": algorithm}
+    made = plan([5, 3, 4], np.int64(8), **options)
+    assert made == plan([5, 3, 4], 8, depth=2, seed=2**64 - 1, algorithm=algorithm)
+    assert (type(made.capacity), type(made.depth)) == (int, int)
+
+
+def test_the_default_is_lpfhp_without_a_depth():
+    made = plan([5, 3, 4, 2, 8], 8)
+    assert (made.algorithm, made.depth, made.notes, dict(made.options)) == ("lpfhp", None, (), {})
+
+
+class TestArrivalOrder:
+    @given(st.lists(st.integers(1, 12), max_size=40), st.integers(12, 30), DEPTH)
+    def test_the_summary_counts_the_packs(self, lengths, capacity, depth):
+        array = np.array(lengths, dtype=np.int32)
+        packs = greedy(array, capacity, depth)
+        made = summarise(packs, array, algorithm="greedy", notes=("a note",))
+        strategies = Counter(tuple(sorted(array[pack].tolist(), reverse=True)) for pack in packs)
+        assert {strategy: count for count, strategy in made.strategies} == strategies
+        first_three = [(*strategy, 0, 0)[:3] for _, strategy in made.strategies]
+        assert first_three == sorted(first_three, reverse=True)
+        assert (made.packs, made.notes) == (len(packs), ("a note",))
+        assert made.strategies == plan(lengths, capacity, depth=depth, algorithm="greedy").strategies
+
+    def test_lengths_keep_their_order_and_a_histogram_is_drawn(self):
+        lengths = [5, 3] * 50
+        assert plan(lengths, 8, algorithm="greedy").strategies == [(50, (5, 3))]
+        assert plan(lengths, 8, algorithm="greedy").notes == ()
+        drawn = plan(Histogram.from_lengths(lengths), 8, algorithm="greedy", seed=3)
+        assert drawn.packs > 50
+        assert drawn.notes == ("arrival order drawn from the histogram with seed 3",)
+
+    def test_the_drawn_order_depends_on_the_seed_only(self):
+        histogram = Histogram.from_counts(dict.fromkeys(range(1, 21), 20))
+        made = {plan(histogram, 30, algorithm="greedy", seed=seed).packs for seed in range(12)}
+        assert len(made) > 3
+        assert plan(histogram, 30, algorithm="greedy").packs == 182  # for ever
+
+    def test_too_many_to_draw(self, refuses):
+        with refuses(
+            OptionError,
+            "greedy places sequences one by one; 2,147,483,648 in a histogram are too many to draw "
+            "(limit 2,147,483,647): take a histogram algorithm (ffd, lpfhp, spfhp)",
+        ):
+            plan(Histogram.from_counts({1: 2**31}), 8, algorithm="greedy")
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "8", None, 2**31, float("nan")])
+def test_bad_capacity(refuses, value):
+    with refuses(OptionError, f"capacity must be an integer from 1 to 2147483647, got {value!r}"):
+        plan([1], value)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "max", 2**31])
+def test_bad_depth(refuses, value):
+    message = f"depth must be an integer from 1 to 2147483647 (None for unlimited), got {value!r}"
+    with refuses(OptionError, message):
+        plan([1], 8, depth=value)
+
+
+@pytest.mark.parametrize("value", [-1, 2**64, 0.0, False, "0", None])
+def test_bad_seed(refuses, value):
+    with refuses(OptionError, f"seed must be an integer from 0 to 18446744073709551615, got {value!r}"):
+        plan([1], 8, seed=value)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("lpfph", "; did you mean lpfhp or spfhp?"),
+        ("LPFHP", "; did you mean lpfhp or spfhp?"),
+        ("ffdd", "; did you mean ffd?"),
+        ("gredy", "; did you mean greedy?"),
+        ("", ""),
+        (None, ""),
+        (7, ""),
+    ],
+)
+def test_unknown_algorithm(refuses, name, meant):
+    with refuses(OptionError, f"unknown algorithm {name!r}{meant} (there are: ffd, greedy, lpfhp, spfhp)"):
+        plan([1], 8, algorithm=name)
+
+
+@ALL_ALGORITHMS
+def test_lengths_above_the_capacity(refuses, algorithm):
+    way_out = "truncate, split or drop {}, or take a capacity of at least"
+    with refuses(
+        LengthError, f"length 9 at index 1 is above the capacity of 8 (and 1 more); {way_out.format('it')} 12"
+    ):
+        plan([8, 9, 12], 8, algorithm=algorithm)
+    with refuses(
+        LengthError,
+        f"3 sequences are above the capacity of 8 (the longest has 12 tokens); {way_out.format('them')} 12",
+    ):
+        plan(Histogram.from_counts({8: 7, 9: 1, 12: 2}), 8, algorithm=algorithm)
+
+
+def test_counting_what_is_above_the_capacity_is_exact(refuses):
+    most = 2**63 - 1
+    with refuses(
+        LengthError,
+        f"{2 * most:,} sequences are above the capacity of 8 (the longest has 10 tokens); "
+        "truncate, split or drop them, or take a capacity of at least 10",
+    ):
+        plan(Histogram.from_counts({9: most, 10: most}), 8)
+
+
+@pytest.mark.parametrize("lengths", [[0], [-1], [1.5], [float("nan")], [True], ["3"], [[1, 2]]])
+def test_options_and_lengths_are_checked_before_any_work(monkeypatch, lengths):
+    monkeypatch.setattr(nopad.planning.front, "HISTOGRAM_ALGORITHMS", {})  # reaching them would be a KeyError
+    with pytest.raises(LengthError):
+        plan(lengths, 8)
+    with pytest.raises(OptionError):
+        plan(lengths, 0)

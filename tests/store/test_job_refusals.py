@@ -1,0 +1,137 @@
+"""What a packing job will not do: write over something else, or begin what cannot end."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from nopad.corpus import IterableSource
+from nopad.errors import FormatError, LengthError, OptionError, OutputExistsError, RecordError
+from nopad.store import job
+
+
+def test_the_same_call_again_reuses_the_dataset(tmp_path, pack, make_records, break_at):
+    source, out = IterableSource(make_records(50)), tmp_path / "out"
+    made = pack(source, out)
+    before = {path: path.stat() for path in out.rglob("*")}
+    steps = break_at(AssertionError("written"))
+    assert pack(source, out) == made
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == {
+        path: stat.st_mtime_ns for path, stat in before.items()
+    }
+    assert steps == []
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"capacity": 17}, "capacity was 16, now 17"),
+        ({"depth": 3}, "depth was none, now 3"),
+        ({"algorithm": "greedy", "seed": 1}, "algorithm was lpfhp, now greedy; seed was 0, now 1"),
+        ({"order": "source"}, "order was random, now source"),
+        ({"over_long": "split"}, "over_long was error, now split"),
+        ({"shard_tokens": 300}, "shard_tokens was 200, now 300"),
+        ({"reader": {"text_unit": "line"}}, "text_unit was none, now line"),
+        ({"index_only": True}, "kind was packed, now index"),
+    ],
+)
+def test_a_dataset_made_with_other_settings_is_kept(tmp_path, pack, make_records, tree, change, says):
+    source, out = IterableSource(make_records(20)), tmp_path / "out"
+    pack(source, out)
+    before = tree(out)
+    with pytest.raises(OutputExistsError) as caught:
+        pack(source, out, **change)
+    assert str(caught.value) == (
+        f"{out} already holds a packed dataset made with other settings ({says}); choose another folder"
+    )
+    assert tree(out) == before
+
+
+def test_a_dataset_of_another_source_is_kept(tmp_path, pack, make_records, tree):
+    out = tmp_path / "out"
+    pack(IterableSource(make_records(20)), out)
+    before = tree(out)
+    with pytest.raises(OutputExistsError) as caught:
+        pack(IterableSource(make_records(20, seed=1)), out)
+    assert str(caught.value) == f"{out} already holds a packed dataset of another source; choose another folder"
+    assert tree(out) == before
+
+
+@pytest.mark.parametrize("name", ["notes.txt", ".hidden", "shards/a", ".work/mine", ".work"])
+def test_a_folder_that_holds_something_else_is_refused_untouched(tmp_path, pack, tree, name):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("mine")
+    with pytest.raises(OutputExistsError) as caught:
+        pack(IterableSource([[1]]), tmp_path)
+    assert str(caught.value) == f"{tmp_path} already holds something else; choose a new or empty folder"
+    assert tree(tmp_path) == {name: b"mine"}
+
+
+def test_another_kind_of_manifest_is_refused_untouched(tmp_path, pack, tree):
+    (tmp_path / "nopad.json").write_text("{}")
+    with pytest.raises(FormatError, match="is not the manifest of a packed dataset"):
+        pack(IterableSource([[1]]), tmp_path)
+    assert tree(tmp_path) == {"nopad.json": b"{}"}
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path, pack):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(OutputExistsError, match="already holds something else"):
+        pack(IterableSource([[1]]), tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("records", "options", "error", "message"),
+    [
+        ([[1]] * 9 + [[1] * 17], {}, RecordError, "memory, line 10: 17 tokens, capacity is 16; "),
+        ([[1], []], {"empty": "error"}, RecordError, "memory, line 2: an empty document"),
+        ([[1], [-1]], {}, RecordError, r"memory, line 2: ids\[0\] is -1; "),
+        ([[1]], {"depth": 0}, OptionError, "depth must be an integer from 1 "),
+        ([[1]], {"algorithm": "lpfph"}, OptionError, "unknown algorithm 'lpfph'; did you mean lpfhp"),
+        ([[1]], {"order": "sideways"}, OptionError, "unknown order 'sideways'; it is 'random' or 'source'"),
+        ([[1]], {"shard_tokens": 0}, OptionError, "shard_tokens must be an integer of at least 1, got 0"),
+        ([], {}, RecordError, "nothing to pack: 0 records gave no sequence "),
+        (
+            [[], [1] * 17],
+            {"over_long": "drop"},
+            RecordError,
+            r"nothing to pack: 2 .*\(1 empty, 0 bad, 1 dropped as over",
+        ),
+    ],
+)
+def test_what_can_never_be_packed_leaves_nothing_behind(tmp_path, small_groups, pack, records, options, error, message):
+    with pytest.raises(error, match=f"^{message}"):
+        pack(IterableSource(records, block_records=2), tmp_path / "out", **options)
+    assert os.listdir(tmp_path) == []
+
+
+def test_text_without_a_tokenizer_leaves_nothing_behind(tmp_path, pack):
+    with pytest.raises(OptionError, match="no tokenizer was given"):
+        pack(IterableSource(["w1"]), tmp_path / "out")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_bad_length_leaves_nothing_behind(tmp_path, pack, monkeypatch):
+    def refuse(*_, **__):
+        raise LengthError("no such length")
+
+    monkeypatch.setattr(job, "plan", refuse)
+    with pytest.raises(LengthError):
+        pack(IterableSource([[1]]), tmp_path / "out")
+    assert os.listdir(tmp_path) == []
+
+
+def test_options_are_refused_before_anything_is_read(tmp_path, pack):
+    class Unreadable(IterableSource):
+        def blocks(self):
+            raise AssertionError("read")
+            yield
+
+    source = object.__new__(Unreadable)
+    for bad in ({"order": "sideways"}, {"depth": -1}, {"seed": -1}, {"shard_tokens": 1.5}):
+        with pytest.raises(OptionError):
+            pack(source, tmp_path / "out", **bad)
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from importlib.metadata import version
+
+import pytest
+
+import nopad
+from nopad.errors import CorruptError, FormatError
+from nopad.store import Manifest, Shard, open_packed
+from nopad.store.manifest import tool_versions
+
+
+@pytest.fixture
+def out(dataset):
+    return dataset
+
+
+def test_load_is_the_inverse_of_save(out, tmp_path):
+    manifest = Manifest.load(out)
+    (tmp_path / "copy").mkdir()
+    manifest.save(tmp_path / "copy")
+    assert Manifest.load(tmp_path / "copy") == manifest
+    assert (tmp_path / "copy" / "nopad.json").read_bytes() == (out / "nopad.json").read_bytes()
+    assert isinstance(manifest.shards[0], Shard)
+
+
+def test_no_time_and_no_path_stands_in_it(out):
+    text = (out / "nopad.json").read_text()
+    assert str(out) not in text
+    document = json.loads(text)
+    assert set(document) == {field.name for field in fields(Manifest)} | {"format", "format_version"}
+    assert not [key for key in document if "time" in key or "date" in key or "path" in key]
+
+
+def test_efficiency(out):
+    manifest = Manifest.load(out)
+    assert manifest.efficiency == manifest.tokens / (manifest.packs * 16)
+    assert Manifest(**{**vars(manifest), "packs": 0, "tokens": 0}).efficiency == 1.0
+
+
+def test_tool_versions_name_what_shapes_the_bytes(out):
+    assert tool_versions("pyarrow", "numpy") == {
+        "nopad": nopad.__version__,
+        "numpy": version("numpy"),
+        "pyarrow": version("pyarrow"),
+    }
+    assert list(Manifest.load(out).tool_versions) == ["nopad", "numpy", "pyarrow", "tokenizers"]
+
+
+@pytest.mark.parametrize("reader", [Manifest.load, open_packed, nopad.verify])
+def test_a_folder_that_is_no_dataset(tmp_path, reader):
+    with pytest.raises(FormatError) as caught:
+        reader(tmp_path)
+    assert str(caught.value) == f"{tmp_path} is no packed dataset: it has no nopad.json"
+
+
+@pytest.mark.parametrize("reader", [Manifest.load, open_packed])
+def test_an_unfinished_folder(tmp_path, reader):
+    (tmp_path / ".work").mkdir()
+    with pytest.raises(CorruptError) as caught:
+        reader(tmp_path)
+    message = f"{tmp_path} holds an unfinished packing job; run the same `nopad pack` again to finish it"
+    assert str(caught.value) == message
+    assert nopad.verify(tmp_path) == [message]
+
+
+def test_another_version(out, edit_manifest):
+    edit_manifest(out, format_version=99)
+    with pytest.raises(FormatError) as caught:
+        Manifest.load(out)
+    assert str(caught.value) == f"{out / 'nopad.json'} has format version 99; this nopad reads 1"
+
+
+@pytest.mark.parametrize("content", ['{"format": "other"}', "[]", "3", "{}"])
+def test_another_format(out, content):
+    (out / "nopad.json").write_text(content)
+    with pytest.raises(FormatError) as caught:
+        Manifest.load(out)
+    assert str(caught.value) == (
+        f'{out / "nopad.json"} is not the manifest of a packed dataset: it lacks "format": "nopad.packed"'
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b'{"format": ', b"\xff\xfe"])
+def test_damaged(out, content):
+    (out / "nopad.json").write_bytes(content)
+    with pytest.raises(CorruptError, match=r"nopad\.json is damaged: "):
+        Manifest.load(out)
+
+
+@pytest.mark.parametrize("name", sorted(field.name for field in fields(Manifest)))
+def test_a_missing_key_is_named(out, name):
+    document = json.loads((out / "nopad.json").read_text())
+    del document[name]
+    (out / "nopad.json").write_text(json.dumps(document))
+    with pytest.raises(CorruptError, match=rf"is damaged: unexpected or missing {name}$"):
+        Manifest.load(out)
+
+
+def test_an_unknown_key_is_named(out, edit_manifest):
+    path = out / "nopad.json"
+    path.write_text(path.read_text().replace('"seed"', '"surprise": 1, "seed"'))
+    with pytest.raises(CorruptError, match=r"unexpected or missing surprise$"):
+        Manifest.load(out)
+
+
+@pytest.mark.parametrize("shards", [[{}], [{"file": "a", "size": 3}], [3], 3, None])
+def test_damaged_shards(out, edit_manifest, shards):
+    edit_manifest(out, shards=shards)
+    with pytest.raises(CorruptError, match=r"nopad\.json is damaged: "):
+        Manifest.load(out)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kind", "other"),
+        ("capacity", "16"),
+        ("capacity", 0),
+        ("depth", 0),
+        ("depth", "none"),
+        ("packs", -1),
+        ("packs", None),
+        ("sequences", 1.5),
+        ("tokens", True),
+        ("rows_per_group", 0),
+        ("source", []),
+        ("source", {}),
+        ("counts", {}),
+        ("counts", {"records": 3}),
+        ("options", {}),
+        ("options", None),
+        ("tokenizer", {}),
+        ("columns", None),
+        ("seed", "0"),
+        ("shards", []),
+    ],
+)
+def test_values_of_the_wrong_kind_are_refused(out, edit_manifest, name, value):
+    edit_manifest(out, **{name: value})
+    with pytest.raises(CorruptError, match=rf"nopad\.json is damaged: {name}"):
+        Manifest.load(out)

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import nopad
+from nopad.errors import CorruptError, FormatError, NopadError
+from nopad.files import sha256_file
+from nopad.store import Manifest
+
+CHECKSUM = "the packs hold other sequences than were packed: checksum "
+PLAN_LENGTHS = "the lengths in the packs are not those that plan.json covers"
+
+
+def first_shard(out):
+    return sorted((out / "shards").iterdir())[0]
+
+
+def only(problems: list[str]) -> str:
+    assert len(problems) == 1, problems
+    return problems[0]
+
+
+def test_a_whole_dataset_has_no_problems(either, source):
+    assert nopad.verify(either) == []
+    assert nopad.verify(either, source=source) == []
+
+
+def test_every_byte_of_a_shard_counts(dataset):
+    path = first_shard(dataset)
+    whole = path.read_bytes()
+    for at in (0, 4, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        expected = Manifest.load(dataset).shards[0].sha256
+        name = f"shards/{path.name}"
+        digest = sha256_file(path)
+        assert only(nopad.verify(dataset)) == f"{name} is damaged: SHA-256 {digest}, expected {expected}"
+
+
+def test_every_byte_of_an_index_counts(tmp_path, pack, source):
+    pack(source, tmp_path / "out", over_long="split", index_only=True)
+    for name in ("packs.arrow", "sequences.arrow"):
+        path = tmp_path / "out" / name
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-20] + bytes([whole[-20] ^ 1]) + whole[-19:])
+        assert only(nopad.verify(tmp_path / "out")).startswith(f"{name} is damaged: SHA-256 ")
+        path.unlink()
+        assert only(nopad.verify(tmp_path / "out")) == f"{name} is missing"
+        path.write_bytes(whole)
+
+
+def test_a_shortened_shard(dataset):
+    path = first_shard(dataset)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-7])
+    name = f"shards/{path.name}"
+    assert only(nopad.verify(dataset)) == f"{name} has {len(whole) - 7:,} bytes, expected {len(whole):,}"
+
+
+def test_missing_and_foreign_files(dataset):
+    path = first_shard(dataset)
+    path.rename(path.with_name("z.parquet"))
+    assert nopad.verify(dataset) == [
+        "shards/z.parquet does not belong to this dataset",
+        f"shards/{path.name} is missing",
+    ]
+
+
+def leaves(value, path=()):
+    """Every (path, value) of a JSON document."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else []
+    for key, inner in items:
+        yield from leaves(inner, (*path, key))
+    if not isinstance(value, dict | list) or not value:
+        yield path, value
+
+
+def changed(value):
+    if isinstance(value, bool) or value is None:
+        return 1
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, str):
+        return value[:-1] + ("x" if value[-1] != "x" else "y")
+    return [1] if isinstance(value, list) else {"more": 1}
+
+
+# Not to be known from a dataset alone; `order` and `seed` could be, by dealing the plan out again.
+UNPROVEN = {"seed", "order", "tool_versions", "source", "options"}
+UNPROVEN_COUNTS = {"truncated", "truncated_tokens", "split", "dropped_tokens"}
+
+
+def test_an_edited_manifest_is_found_out_whatever_was_edited(either):
+    path = either / "nopad.json"
+    whole = path.read_text()
+    missed = set()
+    for where, value in list(leaves(json.loads(whole))):
+        document = json.loads(whole)
+        inner = document
+        for key in where[:-1]:
+            inner = inner[key]
+        inner[where[-1]] = changed(value)
+        path.write_text(json.dumps(document))
+        try:
+            found = nopad.verify(either)
+        except FormatError:
+            found = ["refused"]
+        if not found:
+            missed.add(where)
+    unproven = {where for where in missed if where[0] in UNPROVEN or where[-1] in UNPROVEN_COUNTS}
+    only_for_reading = {("rows_per_group",)} if either.name == "index" else set()
+    assert missed - unproven == only_for_reading
+    assert ("source", "records") not in missed
+
+
+@pytest.mark.parametrize("name", ["packs", "sequences", "tokens"])
+def test_edited_totals_name_every_contradiction(dataset, edit_manifest, name):
+    true = getattr(Manifest.load(dataset), name)
+    edit_manifest(dataset, **{name: true + 1})
+    problems = nopad.verify(dataset)
+    assert f"nopad.json states {name} {true + 1}, plan.json has {true}" in problems
+    assert f"nopad.json states {true + 1:,} {name}, its shards add up to {true:,}" in problems
+
+
+def test_shards_in_another_order(dataset, edit_manifest):
+    edit_manifest(dataset, shards=lambda shards: [shards[0], shards[2], shards[1], *shards[3:]])
+    assert "lists other files than such a dataset has, or in another order, from number 1" in nopad.verify(dataset)[0]
+
+
+def test_a_shard_left_out_of_the_manifest(dataset, edit_manifest):
+    edit_manifest(dataset, shards=lambda shards: shards[:-1])
+    problems = nopad.verify(dataset)
+    assert any(problem.endswith("does not belong to this dataset") for problem in problems)
+    assert any("its shards add up to" in problem for problem in problems)
+
+
+def test_plan_missing(dataset):
+    (dataset / "plan.json").unlink()
+    assert only(nopad.verify(dataset)).startswith(f"cannot read the plan {dataset / 'plan.json'}: ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('"capacity": 16', '"capacity": 17', "plan.json is not the plan that nopad.json names: SHA-256 "),
+        ('"capacity": 16', '"capacity": 15', "above the capacity of 15"),
+        ('"depth": 3', '"depth": 1', "above the depth of 1"),
+        ('"format_version": 1', '"format_version": 99', "has format version 99; this nopad reads 1"),
+        ('"count": 1', '"count": 2', "its strategies give"),
+        ("{", "", "is not JSON"),
+        ("\n}", "\n} ", "plan.json is not the plan that nopad.json names"),
+    ],
+)
+def test_an_edited_plan(dataset, old, new, says):
+    path = dataset / "plan.json"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    assert any(says in problem for problem in nopad.verify(dataset))
+
+
+def test_a_plan_file_alone(dataset, tmp_path):
+    assert nopad.verify(dataset / "plan.json") == []
+    with pytest.raises(FormatError, match="cannot read the plan"):
+        nopad.verify(tmp_path / "missing.plan.json")
+
+
+def test_at_most_twenty_problems_are_listed(dataset):
+    for number in range(30):
+        (dataset / "shards" / f"z{number}").touch()
+    assert len(nopad.verify(dataset)) == 20
+
+
+def test_half_written(dataset):
+    (dataset / "nopad.json").unlink()
+    (dataset / ".work").mkdir()
+    assert "holds an unfinished packing job" in only(nopad.verify(dataset))
+    with pytest.raises(CorruptError, match="unfinished"):
+        nopad.open_packed(dataset)
+    (dataset / ".work").rmdir()
+    with pytest.raises(NopadError, match="is no packed dataset"):
+        nopad.verify(dataset)
