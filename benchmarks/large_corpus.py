@@ -1,4 +1,4 @@
-"""A corpus of >= 2 GB raw text through `nopad pack` under a memory limit of half that: <= 1.5 GB + 16 B a sequence.
+"""A corpus of >= 2 GB raw text through `nopad pack` under a memory limit of 1 GB: <= 1.5 GB + 16 B a sequence.
 
 The child process may not map more than LIMIT bytes of private memory (RLIMIT_DATA); its peak of anonymous memory is
 sampled from /proc. Takes about ten minutes: nearly all of it is the tokenizer.
@@ -20,7 +20,7 @@ from inputs import machine
 from nopad.corpus import stdlib_texts
 
 TEXT_BYTES = int(float(sys.argv[1])) if len(sys.argv) > 1 else 2_100_000_000
-LIMIT = TEXT_BYTES // 2
+LIMIT = 1_000_000_000
 
 
 def generate(folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""What several test rooms share: published histograms, synthetic ones, exact messages, hypothesis settings."""
+"""What several test rooms share: the published histograms, exact messages, hypothesis settings."""
 
 from __future__ import annotations
 
@@ -43,16 +43,6 @@ def wikipedia() -> Histogram:
 def squad() -> Histogram:
     """SQuAD 1.1 for BERT, capacity 384; only for tests marked `shared`."""
     return Histogram.load(PUBLISHED / "squad_1_1_bert_384.json")
-
-
-@pytest.fixture(scope="session")
-def synthetic():
-    """Histograms from a formula, so that golden numbers need no file: `synthetic(capacity, seed)`."""
-
-    def build(capacity: int, seed: int) -> Histogram:
-        return Histogram.from_counts({n: (n * n * (seed + 3) + 7 * seed) % 13 for n in range(1, capacity + 1)})
-
-    return build
 
 
 @pytest.fixture(scope="session")

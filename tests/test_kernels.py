@@ -92,7 +92,8 @@ def case_order_by_first(rng):
 
 
 def case_next_fit(rng):
-    return rng.integers(1, 9, 60).astype(np.int32), 12, int(rng.integers(1, 5)), np.zeros(61, np.int32)
+    n = 60 * int(rng.integers(0, 2))
+    return rng.integers(1, 9, n).astype(np.int32), 12, int(rng.integers(1, 5)), np.zeros(n + 1, np.int32)
 
 
 def case_multiset_keys(rng):

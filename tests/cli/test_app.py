@@ -4,10 +4,13 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
+import typer
 
 import nopad
+from nopad.cli.app import app
 from nopad.errors import StorageError
 
 ANSI = "\x1b["
@@ -17,6 +20,10 @@ VERBS = ("demo", "plan", "pack", "verify")
 def test_version(run):
     ran = run("--version")
     assert (ran.code, ran, ran.err) == (0, f"nopad {nopad.__version__}\n", "")
+
+
+def test_version_in_this_process(call):
+    assert call("--version") == f"nopad {nopad.__version__}\n"
 
 
 def test_without_arguments_it_shows_help_and_exits_2(call):
@@ -177,3 +184,12 @@ def test_interrupting_a_plan_says_so_and_exits_130(command, tmp_path, words):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, "", "nopad: interrupted\n")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_documentation_has_every_option(verb):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text()
+    [command] = [command for name, command in typer.main.get_command(app).commands.items() if name == verb]
+    for parameter in command.params:
+        for option in (*parameter.opts, *parameter.secondary_opts):
+            assert not option.startswith("-") or f"`{option}" in page, option

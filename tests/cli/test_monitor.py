@@ -90,7 +90,8 @@ def test_the_table_fits_the_terminal(command, histogram, columns):
 
 def test_rate_and_share():
     progress = Progress(console=Console(file=io.StringIO()))
-    task = progress.tasks[progress.add_task("x", total=200, completed=50, tokens=0)]
+    progress.add_task("x", total=200, completed=50, tokens=0)
+    [task] = progress.tasks
     assert _Share().render(task).plain == " 25 %"
     assert _Rate().render(task).plain == ""
     task.start_time = 0.0

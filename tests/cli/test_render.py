@@ -67,7 +67,7 @@ def test_table_in_full():
 
 @pytest.mark.parametrize(
     ("width", "left_out"),
-    [(115, ""), (100, "strategies, reached"), (80, "strategies, reached, padding tokens")],
+    [(120, ""), (100, "strategies, reached"), (80, "strategies, reached, padding tokens")],
 )
 def test_narrow_table_leaves_out_whole_columns_and_says_so(width, left_out):
     shown = drawn(plan_table([ROW], width), width)

@@ -91,11 +91,17 @@ def test_a_damaged_plan(call, packed):
 
 
 def test_no_dataset(call, tmp_path, histogram):
-    (tmp_path / "empty[/x]").mkdir()
-    assert problems(call, tmp_path / "empty[/x]") == [
-        f"{tmp_path / 'empty[/x]'} is no packed dataset: it has no nopad.json"
+    (tmp_path / "empty[bold]").mkdir()
+    assert problems(call, tmp_path / "empty[bold]") == [
+        f"{tmp_path / 'empty[bold]'} is no packed dataset: it has no nopad.json"
     ]
     assert problems(call, histogram) == [f'{histogram} is no plan file: it lacks "format": "nopad.plan"']
+
+
+def test_deep_needs_a_dataset(call, histogram, ids):
+    assert problems(call, histogram, "--deep", "--source", ids) == [
+        f"{histogram} is no packed dataset: it has no nopad.json"
+    ]
 
 
 @pytest.mark.parametrize("arguments", [["--deep"], ["--source", "ids.jsonl"]])

@@ -18,6 +18,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, processors
 
 from nopad.corpus import CorpusOptions, IterableSource, Source, Tokenizer, open_source, sequences
+from nopad.errors import InterruptedJobError
 from nopad.files import sha256_file
 from nopad.store import Manifest, PackOptions, job, open_packed, pack_corpus
 
@@ -175,6 +176,35 @@ def break_at():
 @pytest.fixture
 def disk_full() -> OSError:
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture
+def interrupt(break_at, pack):
+    """Stop a job, as by SIGINT, at its n-th durable step whose path holds `match`."""
+
+    def run(source: Source, out: Path, *, at: int = 0, match: str = "", **options) -> None:
+        break_at(KeyboardInterrupt(), at=at, match=match)
+        with pytest.raises(InterruptedJobError):
+            pack(source, out, **options)
+        break_at.patch.undo()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def first_shard():
+    return lambda out: min((out / "shards").iterdir())
+
+
+@pytest.fixture(scope="session")
+def only():
+    """The only problem of a list of problems."""
+
+    def check(problems: list[str]) -> str:
+        assert len(problems) == 1, problems
+        return problems[0]
+
+    return check
 
 
 @pytest.fixture(scope="session")

@@ -13,21 +13,12 @@ CHECKSUM = "the packs hold other sequences than were packed: checksum "
 PLAN_LENGTHS = "the lengths in the packs are not those that plan.json covers"
 
 
-def first_shard(out):
-    return sorted((out / "shards").iterdir())[0]
-
-
-def only(problems: list[str]) -> str:
-    assert len(problems) == 1, problems
-    return problems[0]
-
-
 def test_a_whole_dataset_has_no_problems(either, source):
     assert nopad.verify(either) == []
     assert nopad.verify(either, source=source) == []
 
 
-def test_every_byte_of_a_shard_counts(dataset):
+def test_every_byte_of_a_shard_counts(dataset, first_shard, only):
     path = first_shard(dataset)
     whole = path.read_bytes()
     for at in (0, 4, len(whole) // 2, len(whole) - 1):
@@ -38,7 +29,7 @@ def test_every_byte_of_a_shard_counts(dataset):
         assert only(nopad.verify(dataset)) == f"{name} is damaged: SHA-256 {digest}, expected {expected}"
 
 
-def test_every_byte_of_an_index_counts(tmp_path, pack, source):
+def test_every_byte_of_an_index_counts(tmp_path, pack, source, only):
     pack(source, tmp_path / "out", over_long="split", index_only=True)
     for name in ("packs.arrow", "sequences.arrow"):
         path = tmp_path / "out" / name
@@ -50,7 +41,7 @@ def test_every_byte_of_an_index_counts(tmp_path, pack, source):
         path.write_bytes(whole)
 
 
-def test_a_shortened_shard(dataset):
+def test_a_shortened_shard(dataset, first_shard, only):
     path = first_shard(dataset)
     whole = path.read_bytes()
     path.write_bytes(whole[:-7])
@@ -58,7 +49,7 @@ def test_a_shortened_shard(dataset):
     assert only(nopad.verify(dataset)) == f"{name} has {len(whole) - 7:,} bytes, expected {len(whole):,}"
 
 
-def test_missing_and_foreign_files(dataset):
+def test_missing_and_foreign_files(dataset, first_shard):
     path = first_shard(dataset)
     path.rename(path.with_name("z.parquet"))
     assert nopad.verify(dataset) == [
@@ -135,7 +126,7 @@ def test_a_shard_left_out_of_the_manifest(dataset, edit_manifest):
     assert any("its shards add up to" in problem for problem in problems)
 
 
-def test_plan_missing(dataset):
+def test_plan_missing(dataset, only):
     (dataset / "plan.json").unlink()
     assert only(nopad.verify(dataset)).startswith(f"cannot read the plan {dataset / 'plan.json'}: ")
 
@@ -172,7 +163,7 @@ def test_at_most_twenty_problems_are_listed(dataset):
     assert len(nopad.verify(dataset)) == 20
 
 
-def test_half_written(dataset):
+def test_half_written(dataset, only):
     (dataset / "nopad.json").unlink()
     (dataset / ".work").mkdir()
     assert "holds an unfinished packing job" in only(nopad.verify(dataset))

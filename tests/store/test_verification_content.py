@@ -17,15 +17,6 @@ CHECKSUM = "the packs hold other sequences than were packed: checksum "
 PLAN_LENGTHS = "the lengths in the packs are not those that plan.json covers"
 
 
-def first_shard(out):
-    return sorted((out / "shards").iterdir())[0]
-
-
-def only(problems: list[str]) -> str:
-    assert len(problems) == 1, problems
-    return problems[0]
-
-
 def same_length(rows):
     """Two places (row, slot) of different sequences of equal length."""
     places: dict[int, tuple[int, int]] = {}
@@ -119,45 +110,50 @@ def test_a_record_from_nowhere(dataset, rewrite_shard):
     assert any("the source had 100" in problem or "a piece begins" in problem for problem in problems)
 
 
-def change_table(out, edit_manifest, change, **layout):
+@pytest.fixture
+def change_table(first_shard, edit_manifest):
     """Replace the first shard's table, and make its size and checksum in the manifest true again."""
-    path = first_shard(out)
-    pq.write_table(change(pq.read_table(path)), path, **{"row_group_size": 12, **layout})
-    true = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-    edit_manifest(out, shards=lambda shards: [{**shards[0], **true}, *shards[1:]])
+
+    def replace(out, change, **layout) -> None:
+        path = first_shard(out)
+        pq.write_table(change(pq.read_table(path)), path, **{"row_group_size": 12, **layout})
+        true = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        edit_manifest(out, shards=lambda shards: [{**shards[0], **true}, *shards[1:]])
+
+    return replace
 
 
-def test_lengths_that_do_not_add_up_to_the_tokens(dataset, edit_manifest, source):
+def test_lengths_that_do_not_add_up_to_the_tokens(dataset, change_table, source):
     def change(table):
         lens = table["seq_lens"].to_pylist()
         lens[2][0] += 10_000
         return table.set_column(0, table.schema.field(0), pa.array(lens, type=table.schema.field(0).type))
 
-    change_table(dataset, edit_manifest, change)
+    change_table(dataset, change)
     problems = nopad.verify(dataset, source=source)
     assert problems[0].startswith("pack 2: seq_lens add up to 100")
     assert PLAN_LENGTHS in problems
 
 
-def test_packs_behind_the_last_one(dataset, edit_manifest):
-    change_table(dataset, edit_manifest, lambda table: pa.concat_tables([table, table]))
+def test_packs_behind_the_last_one(dataset, change_table, first_shard):
+    change_table(dataset, lambda table: pa.concat_tables([table, table]))
     name = f"shards/{first_shard(dataset).name}"
     assert f"nopad.json states 12 packs in {name}, it holds 24" in nopad.verify(dataset)
 
 
-def test_other_row_groups(dataset, edit_manifest):
-    change_table(dataset, edit_manifest, lambda table: table, row_group_size=5)
+def test_other_row_groups(dataset, change_table, first_shard):
+    change_table(dataset, lambda table: table, row_group_size=5)
     name = f"shards/{first_shard(dataset).name}"
     assert f"{name} has row groups of other than 12 packs" in nopad.verify(dataset)
 
 
 @pytest.mark.parametrize("change", [lambda t: t.drop_columns("input_ids"), lambda t: t.rename_columns([*"abcd"])])
-def test_other_columns(dataset, edit_manifest, change):
-    change_table(dataset, edit_manifest, change)
+def test_other_columns(dataset, change_table, change, only):
+    change_table(dataset, change)
     assert " has the columns " in only(nopad.verify(dataset))
 
 
-def test_no_parquet_file_at_all(dataset, edit_manifest):
+def test_no_parquet_file_at_all(dataset, edit_manifest, first_shard, only):
     path = first_shard(dataset)
     path.write_bytes(b"PAR1 but not really PAR1")
     true = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
@@ -168,7 +164,7 @@ def test_no_parquet_file_at_all(dataset, edit_manifest):
 # Deep: with the source at hand.
 
 
-def test_swapped_tokens_are_found_only_with_the_source(dataset, source, rewrite_shard):
+def test_swapped_tokens_are_found_only_with_the_source(dataset, source, rewrite_shard, only):
     swapped = []
 
     def change(rows):
@@ -185,7 +181,7 @@ def test_swapped_tokens_are_found_only_with_the_source(dataset, source, rewrite_
     )
 
 
-def test_a_changed_token_in_the_source(either, make_records):
+def test_a_changed_token_in_the_source(either, make_records, only):
     records = make_records(100, high=40)
     records[41][-1] += 1
     problems = nopad.verify(either, source=IterableSource(records))
@@ -195,7 +191,7 @@ def test_a_changed_token_in_the_source(either, make_records):
         assert only(problems).startswith("this is not the source that was packed: fingerprint ")
 
 
-def test_a_longer_and_a_shorter_source(either, make_records):
+def test_a_longer_and_a_shorter_source(either, make_records, only):
     records, held = make_records(100, high=40), Manifest.load(either).sequences
     longer = nopad.verify(either, source=IterableSource([*records, [1, 2]]))
     assert only(longer) == "record 100, piece from token 0: not the tokens that the source gives"
@@ -205,7 +201,7 @@ def test_a_longer_and_a_shorter_source(either, make_records):
     assert shorter[1].startswith("this is not the source that was packed: fingerprint ")
 
 
-def test_a_source_cut_into_other_blocks_is_another_source(either, make_records):
+def test_a_source_cut_into_other_blocks_is_another_source(either, make_records, only):
     source = IterableSource(make_records(100, high=40), block_records=7)
     assert only(nopad.verify(either, source=source)).startswith("this is not the source that was packed: fingerprint ")
 
@@ -217,7 +213,7 @@ def test_a_source_that_can_no_longer_be_packed(tmp_path, pack, make_records):
     assert "this is not the source that was packed: memory, line 21: 17 tokens" in problems[0]
 
 
-def test_another_tokenizer(tmp_path, pack, words):
+def test_another_tokenizer(tmp_path, pack, words, only):
     source = IterableSource(["w1 w2", "w3"])
     pack(source, tmp_path / "out", tokenizer=words)
     assert nopad.verify(tmp_path / "out", source=source, tokenizer=words) == []
@@ -229,7 +225,7 @@ def test_another_tokenizer(tmp_path, pack, words):
         nopad.verify(tmp_path / "out", source=source)
 
 
-def test_lengths(tmp_path, pack):
+def test_lengths(tmp_path, pack, only):
     np.save(tmp_path / "a.npy", np.arange(1, 15))
     np.save(tmp_path / "b.npy", np.arange(14, 0, -1))
     pack(LengthsFile(tmp_path / "a.npy"), tmp_path / "out", index_only=True)
@@ -248,7 +244,7 @@ def test_with_the_source_all_counts_are_proven(dataset, source, edit_manifest, n
     assert any(f"{number + 1:,}" in problem for problem in problems), problems
 
 
-def test_with_the_source_its_size_is_proven(dataset, source, edit_manifest):
+def test_with_the_source_its_size_is_proven(dataset, source, edit_manifest, only):
     edit_manifest(dataset, source=lambda stated: {**stated, "bytes": 7})
     assert only(nopad.verify(dataset, source=source)) == (
         f"nopad.json states 7 bytes, the source gives {source.total_bytes:,}"

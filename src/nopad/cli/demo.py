@@ -54,19 +54,19 @@ def demo(
             reader=_READER,
             monitor=monitor,
         )
+        problems = find_problems(out, source=source, tokenizer=loaded, monitor=monitor)
+        if problems:
+            raise CorruptError(f"{out} does not verify: {problems[0]}; remove {folder} and run the demo again")
         monitor.stage("planning", None, "")
         dataset = open_packed(out)
         histogram = Histogram.from_chunks(b.sequences["seq_lens"] for b in dataset.iter_blocks(range(dataset.blocks)))
         rows = table_rows(histogram, histogram, capacity, list(ALGORITHMS), list(DEPTHS), seed)
-        problems = find_problems(out, source=source, tokenizer=loaded, monitor=monitor)
     screen.print(
         f"[bold]nopad demo[/]: docstrings and comments of Python {platform.python_version()}'s standard library"
     )
     screen.print(describe_histogram(histogram, capacity))
     screen.print(plan_table(rows, screen.width))
     screen.print(outcome(manifest, Plan.load(out / PLAN)), end="")
-    if problems:
-        raise CorruptError(f"{out} does not verify: {problems[0]}; remove {folder} and run the demo again")
     screen.print(
         f"  [green]✓ verified[/]{' (reused)' if reused else ''}: {manifest.sequences:,} sequences, "
         "each in exactly one pack, every token equal to its source\n"

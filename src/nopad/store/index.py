@@ -40,10 +40,14 @@ def write_index(packs: Packs, columns: Columns, folder: Path) -> tuple[Shard, ..
     path = folder / SEQUENCES
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
     with storage_errors("writing", path):
-        with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table)
-        fsync_path(partial)
-        partial.replace(path)
+        try:
+            with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+                writer.write_table(table)
+            fsync_path(partial)
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
         fsync_folder(folder)
     tokens = int(columns.lengths.sum(dtype=np.int64))
     return tuple(

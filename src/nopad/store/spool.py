@@ -81,25 +81,22 @@ class Spool:
         Raises:
             ResumeError: the source changed since the job started; the message names where.
         """
-        digest, at, before = CHAIN_START, 0, ""
+        digest, at, before, since = CHAIN_START, 0, "", ""
         have, trusted = self.progress.blocks, {p.blocks: p for p in self.history}  # both grow while this runs
         for block in source.blocks():
             if at >= have:
                 yield block
                 continue
             at += 1
+            since = since or block.name
             digest = chain(digest, block)
             on_bytes(len(block.data))
             committed = trusted.get(at)
             if committed is not None:
                 if committed.chain != digest.hex():
-                    between = (
-                        f"between {before} and {committed.last}"
-                        if before not in ("", committed.last)
-                        else committed.last
-                    )
-                    raise ResumeError(f"the source changed since this job started: {between}; {_WAY_OUT}")
-                before = committed.last
+                    where = since if since == committed.last else f"between {since} and {committed.last}"
+                    raise ResumeError(f"the source changed since this job started: {where}; {_WAY_OUT}")
+                before, since = committed.last, ""
         if at < have:
             raise ResumeError(
                 f"the source became shorter since this job started (after {before or 'its start'}); {_WAY_OUT}"
@@ -189,9 +186,12 @@ class Spool:
         with open(self._journal, "rb") as journal:
             for line in journal:
                 try:
-                    history.append(Progress.from_line(line))
+                    progress = Progress.from_line(line)
                 except (ValueError, TypeError, KeyError):
                     break
+                if not line.endswith(b"\n"):
+                    break
+                history.append(progress)
                 good += len(line)
         os.truncate(self._journal, good)
         return history

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import nopad
+from nopad.corpus import IterableSource
+from nopad.errors import CorruptError, StorageError
+from nopad.packs import Packs
+from nopad.store import LengthsFile
+from nopad.store.index import read_index
+
+
+@pytest.fixture
+def lengths(tmp_path):
+    values = np.random.default_rng(0).integers(1, 17, 500)
+    np.save(tmp_path / "lengths.npy", values)
+    return values
+
+
+def columns_of(out) -> dict[str, str]:
+    with pa.memory_map(str(out / "sequences.arrow")) as file:
+        return {field.name: str(field.type) for field in pa.ipc.open_file(file).schema}
+
+
+@pytest.mark.parametrize("algorithm", nopad.ALGORITHMS)
+@pytest.mark.parametrize("order", ["random", "source"])
+def test_the_packs_are_those_of_pack(tmp_path, pack, lengths, algorithm, order):
+    how = {"algorithm": algorithm, "order": order, "depth": 4, "seed": 5}
+    made = pack(LengthsFile(tmp_path / "lengths.npy"), tmp_path / "out", index_only=True, **how)
+    packs = Packs.load(tmp_path / "out" / "packs.arrow")
+    assert packs == nopad.pack(lengths, 16, **how)
+    assert (made.kind, made.packs, made.sequences, made.tokens) == ("index", len(packs), 500, lengths.sum())
+    assert nopad.verify(tmp_path / "out", source=LengthsFile(tmp_path / "lengths.npy")) == []
+
+
+def test_the_packs_are_those_of_the_packed_dataset(tmp_path, pack, source):
+    for name in ("packed", "index"):
+        pack(source, tmp_path / name, over_long="split", index_only=name == "index")
+    packed, index = (nopad.open_packed(tmp_path / name) for name in ("packed", "index"))
+    assert len(packed) == len(index)
+    for a, b in zip(packed, index, strict=True):
+        for name in ("seq_lens", "seq_index", "seq_start"):
+            np.testing.assert_array_equal(a[name], b[name])
+            assert a[name].dtype == b[name].dtype
+    for name in ("plan_sha256", "sequence_checksum", "counts", "source"):
+        assert getattr(packed.manifest, name) == getattr(index.manifest, name)
+
+
+def test_no_tokens_are_left_behind(tmp_path, pack, source, tree):
+    pack(source, tmp_path, over_long="split", index_only=True)
+    assert sorted(tree(tmp_path)) == ["nopad.json", "packs.arrow", "plan.json", "sequences.arrow"]
+
+
+@pytest.mark.parametrize(("longest", "width"), [(255, "uint8"), (256, "uint16"), (65_536, "uint32")])
+def test_lengths_are_stored_narrow(tmp_path, pack, longest, width):
+    np.save(tmp_path / "a.npy", [1, longest])
+    pack(LengthsFile(tmp_path / "a.npy"), tmp_path / "out", capacity=70_000, index_only=True)
+    assert columns_of(tmp_path / "out") == {"length": width}
+    found = {tuple(row.seq_lens.tolist()) for row in nopad.open_packed(tmp_path / "out")}
+    assert found <= {(longest, 1), (1, longest), (longest,), (1,)}
+    assert nopad.open_packed(tmp_path / "out")[0].seq_lens.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("records", "over_long", "columns"),
+    [
+        ([[1], [2, 3]], "split", ["length"]),
+        ([[1], [], [2, 3]], "split", ["length", "record"]),
+        ([[1], [2] * 17], "drop", ["length"]),
+        ([[2] * 17, [1]], "drop", ["length", "record"]),
+        ([[1], [2] * 17], "truncate", ["length"]),
+        ([[1], [2] * 17], "split", ["length", "record", "start"]),
+    ],
+)
+def test_records_and_starts_are_stored_only_when_needed(tmp_path, pack, records, over_long, columns):
+    source = IterableSource(records)
+    pack(source, tmp_path, over_long=over_long, index_only=True)
+    assert list(columns_of(tmp_path)) == columns
+    assert nopad.verify(tmp_path, source=source) == []
+
+
+def test_read_index_maps_what_was_written(tmp_path, pack, lengths):
+    pack(LengthsFile(tmp_path / "lengths.npy"), tmp_path / "out", index_only=True)
+    packs, columns = read_index(tmp_path / "out")
+    np.testing.assert_array_equal(columns.lengths, lengths)
+    np.testing.assert_array_equal(columns.record, np.arange(500))
+    assert columns.start is None
+    assert columns.tokens == {}
+    packs.check(lengths)
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "other columns"])
+def test_damaged_sequences(tmp_path, pack, source, damage):
+    pack(source, tmp_path, over_long="split", index_only=True)
+    path = tmp_path / "sequences.arrow"
+    if damage == "missing":
+        path.unlink()
+    elif damage == "empty":
+        path.write_bytes(b"")
+    else:
+        table = pa.table({"other": [1, 2]})
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+    with pytest.raises(CorruptError) as caught:
+        nopad.open_packed(tmp_path)[0]
+    assert str(caught.value).startswith(f"{path} is missing or damaged: ")
+
+
+@pytest.mark.parametrize("name", ["packs.arrow", "sequences.arrow"])
+def test_a_full_disk_leaves_no_partial_file(tmp_path, pack, source, break_at, disk_full, tree, name):
+    how = {"over_long": "split", "index_only": True}
+    pack(source, tmp_path / "whole", **how)
+    break_at(disk_full, match=name)
+    with pytest.raises(StorageError, match=f"^no space left while writing .*{name} "):
+        pack(source, tmp_path / "out", **how)
+    assert not list((tmp_path / "out").rglob("*.partial"))
+    break_at.patch.undo()
+    pack(source, tmp_path / "out", **how)
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")

@@ -1,0 +1,272 @@
+"""A job that is stopped at any moment, by anything, leaves what an equal call finishes with the same bytes."""
+
+from __future__ import annotations
+
+import json
+import random
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import nopad
+from nopad.corpus import IterableSource
+from nopad.errors import (
+    CorruptError,
+    InterruptedJobError,
+    StorageError,
+)
+from nopad.store import Manifest, job
+
+KILLS = {"tokenising": 7, "planning": 3, "writing": 7, "publishing": 3}
+
+# Runs one job, and says on stdout what it is about to do; each line takes it 2 ms, so that a kill can aim.
+CHILD = """
+import os, sys, time
+from functools import partial
+from pathlib import Path
+from nopad.corpus import CorpusOptions, open_source, sequences
+from nopad.errors import NopadError
+from nopad.store import PackOptions, job
+
+def run(corpus, out, monitor=None):
+    job.sequences = partial(sequences, group_bytes=20_000)
+    try:
+        return job.pack_corpus(
+            open_source(corpus, block_bytes=10_000),
+            out,
+            CorpusOptions(capacity=64, over_long="split"),
+            packing=PackOptions(shard_tokens=5_000),
+            monitor=monitor,
+            commit_every_s=0.0,
+        )
+    finally:
+        job.sequences = sequences
+
+def tell(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+    time.sleep(0.002)
+
+class Telling:
+    def stage(self, name, total, unit):
+        tell("stage", name)
+    def advance(self, units, tokens=0):
+        tell("advance", units)
+
+def told(name, real):
+    def call(target, *rest):
+        path = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else target
+        tell(name, Path(path).name)
+        real(target, *rest)
+    return call
+
+if __name__ == "__main__":
+    os.fsync, os.replace = told("fsync", os.fsync), told("replace", os.replace)
+    try:
+        run(*sys.argv[1:3], Telling())
+    except NopadError as error:
+        tell(type(error).__name__, error)
+        sys.exit(error.exit_code)
+"""
+
+
+@pytest.fixture(scope="module")
+def child(tmp_path_factory):
+    path = tmp_path_factory.mktemp("child") / "child.py"
+    path.write_text(CHILD)
+    return path
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory, make_records):
+    path = tmp_path_factory.mktemp("corpus") / "a.jsonl"
+    path.write_text("".join(json.dumps({"input_ids": ids}) + "\n" for ids in make_records(1500, high=100)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(child):
+    """The child's job, in this process and unhindered."""
+    return runpy.run_path(str(child))["run"]
+
+
+@pytest.fixture(scope="module")
+def start(child, corpus):
+    def begin(out) -> subprocess.Popen:
+        return subprocess.Popen([sys.executable, str(child), str(corpus), str(out)], stdout=subprocess.PIPE, text=True)
+
+    return begin
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, corpus, run, tree):
+    out = tmp_path_factory.mktemp("whole") / "out"
+    assert len(run(corpus, out).shards) > 10
+    return tree(out)
+
+
+def phases(lines: list[str]) -> dict[str, range]:
+    """Which lines the child says in which phase; publishing begins when the finished shards are moved."""
+    begins = [lines.index(f"stage {name}") for name in ("tokenising", "planning", "writing")]
+    begins.append(lines.index("replace shards"))
+    return {name: range(a, b) for name, a, b in zip(KILLS, begins, [*begins[1:], len(lines)], strict=True)}
+
+
+@pytest.fixture(scope="module")
+def moments(tmp_path_factory, start) -> list[tuple[str, int, float]]:
+    """(phase, line, seconds after it): 20 random moments of the job, some in each phase."""
+    with start(tmp_path_factory.mktemp("timed") / "out") as process:
+        lines = process.stdout.read().splitlines()
+    assert process.returncode == 0
+    assert len(lines) > 200
+    rng = random.Random(0)
+    found = phases(lines)
+    return [(name, rng.choice(found[name]), rng.uniform(0, 0.003)) for name, n in KILLS.items() for _ in range(n)]
+
+
+def kill_at(process: subprocess.Popen, line: int, delay_s: float, *, with_signal: int = signal.SIGKILL) -> list[str]:
+    """Kill the child `delay_s` after it said line number `line`; return all that it said."""
+    with process:
+        said = [process.stdout.readline().strip() for _ in range(line + 1)]
+        time.sleep(delay_s)
+        process.send_signal(with_signal)
+        return said + process.stdout.read().splitlines()
+
+
+def check_unfinished(out) -> bool:
+    """Whether the manifest is not there yet; then nothing takes the folder for a dataset."""
+    if (out / "nopad.json").exists():
+        return False
+    for reader in (nopad.open_packed, Manifest.load):
+        with pytest.raises(CorruptError, match=r"holds an unfinished packing job; run the same `nopad pack` again"):
+            reader(out)
+    assert len(nopad.verify(out)) == 1
+    return True
+
+
+@pytest.mark.slow
+def test_kill_9_at_twenty_random_moments(tmp_path, corpus, start, run, whole, moments, tree):
+    unfinished, hit = 0, set()
+    for number, (phase, line, delay_s) in enumerate(moments):
+        out = tmp_path / str(number)
+        process = start(out)
+        said = kill_at(process, line, delay_s)
+        assert process.returncode in (-signal.SIGKILL, 0)  # 0: it was done before the kill arrived
+        hit.add(next((name for name in KILLS if phase == name and len(said) > line), None))
+        unfinished += check_unfinished(out)
+        run(corpus, out)
+        assert tree(out) == whole, f"killed while {phase}, {delay_s:.4f} s after line {line}: {said[-1]}"
+        shutil.rmtree(out)
+    assert len(moments) == 20
+    assert hit == set(KILLS)
+    assert unfinished >= 17  # all but those behind the manifest
+
+
+@pytest.mark.slow
+def test_killed_over_and_over_again(tmp_path, corpus, start, run, whole, tree):
+    """Each run goes on where the last was killed, so that it gets further before its line comes."""
+    out, rng = tmp_path / "out", random.Random(1)
+    for _ in range(5):
+        kill_at(start(out), rng.randrange(60, 100), rng.uniform(0, 0.002))
+        assert check_unfinished(out)
+    run(corpus, out)
+    assert tree(out) == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["tokenising", "planning", "writing"])
+def test_sigint(tmp_path, corpus, start, run, whole, tree, moments, stage):
+    out = tmp_path / "out"
+    line = next(line for phase, line, _ in moments if phase == stage)
+    process = start(out)
+    said = kill_at(process, line, 0, with_signal=signal.SIGINT)
+    assert said[-1] == (
+        f"InterruptedJobError stopped; what is done is kept in {out / '.work'}: run the same command again to go on"
+    )
+    assert process.returncode == InterruptedJobError.exit_code == 130
+    assert check_unfinished(out)
+    assert not list(out.rglob("*.partial"))
+    run(corpus, out)
+    assert tree(out) == whole
+
+
+# Every durable step in turn: what was done before it stays done, it and all behind it do not happen.
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+@pytest.fixture(params=["packed", "index", "greedy"])
+def small(request, tmp_path, small_groups, pack, make_records):
+    """(pack it into a folder, that uninterrupted)."""
+    options = {"over_long": "split", "index_only": request.param == "index"}
+    options["algorithm"] = "greedy" if request.param == "greedy" else "lpfhp"
+    source = IterableSource(make_records(30, high=30), block_records=5)
+    pack(source, tmp_path / "whole", **options)
+    return lambda out: pack(source, out, **options)
+
+
+def fails(break_at, error: BaseException, at: int, call, caught: type[BaseException]) -> bool:
+    """Whether the call fails as it should at its durable step `at`; False when it has no more steps."""
+    break_at(error, at=at)
+    try:
+        call()
+    except caught as found:
+        if isinstance(found, StorageError):
+            assert str(found).startswith("no space left while ")
+            assert str(found).endswith(" (No space left on device); free some space and run the same command again")
+            assert found.exit_code == 3
+        return True
+    finally:
+        break_at.patch.undo()
+    return False
+
+
+@pytest.mark.parametrize("cause", ["crash", "full disk"])
+def test_every_step(tmp_path, small, break_at, disk_full, tree, cause):
+    error, caught = (Crash(), Crash) if cause == "crash" else (disk_full, StorageError)
+    at = 0
+    while fails(break_at, error, at, lambda: small(tmp_path / f"{at}"), caught):  # noqa: B023 - called at once
+        out = tmp_path / f"{at}"
+        done = (out / "nopad.json").exists()
+        assert done == (not check_unfinished(out))
+        assert not list(out.rglob("*.partial"))
+        small(out)
+        assert tree(out) == tree(tmp_path / "whole")
+        shutil.rmtree(out)
+        at += 1
+    assert at > 25
+
+
+def test_a_disk_that_fills_up_at_every_attempt(tmp_path, small, break_at, disk_full, tree):
+    """Each attempt gets a few steps further than the one before."""
+    out, attempts = tmp_path / "out", 0
+    while fails(break_at, disk_full, 12, lambda: small(out), StorageError):
+        attempts += 1
+        assert attempts < 30
+    assert attempts >= 2
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("step", ["save", "rmtree"])
+def test_a_crash_around_the_manifest(tmp_path, small, monkeypatch, tree, step):
+    def crash(*_, **__):
+        raise Crash
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(*(Manifest, "save") if step == "save" else (job.shutil, "rmtree"), crash)
+        with pytest.raises(Crash):
+            small(out)
+    assert check_unfinished(out) == (step == "save")
+    assert (out / ".work").is_dir()
+    if step == "rmtree":
+        assert tree(out, without=".work") == tree(tmp_path / "whole")
+        assert nopad.verify(out) == []
+    small(out)
+    assert tree(out) == tree(tmp_path / "whole")

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import json
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import nopad
+from nopad.corpus import CorpusOptions, Counts, IterableSource, open_source, sequences
+from nopad.errors import ResumeError, StorageError
+from nopad.store.spool import Progress, Spool
+
+WAY_OUT = "delete the output folder to start over, or put the source back as it was"
+FILES = ("tokens", "lengths", "record", "start")
+
+
+@pytest.fixture
+def groups(make_records):
+    """Eight groups of two blocks of five records."""
+    source = IterableSource(make_records(80, high=9, low=9), block_records=5)
+    size = source.total_bytes // 8
+    found = list(sequences(source.blocks(), None, CorpusOptions(capacity=4, over_long="split"), group_bytes=size - 50))
+    return SimpleNamespace(source=source, groups=found)
+
+
+def fill(spool: Spool, groups) -> Spool:
+    for group in groups:
+        spool.append(group.batch, group.counts, group.blocks)
+    return spool
+
+
+@pytest.fixture
+def half(tmp_path, groups):
+    """A spool that committed half of the groups, one by one, and was then killed."""
+    fill(Spool(tmp_path, commit_every_s=0), groups.groups[: len(groups.groups) // 2]).close()
+    return tmp_path
+
+
+def test_progress_lines():
+    progress = Progress(blocks=3, chain="ab", last="ä", consumed_bytes=9, counts=Counts(records=4), complete=True)
+    assert Progress.from_line(progress.to_line()) == progress
+    assert progress.to_line().endswith(b"}\n")
+
+
+def test_columns_are_the_batches_joined(tmp_path, groups):
+    spool = fill(Spool(tmp_path), groups.groups)
+    spool.finish()
+    columns, plain = spool.columns(split=True), spool.columns(split=False)
+    arrays = (columns.tokens["input_ids"], columns.lengths, columns.record, columns.start)
+    for name, found in zip(FILES, arrays, strict=True):
+        wanted = np.concatenate([getattr(group.batch, name) for group in groups.groups])
+        np.testing.assert_array_equal(found, wanted)
+        assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(columns.begin, np.cumsum(columns.lengths) - columns.lengths)
+    assert plain.start is None
+    assert spool.progress.counts == sum((group.counts for group in groups.groups), Counts())
+    assert spool.progress.blocks == len(list(groups.source.blocks()))
+    assert spool.progress.consumed_bytes == groups.source.total_bytes
+
+
+def test_what_was_committed_is_there_again_and_nothing_else(half, groups):
+    sizes = {name: (half / f"{name}.bin").stat().st_size for name in FILES}
+    again = Spool(half, commit_every_s=1e9)
+    done = len(again.history)
+    assert done == len(groups.groups) // 2
+    assert again.progress.counts == sum((group.counts for group in groups.groups[:done]), Counts())
+    fill(again, groups.groups[done : done + 1]).close()  # appended, not committed
+    assert (half / "tokens.bin").stat().st_size > sizes["tokens"]
+    third = Spool(half)
+    assert third.progress == again.history[-1]
+    fill(third, groups.groups[done:]).finish()
+    np.testing.assert_array_equal(
+        third.columns(split=True).tokens["input_ids"], np.concatenate([g.batch.tokens for g in groups.groups])
+    )
+
+
+def test_commits_come_now_and_then(tmp_path, groups, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("nopad.store.spool.time.monotonic", lambda: now[0])
+    spool = Spool(tmp_path, commit_every_s=2.0)
+    for group in groups.groups[:6]:
+        fill(spool, [group])
+        now[0] += 0.9
+    assert [progress.blocks for progress in spool.history] == [sum(len(g.blocks) for g in groups.groups[:4])]
+    spool.finish()
+    spool.finish()
+    assert [progress.complete for progress in spool.history] == [False, True]
+    assert len((tmp_path / "journal.jsonl").read_bytes().splitlines()) == 2
+
+
+def test_data_is_durable_before_the_journal_says_so(tmp_path, groups, break_at):
+    steps = break_at(AssertionError(), at=-2)
+    fill(Spool(tmp_path, commit_every_s=0), groups.groups[:1]).close()
+    names = [os.path.basename(path) for path in steps]
+    assert names == [*(f"{name}.bin" for name in FILES), "journal.jsonl", tmp_path.name]
+
+
+def test_a_journal_line_torn_anywhere_is_as_if_never_written(half):
+    path = half / "journal.jsonl"
+    whole = path.read_bytes()
+    history = Spool(half).history
+    begin = whole.rindex(b"\n", 0, len(whole) - 1) + 1
+    for end in range(begin, len(whole)):
+        path.write_bytes(whole[:end])
+        assert Spool(half).history == history[:-1]
+        assert path.read_bytes() == whole[:begin]
+
+
+@pytest.mark.parametrize("garbage", [b"\0" * 100, b"3\n", b"[]\n", b'{"blocks": 1}\n', b"\xff\xfe\n", b"{}\n{}\n"])
+def test_garbage_at_the_end_of_the_journal_is_cut_off(half, garbage):
+    path = half / "journal.jsonl"
+    whole = path.read_bytes()
+    history = Spool(half).history
+    path.write_bytes(whole + garbage)
+    assert Spool(half).history == history
+    assert path.read_bytes() == whole
+
+
+def test_a_shorter_file_than_the_journal_says(half, groups):
+    for name in FILES:
+        path = half / f"{name}.bin"
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1])
+        spool = Spool(half)
+        with pytest.raises(ResumeError) as caught:
+            fill(spool, groups.groups[-1:])
+        spool.close()
+        assert str(caught.value) == f"{path} is shorter than its journal says; {WAY_OUT}"
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_shorter_file_of_a_complete_spool(half, name):
+    spool = Spool(half)
+    spool.finish()
+    os.truncate(half / f"{name}.bin", 8)
+    with pytest.raises(ResumeError, match="is shorter than its journal says"):
+        Spool(half).columns(split=True)
+
+
+def test_closing_on_a_full_disk_does_not_hide_the_first_error(tmp_path, groups, disk_full):
+    class Full:
+        def write(self, *_):
+            raise disk_full
+
+        close = flush = write
+
+    spool = fill(Spool(tmp_path, commit_every_s=1e9), groups.groups[:1])
+    for file in spool._files.values():
+        file.close()
+    spool._files = {name: Full() for name in FILES}
+    with pytest.raises(StorageError, match=r"^no space left while spooling tokens to"):
+        fill(spool, groups.groups[1:2])
+    spool.close()
+
+
+# Through a whole job.
+
+
+@pytest.fixture
+def files(tmp_path, make_records, write_jsonl):
+    """A folder of two JSONL files, each of several blocks."""
+    return write_jsonl(tmp_path / "in", a=make_records(60), b=make_records(60, seed=1))
+
+
+@pytest.fixture
+def reopen(tmp_path):
+    return lambda: open_source(tmp_path / "in", block_bytes=500)
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "shards.jsonl"])
+@pytest.mark.parametrize("tear", [1, 20, 0])
+def test_a_job_goes_on_behind_a_torn_journal(tmp_path, small_groups, files, pack, interrupt, tree, name, tear):
+    pack(files, tmp_path / "whole")
+    interrupt(files, tmp_path / "out", at=5, match=name)
+    path = tmp_path / "out" / ".work" / name
+    lines = path.read_bytes()
+    assert lines.count(b"{") >= 5
+    path.write_bytes(lines[:-tear] if tear else lines + b'{"torn')
+    pack(files, tmp_path / "out")
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_garbage_behind_the_committed_part_of_the_spool(tmp_path, small_groups, files, pack, interrupt, tree):
+    pack(files, tmp_path / "whole")
+    interrupt(files, tmp_path / "out", at=5, match="journal.jsonl")
+    for name in FILES:
+        with open(tmp_path / "out" / ".work" / f"{name}.bin", "ab") as file:
+            file.write(b"garbage" * 100)
+    pack(files, tmp_path / "out")
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_a_lost_part_of_the_spool_is_refused(tmp_path, small_groups, files, pack, interrupt):
+    out = tmp_path / "out"
+    interrupt(files, out, match="plan.json")  # the spool is complete
+    os.truncate(out / ".work" / "tokens.bin", 100)
+    with pytest.raises(ResumeError, match=r"tokens\.bin is shorter than its journal says"):
+        pack(files, out)
+
+
+def replace_in(path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(("stop", "at"), [("journal.jsonl", 5), ("plan.json", 0), ("shards.jsonl", 2)])
+def test_changed_content_is_refused(tmp_path, small_groups, files, pack, interrupt, stop, at, reopen):
+    interrupt(files, tmp_path / "out", at=at, match=stop)
+    path = tmp_path / "in" / "a.jsonl"
+    first = json.loads(path.read_text().splitlines()[0])["input_ids"][0]
+    replace_in(path, str(first), str(first + 1))
+    with pytest.raises(ResumeError) as caught:
+        pack(reopen(), tmp_path / "out")
+    assert str(caught.value) == f"the source changed since this job started: a.jsonl; {WAY_OUT}"
+
+
+def test_a_change_somewhere_between_two_commits(tmp_path, files, pack, interrupt, reopen):
+    interrupt(files, tmp_path / "out", match="plan.json")  # all blocks were one group, and one commit
+    lines = (tmp_path / "in" / "a.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "in" / "a.jsonl").write_text("".join(reversed(lines)))
+    with pytest.raises(ResumeError) as caught:
+        pack(reopen(), tmp_path / "out")
+    assert str(caught.value) == f"the source changed since this job started: between a.jsonl and b.jsonl; {WAY_OUT}"
+
+
+def test_a_change_that_was_not_read_yet_is_simply_read(tmp_path, small_groups, files, pack, interrupt, tree, reopen):
+    interrupt(files, tmp_path / "out", at=3, match="journal.jsonl")
+    lines = (tmp_path / "in" / "b.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "in" / "b.jsonl").write_text("".join(reversed(lines)))
+    pack(reopen(), tmp_path / "whole")
+    pack(reopen(), tmp_path / "out")
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda folder: (folder / "b.jsonl").unlink(), "b.jsonl is gone"),
+        (lambda folder: (folder / "b.jsonl").rename(folder / "c.jsonl"), "b.jsonl is gone"),
+        (lambda folder: (folder / "aa.jsonl").write_text('{"input_ids": [1]}'), "aa.jsonl is new"),
+        (lambda folder: replace_in(folder / "b.jsonl", "[", "[1, "), "b.jsonl changed its size"),
+    ],
+)
+def test_changed_files_are_named(tmp_path, small_groups, files, pack, interrupt, tree, change, says, reopen):
+    out = tmp_path / "out"
+    interrupt(files, out, at=3, match="journal.jsonl")
+    before = tree(out)
+    change(tmp_path / "in")
+    with pytest.raises(ResumeError) as caught:
+        pack(reopen(), out)
+    assert str(caught.value) == (
+        f"the source changed since the job in {out} started: {says}; "
+        "put it back as it was, or delete the folder to start over"
+    )
+    assert tree(out) == before
+
+
+class Unlisted(IterableSource):
+    """A source that cannot say beforehand what it holds."""
+
+    def inventory(self):
+        return []
+
+
+@pytest.mark.parametrize("stop", ["plan.json", "shards.jsonl"])
+def test_a_longer_or_shorter_source_is_refused(tmp_path, small_groups, pack, interrupt, make_records, stop):
+    records, out = make_records(60), tmp_path / "out"
+    interrupt(Unlisted(records, block_records=5), out, match=stop)
+    with pytest.raises(ResumeError) as caught:
+        pack(Unlisted([*records, [1]], block_records=5), out)
+    assert str(caught.value) == f"the source became longer since this job started; delete {out} to start over"
+    with pytest.raises(ResumeError) as caught:
+        pack(Unlisted(records[:50], block_records=5), out)
+    assert str(caught.value) == f"the source became shorter since this job started (after memory); {WAY_OUT}"
+    pack(Unlisted(records, block_records=5), out)
+    assert nopad.verify(out, source=IterableSource(records, block_records=5)) == []

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"torch", "pyarrow", "numba", "llvmlite", "tokenizers", "rich", "typer", "datasets", "scipy", "pandas"}
+
+
+def modules_after(code: str) -> set[str]:
+    """What a fresh interpreter has imported after running `code`, warnings being errors."""
+    program = f"import json, sys\n{code}\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import nopad",
+        "import nopad; nopad.plan([5, 3, 4], 8, algorithm='ffd').problems()",
+        "import nopad; str(nopad.Histogram.from_lengths([1]) + nopad.Histogram.from_lengths([2]))",
+    ],
+)
+def test_nothing_heavy_is_imported(code):
+    loaded = modules_after(code)
+    assert "nopad.planning.front" in loaded  # the names below are spelled as in sys.modules
+    assert loaded & HEAVY == set()
+
+
+def test_only_the_rooms_of_planning_are_opened():
+    rooms = {name.split(".")[1] for name in modules_after("import nopad") if name.startswith("nopad.")}
+    assert rooms == {"assignment", "errors", "files", "histogram", "packs", "planning", "random"}
+
+
+def test_packing_adds_only_the_compiled_loops():
+    loaded = modules_after("import nopad; nopad.pack([5, 3, 4], 8)")
+    assert loaded & HEAVY == {"numba", "llvmlite"}
+    assert "nopad.store" not in loaded
+    assert "nopad.corpus" not in loaded
