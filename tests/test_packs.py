@@ -148,6 +148,16 @@ def test_no_problem():
     make(MEMBERS).check(LENGTHS)
     make(MEMBERS, dtype=np.int64).check(LENGTHS)
     make([]).check([])
+    make([[0]]).check([8])
+
+
+def test_list_parts_begin_at_zero():
+    whole = nopad.packs.list_array(np.array([0, 1, 3, 6], np.int32), np.arange(6, dtype=np.int32))
+    offsets, values = nopad.packs.list_parts(whole)
+    assert (offsets.tolist(), values.tolist()) == ([0, 1, 3, 6], [0, 1, 2, 3, 4, 5])
+    assert not offsets.flags.owndata  # a view
+    offsets, values = nopad.packs.list_parts(whole[1:])
+    assert (offsets.tolist(), values.tolist()) == ([0, 2, 5], [1, 2, 3, 4, 5])
 
 
 def test_tokens_are_summed_beyond_32_bits():

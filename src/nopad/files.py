@@ -26,8 +26,9 @@ def storage_errors(doing: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            reason = os.strerror(error.errno)  # pyarrow's own text is longer
             raise StorageError(
-                f"no space left while {doing} {path} ({error.strerror}); free some space and run the same command again"
+                f"no space left while {doing} {path} ({reason}); free some space and run the same command again"
             ) from error
         raise StorageError(f"failed while {doing} {path}: {error.strerror or error}") from error
 

@@ -59,7 +59,7 @@ def test_help_of_demo_names_its_folder(call):
     ("arguments", "message"),
     [
         (["frob"], "No such command 'frob'; see `nopad --help`"),
-        (["plan"], "Missing argument 'file'; see `nopad plan --help`"),
+        (["plan"], "Missing argument 'FILE'; see `nopad plan --help`"),
         (["plan", "h.json", "--frob"], "No such option: --frob; see `nopad plan --help`"),
         (["plan", "h.json", "--algoritm", "x"], "No such option: --algoritm (Possible options: --algorithm); see "),
         (["plan", "h.json", "extra"], "Got unexpected extra argument(s) (extra); see `nopad plan --help`"),
@@ -71,7 +71,7 @@ def test_help_of_demo_names_its_folder(call):
         (["plan", "h.json", "-c", "many"], "Invalid value for '--capacity' / '-c'"),
         (["pack", "h.json", "-c", "4"], "Missing option '--out' / '-o'; see `nopad pack --help`"),
         (["pack", "h.json", "-o", "x"], "Missing option '--capacity' / '-c'; see `nopad pack --help`"),
-        (["verify"], "Missing argument 'path'; see `nopad verify --help`"),
+        (["verify"], "Missing argument 'PATH'; see `nopad verify --help`"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(call, arguments, message):
@@ -146,7 +146,7 @@ def test_head_gets_its_line(command, histogram):
     line = subprocess.run(
         ["sh", "-c", '"$@" | head -1', "sh", *command("plan", histogram)], capture_output=True, text=True, timeout=60
     )
-    assert line.stdout.startswith("5 sequences, 22 tokens")
+    assert line.stdout.startswith("5 sequences of 2 to 8 tokens")
     assert (line.stdout.count("\n"), line.stderr) == (1, "")
 
 

@@ -84,7 +84,7 @@ def test_an_empty_table():
 def test_describe():
     histogram = nopad.Histogram.from_lengths([5, 3, 4, 2, 8])
     assert describe_histogram(histogram, 8) == (
-        "5 sequences, 22 tokens, lengths 2..8, capacity 8; one a row: 45.0% padding"
+        "5 sequences of 2 to 8 tokens, 22 in all\none sequence a row of 8: 45.0% padding"
     )
 
 
@@ -98,13 +98,13 @@ def test_bars_fit_80_columns():
 def test_outcome():
     plan = nopad.plan([5, 3, 4, 2, 8], capacity=8)
     text = outcome(manifest(), plan).plain
-    assert "packs: 3 for 5 sequences (1.67 sequences a pack), exactly the proven minimum of 3" in text
+    assert "packs: 3 for 5 sequences (1.67 a pack), exactly the proven minimum of 3" in text
     assert text.endswith("records: 5 records\n")
     counts = manifest().counts | {"split": 2, "truncated": 3, "dropped": 4, "empty_skipped": 5, "bad_skipped": 6}
     text = outcome(manifest(counts=counts, source={"ignored": 7}), plan).plain
     assert text.endswith(
         "5 records, 2 split, 3 truncated, 4 dropped as over-long, 5 skipped as empty, 6 skipped as bad, "
-        "7 files of other kinds not read\n"
+        "7 files of another kind not read\n"
     )
 
 

@@ -19,12 +19,14 @@ def test_the_size_of_blocks_changes_nothing(histogram, capacity, depth, block):
         assert Counter(ffd(histogram, capacity, depth)) == Counter(expected)
 
 
-def test_many_classes_split_their_blocks():
+def test_many_classes_split_their_blocks(monkeypatch):
     counts = {n: n % 5 + 1 for n in range(2, 4000)}
     made = plan(Histogram.from_counts(counts), 4000, algorithm="ffd")
     assert made.histogram.to_dict() == counts
     assert made.counts.size > 1024  # more classes than two blocks hold
     assert made.packs == plan(Histogram.from_counts(counts), 4000, algorithm="lpfhp").packs == 6002
+    monkeypatch.setattr(nopad.planning.ffd, "_BLOCK", 10**9)
+    assert made == plan(Histogram.from_counts(counts), 4000, algorithm="ffd")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from nopad.planning import lower_bound
 from nopad.planning.front import summarise
 from nopad.planning.greedy import greedy
 
-EVERY = st.sampled_from(ALGORITHMS)
 DEPTH = st.none() | st.integers(1, 6) | st.just(1000)  # a depth far above the capacity means nothing
 ALL_ALGORITHMS = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
@@ -24,8 +23,9 @@ def test_the_algorithms_are_listed_sorted():
     assert ALGORITHMS == ("ffd", "greedy", "lpfhp", "spfhp")
 
 
-@given(st.from_type(Histogram), st.integers(40, 70), DEPTH, EVERY, st.integers(0, 3))
-def test_what_every_plan_keeps(histogram, capacity, depth, algorithm, seed):
+@ALL_ALGORITHMS
+@given(histogram=st.from_type(Histogram), capacity=st.integers(40, 70), depth=DEPTH, seed=st.integers(0, 3))
+def test_what_every_plan_keeps(algorithm, histogram, capacity, depth, seed):
     made = plan(histogram, capacity, depth=depth, algorithm=algorithm, seed=seed)
     assert made.histogram == histogram  # every sequence, and no phantom
     assert (made.capacity, made.depth, made.algorithm) == (capacity, depth, algorithm)
@@ -39,8 +39,13 @@ def test_what_every_plan_keeps(histogram, capacity, depth, algorithm, seed):
     assert made.to_json() == plan(histogram, capacity, depth=depth, algorithm=algorithm, seed=seed).to_json()
 
 
-@given(st.lists(st.integers(1, 16), max_size=40), st.integers(16, 30), st.none() | st.integers(1, 5), EVERY)
-def test_equals_placing_one_by_one(one_by_one, lengths, capacity, depth, algorithm):
+@ALL_ALGORITHMS
+@given(
+    lengths=st.lists(st.integers(1, 6) | st.integers(1, 16), max_size=40),
+    capacity=st.integers(16, 30),
+    depth=st.none() | st.integers(1, 6),
+)
+def test_equals_placing_one_by_one(one_by_one, algorithm, lengths, capacity, depth):
     made = plan(lengths, capacity, depth=depth, algorithm=algorithm)
     assert {strategy: count for count, strategy in made.strategies} == one_by_one(algorithm, lengths, capacity, depth)
 

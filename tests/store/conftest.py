@@ -27,6 +27,14 @@ PACK_OPTIONS = {field.name for field in fields(PackOptions)}
 WORDS = 40
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _no_waiting_for_the_disk():
+    """An fsync takes milliseconds, and tells only when the power fails."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: os.fstat(descriptor) and None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def pack():
     """`pack_corpus` with flat options, small shards, and a commit after every group."""

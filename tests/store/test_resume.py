@@ -6,6 +6,7 @@ import fcntl
 import os
 import resource
 import subprocess
+from contextlib import contextmanager
 
 import pytest
 
@@ -157,30 +158,29 @@ def test_an_unfinished_job_beside_foreign_files(tmp_path, pack):
     pack(IterableSource([[1]]), tmp_path)  # killed before it wrote down what it was
 
 
-@pytest.fixture
-def limit_file_size():
+@contextmanager
+def file_size_limit(size: int):
     """Make every write beyond so many bytes of a file fail, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize(("limit", "doing"), [(50_000, "spooling tokens to"), (2_000, "writing")])
-def test_a_write_that_fails(tmp_path, source, make_records, pack, interrupt, limit_file_size, tree, limit, doing):
+def test_a_write_that_fails(tmp_path, make_records, pack, interrupt, tree, limit, doing):
     source, out = IterableSource(make_records(8000), block_records=100), tmp_path / "out"
     options = {"shard_tokens": 5000}
     pack(source, tmp_path / "whole", **options)
     if doing == "writing":
         interrupt(source, out, match="plan.json", **options)  # the spool is complete, the shards are not begun
-    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    limit_file_size(limit)
-    try:
-        with pytest.raises(StorageError) as caught:
-            pack(source, out, **options)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    with pytest.raises(StorageError) as caught, file_size_limit(limit):
+        pack(source, out, **options)
     assert str(caught.value).startswith(f"no space left while {doing} {out / '.work'}")
     assert str(caught.value).endswith(" (File too large); free some space and run the same command again")
+    assert caught.value.exit_code == 3
     assert not list(out.rglob("*.partial"))
     pack(source, out, **options)
     assert tree(out) == tree(tmp_path / "whole")

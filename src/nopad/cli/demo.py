@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from nopad.cli.monitor import Bars
 from nopad.cli.options import Seed, TokenizerSpec
@@ -29,14 +32,20 @@ _READER = {"text_unit": "file", "text_field": None, "ids_field": None}
 
 
 def demo(
-    folder: Annotated[Path, typer.Option("--folder", help="Where to put the text and the packed dataset.")] = Path(
-        "nopad-demo"
-    ),
-    capacity: Annotated[int, typer.Option("--capacity", "-c", help="Most tokens a pack may hold.")] = 512,
+    folder: Annotated[
+        Path, typer.Option("--folder", metavar="FOLDER", help="Where to put the text and the packed dataset.")
+    ] = Path("nopad-demo"),
+    capacity: Annotated[int, typer.Option("--capacity", "-c", metavar="N", help="Most tokens a pack may hold.")] = 512,
     seed: Seed = 0,
     tokenizer: TokenizerSpec = None,
 ) -> None:
-    """Pack the docstrings and comments of this Python's standard library, verify the result, and show both."""
+    """Pack the docstrings and comments of this Python's standard library, verify the result, and show both.
+
+    Examples:
+      nopad demo
+
+      nopad demo --capacity 128 --folder nopad-demo-128
+    """
     screen = console()
     with Bars() as monitor:
         monitor.stage("reading the standard library", None, "")
@@ -57,10 +66,9 @@ def demo(
         problems = find_problems(out, source=source, tokenizer=loaded, monitor=monitor)
         if problems:
             raise CorruptError(f"{out} does not verify: {problems[0]}; remove {folder} and run the demo again")
-        monitor.stage("planning", None, "")
-        dataset = open_packed(out)
-        histogram = Histogram.from_chunks(b.sequences["seq_lens"] for b in dataset.iter_blocks(range(dataset.blocks)))
-        rows = table_rows(histogram, histogram, capacity, list(ALGORITHMS), list(DEPTHS), seed)
+        lengths = _lengths_in_source_order(out)
+        histogram = Histogram.from_lengths(lengths)
+        rows = table_rows(lengths, histogram, capacity, list(ALGORITHMS), list(DEPTHS), seed=seed, monitor=monitor)
     screen.print(
         f"[bold]nopad demo[/]: docstrings and comments of Python {platform.python_version()}'s standard library"
     )
@@ -78,16 +86,23 @@ def demo(
         soft_wrap=True,
     )
     screen.print("Try next:")
+    command = ".venv/bin/nopad" if Path(sys.prefix) == Path(".venv").absolute() else "nopad"
     for line in (
-        f"nopad plan {text} --capacity 1024 --over-long split",
-        f"nopad pack {text} -o {folder / 'packed-1024'} --capacity 1024 --over-long split --depth 8",
-        f"nopad verify {out} --deep --source {text}",
+        f"plan {text} --capacity 1024 --over-long split",
+        f"pack {text} -o {folder / 'packed-1024'} --capacity 1024 --over-long split --depth 8",
+        f"verify {out} --deep --source {text}",
     ):
-        screen.print(
-            f"  .venv/bin/python -m {line}" if Path(".venv/bin/python").exists() else f"  {line}",
-            markup=False,
-            soft_wrap=True,
-        )
+        screen.print(f"  {command} {line}", markup=False, soft_wrap=True)
+
+
+def _lengths_in_source_order(out: Path) -> NDArray[np.int32]:
+    """Read the lengths of a packed dataset back in the order in which its source gave them."""
+    dataset = open_packed(out)
+    blocks = [block.sequences for block in dataset.iter_blocks(range(dataset.blocks))]
+    columns = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    start = columns.get("seq_start", np.zeros(columns["seq_index"].size))
+    lengths: NDArray[np.int32] = columns["seq_lens"][np.lexsort((start, columns["seq_index"]))]
+    return lengths
 
 
 def _write_texts(folder: Path) -> Path:

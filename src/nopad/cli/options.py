@@ -29,6 +29,7 @@ TokenizerSpec = Annotated[
     typer.Option(
         "--tokenizer",
         "-t",
+        metavar="T",
         help="A tokenizer.json, a folder with one, or a hub name. Default: bert-base-uncased's, if installed.",
         rich_help_panel=CORPUS,
     ),
@@ -51,17 +52,25 @@ TextUnit = Annotated[
 ]
 TextField = Annotated[
     str | None,
-    typer.Option("--text-field", help="JSONL field that holds text. Default: 'text'.", rich_help_panel=CORPUS),
+    typer.Option(
+        "--text-field", metavar="FIELD", help="JSONL field that holds text. Default: 'text'.", rich_help_panel=CORPUS
+    ),
 ]
 IdsField = Annotated[
     str | None,
     typer.Option(
         "--ids-field",
+        metavar="FIELD",
         help="JSONL field that holds token ids. Default: 'input_ids' where present.",
         rich_help_panel=CORPUS,
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Of the random choices.")]
+Seed = Annotated[
+    int,
+    typer.Option(
+        "--seed", metavar="S", help="Of the random choices: which of equal lengths goes where, and the order of packs."
+    ),
+]
 
 
 def parse_depth(text: str | None) -> int | None:

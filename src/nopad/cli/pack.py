@@ -24,7 +24,7 @@ from nopad.cli.options import (
 from nopad.cli.render import console, outcome
 from nopad.corpus import CorpusOptions, Source, load_tokenizer, open_source
 from nopad.errors import OptionError
-from nopad.planning import Plan
+from nopad.planning import ALGORITHMS, Plan
 from nopad.store import LengthsFile, PackOptions, pack_corpus
 from nopad.store.manifest import PLAN
 from nopad.store.shards import SHARD_TOKENS
@@ -34,21 +34,31 @@ __all__ = ["open_inputs", "pack"]
 
 def pack(
     inputs: Annotated[
-        list[Path], typer.Argument(help="Text files, JSONL files, or folders of them; lengths.npy with --index-only.")
+        list[Path],
+        typer.Argument(
+            metavar="INPUT...", help="Text files, JSONL files, or folders of them; lengths.npy with --index-only."
+        ),
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="The dataset folder: new, empty, or of an interrupted equal call.")
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="FOLDER", help="The dataset folder: new, empty, or of an interrupted equal call."
+        ),
     ],
-    capacity: Annotated[int, typer.Option("--capacity", "-c", help="Most tokens a pack may hold.")],
-    depth: Annotated[str | None, typer.Option("--depth", "-d", help="Most sequences a pack may hold, or none.")] = None,
-    algorithm: Annotated[str, typer.Option("--algorithm", "-a", help="See `nopad plan`.")] = "lpfhp",
+    capacity: Annotated[int, typer.Option("--capacity", "-c", metavar="N", help="Most tokens a pack may hold.")],
+    depth: Annotated[
+        str | None, typer.Option("--depth", "-d", metavar="D", help="Most sequences a pack may hold, or none.")
+    ] = None,
+    algorithm: Annotated[
+        str, typer.Option("--algorithm", "-a", metavar="NAME", help=f"One of {', '.join(ALGORITHMS)}.")
+    ] = "lpfhp",
     seed: Seed = 0,
     order: Annotated[Order, typer.Option("--order", help="Of the packs: random (seeded), or source.")] = "random",
     index_only: Annotated[
         bool, typer.Option("--index-only", help="Write which sequence goes where, and leave the tokens in the source.")
     ] = False,
     shard_tokens: Annotated[
-        int, typer.Option("--shard-tokens", help="About how many tokens a file holds.")
+        int, typer.Option("--shard-tokens", metavar="N", help="About how many tokens a file holds.")
     ] = SHARD_TOKENS,
     tokenizer: TokenizerSpec = None,
     over_long: OverLong = "error",

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from numpy.typing import NDArray
 
@@ -23,14 +24,14 @@ from nopad.cli.options import (
     TokenizerSpec,
     parse_depth,
 )
-from nopad.cli.render import console, describe_histogram, plan_table
-from nopad.corpus import CorpusOptions, load_tokenizer, open_source, sequences
+from nopad.cli.render import console, describe_bound, describe_histogram, plan_table
+from nopad.corpus import CorpusOptions, Source, Tokenizer, load_tokenizer, open_source, sequences
 from nopad.errors import OptionError, SourceError
 from nopad.histogram import Histogram, read_histogram
 from nopad.planning import ALGORITHMS
 from nopad.planning import plan as make_plan
 from nopad.planning.front import ARRIVAL_ALGORITHMS, check_options
-from nopad.store import LengthsFile
+from nopad.store import LengthsFile, Monitor, Silent
 
 __all__ = ["DEPTHS", "plan", "table_rows"]
 
@@ -39,19 +40,28 @@ DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 8, 16, None)
 
 def plan(
     file: Annotated[
-        Path, typer.Argument(help="A histogram (.json), lengths (.npy), or a corpus (text, JSONL, a folder).")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A histogram (.json), lengths (.npy), or a corpus (text, JSONL, a folder)."
+        ),
     ],
     capacity: Annotated[
         int | None,
-        typer.Option("--capacity", "-c", help="Most tokens a pack may hold. Default: what the histogram file says."),
+        typer.Option(
+            "--capacity", "-c", metavar="N", help="Most tokens a pack may hold. Default: what the histogram file says."
+        ),
     ] = None,
     algorithm: Annotated[
-        list[str] | None, typer.Option("--algorithm", "-a", help=f"Repeatable. Default: {', '.join(ALGORITHMS)}.")
+        list[str] | None,
+        typer.Option("--algorithm", "-a", metavar="NAME", help=f"Repeatable. Default: {', '.join(ALGORITHMS)}."),
     ] = None,
     depth: Annotated[
         list[str] | None,
         typer.Option(
-            "--depth", "-d", help="Most sequences a pack may hold, or none. Repeatable. Default: 1 2 3 4 8 16 none."
+            "--depth",
+            "-d",
+            metavar="D",
+            help="Most sequences a pack may hold, or none. Repeatable. Default: 1 2 3 4 8 16 none.",
         ),
     ] = None,
     seed: Seed = 0,
@@ -59,7 +69,8 @@ def plan(
         bool, typer.Option("--json", help="Print one JSON array, a row per algorithm and depth.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Save the plan; needs one --algorithm and one --depth.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Save the plan; needs one --algorithm and one --depth."),
     ] = None,
     tokenizer: TokenizerSpec = None,
     over_long: OverLong = "error",
@@ -83,90 +94,101 @@ def plan(
     """
     algorithms = algorithm or list(ALGORITHMS)
     depths = [parse_depth(text) for text in depth] if depth else list(DEPTHS)
-    if output is not None and (len(algorithms), len(depths)) != (1, 1):
-        raise OptionError(
-            f"--output saves one plan; give one --algorithm and one --depth, not {len(algorithms)} and {len(depths)}"
-        )
+    _check_output(output, len(algorithms), len(depths))
     for name in algorithms:
         check_options(1 if capacity is None else capacity, None, name, seed)
     if not file.exists():
         raise SourceError(f"{file}: no such file or folder; check the path")
     given: Histogram | NDArray[Any]
-    if file.suffix == ".json":
-        given, declared = read_histogram(file)
+    declared: int | None = None
+    with Bars() as monitor:
+        if file.suffix == ".json":
+            given, declared = read_histogram(file)
+        elif file.suffix == ".npy":
+            given = LengthsFile(file).lengths
         capacity = declared if capacity is None else capacity
-    elif file.suffix == ".npy":
-        given = LengthsFile(file).lengths
-    if capacity is None:
-        raise OptionError(f"{file} does not say for which capacity; give --capacity")
-    if file.suffix not in (".json", ".npy"):
-        options = CorpusOptions(
-            capacity=capacity,
-            special_tokens=special_tokens,
-            over_long=over_long,
-            empty=empty,
-            on_bad_record=on_bad_record,
-        )
-        source = open_source([file], text_unit=text_unit, text_field=text_field, ids_field=ids_field)
-        given = _count(source, None if source.kind == "ids" else load_tokenizer(tokenizer), options)
-    histogram = given if isinstance(given, Histogram) else Histogram.from_lengths(given)
-    if not histogram.sequences:
-        raise SourceError(f"{file} holds no sequences")
-    rows = table_rows(given, histogram, capacity, algorithms, depths, seed, output)
+        if capacity is None:
+            raise OptionError(f"{file} does not say for which capacity; give --capacity")
+        if file.suffix not in (".json", ".npy"):
+            options = CorpusOptions(
+                capacity=capacity,
+                special_tokens=special_tokens,
+                over_long=over_long,
+                empty=empty,
+                on_bad_record=on_bad_record,
+            )
+            source = open_source([file], text_unit=text_unit, text_field=text_field, ids_field=ids_field)
+            given = _lengths(source, None if source.kind == "ids" else load_tokenizer(tokenizer), options, monitor)
+        histogram = given if isinstance(given, Histogram) else Histogram.from_lengths(given)
+        if not histogram.sequences:
+            raise SourceError(f"{file} holds no sequences")
+        rows = table_rows(given, histogram, capacity, algorithms, depths, seed=seed, output=output, monitor=monitor)
     if as_json:
         print(json.dumps(rows, indent=1))
         return
     out = console()
     out.print(describe_histogram(histogram, capacity))
+    out.print(plan_table(rows, out.width))
     if isinstance(given, Histogram) and any(name in ARRIVAL_ALGORITHMS for name in algorithms):
         names = ", ".join(name for name in algorithms if name in ARRIVAL_ALGORITHMS)
-        out.print(f"{names}: arrival order drawn from the histogram with seed {seed}", style="dim")
-    out.print(plan_table(rows, out.width))
-    bounds = {row["lower_bound"] for row in rows if row["depth"] is None}
-    if bounds:
-        least, limit = bounds.pop(), rows[0]["limit"]
-        factor = histogram.sequences / least
-        out.print(
-            f"No plan of any depth can use fewer than {least:,} packs "
-            f"(factor {factor:.3f}; without any padding {limit:.3f})."
-        )
+        out.print(f"{names}: a histogram has no order of arrival; one was drawn with seed {seed}", style="dim")
+    out.print(describe_bound(histogram, capacity))
     if output is not None:
         out.print(f"saved {output}", markup=False, soft_wrap=True)
 
 
+def _check_output(output: Path | None, algorithms: int, depths: int) -> None:
+    """Refuse --output where there is not one plan, or no folder to save it in."""
+    if output is None:
+        return
+    if (algorithms, depths) != (1, 1):
+        raise OptionError(
+            f"--output saves one plan; give one --algorithm and one --depth, not {algorithms} and {depths}"
+        )
+    if not output.parent.is_dir():
+        raise OptionError(f"{output}: there is no folder {output.parent}; make it, or choose another --output")
+
+
 def table_rows(
-    given: Any,
+    given: Histogram | NDArray[Any],
     histogram: Histogram,
     capacity: int,
     algorithms: list[str],
     depths: list[int | None],
+    *,
     seed: int = 0,
     output: Path | None = None,
+    monitor: Monitor | None = None,
 ) -> list[dict[str, Any]]:
-    """Plan every algorithm at every depth; return `Plan.summary` rows with the seconds each took."""
+    """Plan every algorithm at every depth; return `Plan.summary` rows with the seconds each took.
+
+    `given` are the lengths in order of arrival where they are known, for the algorithms that follow it.
+    """
+    monitor = monitor or Silent()
     rows = []
     for name in set(algorithms) & set(ARRIVAL_ALGORITHMS):
         make_plan([1], 1, algorithm=name)  # compile before the clock starts
     for name in algorithms:
+        monitor.stage(f"planning {name}", len(depths), "depths")
         for depth in depths:
             started = time.perf_counter()
             made = make_plan(
                 given if name in ARRIVAL_ALGORITHMS else histogram, capacity, depth=depth, algorithm=name, seed=seed
             )
             rows.append({**made.summary(), "seconds": time.perf_counter() - started})
+            monitor.advance(1)
             if output is not None:
                 made.save(output)
     return rows
 
 
-def _count(source: Any, tokenizer: Any, options: CorpusOptions) -> Histogram:
-    """Tokenise a corpus for its lengths only."""
-    with Bars() as monitor:
-        monitor.stage("tokenising", source.total_bytes, "bytes")
-
-        def chunks() -> Any:
-            for group in sequences(source.blocks(), tokenizer, options):
-                monitor.advance(sum(len(block.data) for block in group.blocks), group.counts.tokens)
-                yield group.batch.lengths
-
-        return Histogram.from_chunks(chunks())
+def _lengths(
+    source: Source, tokenizer: Tokenizer | None, options: CorpusOptions, monitor: Monitor
+) -> NDArray[np.int32]:
+    """Tokenise a corpus for its lengths only, in order of arrival: 4 bytes a sequence."""
+    monitor.stage("tokenising", source.total_bytes, "bytes")
+    chunks = [np.zeros(0, dtype=np.int32)]
+    for group in sequences(source.blocks(), tokenizer, options):
+        monitor.advance(sum(len(block.data) for block in group.blocks), group.counts.tokens)
+        chunks.append(group.batch.lengths)
+    return np.concatenate(chunks)

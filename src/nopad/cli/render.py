@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from nopad.histogram import Histogram
-from nopad.planning import Plan
+from nopad.planning import Plan, lower_bound
 from nopad.store import Manifest
 
-__all__ = ["bars", "console", "describe_histogram", "outcome", "plan_table"]
+__all__ = ["bars", "console", "describe_bound", "describe_histogram", "outcome", "plan_table"]
 
 _BAR = 32
 _PIPE_WIDTH = 160
@@ -28,11 +28,21 @@ def console() -> Console:
 
 
 def describe_histogram(histogram: Histogram, capacity: int) -> str:
-    """One line: what is to be packed."""
+    """Say what is to be packed, and how much of it would be padding."""
     alone = histogram.tokens / (histogram.sequences * capacity)
     return (
-        f"{histogram.sequences:,} sequences, {histogram.tokens:,} tokens, lengths {histogram.lengths[0]}"
-        f"..{histogram.max_length}, capacity {capacity:,}; one a row: {1 - alone:.1%} padding"
+        f"{histogram.sequences:,} sequences of {histogram.lengths[0]} to {histogram.max_length} tokens, "
+        f"{histogram.tokens:,} in all\n"
+        f"one sequence a row of {capacity:,}: {1 - alone:.1%} padding"
+    )
+
+
+def describe_bound(histogram: Histogram, capacity: int) -> str:
+    """One line: how good any plan can be."""
+    least = lower_bound(histogram, capacity, None).packs
+    return (
+        f"No plan, however deep, can use fewer than {least:,} packs: at best {histogram.sequences / least:.4f} "
+        f"sequences a pack, {histogram.tokens / (least * capacity):.3%} efficiency."
     )
 
 
@@ -96,7 +106,7 @@ def bars(manifest: Manifest) -> Text:
         text.append(f"  {name:<7}")
         text.append("█" * full, style="green")
         text.append("░" * (_BAR - full), style="red")
-        text.append(f"  {rows:>12,} rows   ")
+        text.append(f"  {rows:>12,} {'row ' if rows == 1 else 'rows'}   ")
         text.append(f"{1 - share:>7.2%} padding\n", style="bold" if name == "after" else "")
     return text
 
@@ -104,12 +114,12 @@ def bars(manifest: Manifest) -> Text:
 def outcome(manifest: Manifest, plan: Plan) -> Text:
     """Return the summary that ends `nopad pack`: bars, packs against the bound, what became of the records."""
     text = bars(manifest)
-    text.append(f"  packs: {plan.packs:,} for {plan.sequences:,} sequences (")
-    text.append(f"{plan.packing_factor:.2f} sequences a pack", style="bold")
+    text.append(f"  packs: {plan.packs:,} for {counted(plan.sequences, 'sequence')} (")
+    text.append(f"{plan.packing_factor:.2f} a pack", style="bold")
     above = plan.packs - plan.lower_bound
     text.append(f"), {'exactly' if not above else f'{above:,} above'} the proven minimum of {plan.lower_bound:,}\n")
     counts = manifest.counts
-    parts = [f"{counts['records']:,} records"]
+    parts = [counted(counts["records"], "record")]
     for name, word in (
         ("split", "split"),
         ("truncated", "truncated"),
@@ -120,9 +130,14 @@ def outcome(manifest: Manifest, plan: Plan) -> Text:
         if counts[name]:
             parts.append(f"{counts[name]:,} {word}")
     if manifest.source["ignored"]:
-        parts.append(f"{manifest.source['ignored']:,} files of other kinds not read")
+        parts.append(f"{counted(manifest.source['ignored'], 'file')} of another kind not read")
     text.append(f"  records: {', '.join(parts)}\n")
     return text
+
+
+def counted(n: int, noun: str) -> str:
+    """Return "1 record", "2 records"."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
 def seconds(value: float) -> str:

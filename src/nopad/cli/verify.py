@@ -22,12 +22,13 @@ __all__ = ["verify"]
 
 
 def verify(
-    path: Annotated[Path, typer.Argument(help="A packed dataset folder, or a plan file.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A packed dataset folder, or a plan file.")],
     deep: Annotated[
         bool, typer.Option("--deep", help="Also compare every token with the source; needs --source.")
     ] = False,
     source: Annotated[
-        list[Path] | None, typer.Option("--source", "-s", help="What the dataset was packed from. Repeatable.")
+        list[Path] | None,
+        typer.Option("--source", "-s", metavar="INPUT", help="What the dataset was packed from. Repeatable."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help='Print {"ok": ..., "problems": [...]}.')] = False,
     tokenizer: TokenizerSpec = None,

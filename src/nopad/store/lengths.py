@@ -30,7 +30,8 @@ class LengthsFile(Source):
         try:
             self.lengths: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
-            raise FormatError(f"cannot read lengths from {path}: {error}") from error
+            why = error.strerror if isinstance(error, OSError) else "not an .npy file of numbers"
+            raise FormatError(f"cannot read lengths from {path}: {why}; save them with numpy.save") from error
         if self.lengths.ndim != 1:
             raise FormatError(f"{path} holds an array of shape {self.lengths.shape}; lengths are one-dimensional")
         self.total_bytes = self.lengths.nbytes
