@@ -72,7 +72,7 @@ def test_what_is_no_array_file(tmp_path, content, why):
 
 
 def test_no_pickle_is_ever_loaded(save):
-    with pytest.raises(FormatError, match="not an .npy file of numbers"):
+    with pytest.raises(FormatError, match=r"not an \.npy file of numbers"):
         save(np.array([print], dtype=object))
 
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import nopad
 from nopad.corpus import CorpusOptions, Counts, IterableSource, open_source, sequences
 from nopad.errors import ResumeError, StorageError
 from nopad.store.spool import Progress, Spool
@@ -183,6 +182,30 @@ def test_a_job_goes_on_behind_a_torn_journal(tmp_path, small_groups, files, pack
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
+def test_a_torn_journal_of_shards_does_not_spoil_the_lines_behind_it(
+    tmp_path, small_groups, files, pack, interrupt, tree
+):
+    """Once the shards are in place, their journal is all that is known of them."""
+    out = tmp_path / "out"
+    pack(files, tmp_path / "whole")
+    interrupt(files, out, at=2, match="shards.jsonl")
+    os.truncate(out / ".work" / "shards.jsonl", (out / ".work" / "shards.jsonl").stat().st_size - 5)
+    interrupt(files, out, match="out/plan.json")
+    assert (out / "shards").is_dir()
+    pack(files, out)
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_a_damaged_journal_of_shards_is_refused(tmp_path, files, pack, interrupt):
+    out = tmp_path / "out"
+    interrupt(files, out, match="out/plan.json")
+    os.truncate(out / ".work" / "shards.jsonl", 20)
+    with pytest.raises(ResumeError) as caught:
+        pack(files, out)
+    assert str(caught.value) == f"{out / '.work' / 'shards.jsonl'} is damaged; delete {out} to start over"
+    assert not (out / "nopad.json").exists()
+
+
 def test_garbage_behind_the_committed_part_of_the_spool(tmp_path, small_groups, files, pack, interrupt, tree):
     pack(files, tmp_path / "whole")
     interrupt(files, tmp_path / "out", at=5, match="journal.jsonl")
@@ -257,24 +280,3 @@ def test_changed_files_are_named(tmp_path, small_groups, files, pack, interrupt,
         "put it back as it was, or delete the folder to start over"
     )
     assert tree(out) == before
-
-
-class Unlisted(IterableSource):
-    """A source that cannot say beforehand what it holds."""
-
-    def inventory(self):
-        return []
-
-
-@pytest.mark.parametrize("stop", ["plan.json", "shards.jsonl"])
-def test_a_longer_or_shorter_source_is_refused(tmp_path, small_groups, pack, interrupt, make_records, stop):
-    records, out = make_records(60), tmp_path / "out"
-    interrupt(Unlisted(records, block_records=5), out, match=stop)
-    with pytest.raises(ResumeError) as caught:
-        pack(Unlisted([*records, [1]], block_records=5), out)
-    assert str(caught.value) == f"the source became longer since this job started; delete {out} to start over"
-    with pytest.raises(ResumeError) as caught:
-        pack(Unlisted(records[:50], block_records=5), out)
-    assert str(caught.value) == f"the source became shorter since this job started (after memory); {WAY_OUT}"
-    pack(Unlisted(records, block_records=5), out)
-    assert nopad.verify(out, source=IterableSource(records, block_records=5)) == []

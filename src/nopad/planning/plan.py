@@ -296,12 +296,12 @@ def _from_document(document: Mapping[str, Any]) -> Plan:
     for at, (count, lengths) in enumerate(strategies):
         numbers = [count, *lengths]
         if not lengths or any(type(v) is not int or v < 1 for v in numbers) or max(lengths) > MAX_LENGTH:
-            raise ValueError(f"strategy {at}: count and lengths must be integers >= 1, lengths not empty")
+            raise ValueError(f"strategy {at}: count must be >= 1, lengths one or more from 1 to {MAX_LENGTH}, all integers")
     sizes = [len(lengths) for _, lengths in strategies]
     capacity, depth, bound = document["capacity"], document["depth"], document["lower_bound"]
     limits = [capacity] if depth is None else [capacity, depth]
     if any(type(v) is not int or not 1 <= v <= MAX_LENGTH for v in limits) or type(bound["packs"]) is not int:
-        raise ValueError("capacity, depth and lower bound must be integers >= 1 (depth may be null)")
+        raise ValueError(f"capacity and depth must be from 1 to {MAX_LENGTH} (depth may be null), all bounds integers")
     return Plan(
         capacity=capacity,
         depth=depth,

@@ -333,11 +333,14 @@ class _Job:
             self.monitor.stage("writing the index", None, "")
             return write_index(packs, columns, self.work)
         self.monitor.stage("writing", int(columns.lengths.sum(dtype=np.int64)), "tokens")
+        journaled = _read_shard_journal(self.work)
         if (self.out / "shards").exists():  # killed while publishing: all shards are finished and in place
-            return _read_shard_journal(self.work)
+            if len(journaled) != layout.shards:
+                raise ResumeError(f"{self.work / 'shards.jsonl'} is damaged; delete {self.out} to start over")
+            return journaled
         with storage_errors("creating", self.work / "shards"):
             (self.work / "shards").mkdir(exist_ok=True)
-        finished = {shard.file: shard for shard in _read_shard_journal(self.work)}
+        finished = {shard.file: shard for shard in journaled}
         self.monitor.advance(*2 * (sum(shard.tokens for shard in finished.values()),))
 
         def note(shard: Shard) -> None:
