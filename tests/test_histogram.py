@@ -120,6 +120,14 @@ def test_saving_and_loading(histogram, tmp_path_factory):
     assert (document["sequences"], document["tokens"]) == (histogram.sequences, histogram.tokens)
 
 
+def test_the_file_is_readable_and_diffable(tmp_path):
+    Histogram.from_lengths([5, 3, 5]).save(tmp_path / "h.json")
+    assert (tmp_path / "h.json").read_text() == (
+        '{\n "format": "nopad.histogram",\n "format_version": 1,\n "sequences": 3,\n "tokens": 13,\n'
+        ' "histogram": {\n  "3": 1,\n  "5": 2\n }\n}\n'
+    )
+
+
 def test_saving_into_a_missing_folder(tmp_path, refuses):
     path = tmp_path / "none" / "h.json"
     with refuses(StorageError, f"failed while writing {path}: No such file or directory"):
@@ -234,7 +242,7 @@ def test_indices_are_counted_over_chunks(refuses):
 @pytest.mark.parametrize("length", [2**31, 2**64 - 1])
 def test_above_the_longest_length(refuses, length):
     with refuses(LengthError, f"length {length} at index 1; the longest length nopad counts is 2147483647"):
-        Histogram.from_lengths(np.array([1, length], dtype=np.uint64))
+        Histogram.from_lengths(np.array([2**31 - 1, length], dtype=np.uint64))
 
 
 @pytest.mark.parametrize(

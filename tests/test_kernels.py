@@ -86,9 +86,20 @@ def case_permute_packs(rng):
     return indptr, sequence, rng.permutation(40), np.zeros(41, np.int32), np.empty_like(sequence)
 
 
-def case_order_by_first(rng):
-    indptr, sequence = csr(rng)
-    return indptr, sequence, np.full(sequence.size, -1, np.int32)
+def case_packs_by_rank(rng):
+    # Strategies [2, 2, 0], [1, 0], [0]: rank 0 is held by all, rank 1 by the second, rank 2 by the first.
+    strategy_of_pack = rng.permutation([0, 0, 1, 1, 1, 2])
+    begin = np.array([0, 6, 9])
+    return strategy_of_pack, np.array([0, 3, 5, 6]), np.array([2, 2, 0, 1, 0, 0]), begin, np.empty(11, np.int32)
+
+
+def case_deal_in_order(rng):
+    strategy_of_pack, indptr, strategy_ranks, begin, packs = case_packs_by_rank(rng)
+    _kernels.packs_by_rank.py_func(strategy_of_pack, indptr, strategy_ranks, begin, packs)
+    ranks = rng.permutation([0] * 6 + [1] * 3 + [2] * 4)
+    order, free = np.argsort(ranks, kind="stable"), np.array([0, 6, 9])
+    strategies = strategy_of_pack, indptr, strategy_ranks
+    return ranks, order, free, packs, begin, *strategies, np.zeros(7, np.int32), np.empty(13, np.int32)
 
 
 def case_next_fit(rng):

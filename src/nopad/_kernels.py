@@ -92,6 +92,64 @@ def deal(
         indptr[p + 1] = at
 
 
+@njit(cache=True, nogil=True)
+def packs_by_rank(
+    strategy_of_pack: NDArray[Any],
+    strategy_indptr: NDArray[Any],
+    strategy_ranks: NDArray[Any],
+    begin: NDArray[Any],
+    packs: NDArray[Any],
+) -> None:
+    """List, for each length rank, the packs that hold it, ascending; the list of rank k begins at ``begin[k]``."""
+    free = begin.copy()
+    for p in range(strategy_of_pack.shape[0]):
+        s = strategy_of_pack[p]
+        for slot in range(strategy_indptr[s], strategy_indptr[s + 1]):
+            k = strategy_ranks[slot]
+            if slot == strategy_indptr[s] or k != strategy_ranks[slot - 1]:  # equal lengths stand side by side
+                packs[free[k]] = p
+                free[k] += 1
+
+
+@njit(cache=True, nogil=True)
+def deal_in_order(
+    ranks: NDArray[Any],
+    order: NDArray[Any],
+    free: NDArray[Any],
+    packs: NDArray[Any],
+    next_pack: NDArray[Any],
+    strategy_of_pack: NDArray[Any],
+    strategy_indptr: NDArray[Any],
+    strategy_ranks: NDArray[Any],
+    indptr: NDArray[Any],
+    sequence: NDArray[Any],
+) -> None:
+    """Deal in order of arrival: the first sequence not yet dealt opens the next pack that holds its length.
+
+    The other places of that pack take the next sequences of their lengths. So packs come out by their first member,
+    and the sequences of any one length stay in order of arrival. `free` and `next_pack` are advanced.
+    """
+    dealt = np.zeros(ranks.shape[0], dtype=np.uint8)
+    used = np.zeros(strategy_of_pack.shape[0], dtype=np.uint8)
+    at, p = 0, 0
+    for i in range(ranks.shape[0]):
+        if dealt[i]:
+            continue
+        k = ranks[i]
+        while used[packs[next_pack[k]]]:
+            next_pack[k] += 1
+        used[packs[next_pack[k]]] = 1
+        s = strategy_of_pack[packs[next_pack[k]]]
+        for slot in range(strategy_indptr[s], strategy_indptr[s + 1]):
+            k = strategy_ranks[slot]
+            sequence[at] = order[free[k]]
+            dealt[sequence[at]] = 1
+            free[k] += 1
+            at += 1
+        p += 1
+        indptr[p] = at
+
+
 @njit(cache=True, nogil=True, inline="always")
 def even_position(copy: int, count: int, packs: int) -> np.int64:
     """Place of one of `count` copies spread evenly over `packs`: floor((2 * copy + 1) * packs / (2 * count))."""
@@ -150,21 +208,6 @@ def permute_packs(
 
 
 @njit(cache=True, nogil=True)
-def order_by_first(indptr: NDArray[Any], sequence: NDArray[Any], pack_at: NDArray[Any]) -> NDArray[Any]:
-    """Return pack numbers by ascending first member; `pack_at` is scratch of one entry a sequence, filled with -1."""
-    packs = indptr.shape[0] - 1
-    permutation = np.empty(packs, dtype=pack_at.dtype)
-    for p in range(packs):
-        pack_at[sequence[indptr[p]]] = p
-    q = 0
-    for i in range(pack_at.shape[0]):
-        if pack_at[i] >= 0:
-            permutation[q] = pack_at[i]
-            q += 1
-    return permutation
-
-
-@njit(cache=True, nogil=True)
 def next_fit(lengths: NDArray[Any], capacity: int, depth: int, indptr: NDArray[Any]) -> int:
     """Cut the arrival order into packs; fill `indptr` (room for n + 1) and return the number of packs."""
     packs, tokens, members = 0, 0, 0
@@ -206,7 +249,7 @@ def gather_tokens(source: NDArray[Any], starts: NDArray[Any], lengths: NDArray[A
         end = min(window + 32, starts.shape[0])
         for i in range(window, end):
             for j in range(starts[i], starts[i] + min(lengths[i], 1024), 16):
-                touched ^= source[j]
+                touched += source[j]
         for i in range(window, end):
             out[at : at + lengths[i]] = source[starts[i] : starts[i] + lengths[i]]
             at += lengths[i]

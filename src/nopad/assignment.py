@@ -1,9 +1,9 @@
 """Assignment: deal the sequences out to the packs of a plan.
 
-O(n) time, about 12 bytes a sequence beyond the result. Which of the equal-length sequences goes where, and in which
+O(n) time, at most 16 bytes a sequence beyond the result. Which of the equal-length sequences goes where, and in which
 order the packs come, is a seeded random choice from the generator specified in `nopad.random` (packs sorted longest
-first are a known training bug). ``order="source"`` keeps close to the order of arrival instead: equal lengths in
-arrival order, strategies interleaved evenly, members of a pack ascending, packs by their smallest member.
+first are a known training bug). ``order="source"`` keeps close to the order of arrival instead: going through the
+packs, the sequences of any one length come in arrival order, members of a pack ascend, and so do first members.
 
 Same lengths, plan, seed and order: same packs, on every machine.
 """
@@ -86,47 +86,55 @@ def assign(plan: Plan, lengths: ArrayLike, *, seed: int = 0, order: Order = "ran
     checked = as_lengths(lengths, plan.capacity)
     _check_cover(plan, checked)
     dtype = index_dtype(checked.size)
-    bucket, bounds = _by_length(checked, plan.histogram, dtype)
-    if order == "random":
-        keys = [random.key(seed, random.STREAM_WITHIN_LENGTH, length) for length in plan.histogram.lengths.tolist()]
-        _kernels().shuffle_segments(bucket, bounds, np.array(keys, dtype=np.uint64))
-    strategy_of_pack = np.empty(plan.packs, dtype=np.int32)
-    if order == "random":
-        strategy_of_pack[:] = np.repeat(np.arange(plan.counts.size, dtype=np.int32), plan.counts)
-        _kernels().shuffle(strategy_of_pack, np.uint64(random.key(seed, random.STREAM_PACK_ORDER)))
-    else:
-        _kernels().spread(plan.counts, plan.packs, strategy_of_pack)
     indptr = np.zeros(plan.packs + 1, dtype=dtype)
     sequence = np.empty(checked.size, dtype=dtype)
-    slot_ranks = np.searchsorted(plan.histogram.lengths, plan.lengths)
-    _kernels().deal(strategy_of_pack, plan.indptr, slot_ranks, bucket, bounds[:-1].copy(), indptr, sequence)
-    packs = Packs(plan.capacity, plan.depth, indptr, sequence)
-    return packs if order == "random" else _by_smallest_member(packs, scratch=bucket)
+    strategy_of_pack = np.empty(plan.packs, dtype=np.int32)
+    ranks = _ranks(checked, plan.histogram)
+    bounds = np.concatenate([[0], np.cumsum(plan.histogram.counts)]).astype(np.int64)
+    bucket = np.empty(checked.size, dtype=dtype)  # sequence numbers grouped by length, in arrival order within
+    _kernels().group_by_rank(ranks, bounds, bucket)
+    strategies = plan.indptr, np.searchsorted(plan.histogram.lengths, plan.lengths)
+    if order == "random":
+        del ranks  # 4 bytes a sequence
+        keys = [random.key(seed, random.STREAM_WITHIN_LENGTH, length) for length in plan.histogram.lengths.tolist()]
+        _kernels().shuffle_segments(bucket, bounds, np.array(keys, dtype=np.uint64))
+        strategy_of_pack[:] = np.repeat(np.arange(plan.counts.size, dtype=np.int32), plan.counts)
+        _kernels().shuffle(strategy_of_pack, np.uint64(random.key(seed, random.STREAM_PACK_ORDER)))
+        _kernels().deal(strategy_of_pack, *strategies, bucket, bounds[:-1].copy(), indptr, sequence)
+    else:
+        _kernels().spread(plan.counts, plan.packs, strategy_of_pack)
+        begin, holders = _packs_by_rank(plan, strategy_of_pack, *strategies)
+        free = bounds[:-1].copy()
+        _kernels().deal_in_order(ranks, bucket, free, holders, begin, strategy_of_pack, *strategies, indptr, sequence)
+        _kernels().sort_within_packs(indptr, sequence)
+    return Packs(plan.capacity, plan.depth, indptr, sequence)
 
 
-def _by_length(
-    lengths: NDArray[np.int32], histogram: Histogram, dtype: type[np.int32] | type[np.int64]
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return sequence numbers grouped by length (ascending, arrival order within), and where each group begins."""
-    distinct = histogram.lengths
+def _ranks(lengths: NDArray[np.int32], histogram: Histogram) -> NDArray[np.int32]:
+    """Return the place of each length among the distinct ones."""
     ranks = np.empty(lengths.size, dtype=np.int32)
     if histogram.max_length <= 1 << 22:
         table = np.zeros(histogram.max_length + 1, dtype=np.int32)
-        table[distinct] = np.arange(distinct.size, dtype=np.int32)
+        table[histogram.lengths] = np.arange(histogram.lengths.size, dtype=np.int32)
         _kernels().look_up_ranks(lengths, table, ranks)
     else:
-        ranks[:] = np.searchsorted(distinct, lengths)
-    bounds = np.concatenate([[0], np.cumsum(histogram.counts)]).astype(np.int64)
-    grouped = np.empty(lengths.size, dtype=dtype)
-    _kernels().group_by_rank(ranks, bounds, grouped)
-    return grouped, bounds
+        ranks[:] = np.searchsorted(histogram.lengths, lengths)
+    return ranks
 
 
-def _by_smallest_member(packs: Packs, scratch: NDArray[Any]) -> Packs:
-    """Sort members within packs, then packs by first member; `scratch` (one entry a sequence) is overwritten."""
-    _kernels().sort_within_packs(packs.indptr, packs.sequence)
-    scratch[:] = -1
-    return packs.take(_kernels().order_by_first(packs.indptr, packs.sequence, scratch))
+def _packs_by_rank(
+    plan: Plan, strategy_of_pack: NDArray[np.int32], indptr: NDArray[np.int64], ranks: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Return which packs hold each length rank, as (where each list begins, pack numbers)."""
+    first = np.ones(ranks.size, dtype=bool)  # of a run of equal lengths in one strategy
+    first[1:] = ranks[1:] != ranks[:-1]
+    first[indptr[:-1]] = True
+    holders = np.zeros(plan.histogram.lengths.size + 1, dtype=np.int64)
+    np.add.at(holders, ranks[first] + 1, np.repeat(plan.counts, np.diff(indptr))[first])
+    begin = np.cumsum(holders)
+    packs = np.empty(int(begin[-1]), dtype=np.int32)
+    _kernels().packs_by_rank(strategy_of_pack, indptr, ranks, begin, packs)
+    return begin[:-1].copy(), packs
 
 
 def _check_cover(plan: Plan, lengths: NDArray[np.int32]) -> None:

@@ -20,13 +20,13 @@ def test_the_size_of_blocks_changes_nothing(histogram, capacity, depth, block):
 
 
 def test_many_classes_split_their_blocks(monkeypatch):
-    counts = {n: n % 5 + 1 for n in range(2, 4000)}
-    made = plan(Histogram.from_counts(counts), 4000, algorithm="ffd")
+    counts = {n: n % 5 + 1 for n in range(2, 2500)}
+    made = plan(Histogram.from_counts(counts), 2500, algorithm="ffd")
     assert made.histogram.to_dict() == counts
     assert made.counts.size > 1024  # more classes than two blocks hold
-    assert made.packs == plan(Histogram.from_counts(counts), 4000, algorithm="lpfhp").packs == 6002
+    assert made.packs == plan(Histogram.from_counts(counts), 2500, algorithm="lpfhp").packs == 3752
     monkeypatch.setattr(nopad.planning.ffd, "_BLOCK", 10**9)
-    assert made == plan(Histogram.from_counts(counts), 4000, algorithm="ffd")
+    assert made == plan(Histogram.from_counts(counts), 2500, algorithm="ffd")
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ def test_an_unknown_version(refuses, document, version):
         from_document(document | {"format_version": version})
 
 
-STRATEGY_RULE = "count must be >= 1, lengths one or more from 1 to 2147483647, all integers"
+STRATEGY_RULE = "needs an integer count >= 1 and lengths from 1 to 2147483647"
 
 
 @pytest.mark.parametrize(

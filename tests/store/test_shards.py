@@ -99,12 +99,9 @@ def test_shards_hold_the_packs(tmp_path, columns, packs, threads):
         assert 1 <= groups[-1] <= layout.rows_per_group
 
 
-FLOATS = pytest.mark.xfail(reason="gather_tokens touches pages by xor, which floats do not have", strict=True)
-
-
 @pytest.mark.parametrize(
     ("kind", "arrow"),
-    [(np.int64, "int64"), (np.uint8, "uint8"), pytest.param(np.float32, "float", marks=FLOATS)],
+    [(np.int64, "int64"), (np.uint8, "uint8"), (np.float32, "float")],
 )
 def test_more_columns(tmp_path, kind, arrow):
     (tmp_path / "shards").mkdir()

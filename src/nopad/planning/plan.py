@@ -296,7 +296,7 @@ def _from_document(document: Mapping[str, Any]) -> Plan:
     for at, (count, lengths) in enumerate(strategies):
         numbers = [count, *lengths]
         if not lengths or any(type(v) is not int or v < 1 for v in numbers) or max(lengths) > MAX_LENGTH:
-            raise ValueError(f"strategy {at}: count must be >= 1, lengths one or more from 1 to {MAX_LENGTH}, all integers")
+            raise ValueError(f"strategy {at}: needs an integer count >= 1 and lengths from 1 to {MAX_LENGTH}")
     sizes = [len(lengths) for _, lengths in strategies]
     capacity, depth, bound = document["capacity"], document["depth"], document["lower_bound"]
     limits = [capacity] if depth is None else [capacity, depth]

@@ -8,44 +8,39 @@ anything else. Memory: about 16 bytes a sequence, plus a few row groups; tokens 
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from nopad.assignment import Order, assign, pack
 from nopad.corpus import CHAIN_START, CorpusOptions, Counts, Source, Tokenizer, chain, sequences
 from nopad.errors import (
+    FormatError,
+    InputError,
     InterruptedJobError,
     LengthError,
     OptionError,
-    OutputBusyError,
-    OutputExistsError,
     PlanMismatchError,
     RecordError,
     ResumeError,
 )
-from nopad.files import PARTIAL_SUFFIX, fsync_folder, storage_errors, write_atomic
+from nopad.files import storage_errors
 from nopad.histogram import as_lengths
 from nopad.packs import Packs
 from nopad.planning.front import ARRIVAL_ALGORITHMS, check_options, plan, summarise
 from nopad.planning.plan import Plan
 from nopad.store.index import write_index
 from nopad.store.lengths import LengthsFile
-from nopad.store.manifest import MANIFEST, PLAN, Manifest, Shard, tool_versions
+from nopad.store.manifest import PLAN, Manifest, Shard, tool_versions
+from nopad.store.monitor import Monitor, Silent
 from nopad.store.shards import SHARD_TOKENS, Columns, Layout, write_shards
 from nopad.store.spool import Progress, Spool
+from nopad.store.workspace import Workspace
 
-__all__ = ["Monitor", "PackOptions", "Silent", "pack_corpus"]
-
-WORK = ".work"
+__all__ = ["PackOptions", "pack_corpus"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,26 +58,6 @@ class PackOptions:
             raise OptionError(f"unknown order {self.order!r}; it is 'random' or 'source'")
         if type(self.shard_tokens) is not int or self.shard_tokens < 1:
             raise OptionError(f"shard_tokens must be an integer of at least 1, got {self.shard_tokens!r}")
-
-
-class Monitor(Protocol):
-    """Is told how a job gets on."""
-
-    def stage(self, name: str, total: int | None, unit: str) -> None:
-        """A stage of `total` units begins; it ends when the next one begins."""
-
-    def advance(self, units: int, tokens: int = 0) -> None:
-        """Some units of the stage are done, and `tokens` tokens with them."""
-
-
-class Silent:
-    """A monitor that says nothing."""
-
-    def stage(self, name: str, total: int | None, unit: str) -> None:
-        """Say nothing."""
-
-    def advance(self, units: int, tokens: int = 0) -> None:
-        """Say nothing."""
 
 
 def pack_corpus(
@@ -127,22 +102,27 @@ def pack_corpus(
     """
     if source.kind == "ids":
         tokenizer = None  # it would not be used, and must not stand in the manifest
+    workspace = Workspace(Path(out))
     job = _Job(
-        Path(out), source, corpus, tokenizer, packing or PackOptions(), reader or {}, index_only, monitor or Silent()
+        workspace, source, corpus, tokenizer, packing or PackOptions(), reader or {}, index_only, monitor or Silent()
     )
     check_options(corpus.capacity, job.packing.depth, job.packing.algorithm, job.packing.seed)
-    existing = job.existing()
-    if existing is not None:
-        return existing
-    with job.claim():
+    settings = job.settings()
+    done = workspace.finished(settings, source, job.monitor)
+    if done is not None:
+        return done
+    with workspace.claim(settings, source):
         try:
-            return job.existing() or job.run(commit_every_s)  # another process may just have finished it
+            # Another process may just have finished it.
+            return workspace.finished(settings, source, job.monitor) or job.run(commit_every_s)
         except KeyboardInterrupt as error:
             raise InterruptedJobError(
-                f"stopped; what is done is kept in {job.work}: run the same command again to go on"
+                f"stopped; what is done is kept in {workspace.work}: run the same command again to go on"
             ) from error
-        except (RecordError, LengthError, OptionError):
-            job.abandon()  # this source can never be packed with these settings: nothing here is worth keeping
+        except InputError as error:
+            # Records that can never be packed with these settings, or nothing done yet: nothing here is worth keeping.
+            if isinstance(error, RecordError | LengthError | OptionError) or not Spool.begun(workspace.work):
+                workspace.abandon()
             raise
 
 
@@ -150,7 +130,7 @@ def pack_corpus(
 class _Job:
     """The arguments of `pack_corpus`, and its steps."""
 
-    out: Path
+    workspace: Workspace
     source: Source
     corpus: CorpusOptions
     tokenizer: Tokenizer | None
@@ -158,10 +138,6 @@ class _Job:
     reader: Mapping[str, Any]
     index_only: bool
     monitor: Monitor
-
-    @property
-    def work(self) -> Path:
-        return self.out / WORK
 
     def settings(self) -> dict[str, Any]:
         """Everything but the input that the result depends on: the part of the manifest that is known beforehand."""
@@ -186,74 +162,6 @@ class _Job:
             "tool_versions": tool_versions("numpy", "pyarrow", "tokenizers"),
         }
 
-    def existing(self) -> Manifest | None:
-        """Return the manifest of a finished dataset that this very job would make; None when there is no dataset."""
-        if not (self.out / MANIFEST).exists():
-            return None
-        manifest = Manifest.load(self.out)
-        settings = {name: value for name, value in self.settings().items() if name != "tool_versions"}
-        changed = _differences({name: getattr(manifest, name) for name in settings}, settings)
-        if changed:
-            raise OutputExistsError(
-                f"{self.out} already holds a packed dataset made with other settings ({changed}); choose another folder"
-            )
-        digest = CHAIN_START
-        self.monitor.stage("checking the source", self.source.total_bytes, "bytes")
-        for block in self.source.blocks():
-            digest = chain(digest, block)
-            self.monitor.advance(len(block.data))
-        if digest.hex() != manifest.source["sha256"]:
-            raise OutputExistsError(
-                f"{self.out} already holds a packed dataset of another source; choose another folder"
-            )
-        shutil.rmtree(self.work, ignore_errors=True)  # a job killed between its manifest and its clean-up leaves it
-        return manifest
-
-    def holds_something_else(self) -> bool:
-        """Whether `out` is anything but a new or empty folder or one that a job of ours has left unfinished."""
-        if not self.out.exists() or (self.work / "job.json").is_file():
-            return False
-        if not self.out.is_dir():
-            return True
-        beside = {path.name for path in self.out.iterdir()}
-        if not self.work.is_dir():
-            return bool(beside)
-        inside = {path.name for path in self.work.iterdir()}
-        return bool(beside - {WORK} or inside - {"lock", "job.json" + PARTIAL_SUFFIX})
-
-    @contextmanager
-    def claim(self) -> Iterator[None]:
-        """Make or enter the work folder, alone, after proving that an unfinished job in it is this one."""
-        if self.holds_something_else():
-            raise OutputExistsError(f"{self.out} already holds something else; choose a new or empty folder")
-        started = {"settings": self.settings(), "inventory": [list(entry) for entry in self.source.inventory()]}
-        with storage_errors("creating", self.work):
-            self.work.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.work / "lock", os.O_RDWR | os.O_CREAT)
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not os.fstat(lock).st_nlink:
-                    raise BlockingIOError  # the other one removes its work folder at this moment
-            except BlockingIOError as error:
-                raise OutputBusyError(
-                    f"another process is packing into {self.out}; wait for it, or choose another folder"
-                ) from error
-            job_file = self.work / "job.json"
-            if job_file.exists():
-                _check_same_job(json.loads(job_file.read_text()), json.loads(json.dumps(started)), self.out)
-            else:
-                write_atomic(job_file, (json.dumps(started, indent=2) + "\n").encode())
-            yield
-        finally:
-            os.close(lock)
-
-    def abandon(self) -> None:
-        """Remove what a job that can never finish has left."""
-        shutil.rmtree(self.work, ignore_errors=True)
-        if not any(self.out.iterdir()):
-            self.out.rmdir()
-
     def run(self, commit_every_s: float) -> Manifest:
         """Do what is left to do; every step finds out by itself."""
         progress, columns = self._lengths() if isinstance(self.source, LengthsFile) else self._spool(commit_every_s)
@@ -264,14 +172,14 @@ class _Job:
 
     def _spool(self, commit_every_s: float) -> tuple[Progress, Columns]:
         """Tokenise what is not in the spool yet."""
-        spool = Spool(self.work, commit_every_s=commit_every_s)
+        spool = Spool(self.workspace.work, keep_tokens=not self.index_only, commit_every_s=commit_every_s)
         self.monitor.stage("tokenising", self.source.total_bytes, "bytes")
         blocks = spool.remaining(self.source, self.monitor.advance)
         try:
             if spool.progress.complete:
                 for _ in blocks:
                     raise ResumeError(
-                        f"the source became longer since this job started; delete {self.out} to start over"
+                        f"the source became longer since this job started; delete {self.workspace.out} to start over"
                     )
             else:
                 first = spool.progress.counts.records
@@ -304,58 +212,56 @@ class _Job:
     def _plan_and_assign(self, columns: Columns) -> tuple[Plan, Packs]:
         """Plan, or reread the stored plan; then deal the sequences out."""
         self.monitor.stage("planning", None, "")
-        stored = self.work / PLAN
+        stored = self.workspace.work / PLAN
         how: dict[str, Any] = {"seed": self.packing.seed, "order": self.packing.order}
         capacity, depth, algorithm = self.corpus.capacity, self.packing.depth, self.packing.algorithm
         if algorithm in ARRIVAL_ALGORITHMS:
             packs = pack(columns.lengths, capacity, depth=depth, algorithm=algorithm, **how)
             made = summarise(packs, columns.lengths, algorithm=algorithm)
         else:
-            made = (
-                Plan.load(stored)
-                if stored.exists()
-                else plan(columns.lengths, capacity, depth=depth, algorithm=algorithm)
-            )
+            made = self._stored_plan() or plan(columns.lengths, capacity, depth=depth, algorithm=algorithm)
             try:
                 packs = assign(made, columns.lengths, **how)
             except PlanMismatchError as error:  # lengths that are not spooled are free to change under a stored plan
                 raise ResumeError(
-                    f"the source changed since the job in {self.out} started: {error}; "
+                    f"the source changed since the job in {self.workspace.out} started: {error}; "
                     "put it back as it was, or delete the folder to start over"
                 ) from error
         if not stored.exists():
             made.save(stored)
         return made, packs
 
+    def _stored_plan(self) -> Plan | None:
+        """Reread the plan that an interrupted run has made, if it got that far."""
+        stored = self.workspace.work / PLAN
+        try:
+            return Plan.load(stored) if stored.exists() else None
+        except FormatError as error:
+            raise ResumeError(f"{error}; delete {self.workspace.out} to start over") from error
+
     def _write(self, packs: Packs, columns: Columns, layout: Layout) -> tuple[Shard, ...]:
         """Write the shards that are not there yet, or the index."""
+        work = self.workspace.work
         if self.index_only:
             self.monitor.stage("writing the index", None, "")
-            return write_index(packs, columns, self.work)
+            return write_index(packs, columns, work)
         self.monitor.stage("writing", int(columns.lengths.sum(dtype=np.int64)), "tokens")
-        journaled = _read_shard_journal(self.work)
-        if (self.out / "shards").exists():  # killed while publishing: all shards are finished and in place
-            if len(journaled) != layout.shards:
-                raise ResumeError(f"{self.work / 'shards.jsonl'} is damaged; delete {self.out} to start over")
-            return journaled
-        with storage_errors("creating", self.work / "shards"):
-            (self.work / "shards").mkdir(exist_ok=True)
-        finished = {shard.file: shard for shard in journaled}
-        self.monitor.advance(*2 * (sum(shard.tokens for shard in finished.values()),))
-
-        def note(shard: Shard) -> None:
-            with storage_errors("writing", self.work), open(self.work / "shards.jsonl", "ab") as journal:
-                journal.write(b"\n" + json.dumps(vars(shard)).encode() + b"\n")  # first end a line torn by a kill
-                journal.flush()
-                os.fsync(journal.fileno())
-
+        noted = self.workspace.noted_shards()
+        if (self.workspace.out / "shards").exists():  # killed while publishing: all shards are finished and in place
+            if len(noted) != layout.shards:
+                raise ResumeError(f"{work / 'shards.jsonl'} is damaged; delete {self.workspace.out} to start over")
+            return tuple(noted[name] for name in sorted(noted))
+        with storage_errors("creating", work / "shards"):
+            (work / "shards").mkdir(exist_ok=True)
+        tokens = sum(shard.tokens for shard in noted.values())
+        self.monitor.advance(tokens, tokens)
         return write_shards(
             packs,
             columns,
-            self.work,
+            work,
             layout,
-            finished=finished,
-            on_shard=note,
+            finished=noted,
+            on_shard=self.workspace.note_shard,
             on_tokens=lambda tokens: self.monitor.advance(tokens, tokens),
         )
 
@@ -388,14 +294,10 @@ class _Job:
             rows_per_group=layout.rows_per_group,
             shards=shards,
         )
-        with storage_errors("publishing", self.out):
-            for name in {shard.file.split("/")[0] for shard in shards}:
-                if (self.work / name).exists():
-                    os.replace(self.work / name, self.out / name)
-            fsync_folder(self.out)
-        made.save(self.out / PLAN)
-        manifest.save(self.out)
-        shutil.rmtree(self.work, ignore_errors=True)
+        self.workspace.move_into_place(sorted({shard.file.split("/")[0] for shard in shards}))
+        made.save(self.workspace.out / PLAN)
+        manifest.save(self.workspace.out)
+        self.workspace.clear()
         return manifest
 
 
@@ -406,49 +308,3 @@ def _check_any(counts: Counts) -> None:
             f"nothing to pack: {counts.records:,} records gave no sequence ({counts.empty_skipped:,} empty, "
             f"{counts.bad_skipped:,} bad, {counts.dropped:,} dropped as over-long)"
         )
-
-
-def _check_same_job(stored: Mapping[str, Any], started: Mapping[str, Any], out: Path) -> None:
-    """Refuse to go on with a job that was started differently; name the first differences."""
-    changed = _differences(stored["settings"], started["settings"])
-    if changed:
-        raise ResumeError(
-            f"{out} holds an unfinished job with other settings ({changed}); "
-            "use the same settings to finish it, or delete the folder to start over"
-        )
-    before, now = (dict(map(tuple, job["inventory"])) for job in (stored, started))
-    for name in [*before, *now]:
-        if before.get(name) != now.get(name):
-            what = "is gone" if name not in now else "is new" if name not in before else "changed its size"
-            raise ResumeError(
-                f"the source changed since the job in {out} started: {name} {what}; "
-                "put it back as it was, or delete the folder to start over"
-            )
-
-
-def _differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Say which settings differ, "capacity was 512, now 384"; empty when none does."""
-    groups = {"options": None, "tool_versions": None}
-    flat = [{**s, **s["options"], **s.get("tool_versions", {}), **groups} for s in (stored, now)]
-    names = [name for name in {**flat[0], **flat[1]} if flat[0].get(name) != flat[1].get(name)]
-    short = [f"{name} was {_short(flat[0].get(name))}, now {_short(flat[1].get(name))}" for name in names]
-    return "; ".join(short)
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, Mapping) and "sha256" in value:
-        return f"{value['sha256'][:8]}…"
-    return "none" if value is None else str(value)
-
-
-def _read_shard_journal(work: Path) -> tuple[Shard, ...]:
-    """Return the shards known to be finished; a torn last line is ignored and its shard written again."""
-    path = work / "shards.jsonl"
-    finished: dict[str, Shard] = {}
-    for line in path.read_bytes().splitlines() if path.exists() else []:
-        try:
-            shard = Shard(**json.loads(line))
-        except (ValueError, TypeError):
-            continue
-        finished[shard.file] = shard
-    return tuple(finished[name] for name in sorted(finished))

@@ -122,6 +122,17 @@ class PackedRow:
         """Number of each token's sequence in the pack, from 1 (0 is padding's); int32 ``[tokens]``."""
         return np.repeat(np.arange(1, self.seq_lens.size + 1, dtype=np.int32), self.seq_lens)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle this row alone, not the block it is a view into."""
+        block, at = self._block, self._at
+        row = Block(
+            indptr=block.indptr[at : at + 2] - block.indptr[at],
+            token_indptr=block.token_indptr[at : at + 2] - block.token_indptr[at],
+            sequences={name: self[name].copy() for name in block.sequences},
+            tokens={name: self[name].copy() for name in block.tokens},
+        )
+        return PackedRow, (row, 0)
+
     def __repr__(self) -> str:
         """One line."""
         return f"PackedRow({self.seq_lens.size} sequences, {int(self.seq_lens.sum())} tokens)"

@@ -66,14 +66,20 @@ class Spool:
     Cost: a commit fsyncs four files, so it happens at most every `commit_every_s` seconds and at the end.
     """
 
-    def __init__(self, folder: Path, *, commit_every_s: float = 2.0) -> None:
-        """Open or create the spool in an existing `folder`, cutting files back to the last commit."""
+    def __init__(self, folder: Path, *, keep_tokens: bool = True, commit_every_s: float = 2.0) -> None:
+        """Open or create the spool in an existing `folder`; without `keep_tokens`, only lengths and places are kept."""
         self._folder = folder
+        self._names = [name for name in _FILES if keep_tokens or name != "tokens"]
         self._journal = folder / "journal.jsonl"
         self._commit_every_s = commit_every_s
         self._files: dict[str, Any] = {}
         self.history = self._read_journal()
         self.progress = self.history[-1] if self.history else Progress()
+
+    @staticmethod
+    def begun(folder: Path) -> bool:
+        """Whether anything was ever committed to a spool in `folder`."""
+        return (folder / "journal.jsonl").exists()
 
     def remaining(self, source: Source, on_bytes: Callable[[int], None]) -> Iterator[Block]:
         """Yield the blocks that are not in the spool yet, after proving that the others have not changed.
@@ -107,8 +113,8 @@ class Spool:
         if not self._files:
             self._open()
         with storage_errors("spooling tokens to", self._folder):
-            for name, dtype in _FILES.items():
-                self._files[name].write(np.ascontiguousarray(getattr(batch, name), dtype=dtype).data)
+            for name in self._names:
+                self._files[name].write(np.ascontiguousarray(getattr(batch, name), dtype=_FILES[name]).data)
         digest = bytes.fromhex(self.progress.chain)
         for block in blocks:
             digest = chain(digest, block)
@@ -155,7 +161,7 @@ class Spool:
 
     def columns(self, *, split: bool) -> Columns:
         """Map the finished spool; `split` keeps the piece starts. About 8 bytes a sequence are in memory."""
-        arrays = {name: self._map(name) for name in _FILES}
+        arrays = {name: self._map(name) for name in self._names}
         begin = np.zeros(arrays["lengths"].size, dtype=np.int64)
         np.cumsum(arrays["lengths"][:-1], out=begin[1:])
         return Columns(
@@ -163,7 +169,7 @@ class Spool:
             record=arrays["record"],
             start=arrays["start"] if split else None,
             begin=begin,
-            tokens={"input_ids": arrays["tokens"]},
+            tokens={"input_ids": arrays["tokens"]} if "tokens" in arrays else {},
         )
 
     def _map(self, name: str) -> NDArray[Any]:
@@ -199,10 +205,10 @@ class Spool:
     def _open(self) -> None:
         """Open the files for appending, cut back to what the journal vouches for."""
         with storage_errors("opening the spool in", self._folder):
-            for name, dtype in _FILES.items():
+            for name in self._names:
                 file = open(self._folder / f"{name}.bin", "ab", buffering=1 << 20)  # noqa: SIM115 - closed by `close`
                 self._files[name] = file
-                trusted = self._size(name) * np.dtype(dtype).itemsize
+                trusted = self._size(name) * np.dtype(_FILES[name]).itemsize
                 if os.fstat(file.fileno()).st_size < trusted:
                     raise ResumeError(f"{file.name} is shorter than its journal says; {_WAY_OUT}")
                 os.truncate(file.fileno(), trusted)

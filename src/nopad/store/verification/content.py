@@ -1,0 +1,190 @@
+"""What the packs hold: every sequence exactly once, nothing above capacity or depth, just as the plan deals it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad import _kernels
+from nopad.assignment import assign, pack
+from nopad.errors import InputError, NopadError
+from nopad.histogram import Histogram
+from nopad.planning.front import ARRIVAL_ALGORITHMS
+from nopad.planning.plan import Plan
+from nopad.store.manifest import MANIFEST, PLAN, Manifest
+from nopad.store.monitor import Monitor
+from nopad.store.reader import Block, PackedDataset
+
+__all__ = ["Content", "content_problems", "dealing_problems", "hash_tokens", "read_content"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """All sequences of a dataset, in source order, and how they are packed.
+
+    Attributes:
+        record, start: where each sequence comes from; int64 ``[n]``, ascending.
+        lengths: int32 ``[n]``.
+        hashes: of the tokens, uint64 ``[n]``, or empty when not asked for.
+        sequence: number (place in source order) of the sequence in each slot, pack after pack; int64 ``[n]``.
+        sizes: sequences in each pack; ``[packs]``.
+    """
+
+    record: NDArray[np.int64]
+    start: NDArray[np.int64]
+    lengths: NDArray[np.int32]
+    hashes: NDArray[np.uint64]
+    sequence: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+
+@dataclass
+class _Gathered:
+    """The same, gathered block by block in the order of the packs."""
+
+    record: list[NDArray[np.int64]] = field(default_factory=list)
+    start: list[NDArray[np.int64]] = field(default_factory=list)
+    lengths: list[NDArray[np.int32]] = field(default_factory=list)
+    hashes: list[NDArray[np.uint64]] = field(default_factory=list)
+    sizes: list[NDArray[np.int64]] = field(default_factory=list)
+
+    def add(self, block: Block, *, hashes: bool) -> None:
+        """Keep the sequences of a block, and the hashes of their tokens when those will be compared."""
+        lens, record = block.sequences["seq_lens"], block.sequences["seq_index"]
+        self.lengths.append(lens)
+        self.record.append(record)
+        self.start.append(block.sequences.get("seq_start", np.zeros(record.size, dtype=np.int64)))
+        self.sizes.append(np.diff(block.indptr).astype(np.int64))
+        if hashes:
+            self.hashes.append(hash_tokens(block.tokens["input_ids"], lens))
+
+    def in_source_order(self) -> Content:
+        """Sort everything by record and start."""
+        none = np.zeros(0, dtype=np.int64)
+        record, start, sizes = (np.concatenate([none, *parts]) for parts in (self.record, self.start, self.sizes))
+        lengths = np.concatenate([np.zeros(0, dtype=np.int32), *self.lengths])
+        hashes = np.concatenate([np.zeros(0, dtype=np.uint64), *self.hashes])
+        order = np.lexsort((start, record))
+        sequence = np.empty(order.size, dtype=np.int64)
+        sequence[order] = np.arange(order.size)
+        return Content(
+            record=record[order],
+            start=start[order],
+            lengths=lengths[order],
+            hashes=hashes[order] if hashes.size == order.size else hashes,
+            sequence=sequence,
+            sizes=sizes,
+        )
+
+
+def hash_tokens(tokens: NDArray[np.int32], lengths: NDArray[np.int32]) -> NDArray[np.uint64]:
+    """Return a 64-bit hash of each run of tokens."""
+    out = np.empty(lengths.size, dtype=np.uint64)
+    _kernels.token_hashes(tokens, lengths, out)
+    return out
+
+
+def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -> tuple[Content | None, list[str]]:
+    """Decode every pack and check it on its own; no content when that is not possible.
+
+    `hashes`: also hash the tokens of every sequence, for comparing them with their source.
+    """
+    problems: list[str] = []
+    found = _Gathered()
+    dataset = PackedDataset(folder)
+    monitor.stage("reading packs", m.tokens, "tokens")
+    packs = 0
+    try:
+        for block in dataset.iter_blocks(range(dataset.blocks)):
+            problems += _block_problems(block, packs, m)
+            found.add(block, hashes=hashes and not problems)
+            packs += len(block)
+            tokens = int(block.sequences["seq_lens"].sum(dtype=np.int64))
+            monitor.advance(tokens, tokens)
+    except (NopadError, ValueError, IndexError) as error:
+        problems.append(f"cannot be read: {error}")
+        return None, problems
+    if packs != m.packs:
+        problems.append(f"{MANIFEST} states {m.packs:,} packs, the files hold {packs:,}")
+    return found.in_source_order(), problems
+
+
+def _block_problems(block: Block, first: int, m: Manifest) -> list[str]:
+    """Capacity, depth, and as many tokens as the lengths say."""
+    problems: list[str] = []
+    lens = block.sequences["seq_lens"]
+    sizes = np.diff(block.indptr)
+    if sizes.min(initial=1) < 1 or lens.min(initial=1) < 1:
+        problems.append(f"a pack from {first} on is empty, or a sequence in it is")
+        return problems
+    tokens = np.add.reduceat(lens.astype(np.int64), block.indptr[:-1]) if sizes.size else sizes
+    if m.kind == "packed":
+        for p in np.flatnonzero(tokens != np.diff(block.token_indptr))[:3]:
+            held = np.diff(block.token_indptr)[p]
+            problems.append(f"pack {first + p}: seq_lens add up to {tokens[p]}, it holds {held} tokens")
+    for p in np.flatnonzero(tokens > m.capacity)[:3]:
+        problems.append(f"pack {first + p} holds {tokens[p]} tokens, above the capacity of {m.capacity}")
+    if m.depth is not None:
+        for p in np.flatnonzero(sizes > m.depth)[:3]:
+            problems.append(f"pack {first + p} holds {sizes[p]} sequences, above the depth of {m.depth}")
+    return problems
+
+
+def content_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
+    """Every sequence exactly once, of the lengths that the plan covers, pieces without a gap."""
+    problems: list[str] = []
+    record, start, lengths = content.record, content.start, content.lengths
+    if lengths.min(initial=1) < 1:
+        return problems
+    same = (record[1:] == record[:-1]) & (start[1:] == start[:-1])
+    for i in np.flatnonzero(same)[:3]:
+        problems.append(f"record {record[i]}, piece from token {start[i]}: more than once")
+    if record.size != m.sequences:
+        problems.append(f"{MANIFEST} states {m.sequences:,} sequences, the packs hold {record.size:,}")
+    if Histogram.from_lengths(lengths) != plan.histogram:
+        problems.append(f"the lengths in the packs are not those that {PLAN} covers")
+    checksum = f"{int(_kernels.tag_sum(record, start, lengths)):016x}"
+    if checksum != m.sequence_checksum:
+        problems.append(
+            f"the packs hold other sequences than were packed: checksum {checksum}, expected {m.sequence_checksum}"
+        )
+    counts = m.counts
+    for name, stated in (("records", m.source["records"]), ("sequences", m.sequences), ("tokens", m.tokens)):
+        if counts[name] != stated:
+            problems.append(f"{MANIFEST} states {stated:,} {name}, and {counts[name]:,} in its counts")
+    lost = counts["dropped"] + counts["empty_skipped"] + counts["bad_skipped"]
+    present = int(np.count_nonzero(np.diff(record, prepend=-1)))
+    if present + lost != counts["records"]:
+        problems.append(
+            f"{present:,} records are packed and {lost:,} left out, but the source had {counts['records']:,}"
+        )
+    special = len(m.tokenizer["prefix"]) + len(m.tokenizer["suffix"]) if m.tokenizer else 0
+    ends = start + lengths - (special if m.options["special_tokens"] else 0)
+    joined = np.where(np.diff(record, prepend=-1) != 0, 0, np.roll(ends, 1))
+    for i in np.flatnonzero(start != joined)[:3]:
+        problems.append(f"record {record[i]}: a piece begins at token {start[i]}, the one before ends at {joined[i]}")
+    return problems
+
+
+def dealing_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
+    """Assigning the sequences again gives the same packs in the same order: algorithm, seed and order are true."""
+    if _dealt_as_stated(content, m, plan):
+        return []
+    how = f"{m.algorithm}, seed {m.seed} and order {m.order}"
+    return [f"these are not the packs that {how} give for these sequences"]
+
+
+def _dealt_as_stated(content: Content, m: Manifest, plan: Plan) -> bool:
+    how: dict[str, Any] = {"seed": m.seed, "order": m.order}
+    try:
+        if m.algorithm in ARRIVAL_ALGORITHMS:
+            packs = pack(content.lengths, m.capacity, depth=m.depth, algorithm=m.algorithm, **how)
+        else:
+            packs = assign(plan, content.lengths, **how)
+    except InputError:  # a seed or an order that does not exist
+        return False
+    return np.array_equal(packs.sequence, content.sequence) and np.array_equal(np.diff(packs.indptr), content.sizes)

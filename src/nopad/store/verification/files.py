@@ -1,0 +1,86 @@
+"""The files of a dataset: all there, none else, with the checksums and the layout that the manifest states."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from pathlib import Path
+
+from nopad.files import sha256_file
+from nopad.store.index import PACKS, SEQUENCES
+from nopad.store.manifest import MANIFEST, Manifest, Shard
+from nopad.store.monitor import Monitor
+from nopad.store.shards import Layout
+
+__all__ = ["file_problems"]
+
+
+def file_problems(folder: Path, m: Manifest, monitor: Monitor) -> tuple[list[str], bool]:
+    """All files are there with their checksums, and no others; the second result is whether all can be read."""
+    problems: list[str] = []
+    listed = [shard.file for shard in m.shards]
+    one_pack_each = Layout(len(listed), 1, 1)
+    names = [PACKS, SEQUENCES] if m.kind == "index" else [one_pack_each.name(i) for i in range(len(listed))]
+    if listed != names:
+        wrong = next(i for i, (name, wanted) in enumerate(zip_longest(listed, names)) if name != wanted)
+        problems.append(
+            f"{MANIFEST} lists other files than such a dataset has, or in another order, from number {wrong}"
+        )
+    shards = folder / "shards"
+    present = {f"shards/{path.name}" for path in shards.iterdir()} if shards.is_dir() else set()
+    for name in sorted(present - set(listed)):
+        problems.append(f"{name} does not belong to this dataset")
+    monitor.stage("checksums", sum(shard.bytes for shard in m.shards), "bytes")
+    whole = True
+    for shard in m.shards:
+        path = folder / shard.file
+        if not path.is_file():
+            problems.append(f"{shard.file} is missing")
+            whole = False
+        elif (size := path.stat().st_size) != shard.bytes:
+            problems.append(f"{shard.file} has {size:,} bytes, expected {shard.bytes:,}")
+            whole = False
+        elif (digest := sha256_file(path)) != shard.sha256:
+            problems.append(f"{shard.file} is damaged: SHA-256 {digest}, expected {shard.sha256}")
+            whole = False
+        elif m.kind == "packed":
+            found, readable = _footer_problems(folder, m, shard)
+            problems += found
+            whole = whole and readable
+        monitor.advance(shard.bytes)
+    for name in ("packs", "sequences", "tokens"):
+        parts = [getattr(shard, name) for shard in m.shards]
+        if m.kind == "packed" and sum(parts) != getattr(m, name):
+            problems.append(f"{MANIFEST} states {getattr(m, name):,} {name}, its shards add up to {sum(parts):,}")
+        if m.kind == "index" and set(parts) != {getattr(m, name)}:
+            problems.append(f"{MANIFEST} states {getattr(m, name):,} {name}, and for its files {parts}")
+    return problems, whole
+
+
+def _footer_problems(folder: Path, m: Manifest, shard: Shard) -> tuple[list[str], bool]:
+    """A shard has the columns, the row groups and the totals that the manifest states; whether it is readable."""
+    problems: list[str] = []
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(folder / shard.file) as file:
+            metadata, schema = file.metadata, file.schema_arrow
+    except (OSError, pa.ArrowException) as error:
+        problems.append(f"{shard.file} cannot be read: {error}")
+        return problems, False
+    if {field.name: str(field.type) for field in schema} != m.columns:
+        problems.append(
+            f"{shard.file} has the columns {', '.join(schema.names)}, or types, that {MANIFEST} does not state"
+        )
+        return problems, False
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    rest = metadata.num_rows % m.rows_per_group if shard is m.shards[-1] else 0
+    regular = [m.rows_per_group] * (metadata.num_rows // m.rows_per_group) + [rest] * bool(rest)
+    if [group.num_rows for group in groups] != regular:
+        problems.append(f"{shard.file} has row groups of other than {m.rows_per_group} packs")
+    columns = {"sequences": schema.names.index("seq_lens"), "tokens": len(schema.names) - 1}
+    held = {name: sum(group.column(at).num_values for group in groups) for name, at in columns.items()}
+    for name, number in {"packs": metadata.num_rows, **held}.items():
+        if number != getattr(shard, name):
+            problems.append(f"{MANIFEST} states {getattr(shard, name):,} {name} in {shard.file}, it holds {number:,}")
+    return problems, True

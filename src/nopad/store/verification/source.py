@@ -1,0 +1,94 @@
+"""The tokens of a dataset against its source: everything is made again and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.corpus import CHAIN_START, CorpusOptions, Counts, Group, Source, Tokenizer, chain, sequences
+from nopad.errors import RecordError
+from nopad.store.lengths import LengthsFile
+from nopad.store.manifest import MANIFEST, Manifest
+from nopad.store.monitor import Monitor
+from nopad.store.verification.content import Content, hash_tokens
+
+__all__ = ["source_problems"]
+
+
+def source_problems(
+    content: Content, m: Manifest, source: Source, tokenizer: Tokenizer | None, monitor: Monitor
+) -> list[str]:
+    """Make the sequences again from their source and compare each one."""
+    problems: list[str] = []
+    record, start, lengths = content.record, content.start, content.lengths
+    if isinstance(source, LengthsFile):
+        if not np.array_equal(lengths, source.lengths):
+            problems.append("the lengths in the packs are not those of the source")
+        return problems
+    if source.kind == "ids":
+        tokenizer = None
+    expected = m.tokenizer and m.tokenizer["sha256"]
+    if tokenizer is not None and tokenizer.fingerprint != expected:
+        problems.append(f"packed with another tokenizer: SHA-256 {expected}, this one has {tokenizer.fingerprint}")
+        return problems
+    names = ("special_tokens", "over_long", "empty", "on_bad_record")
+    options = CorpusOptions(capacity=m.capacity, **{name: m.options[name] for name in names})
+    monitor.stage("comparing with the source", source.total_bytes, "bytes")
+    digest, at, size, counts = CHAIN_START, 0, 0, Counts()
+    for group in _groups(source, tokenizer, options, problems):
+        counts += group.counts
+        for block in group.blocks:
+            digest = chain(digest, block)
+            size += len(block.data)
+            monitor.advance(len(block.data))
+        batch = group.batch
+        here = slice(at, at + batch.lengths.size)
+        pairs: list[tuple[NDArray[Any], NDArray[Any]]] = [
+            (record[here], batch.record),
+            (start[here], batch.start),
+            (lengths[here], batch.lengths),
+        ]
+        if content.hashes.size:
+            pairs.append((content.hashes[here], hash_tokens(batch.tokens, batch.lengths)))
+        for i in _first_difference(pairs):
+            problems.append(
+                f"record {batch.record[i]}, piece from token {batch.start[i]}: not the tokens that the source gives"
+            )
+            return problems
+        at += batch.lengths.size
+    if at != record.size:
+        problems.append(f"the source gives {at:,} sequences, the packs hold {record.size:,}")
+    if digest.hex() != m.source["sha256"]:
+        problems.append(
+            f"this is not the source that was packed: fingerprint {digest.hex()}, expected {m.source['sha256']}"
+        )
+        return problems
+    for name, made in {**counts.to_dict(), "bytes": size}.items():
+        stated = m.source["bytes"] if name == "bytes" else m.counts[name]
+        if stated != made:
+            problems.append(f"{MANIFEST} states {stated:,} {name}, the source gives {made:,}")
+    return problems
+
+
+def _groups(
+    source: Source, tokenizer: Tokenizer | None, options: CorpusOptions, problems: list[str]
+) -> Iterator[Group]:
+    """Make the sequences again; a record that was packed and no longer can be is a problem, not an error."""
+    try:
+        yield from sequences(source.blocks(), tokenizer, options)
+    except RecordError as error:
+        problems.append(f"this is not the source that was packed: {error}")
+
+
+def _first_difference(pairs: list[tuple[NDArray[Any], NDArray[Any]]]) -> Iterator[int]:
+    """Yield the first index at which two arrays of a pair differ, if any."""
+    n = min(packed.size for packed, _ in pairs)
+    different = np.zeros(pairs[0][1].size, dtype=bool)
+    different[n:] = True
+    for packed, made in pairs:
+        different[:n] |= packed[:n] != made[:n]
+    if different.any():
+        yield int(different.argmax())

@@ -1,0 +1,194 @@
+"""The dataset folder of a packing job: whose it is, what of the job is done, and how the result gets into place.
+
+``OUT/.work/job.json`` says which job a folder belongs to: settings and the files of the source. Another job, or a
+folder that holds anything else, is refused. A lock keeps two processes apart. Finished shards are journalled.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nopad.corpus import CHAIN_START, Source, chain
+from nopad.errors import CorruptError, OutputBusyError, OutputExistsError, ResumeError
+from nopad.files import PARTIAL_SUFFIX, fsync_folder, storage_errors, write_atomic
+from nopad.store.manifest import MANIFEST, Manifest, Shard
+from nopad.store.monitor import Monitor
+
+__all__ = ["Workspace"]
+
+WORK = ".work"
+
+
+class Workspace:
+    """The folder `out`, and ``out/.work`` in it while a job is unfinished.
+
+    Attributes:
+        out: the dataset folder.
+        work: where everything unfinished lives.
+    """
+
+    def __init__(self, out: Path) -> None:
+        """Touch nothing yet."""
+        self.out = out
+        self.work = out / WORK
+
+    def finished(self, settings: Mapping[str, Any], source: Source, monitor: Monitor) -> Manifest | None:
+        """Return the manifest of the dataset that this very job would make; None when there is no dataset.
+
+        Raises:
+            OutputExistsError: there is a dataset, made with other settings or of another source.
+            CorruptError: there is one, and a file of it is missing or has another size.
+        """
+        if not (self.out / MANIFEST).exists():
+            return None
+        manifest = Manifest.load(self.out)
+        wanted = {name: value for name, value in settings.items() if name != "tool_versions"}
+        changed = _differences({name: getattr(manifest, name) for name in wanted}, wanted)
+        if changed:
+            raise OutputExistsError(
+                f"{self.out} already holds a packed dataset made with other settings ({changed}); choose another folder"
+            )
+        digest = CHAIN_START
+        monitor.stage("checking the source", source.total_bytes, "bytes")
+        for block in source.blocks():
+            digest = chain(digest, block)
+            monitor.advance(len(block.data))
+        if digest.hex() != manifest.source["sha256"]:
+            raise OutputExistsError(
+                f"{self.out} already holds a packed dataset of another source; choose another folder"
+            )
+        for shard in manifest.shards:
+            path = self.out / shard.file
+            if not path.is_file() or path.stat().st_size != shard.bytes:
+                raise CorruptError(f"{path} is missing or damaged; delete {self.out} to pack again")
+        shutil.rmtree(self.work, ignore_errors=True)  # a job killed between its manifest and its clean-up leaves it
+        return manifest
+
+    @contextmanager
+    def claim(self, settings: Mapping[str, Any], source: Source) -> Iterator[None]:
+        """Make or enter the work folder, alone, after proving that an unfinished job in it is this one.
+
+        Raises:
+            OutputExistsError: the folder holds something else.
+            OutputBusyError: another process works in it.
+            ResumeError: the job in it has other settings, or its source has other files.
+        """
+        if self._holds_something_else():
+            raise OutputExistsError(f"{self.out} already holds something else; choose a new or empty folder")
+        started = {"settings": dict(settings), "inventory": [list(entry) for entry in source.inventory()]}
+        with storage_errors("creating", self.work):
+            self.work.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.work / "lock", os.O_RDWR | os.O_CREAT)
+        try:
+            self._lock(lock)
+            job_file = self.work / "job.json"
+            if job_file.exists():
+                self._check_same_job(job_file, json.loads(json.dumps(started)))
+            else:
+                write_atomic(job_file, (json.dumps(started, indent=2) + "\n").encode())
+            yield
+        finally:
+            os.close(lock)
+
+    def abandon(self) -> None:
+        """Remove what a job that can never finish has left."""
+        shutil.rmtree(self.work, ignore_errors=True)
+        if not any(self.out.iterdir()):
+            self.out.rmdir()
+
+    def note_shard(self, shard: Shard) -> None:
+        """Journal a shard as finished; it is on disk under its final name."""
+        with storage_errors("writing", self.work), open(self.work / "shards.jsonl", "ab") as journal:
+            journal.write(b"\n" + json.dumps(vars(shard)).encode() + b"\n")  # first end a line torn by a kill
+            journal.flush()
+            os.fsync(journal.fileno())
+
+    def noted_shards(self) -> dict[str, Shard]:
+        """Return the finished shards by file name; a torn line is ignored and its shard written again."""
+        path = self.work / "shards.jsonl"
+        noted: dict[str, Shard] = {}
+        for line in path.read_bytes().splitlines() if path.exists() else []:
+            try:
+                shard = Shard(**json.loads(line))
+            except (ValueError, TypeError):
+                continue
+            noted[shard.file] = shard
+        return noted
+
+    def move_into_place(self, names: Iterable[str]) -> None:
+        """Move files and folders from the work folder into the dataset, those that are not there yet."""
+        with storage_errors("publishing", self.out):
+            for name in names:
+                if (self.work / name).exists():
+                    os.replace(self.work / name, self.out / name)
+            fsync_folder(self.out)
+
+    def clear(self) -> None:
+        """Remove the work folder of a finished job."""
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def _holds_something_else(self) -> bool:
+        """Whether `out` is anything but a new or empty folder or one that a job of ours has left unfinished."""
+        if not self.out.exists() or (self.work / "job.json").is_file():
+            return False
+        if not self.out.is_dir():
+            return True
+        beside = {path.name for path in self.out.iterdir()}
+        if not self.work.is_dir():
+            return bool(beside)
+        inside = {path.name for path in self.work.iterdir()}
+        return bool(beside - {WORK} or inside - {"lock", "job.json" + PARTIAL_SUFFIX})
+
+    def _lock(self, lock: int) -> None:
+        """Take the lock or refuse."""
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.fstat(lock).st_nlink:
+                raise BlockingIOError  # the other one removes its work folder at this moment
+        except BlockingIOError as error:
+            raise OutputBusyError(
+                f"another process is packing into {self.out}; wait for it, or choose another folder"
+            ) from error
+
+    def _check_same_job(self, job_file: Path, started: Mapping[str, Any]) -> None:
+        """Refuse to go on with a job that was started differently; name the first differences."""
+        try:
+            stored = json.loads(job_file.read_text(encoding="utf-8"))
+            changed = _differences(stored["settings"], started["settings"])
+            before, now = (dict(map(tuple, job["inventory"])) for job in (stored, started))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ResumeError(f"{job_file} is damaged ({error!r}); delete {self.out} to start over") from error
+        if changed:
+            raise ResumeError(
+                f"{self.out} holds an unfinished job with other settings ({changed}); "
+                "use the same settings to finish it, or delete the folder to start over"
+            )
+        for name in [*before, *now]:
+            if before.get(name) != now.get(name):
+                what = "is gone" if name not in now else "is new" if name not in before else "changed its size"
+                raise ResumeError(
+                    f"the source changed since the job in {self.out} started: {name} {what}; "
+                    "put it back as it was, or delete the folder to start over"
+                )
+
+
+def _differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Say which settings differ, "capacity was 512, now 384"; empty when none does."""
+    groups = {"options": None, "tool_versions": None}
+    flat = [{**s, **s["options"], **s.get("tool_versions", {}), **groups} for s in (stored, now)]
+    names = [name for name in {**flat[0], **flat[1]} if flat[0].get(name) != flat[1].get(name)]
+    short = [f"{name} was {_short(flat[0].get(name))}, now {_short(flat[1].get(name))}" for name in names]
+    return "; ".join(short)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Mapping) and "sha256" in value:
+        return f"{value['sha256'][:8]}…"
+    return "none" if value is None else str(value)
