@@ -127,23 +127,24 @@ def deal_in_order(
     """Deal in order of arrival: the first sequence not yet dealt opens the next pack that holds its length.
 
     The other places of that pack take the next sequences of their lengths. So packs come out by their first member,
-    and the sequences of any one length stay in order of arrival. `free` and `next_pack` are advanced.
+    and the sequences of any one length stay in order of arrival. `free` and `next_pack` are advanced, and
+    `strategy_of_pack` is used up.
     """
     dealt = np.zeros(ranks.shape[0], dtype=np.uint8)
-    used = np.zeros(strategy_of_pack.shape[0], dtype=np.uint8)
     at, p = 0, 0
     for i in range(ranks.shape[0]):
         if dealt[i]:
             continue
         k = ranks[i]
-        while used[packs[next_pack[k]]]:
+        while strategy_of_pack[packs[next_pack[k]]] < 0:
             next_pack[k] += 1
-        used[packs[next_pack[k]]] = 1
         s = strategy_of_pack[packs[next_pack[k]]]
+        strategy_of_pack[packs[next_pack[k]]] = -1  # used
         for slot in range(strategy_indptr[s], strategy_indptr[s + 1]):
             k = strategy_ranks[slot]
-            sequence[at] = order[free[k]]
-            dealt[sequence[at]] = 1
+            member = order[free[k]]
+            sequence[at] = member
+            dealt[member] = 1
             free[k] += 1
             at += 1
         p += 1
@@ -159,7 +160,7 @@ def even_position(copy: int, count: int, packs: int) -> np.int64:
 @njit(cache=True, nogil=True)
 def spread(counts: NDArray[Any], packs: int, strategy_of_pack: NDArray[Any]) -> None:
     """Interleave strategies evenly: a counting sort of all their copies by `even_position`."""
-    begin = np.zeros(packs + 1, dtype=np.int64)
+    begin = np.zeros(packs + 1, dtype=np.uint32)
     for s in range(counts.shape[0]):
         for copy in range(counts[s]):
             begin[even_position(copy, counts[s], packs) + 1] += 1

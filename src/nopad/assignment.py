@@ -88,7 +88,8 @@ def assign(plan: Plan, lengths: ArrayLike, *, seed: int = 0, order: Order = "ran
     dtype = index_dtype(checked.size)
     indptr = np.zeros(plan.packs + 1, dtype=dtype)
     sequence = np.empty(checked.size, dtype=dtype)
-    strategy_of_pack = np.empty(plan.packs, dtype=np.int32)
+    # Read at random, and twice as fast where it fits into the cache.
+    strategy_of_pack = np.empty(plan.packs, dtype=np.int16 if plan.counts.size < 2**15 else np.int32)
     ranks = _ranks(checked, plan.histogram)
     bounds = np.concatenate([[0], np.cumsum(plan.histogram.counts)]).astype(np.int64)
     bucket = np.empty(checked.size, dtype=dtype)  # sequence numbers grouped by length, in arrival order within
@@ -98,7 +99,7 @@ def assign(plan: Plan, lengths: ArrayLike, *, seed: int = 0, order: Order = "ran
         del ranks  # 4 bytes a sequence
         keys = [random.key(seed, random.STREAM_WITHIN_LENGTH, length) for length in plan.histogram.lengths.tolist()]
         _kernels().shuffle_segments(bucket, bounds, np.array(keys, dtype=np.uint64))
-        strategy_of_pack[:] = np.repeat(np.arange(plan.counts.size, dtype=np.int32), plan.counts)
+        strategy_of_pack[:] = np.repeat(np.arange(plan.counts.size, dtype=strategy_of_pack.dtype), plan.counts)
         _kernels().shuffle(strategy_of_pack, np.uint64(random.key(seed, random.STREAM_PACK_ORDER)))
         _kernels().deal(strategy_of_pack, *strategies, bucket, bounds[:-1].copy(), indptr, sequence)
     else:
@@ -123,7 +124,7 @@ def _ranks(lengths: NDArray[np.int32], histogram: Histogram) -> NDArray[np.int32
 
 
 def _packs_by_rank(
-    plan: Plan, strategy_of_pack: NDArray[np.int32], indptr: NDArray[np.int64], ranks: NDArray[np.int64]
+    plan: Plan, strategy_of_pack: NDArray[Any], indptr: NDArray[np.int64], ranks: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Return which packs hold each length rank, as (where each list begins, pack numbers)."""
     first = np.ones(ranks.size, dtype=bool)  # of a run of equal lengths in one strategy
