@@ -360,3 +360,10 @@ def test_unlimited_depth(text):
 
 def test_depth():
     assert parse_depth("12") == 12
+
+
+def test_a_histogram_too_large_to_draw_is_planned_without_greedy(call, tmp_path):
+    path = tmp_path / "large.json"
+    path.write_text('{"5": 1099511627776, "3": 1099511627776}')
+    assert {row["algorithm"] for row in rows(call, path, "-c", 8, "-d", "none")} == {"ffd", "lpfhp", "spfhp"}
+    assert call("plan", path, "-c", 8, "-a", "greedy").code == 2

@@ -138,7 +138,7 @@ class TestArrivalOrder:
         with refuses(
             OptionError,
             "greedy places sequences one by one; 2,147,483,648 in a histogram are too many to draw "
-            "(limit 2,147,483,647): take a histogram algorithm (ffd, lpfhp, spfhp)",
+            "(limit 268,435,456): take a histogram algorithm (ffd, lpfhp, spfhp)",
         ):
             plan(Histogram.from_counts({1: 2**31}), 8, algorithm="greedy")
 

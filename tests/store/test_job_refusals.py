@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
 from nopad.corpus import IterableSource
-from nopad.errors import FormatError, LengthError, OptionError, OutputExistsError, RecordError
+from nopad.errors import CorruptError, FormatError, LengthError, OptionError, OutputExistsError, RecordError
 from nopad.store import job
 
 
@@ -135,3 +136,13 @@ def test_options_are_refused_before_anything_is_read(tmp_path, pack):
         with pytest.raises(OptionError):
             pack(source, tmp_path / "out", **bad)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_damaged_dataset_is_not_reused(tmp_path, pack):
+    source = IterableSource([[1, 2], [3]])
+    made = pack(source, tmp_path / "out")
+    shard = tmp_path / "out" / made.shards[0].file
+    shard.write_bytes(shard.read_bytes()[:-1])
+    message = f"{shard} is missing or damaged; delete {tmp_path / 'out'} to pack again"
+    with pytest.raises(CorruptError, match=re.escape(message)):
+        pack(source, tmp_path / "out")

@@ -23,7 +23,7 @@ from nopad.errors import (
     InterruptedJobError,
     StorageError,
 )
-from nopad.store import Manifest, job
+from nopad.store import Manifest, workspace
 
 FREE_SOME = r"\(No space left on device\); free some space and run the same command again"
 KILLS = {"tokenising": 7, "planning": 3, "writing": 7, "publishing": 3}
@@ -280,7 +280,7 @@ def test_a_crash_around_the_manifest(tmp_path, small, monkeypatch, tree, step):
 
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(*(Manifest, "save") if step == "save" else (job.shutil, "rmtree"), crash)
+        patch.setattr(*(Manifest, "save") if step == "save" else (workspace.shutil, "rmtree"), crash)
         with pytest.raises(Crash):
             small(out)
     assert check_unfinished(out) == (step == "save")

@@ -125,9 +125,7 @@ def test_a_pickled_row_reads_the_same(large):
 def test_decoded_blocks_are_kept_up_to_a_limit(large, monkeypatch):
     dataset = PackedDataset(large.path, cached_blocks=2)
     decoded = []
-    monkeypatch.setattr(
-        dataset, "_decode", lambda number: decoded.append(number) or PackedDataset._decode(dataset, number)
-    )
+    monkeypatch.setattr(dataset, "_read", lambda number: decoded.append(number) or PackedDataset._read(dataset, number))
     size = dataset.manifest.rows_per_group
     for block in (0, 0, 1, 0, 2, 0, 1):  # 2 pushes out 1, the one longest unused
         dataset[block * size]
@@ -202,3 +200,10 @@ def test_torch_loader_with_workers(dataset):
     batches = list(loader)
     assert [len(batch) for batch in batches[:-1]] == [7] * (len(batches) - 1)
     assert contents(row for batch in batches for row in batch) == contents(packed)
+
+
+def test_a_pickled_row_is_small_and_whole(large):
+    row = large[len(large) - 1]
+    data = pickle.dumps(row)
+    assert len(data) < len(pickle.dumps(row._block))
+    assert contents([pickle.loads(data)]) == contents([row])

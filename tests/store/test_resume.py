@@ -13,7 +13,8 @@ import pytest
 import nopad
 from nopad.corpus import IterableSource
 from nopad.errors import OutputBusyError, OutputExistsError, ResumeError, StorageError
-from nopad.store import job
+from nopad.store import job, workspace
+from nopad.store.workspace import Workspace
 
 
 @pytest.fixture
@@ -135,21 +136,21 @@ def test_a_job_holds_the_lock_until_its_end(tmp_path, source, pack):
 def test_a_job_that_another_process_finished_meanwhile_is_reused(tmp_path, source, pack, monkeypatch, tree):
     """The other one finished after this one had looked for a manifest, and before it held the lock."""
     out = tmp_path / "out"
-    claim = job._Job.claim
+    claim = Workspace.claim
 
-    def late(self):
-        monkeypatch.setattr(job._Job, "claim", claim)
+    def late(self, *args):
+        monkeypatch.setattr(Workspace, "claim", claim)
         pack(source, out)
         (out / ".work").mkdir()
         (out / ".work" / "job.json").write_text((tmp_path / "job.json").read_text())
-        return claim(self)
+        return claim(self, *args)
 
-    def keep(path, content, real=job.write_atomic):
+    def keep(path, content, real=workspace.write_atomic):
         real(path, content)
         real(tmp_path / "job.json", content)
 
-    monkeypatch.setattr(job, "write_atomic", keep)
-    monkeypatch.setattr(job._Job, "claim", late)
+    monkeypatch.setattr(workspace, "write_atomic", keep)
+    monkeypatch.setattr(Workspace, "claim", late)
     pack(source, out)
     pack(source, tmp_path / "whole")
     assert tree(out) == tree(tmp_path / "whole")
@@ -160,7 +161,7 @@ def test_a_lock_whose_folder_is_being_removed_does_not_count(tmp_path, source, p
         (tmp_path / "out" / ".work" / "lock").unlink()
         real(lock, how)
 
-    monkeypatch.setattr(job.fcntl, "flock", steal)
+    monkeypatch.setattr(workspace.fcntl, "flock", steal)
     with pytest.raises(OutputBusyError):
         pack(source, tmp_path / "out")
 

@@ -30,7 +30,7 @@ from nopad.errors import OptionError, SourceError
 from nopad.histogram import Histogram, read_histogram
 from nopad.planning import ALGORITHMS
 from nopad.planning import plan as make_plan
-from nopad.planning.front import ARRIVAL_ALGORITHMS, check_options
+from nopad.planning.front import ARRIVAL_ALGORITHMS, MAX_DRAWN, check_options
 from nopad.store import LengthsFile, Monitor, Silent
 
 __all__ = ["DEPTHS", "plan", "table_rows"]
@@ -122,6 +122,8 @@ def plan(
         histogram = given if isinstance(given, Histogram) else Histogram.from_lengths(given)
         if not histogram.sequences:
             raise SourceError(f"{file} holds no sequences")
+        if algorithm is None and isinstance(given, Histogram) and histogram.sequences > MAX_DRAWN:
+            algorithms = [name for name in algorithms if name not in ARRIVAL_ALGORITHMS]  # too many to draw an order of
         rows = table_rows(given, histogram, capacity, algorithms, depths, seed=seed, output=output, monitor=monitor)
     if as_json:
         print(json.dumps(rows, indent=1))

@@ -41,7 +41,7 @@ ARRIVAL_ALGORITHMS: dict[str, Callable[[NDArray[np.int32], int, int | None], Pac
 }
 ALGORITHMS = tuple(sorted([*HISTOGRAM_ALGORITHMS, *ARRIVAL_ALGORITHMS]))
 
-_MAX_DRAWN = 2**31 - 1
+MAX_DRAWN = 2**28  # 1 GiB of lengths
 
 
 def plan(
@@ -148,10 +148,10 @@ def _drawn_order(histogram: Histogram, algorithm: str, seed: int) -> NDArray[np.
     """Return every sequence's length in a seeded random order."""
     from nopad import _kernels
 
-    if histogram.sequences > _MAX_DRAWN:
+    if histogram.sequences > MAX_DRAWN:
         raise OptionError(
             f"{algorithm} places sequences one by one; {histogram.sequences:,} in a histogram are too many to draw "
-            f"(limit {_MAX_DRAWN:,}): take a histogram algorithm ({', '.join(HISTOGRAM_ALGORITHMS)})"
+            f"(limit {MAX_DRAWN:,}): take a histogram algorithm ({', '.join(HISTOGRAM_ALGORITHMS)})"
         )
     lengths = np.repeat(histogram.lengths.astype(np.int32), histogram.counts)
     _kernels.shuffle(lengths, np.uint64(random.key(seed, random.STREAM_ARRIVAL)))
