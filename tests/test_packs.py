@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nopad
+import nopad.files
 import nopad.packs
 from nopad import Packs
 from nopad.errors import FormatError, OptionError, PlanMismatchError, StorageError
@@ -221,7 +222,7 @@ class TestFile:
         def full(path):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(nopad.packs, "fsync_path", full)
+        monkeypatch.setattr(nopad.files, "fsync_path", full)
         with refuses(
             StorageError,
             f"no space left while writing {path} (No space left on device); "

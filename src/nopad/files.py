@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nopad.errors import StorageError
 
-__all__ = ["PARTIAL_SUFFIX", "fsync_folder", "fsync_path", "sha256_file", "storage_errors", "write_atomic"]
+__all__ = ["PARTIAL_SUFFIX", "fsync_folder", "fsync_path", "replacing", "sha256_file", "storage_errors", "write_atomic"]
 
 PARTIAL_SUFFIX = ".partial"
 
@@ -33,24 +33,33 @@ def storage_errors(doing: str, path: Path) -> Iterator[None]:
         raise StorageError(f"failed while {doing} {path}: {error.strerror or error}") from error
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary name beside `path` to write to; at the end sync it and rename it over `path`.
+
+    Raises:
+        StorageError: the disk is full, or a write in the block failed. `path` is then as it was, the temporary gone.
+    """
+    partial = path.with_name(path.name + PARTIAL_SUFFIX)
+    with storage_errors("writing", path):
+        try:
+            yield partial
+            fsync_path(partial)
+            os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        fsync_folder(path.parent)
+
+
 def write_atomic(path: Path, content: bytes) -> None:
     """Replace `path` by `content`, or leave it as it was.
 
     Raises:
         StorageError: the disk is full, or the write failed.
     """
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    with storage_errors("writing", path):
-        try:
-            with open(partial, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-        fsync_folder(path.parent)
+    with replacing(path) as partial:
+        partial.write_bytes(content)
 
 
 def fsync_path(path: Path) -> None:

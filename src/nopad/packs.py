@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nopad.errors import FormatError, OptionError, PlanMismatchError
-from nopad.files import PARTIAL_SUFFIX, fsync_folder, fsync_path, storage_errors
+from nopad.files import replacing
 from nopad.histogram import as_lengths
 
 if TYPE_CHECKING:
@@ -187,7 +187,6 @@ class Packs:
         """
         import pyarrow as pa
 
-        path = Path(path)
         table = pa.table({"sequence": list_array(self.indptr, self.sequence)})
         header = {
             "format": "nopad.packs",
@@ -195,18 +194,7 @@ class Packs:
             "capacity": str(self.capacity),
             "depth": "none" if self.depth is None else str(self.depth),
         }
-        table = table.replace_schema_metadata({f"nopad.{k}": v for k, v in header.items()})
-        partial = path.with_name(path.name + PARTIAL_SUFFIX)
-        with storage_errors("writing", path):
-            try:
-                with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-                    writer.write_table(table)
-                fsync_path(partial)
-                partial.replace(path)
-            except BaseException:
-                partial.unlink(missing_ok=True)
-                raise
-            fsync_folder(path.parent)
+        write_arrow(Path(path), table.replace_schema_metadata({f"nopad.{k}": v for k, v in header.items()}))
 
     @classmethod
     def load(cls, path: str | Path) -> Packs:
@@ -243,6 +231,22 @@ def _schema(dtype: type[np.int32] | type[np.int64]) -> pa.Schema:
     import pyarrow as pa
 
     return pa.schema({"sequence": list_array(np.zeros(1, dtype), np.zeros(0, dtype)).type})
+
+
+def write_arrow(path: Path, table: pa.Table) -> None:
+    """Write an Arrow file that can be memory-mapped, atomically.
+
+    Raises:
+        StorageError: the disk is full, or the write failed.
+    """
+    import pyarrow as pa
+
+    with (
+        replacing(path) as partial,
+        pa.OSFile(str(partial), "wb") as sink,
+        pa.ipc.new_file(sink, table.schema) as writer,
+    ):
+        writer.write_table(table)
 
 
 def list_array(indptr: NDArray[Any], values: NDArray[Any]) -> pa.Array:

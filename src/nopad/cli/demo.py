@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ from nopad.cli.plan import DEPTHS, table_rows
 from nopad.cli.render import console, describe_histogram, outcome, plan_table
 from nopad.corpus import CorpusOptions, load_tokenizer, open_source, stdlib_texts
 from nopad.errors import CorruptError
-from nopad.files import PARTIAL_SUFFIX, storage_errors
+from nopad.files import replacing, storage_errors
 from nopad.histogram import Histogram
 from nopad.planning import ALGORITHMS, Plan
 from nopad.store import PackOptions, open_packed, pack_corpus
@@ -110,11 +109,9 @@ def _write_texts(folder: Path) -> Path:
     path = folder / f"stdlib-{platform.python_version()}.jsonl"
     if path.exists():
         return path
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    with storage_errors("writing", path):
+    with storage_errors("creating", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with open(partial, "w", encoding="utf-8") as file:
-            for text in stdlib_texts():
-                file.write(json.dumps(text) + "\n")
-        os.replace(partial, path)
+    with replacing(path) as partial, open(partial, "w", encoding="utf-8") as file:
+        for text in stdlib_texts():
+            file.write(json.dumps(text) + "\n")
     return path

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from nopad.errors import CorruptError
-from nopad.files import PARTIAL_SUFFIX, fsync_folder, fsync_path, sha256_file, storage_errors
-from nopad.packs import Packs
+from nopad.files import sha256_file
+from nopad.packs import Packs, write_arrow
 from nopad.store.manifest import Shard
 from nopad.store.shards import Columns
 
@@ -37,18 +37,7 @@ def write_index(packs: Packs, columns: Columns, folder: Path) -> tuple[Shard, ..
     if columns.start is not None:
         fields["start"] = columns.start
     table = pa.table({name: pa.array(values) for name, values in fields.items()})
-    path = folder / SEQUENCES
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    with storage_errors("writing", path):
-        try:
-            with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-                writer.write_table(table)
-            fsync_path(partial)
-            partial.replace(path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-        fsync_folder(folder)
+    write_arrow(folder / SEQUENCES, table)
     tokens = int(columns.lengths.sum(dtype=np.int64))
     return tuple(
         Shard(

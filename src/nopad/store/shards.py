@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from nopad import _kernels
-from nopad.files import PARTIAL_SUFFIX, fsync_folder, fsync_path, sha256_file, storage_errors
+from nopad.files import replacing, sha256_file
 from nopad.packs import Packs, list_array
 from nopad.store.manifest import Shard
 
@@ -154,11 +154,10 @@ def _flushing(path: Path) -> Iterator[None]:
 
     def flush() -> None:
         descriptor = os.open(path, os.O_RDONLY)
-        try:
+        with suppress(OSError):  # a disk that is full or broken shows at the fsync that counts
             while not done.wait(_FLUSH_EVERY_S):
                 os.fdatasync(descriptor)
-        finally:
-            os.close(descriptor)
+        os.close(descriptor)
 
     thread = threading.Thread(target=flush, name="nopad-flush")
     thread.start()
@@ -180,32 +179,21 @@ def _write_shard(
 ) -> Shard:
     """Write one shard under a temporary name, then rename it."""
     path = folder / layout.name(shard)
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
     rows = layout.rows(shard)
     schema = columns.schema()
     encoding = {f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in schema.names}
     tokens, scratch = 0, dict[str, NDArray[Any]]()
-    with storage_errors("writing", path):
-        try:
-            with (
-                pq.ParquetWriter(partial, schema, **_PARQUET, column_encoding=encoding) as writer,
-                _flushing(partial),
-            ):
-                for begin in range(rows.start, rows.stop, layout.rows_per_group):
-                    if stop.is_set():
-                        raise _Stopped
-                    group = packs[begin : min(begin + layout.rows_per_group, rows.stop)]
-                    table, group_tokens = gather(group, columns, schema, scratch)
-                    writer.write_table(table, row_group_size=layout.rows_per_group)
-                    tokens += group_tokens
-                    on_tokens(group_tokens)
-            fsync_path(partial)
-            digest, size = sha256_file(partial), partial.stat().st_size
-            os.replace(partial, path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-        fsync_folder(path.parent)
+    with replacing(path) as partial:
+        with pq.ParquetWriter(partial, schema, **_PARQUET, column_encoding=encoding) as writer, _flushing(partial):
+            for begin in range(rows.start, rows.stop, layout.rows_per_group):
+                if stop.is_set():
+                    raise _Stopped
+                group = packs[begin : min(begin + layout.rows_per_group, rows.stop)]
+                table, group_tokens = gather(group, columns, schema, scratch)
+                writer.write_table(table, row_group_size=layout.rows_per_group)
+                tokens += group_tokens
+                on_tokens(group_tokens)
+        digest, size = sha256_file(partial), partial.stat().st_size
     sequences = int(packs.indptr[rows.stop]) - int(packs.indptr[rows.start])
     return Shard(
         file=layout.name(shard),
