@@ -1,4 +1,4 @@
-"""nopad: pack sequences for transformers with provably almost no padding.
+"""nopad: pack sequences for transformers with almost no padding, and prove how little is possible.
 
 >>> import nopad
 >>> plan = nopad.plan([5, 3, 4, 2, 8], capacity=8)

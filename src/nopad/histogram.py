@@ -44,8 +44,10 @@ class Histogram:
     counts: NDArray[np.int64]
 
     def __post_init__(self) -> None:
-        for array in (self.lengths, self.counts):
+        for name in ("lengths", "counts"):
+            array = np.array(getattr(self, name), dtype=np.int64)  # a copy: the caller's array stays writable
             array.setflags(write=False)
+            object.__setattr__(self, name, array)
 
     @classmethod
     def from_lengths(cls, lengths: ArrayLike) -> Histogram:

@@ -128,7 +128,7 @@ class Packs:
         return Packs(self.capacity, self.depth, indptr, sequence)
 
     def shard(self, rank: int, world_size: int) -> Packs:
-        """Return every `world_size`-th pack from `rank` on: a view for one of any number of workers."""
+        """Return every `world_size`-th pack from `rank` on: the share of one of any number of workers."""
         if world_size < 1 or not 0 <= rank < world_size:
             raise OptionError(f"rank must be in 0..world_size - 1, got rank {rank} of world_size {world_size}")
         return self[rank::world_size]

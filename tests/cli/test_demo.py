@@ -45,7 +45,7 @@ def test_a_damaged_result_is_exit_code_1(call, few_texts, words, tmp_path):
     shard.write_bytes(raw)
     ran = call("demo", "--folder", folder, "-t", words, "-c", 64)
     assert ran.code == 1
-    assert f"remove {folder} and run the demo again" in ran.error()
+    assert f"{shard} is missing or damaged; delete {folder / 'packed'} to pack again" in ran.error()
 
 
 def test_another_capacity_is_refused(call, few_texts, words, tmp_path):

@@ -156,3 +156,11 @@ def test_options(tmp_path):
     assert message(tmp_path, text_field="a", ids_field="b", error=OptionError) == (
         "text_field 'a' and ids_field 'b' exclude each other; give one of them"
     )
+
+
+@pytest.mark.parametrize("name", ["train.json", "table.CSV", "a.jsonl.gz", "ids.npy"])
+def test_what_is_known_not_to_be_text_is_not_read_as_text(tmp_path, name):
+    path = tmp_path / name
+    path.write_text('{"text": "a"}\n')
+    with pytest.raises(SourceError, match="would be read as plain text, which it is not"):
+        open_source(path)

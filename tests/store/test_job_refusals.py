@@ -7,8 +7,17 @@ import re
 
 import pytest
 
-from nopad.corpus import IterableSource
-from nopad.errors import CorruptError, FormatError, LengthError, OptionError, OutputExistsError, RecordError
+import nopad
+from nopad.corpus import IterableSource, open_source
+from nopad.errors import (
+    CorruptError,
+    FormatError,
+    LengthError,
+    OptionError,
+    OutputExistsError,
+    RecordError,
+    ResumeError,
+)
 from nopad.store import job
 
 
@@ -33,7 +42,6 @@ def test_the_same_call_again_reuses_the_dataset(tmp_path, pack, make_records, br
         ({"order": "source"}, "order was random, now source"),
         ({"over_long": "split"}, "over_long was error, now split"),
         ({"shard_tokens": 300}, "shard_tokens was 200, now 300"),
-        ({"reader": {"text_unit": "line"}}, "text_unit was none, now line"),
         ({"index_only": True}, "kind was packed, now index"),
     ],
 )
@@ -146,3 +154,24 @@ def test_a_damaged_dataset_is_not_reused(tmp_path, pack):
     message = f"{shard} is missing or damaged; delete {tmp_path / 'out'} to pack again"
     with pytest.raises(CorruptError, match=re.escape(message)):
         pack(source, tmp_path / "out")
+
+
+@pytest.fixture
+def two_fields(tmp_path):
+    path = tmp_path / "two.jsonl"
+    path.write_text("".join(f'{{"a": [{n}, 1], "b": [{n}, 2]}}\n' for n in range(500)))
+    return lambda field: open_source(path, ids_field=field, block_bytes=256)
+
+
+def test_the_same_file_read_in_another_way_is_another_job(tmp_path, pack, two_fields, interrupt):
+    out = tmp_path / "out"
+    interrupt(two_fields("a"), out, match="plan.json")
+    with pytest.raises(ResumeError, match="ids_field was a, now b"):
+        pack(two_fields("b"), out)
+    pack(two_fields("a"), out)
+    with pytest.raises(OutputExistsError, match="ids_field was a, now b"):
+        pack(two_fields("b"), out)
+    assert nopad.verify(out, source=two_fields("a")) == []
+    assert nopad.verify(out, source=two_fields("b")) == [
+        "the source was read in another way when it was packed: ids_field was a, now b"
+    ]

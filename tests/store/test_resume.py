@@ -35,7 +35,6 @@ def source(make_records) -> IterableSource:
         ({"on_bad_record": "skip"}, "on_bad_record was error, now skip"),
         ({"special_tokens": False}, "special_tokens was True, now False"),
         ({"shard_tokens": 999}, "shard_tokens was 200, now 999"),
-        ({"reader": {"text_unit": "line"}}, "text_unit was none, now line"),
         ({"index_only": True}, "kind was packed, now index"),
     ],
 )

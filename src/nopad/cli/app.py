@@ -29,7 +29,7 @@ _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="nopad",
-    help="Pack sequences for transformers with provably almost no padding.",
+    help="Pack sequences for transformers with almost no padding, and prove how little is possible.",
     epilog=(
         "Exit codes: 0 fine; 1 a check failed; 2 wrong use or bad input; 3 the disk is full or a file cannot be read "
         "or written; 4 a bug in nopad; 130 interrupted. Any command takes --debug: show the traceback of an error."
@@ -53,7 +53,7 @@ def _version(show: bool) -> None:
 def _options(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
 ) -> None:
-    """Pack sequences for transformers with provably almost no padding."""
+    """Pack sequences for transformers with almost no padding, and prove how little is possible."""
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -27,8 +27,6 @@ from nopad.store.manifest import MANIFEST, PLAN
 
 __all__ = ["demo"]
 
-_READER = {"text_unit": "file", "text_field": None, "ids_field": None}
-
 
 def demo(
     folder: Annotated[
@@ -59,7 +57,6 @@ def demo(
             CorpusOptions(capacity=capacity, over_long="split"),
             tokenizer=loaded,
             packing=PackOptions(seed=seed),
-            reader=_READER,
             monitor=monitor,
         )
         problems = find_problems(out, source=source, tokenizer=loaded, monitor=monitor)

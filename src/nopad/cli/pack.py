@@ -26,7 +26,7 @@ from nopad.corpus import CorpusOptions, Source, load_tokenizer, open_source
 from nopad.errors import OptionError
 from nopad.planning import ALGORITHMS, Plan
 from nopad.store import LengthsFile, PackOptions, pack_corpus
-from nopad.store.manifest import PLAN
+from nopad.store.manifest import MANIFEST, PLAN
 from nopad.store.shards import SHARD_TOKENS
 
 __all__ = ["open_inputs", "pack"]
@@ -95,6 +95,7 @@ def pack(
         order=order,
         shard_tokens=shard_tokens,
     )
+    reused = (out / MANIFEST).exists()
     with Bars() as monitor:
         manifest = pack_corpus(
             source,
@@ -102,12 +103,13 @@ def pack(
             options,
             tokenizer=load_tokenizer(tokenizer) if needs_tokenizer else None,
             packing=packing,
-            reader=reader,
             index_only=index_only,
             monitor=monitor,
         )
     screen = console()
     screen.print(outcome(manifest, Plan.load(out / PLAN)))
+    if reused:
+        screen.print("  [green]already packed[/]: the source is the same, and every file has its checksum")
     size = sum(shard.bytes for shard in manifest.shards)
     screen.print(
         f"  {out}: {manifest.kind} dataset, {size:,} bytes. Next: nopad verify {out}", markup=False, soft_wrap=True

@@ -17,7 +17,6 @@ from nopad.cli.options import (
     IdsField,
     OnBadRecord,
     OverLong,
-    Seed,
     SpecialTokens,
     TextField,
     TextUnit,
@@ -64,7 +63,9 @@ def plan(
             help="Most sequences a pack may hold, or none. Repeatable. Default: 1 2 3 4 8 16 none.",
         ),
     ] = None,
-    seed: Seed = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="S", help="Of the order drawn for greedy when there is only a histogram.")
+    ] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON array, a row per algorithm and depth.")
     ] = False,

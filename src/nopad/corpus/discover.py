@@ -8,7 +8,7 @@ be checked without reading the corpus is checked here, before anything is writte
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -21,13 +21,19 @@ from nopad.errors import OptionError, SourceError
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 SUFFIXES = TEXT_SUFFIXES + JSONL_SUFFIXES
+# Named directly, a file of an unknown suffix is text; these are known, and are not.
+TABLES = (".json", ".csv", ".tsv", ".parquet", ".arrow", ".feather", ".npy", ".npz", ".pkl", ".pdf", ".docx", ".xlsx")
+ARCHIVES = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip", ".tar", ".7z")
 
 
 class FileSource(Source):
     """Several files, one after the other, all text or all ready-made ids."""
 
-    def __init__(self, files: Sequence[Source], *, ignored: Sequence[str] = ()):
+    def __init__(
+        self, files: Sequence[Source], *, ignored: Sequence[str] = (), settings: Mapping[str, str | None] | None = None
+    ):
         self._files = tuple(files)
+        self._settings = dict(settings or {})
         self.ignored = tuple(ignored)
         self.kind = next((file.kind for file in self._files if file.kind), None)
         self.total_bytes = sum(size for _, size in self.inventory())
@@ -41,6 +47,10 @@ class FileSource(Source):
         """(name, bytes) of each file, in reading order."""
         return [entry for file in self._files for entry in file.inventory()]
 
+    def settings(self) -> dict[str, str | None]:
+        """The options of `open_source`."""
+        return self._settings
+
 
 def open_source(
     inputs: Sequence[str | Path] | str | Path,
@@ -50,10 +60,17 @@ def open_source(
     ids_field: str | None = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> FileSource:
-    """The source that reads all `inputs`, in the order given.
+    r"""The source that reads all `inputs`, in the order given.
 
     Raises OptionError for options that no reader has, SourceError for a path that is missing, unreadable, given twice
     or without anything to read, and for text and ready-made ids in one job; each names the path and the way out.
+
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.jsonl"
+    >>> _ = path.write_text('{"tokens": [7, 8, 9]}\n{"tokens": [5]}\n')
+    >>> source = open_source(path, ids_field="tokens")
+    >>> [record.ids.tolist() for block in source.blocks() for record in block.records()]
+    [[7, 8, 9], [5]]
     """
     if text_unit not in get_args(TextUnit):
         raise OptionError(f"text_unit is {text_unit!r}; it must be 'file' or 'line'")
@@ -78,7 +95,8 @@ def open_source(
                 "or choose one kind with --text-field or --ids-field"
             )
         files.append(source)
-    return FileSource(files, ignored=ignored)
+    settings = {"text_unit": text_unit, "text_field": text_field, "ids_field": ids_field}
+    return FileSource(files, ignored=ignored, settings=settings)
 
 
 def _find_all(inputs: Sequence[str | Path]) -> tuple[list[InputFile], list[str]]:
@@ -93,6 +111,12 @@ def _find_all(inputs: Sequence[str | Path]) -> tuple[list[InputFile], list[str]]
             files += in_folder
             ignored += unknown
         else:
+            if path.suffix.lower() in TABLES + ARCHIVES:
+                way = "rename it to .jsonl if it has one object a line" if path.suffix == ".json" else "convert it"
+                raise SourceError(
+                    f"{path}: a {path.suffix} file would be read as plain text, which it is not; {way} "
+                    f"(nopad reads {', '.join(SUFFIXES)})"
+                )
             files.append(InputFile.found(path, path.name))
     seen: set[str] = set()
     for file in files:

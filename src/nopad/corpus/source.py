@@ -99,6 +99,13 @@ class Source(ABC):
         """(name, bytes) per file in reading order: lets a refused resume say which file changed."""
         return []
 
+    def settings(self) -> dict[str, str | None]:
+        """How the bytes are read (fields, units): with the same bytes, other settings are another source.
+
+        Kept in the manifest; a job that was started with other settings is not resumed.
+        """
+        return {}
+
 
 class IterableSource(Source):
     """Texts, or lists of ids, from memory; `block_records` to a block.

@@ -1,6 +1,6 @@
 """The front door of planning: names to algorithms, arguments checked, one `Plan` out.
 
-Two kinds of algorithm (DESIGN: data flows one way):
+Two kinds of algorithm:
 
 * histogram algorithms: ``(histogram, capacity, depth) -> (count, lengths)`` pairs; sequences are dealt out later
 * arrival-order algorithms: ``(lengths, capacity, depth) -> Packs``; their plan is a summary of those packs
@@ -117,7 +117,8 @@ def summarise(packs: Packs, lengths: NDArray[np.int32], *, algorithm: str, notes
         bound=lower_bound(histogram, packs.capacity, packs.depth),
         notes=notes,
     )
-    assert made.histogram == histogram, "two different strategies share a 64-bit key"
+    if made.histogram != histogram:
+        raise RuntimeError("two different strategies share a 64-bit key; please report these lengths")
     return made
 
 

@@ -1,8 +1,8 @@
-"""Open packs indexed by free room: "the tightest that fits" and "the emptiest" in constant time.
+"""Open packs indexed by free room: "the tightest that fits" and "the emptiest" in one look.
 
 Packs that are alike (same content) move together as one class: a stack entry ``(count, content, used)`` in the stack
-of its room. Two levels of bit words say which stacks are not empty, so a query looks at two integers of at most a few
-hundred bits, whatever the capacity. Within one room the class opened last is taken first, as in the papers.
+of its room. Two levels of bit words say which stacks are not empty, so a query looks at two integers: one of 512 bits,
+one of capacity / 512. Within one room the class opened last is taken first, as in the papers.
 """
 
 from __future__ import annotations

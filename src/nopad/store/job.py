@@ -8,7 +8,6 @@ anything else. Memory: about 16 bytes a sequence, plus a few row groups; tokens 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -67,7 +66,6 @@ def pack_corpus(
     *,
     tokenizer: Tokenizer | None = None,
     packing: PackOptions | None = None,
-    reader: Mapping[str, Any] | None = None,
     index_only: bool = False,
     monitor: Monitor | None = None,
     commit_every_s: float = 2.0,
@@ -80,7 +78,6 @@ def pack_corpus(
         corpus: capacity and policies.
         tokenizer: for text; ready-made ids need none.
         packing: algorithm, depth, seed, order.
-        reader: how `source` was opened (field names, units), recorded so that `verify --deep` can repeat it.
         index_only: write which sequence goes where beside an untouched source, and no tokens.
         monitor: is told the progress.
         commit_every_s: how often the spool is made durable.
@@ -103,9 +100,7 @@ def pack_corpus(
     if source.kind == "ids":
         tokenizer = None  # it would not be used, and must not stand in the manifest
     workspace = Workspace(Path(out))
-    job = _Job(
-        workspace, source, corpus, tokenizer, packing or PackOptions(), reader or {}, index_only, monitor or Silent()
-    )
+    job = _Job(workspace, source, corpus, tokenizer, packing or PackOptions(), index_only, monitor or Silent())
     check_options(corpus.capacity, job.packing.depth, job.packing.algorithm, job.packing.seed)
     settings = job.settings()
     done = workspace.finished(settings, source, job.monitor)
@@ -135,7 +130,6 @@ class _Job:
     corpus: CorpusOptions
     tokenizer: Tokenizer | None
     packing: PackOptions
-    reader: Mapping[str, Any]
     index_only: bool
     monitor: Monitor
 
@@ -158,7 +152,7 @@ class _Job:
             "seed": int(self.packing.seed),
             "order": self.packing.order,
             "tokenizer": tokenizer,
-            "options": {**options, **self.reader, "shard_tokens": self.packing.shard_tokens},
+            "options": {**options, **self.source.settings(), "shard_tokens": self.packing.shard_tokens},
             "tool_versions": tool_versions("numpy", "pyarrow", "tokenizers"),
         }
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,8 +65,8 @@ class Block:
         return self.indptr.size - 1
 
 
-class PackedRow:
-    """One pack: ``seq_lens`` and flat columns, as views into its block.
+class PackedRow(Mapping[str, NDArray[Any]]):
+    """One pack: a mapping of its stored columns, flat arrays that are views into its block.
 
     >>> import tempfile, nopad
     >>> from nopad.corpus import CorpusOptions, IterableSource
@@ -97,9 +97,16 @@ class PackedRow:
         hint = "" if block.tokens else "; an index-only dataset leaves the tokens in its source"
         raise KeyError(f"no column {name!r}; there are: {have}{hint}")
 
-    def keys(self) -> list[str]:
-        """Names of the stored columns, so that ``dict(row)`` works."""
-        return [*self._block.sequences, *self._block.tokens]
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of the stored columns."""
+        return iter([*self._block.sequences, *self._block.tokens])
+
+    def __len__(self) -> int:
+        """Number of stored columns."""
+        return len(self._block.sequences) + len(self._block.tokens)
+
+    __eq__ = object.__eq__  # arrays do not compare to one truth
+    __hash__ = object.__hash__
 
     @property
     def seq_lens(self) -> NDArray[np.int32]:
@@ -111,6 +118,13 @@ class PackedRow:
     def seq_index(self) -> NDArray[np.int64]:
         """Record number of each sequence in the source; ``[sequences]``."""
         return self["seq_index"]
+
+    @property
+    def seq_start(self) -> NDArray[np.int64]:
+        """Where each sequence begins in its record's content: 0 unless the record was split; ``[sequences]``."""
+        if "seq_start" in self._block.sequences:
+            return self["seq_start"]
+        return np.zeros(self.seq_lens.size, dtype=np.int64)
 
     @property
     def input_ids(self) -> NDArray[np.int32]:
@@ -154,14 +168,16 @@ class PackedRow:
         return f"PackedRow({self.seq_lens.size} sequences, {int(self.seq_lens.sum())} tokens)"
 
 
-def open_packed(path: str | Path) -> PackedDataset:
-    """Open a packed or index-only dataset folder.
+def open_packed(path: str | Path, *, cached_blocks: int = 16) -> PackedDataset:
+    """Open a packed or index-only dataset folder; at most `cached_blocks` decoded blocks (about 1 MiB each) are kept.
+
+    Reading checks what decoding needs, not checksums: `nopad.verify` does.
 
     Raises:
         FormatError: the folder is no packed dataset, or of an unknown format version.
         CorruptError: its job has not finished, or its manifest is damaged.
     """
-    return PackedDataset(path)
+    return PackedDataset(path, cached_blocks=cached_blocks)
 
 
 class PackedDataset:
@@ -212,6 +228,10 @@ class PackedDataset:
 
     def __getitem__(self, at: int) -> PackedRow:
         """Return pack `at`; negative numbers count from the end."""
+        if not isinstance(at, int | np.integer):
+            raise TypeError(
+                f"a packed dataset is indexed by pack number, got {at!r}; a column is dataset[number][name]"
+            )
         packs = len(self)
         if not -packs <= at < packs:
             raise IndexError(f"pack {at} of {packs} packs")

@@ -17,7 +17,7 @@ from typing import Any
 
 from nopad.corpus import CHAIN_START, Source, chain
 from nopad.errors import CorruptError, OutputBusyError, OutputExistsError, ResumeError
-from nopad.files import PARTIAL_SUFFIX, fsync_folder, storage_errors, write_atomic
+from nopad.files import PARTIAL_SUFFIX, fsync_folder, sha256_file, storage_errors, write_atomic
 from nopad.store.manifest import MANIFEST, Manifest, Shard
 from nopad.store.monitor import Monitor
 
@@ -44,7 +44,7 @@ class Workspace:
 
         Raises:
             OutputExistsError: there is a dataset, made with other settings or of another source.
-            CorruptError: there is one, and a file of it is missing or has another size.
+            CorruptError: there is one, and a file of it is missing or damaged.
         """
         if not (self.out / MANIFEST).exists():
             return None
@@ -66,7 +66,7 @@ class Workspace:
             )
         for shard in manifest.shards:
             path = self.out / shard.file
-            if not path.is_file() or path.stat().st_size != shard.bytes:
+            if not path.is_file() or sha256_file(path) != shard.sha256:
                 raise CorruptError(f"{path} is missing or damaged; delete {self.out} to pack again")
         shutil.rmtree(self.work, ignore_errors=True)  # a job killed between its manifest and its clean-up leaves it
         return manifest

@@ -28,6 +28,10 @@ def source_problems(
         if not np.array_equal(lengths, source.lengths):
             problems.append("the lengths in the packs are not those of the source")
         return problems
+    opened = {name: (m.options.get(name), value) for name, value in source.settings().items()}
+    other = [f"{name} was {was}, now {now}" for name, (was, now) in opened.items() if was != now]
+    if other:
+        return [f"the source was read in another way when it was packed: {'; '.join(other)}"]
     if source.kind == "ids":
         tokenizer = None
     expected = m.tokenizer and m.tokenizer["sha256"]
