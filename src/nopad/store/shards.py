@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,6 @@ _PARQUET: dict[str, Any] = {
 }
 GROUP_TOKENS = 1 << 18
 SHARD_TOKENS = 1 << 26
-_FLUSH_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,27 +145,6 @@ class _Stopped(Exception):
     """Another writer failed; this one's work is thrown away."""
 
 
-@contextmanager
-def _flushing(path: Path) -> Iterator[None]:
-    """Let the disk write while the processor encodes, so that the fsync at the end finds little left to wait for."""
-    done = threading.Event()
-
-    def flush() -> None:
-        descriptor = os.open(path, os.O_RDONLY)
-        with suppress(OSError):  # a disk that is full or broken shows at the fsync that counts
-            while not done.wait(_FLUSH_EVERY_S):
-                os.fdatasync(descriptor)
-        os.close(descriptor)
-
-    thread = threading.Thread(target=flush, name="nopad-flush")
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
 def _write_shard(
     packs: Packs,
     columns: Columns,
@@ -184,7 +161,7 @@ def _write_shard(
     encoding = {f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in schema.names}
     tokens, scratch = 0, dict[str, NDArray[Any]]()
     with replacing(path) as partial:
-        with pq.ParquetWriter(partial, schema, **_PARQUET, column_encoding=encoding) as writer, _flushing(partial):
+        with pq.ParquetWriter(partial, schema, **_PARQUET, column_encoding=encoding) as writer:
             for begin in range(rows.start, rows.stop, layout.rows_per_group):
                 if stop.is_set():
                     raise _Stopped
