@@ -78,7 +78,7 @@ class PeakAnonymous(threading.Thread):
         self._done = threading.Event()
 
     def run(self) -> None:
-        while not self._done.wait(0.01):
+        while not self._done.wait(0.1):
             self.peak = max(self.peak, status("RssAnon"))
 
     def __enter__(self) -> PeakAnonymous:

@@ -14,7 +14,16 @@ from pathlib import Path
 
 from nopad.errors import StorageError
 
-__all__ = ["PARTIAL_SUFFIX", "fsync_folder", "fsync_path", "replacing", "sha256_file", "storage_errors", "write_atomic"]
+__all__ = [
+    "PARTIAL_SUFFIX",
+    "fsync_folder",
+    "fsync_path",
+    "preparing",
+    "replacing",
+    "sha256_file",
+    "storage_errors",
+    "write_atomic",
+]
 
 PARTIAL_SUFFIX = ".partial"
 
@@ -34,21 +43,33 @@ def storage_errors(doing: str, path: Path) -> Iterator[None]:
 
 
 @contextmanager
+def preparing(path: Path) -> Iterator[Path]:
+    """Yield a temporary name beside `path` to write to, and leave it there for `replacing` to take up.
+
+    Raises:
+        StorageError: the disk is full, or a write in the block failed. The temporary is then gone.
+    """
+    partial = path.with_name(path.name + PARTIAL_SUFFIX)
+    with storage_errors("writing", path):
+        try:
+            yield partial
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary name beside `path` to write to; at the end sync it and rename it over `path`.
 
     Raises:
         StorageError: the disk is full, or a write in the block failed. `path` is then as it was, the temporary gone.
     """
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
     with storage_errors("writing", path):
-        try:
+        with preparing(path) as partial:
             yield partial
             fsync_path(partial)
             os.replace(partial, path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
         fsync_folder(path.parent)
 
 

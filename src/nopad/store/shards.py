@@ -1,8 +1,9 @@
 """Shards: packs and columns -> Parquet files, one row a pack.
 
 Per-token columns are flat lists without padding; ``position_ids``, masks and ``cu_seqlens`` are derived, never stored.
-zstd-1 over byte-stream-split pages, row groups of a fixed number of packs. Each shard is gathered, encoded, hashed and
-fsynced by one thread in O(row group) memory; several shards are written at once (the heavy parts release the GIL).
+zstd-1 over byte-stream-split pages, row groups of a fixed number of packs. Each shard is gathered and encoded by one
+thread in O(row group) memory, then hashed and fsynced by another, so that no encoder ever waits for the disk; several
+shards are under way at once (the heavy parts release the GIL).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from nopad import _kernels
-from nopad.files import replacing, sha256_file
+from nopad.files import preparing, replacing, sha256_file
 from nopad.packs import Packs, list_array
 from nopad.store.manifest import Shard
 
@@ -121,21 +122,31 @@ def write_shards(
     """
     done = dict(finished or {})
     todo = [shard for shard in range(layout.shards) if layout.name(shard) not in done]
-    stop = threading.Event()
-    with ThreadPoolExecutor(threads or min(8, os.cpu_count() or 1), thread_name_prefix="nopad-shard") as pool:
-        running: set[Future[Shard]] = set()
+    stop, width = threading.Event(), threads or min(8, os.cpu_count() or 1)
+    with (
+        ThreadPoolExecutor(width, thread_name_prefix="nopad-finish") as finishers,
+        ThreadPoolExecutor(width, thread_name_prefix="nopad-shard") as writers,
+    ):
+        writing: set[Future[Future[Shard]]] = set()
+        finishing: set[Future[Shard]] = set()
+
+        def write(shard: int) -> Future[Shard]:
+            written = _write_shard(packs, columns, folder, layout, shard, stop, on_tokens)
+            return finishers.submit(_finish_shard, folder, written)  # from here: whatever is written gets finished
+
         try:
-            for shard in todo:
-                running.add(pool.submit(_write_shard, packs, columns, folder, layout, shard, stop, on_tokens))
-            while running:
-                ready, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in ready:
-                    written = future.result()
-                    done[written.file] = written
-                    on_shard(written)
+            writing = {writers.submit(write, shard) for shard in todo}
+            while writing or finishing:
+                under_way: set[Future[Any]] = writing | finishing
+                ready = wait(under_way, return_when=FIRST_COMPLETED).done
+                for finish in finishing & ready:
+                    done[finish.result().file] = finish.result()
+                    on_shard(finish.result())
+                finishing = finishing - ready | {future.result() for future in writing & ready}
+                writing = writing - ready
         except BaseException:
             stop.set()
-            for future in running:
+            for future in writing:
                 future.cancel()
             raise
     return tuple(done[layout.name(shard)] for shard in range(layout.shards))
@@ -154,32 +165,32 @@ def _write_shard(
     stop: threading.Event,
     on_tokens: Callable[[int], None],
 ) -> Shard:
-    """Write one shard under a temporary name, then rename it."""
+    """Write one shard under its temporary name; size and checksum are still open."""
     path = folder / layout.name(shard)
     rows = layout.rows(shard)
     schema = columns.schema()
     encoding = {f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in schema.names}
     tokens, scratch = 0, dict[str, NDArray[Any]]()
-    with replacing(path) as partial:
-        with pq.ParquetWriter(partial, schema, **_PARQUET, column_encoding=encoding) as writer:
-            for begin in range(rows.start, rows.stop, layout.rows_per_group):
-                if stop.is_set():
-                    raise _Stopped
-                group = packs[begin : min(begin + layout.rows_per_group, rows.stop)]
-                table, group_tokens = gather(group, columns, schema, scratch)
-                writer.write_table(table, row_group_size=layout.rows_per_group)
-                tokens += group_tokens
-                on_tokens(group_tokens)
-        digest, size = sha256_file(partial), partial.stat().st_size
+    with (
+        preparing(path) as partial,
+        pq.ParquetWriter(partial, schema, **_PARQUET, column_encoding=encoding) as writer,
+    ):
+        for begin in range(rows.start, rows.stop, layout.rows_per_group):
+            if stop.is_set():
+                raise _Stopped
+            group = packs[begin : min(begin + layout.rows_per_group, rows.stop)]
+            table, group_tokens = gather(group, columns, schema, scratch)
+            writer.write_table(table, row_group_size=layout.rows_per_group)
+            tokens += group_tokens
+            on_tokens(group_tokens)
     sequences = int(packs.indptr[rows.stop]) - int(packs.indptr[rows.start])
-    return Shard(
-        file=layout.name(shard),
-        packs=len(rows),
-        sequences=sequences,
-        tokens=tokens,
-        bytes=size,
-        sha256=digest,
-    )
+    return Shard(file=layout.name(shard), packs=len(rows), sequences=sequences, tokens=tokens, bytes=0, sha256="")
+
+
+def _finish_shard(folder: Path, shard: Shard) -> Shard:
+    """Hash and sync a written shard, then give it its final name."""
+    with replacing(folder / shard.file) as partial:
+        return replace(shard, bytes=partial.stat().st_size, sha256=sha256_file(partial))
 
 
 def gather(packs: Packs, columns: Columns, schema: pa.Schema, scratch: dict[str, NDArray[Any]]) -> tuple[pa.Table, int]:
