@@ -35,6 +35,7 @@ def pack(
     algorithm: str = "lpfhp",
     seed: int = 0,
     order: Order = "random",
+    **options: Any,
 ) -> Packs:
     """Plan and assign in one call: lengths ``[n]`` -> `Packs`.
 
@@ -45,10 +46,11 @@ def pack(
         algorithm: one of `nopad.ALGORITHMS`.
         seed: of the random choices.
         order: "random" (seeded) or "source" (close to arrival order).
+        options: of the algorithm, see `nopad.plan`.
 
     Raises:
         LengthError: a length is < 1, not an integer, or above `capacity`.
-        OptionError: an option has no such value.
+        OptionError: an option has no such value, or the algorithm has no such option.
 
     >>> import nopad
     >>> packs = nopad.pack([5, 3, 4, 2, 8], capacity=8)
@@ -58,9 +60,11 @@ def pack(
     capacity, depth = check_options(capacity, depth, algorithm, seed)
     checked = as_lengths(lengths, capacity)
     if algorithm not in ARRIVAL_ALGORITHMS:
-        return assign(plan(checked, capacity, depth=depth, algorithm=algorithm), checked, seed=seed, order=order)
+        made = plan(checked, capacity, depth=depth, algorithm=algorithm, **options)
+        return assign(made, checked, seed=seed, order=order)
     _check_order(order)
-    packs = ARRIVAL_ALGORITHMS[algorithm](checked, capacity, depth)
+    chosen = ARRIVAL_ALGORITHMS[algorithm]
+    packs: Packs = chosen.run(checked, capacity, depth, **chosen.complete(algorithm, options))
     if order == "source":
         return packs
     numbers = np.arange(len(packs), dtype=packs.indptr.dtype)

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import nopad.planning.front
 from nopad import ALGORITHMS, Histogram, plan
 from nopad.errors import LengthError, OptionError
 from nopad.histogram import MAX_LENGTH
 from nopad.planning import lower_bound
-from nopad.planning.front import summarise
+from nopad.planning.algorithm import Algorithm
+from nopad.planning.front import HISTOGRAM_ALGORITHMS, summarise
 from nopad.planning.greedy import greedy
 
 DEPTH = st.none() | st.integers(1, 6) | st.just(1000)  # a depth far above the capacity means nothing
@@ -205,7 +205,7 @@ def test_counting_what_is_above_the_capacity_is_exact(refuses):
 
 @pytest.mark.parametrize("lengths", [[0], [-1], [1.5], [float("nan")], [True], ["3"], [[1, 2]]])
 def test_options_and_lengths_are_checked_before_any_work(monkeypatch, lengths):
-    monkeypatch.setattr(nopad.planning.front, "HISTOGRAM_ALGORITHMS", {})  # reaching them would be a KeyError
+    monkeypatch.setitem(HISTOGRAM_ALGORITHMS, "lpfhp", Algorithm(run=None, help="calling it would be a TypeError"))
     with pytest.raises(LengthError):
         plan(lengths, 8)
     with pytest.raises(OptionError):

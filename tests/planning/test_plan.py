@@ -130,7 +130,8 @@ def test_saving_and_loading(tmp_path_factory, histogram, capacity, depth, algori
 def test_the_file_is_readable_and_diffable(made):
     assert made.to_json() == (
         '{\n  "format": "nopad.plan",\n  "format_version": 1,\n  "capacity": 8,\n  "depth": 3,\n'
-        '  "algorithm": "lpfhp",\n  "options": {},\n  "notes": [],\n  "sequences": 7,\n  "tokens": 30,\n'
+        '  "algorithm": "lpfhp",\n  "options": {},\n  "facts": {},\n  "notes": [],\n'
+        '  "sequences": 7,\n  "tokens": 30,\n'
         '  "packs": 4,\n  "lower_bound": {\n    "packs": 4,\n    "proof": "tokens"\n  },\n'
         '  "histogram_sha256": "' + Histogram.from_lengths(LENGTHS).fingerprint + '",\n'
         '  "strategies": [\n    {"count": 1, "lengths": [8]},\n    {"count": 2, "lengths": [5, 3]},\n'

@@ -1,36 +1,41 @@
 """Lower bounds: no plan of this histogram can use fewer packs than these.
 
-Cheap ones, O(distinct lengths) each, exact integers at any size:
+Cheap ones, O(distinct lengths) each, and what a certificate proves; exact integers at any size:
 
 * tokens: ``ceil(tokens / capacity)``
 * big lengths (Martello and Toth's L2): lengths above capacity - t cannot meet a length >= t, lengths above half the
   capacity cannot meet each other; best t wins
 * depth: sequences that nothing fits beside need a pack each, the others ``ceil(rest / depth)``
 * pairs, at depth 2: a maximum matching, found by two pointers, which is the optimum itself
+* a certificate (`nopad.planning.certificate`), where an algorithm brings one
 
 Source: Martello and Toth, "Knapsack Problems", 1990, section 8.3.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from nopad.histogram import Histogram
+from nopad.planning.certificate import Certificate
 
 __all__ = ["Bound", "lower_bound"]
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The fewest packs proven possible, and what proves it (tokens, big lengths, depth, pairs)."""
+    """The fewest packs proven possible, and what proves it (tokens, big lengths, depth, pairs, certificate)."""
 
     packs: int
     proof: str
+    certificate: Certificate | None = field(default=None, repr=False)
 
 
-def lower_bound(histogram: Histogram, capacity: int, depth: int | None) -> Bound:
-    """Return the best of the cheap bounds; the first proof named wins a tie.
+def lower_bound(
+    histogram: Histogram, capacity: int, depth: int | None, certificate: Certificate | None = None
+) -> Bound:
+    """Return the best of the cheap bounds, and of what a `certificate` proves; the first proof named wins a tie.
 
     >>> lower_bound(Histogram.from_lengths([5, 5, 5]), 8, None)
     Bound(packs=3, proof='big lengths')
@@ -43,6 +48,8 @@ def lower_bound(histogram: Histogram, capacity: int, depth: int | None) -> Bound
         bounds.append(Bound(_depth(histogram, capacity, depth), "depth"))
         if depth == 2:
             bounds.append(Bound(_pairs(histogram, capacity), "pairs"))
+    if certificate is not None:
+        bounds.append(Bound(certificate.bound(histogram, capacity, depth), "certificate", certificate))
     return max(bounds, key=lambda bound: bound.packs)
 
 

@@ -1,17 +1,18 @@
 """The front door of planning: names to algorithms, arguments checked, one `Plan` out.
 
-Two kinds of algorithm:
+Two kinds of algorithm, see `nopad.planning.algorithm`:
 
-* histogram algorithms: ``(histogram, capacity, depth) -> (count, lengths)`` pairs; sequences are dealt out later
-* arrival-order algorithms: ``(lengths, capacity, depth) -> Packs``; their plan is a summary of those packs
+* histogram algorithms return strategies; sequences are dealt out later
+* arrival-order algorithms return packs; their plan is a summary of those
 
-A new algorithm is one new file and one line in a table below.
+A new algorithm is one new file and one entry in a table below.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +21,7 @@ from nopad import random
 from nopad.errors import LengthError, OptionError
 from nopad.histogram import MAX_LENGTH, Histogram, as_lengths, exact_sum
 from nopad.packs import Packs
+from nopad.planning.algorithm import Algorithm, Planned
 from nopad.planning.bounds import lower_bound
 from nopad.planning.ffd import ffd
 from nopad.planning.greedy import greedy
@@ -29,15 +31,13 @@ from nopad.planning.spfhp import spfhp
 
 __all__ = ["ALGORITHMS", "check_options", "plan", "summarise"]
 
-Strategies = list[tuple[int, tuple[int, ...]]]
-
-HISTOGRAM_ALGORITHMS: dict[str, Callable[[Histogram, int, int | None], Strategies]] = {
-    "ffd": ffd,
-    "lpfhp": lpfhp,
-    "spfhp": spfhp,
+HISTOGRAM_ALGORITHMS: dict[str, Algorithm] = {
+    "ffd": Algorithm(run=ffd, help="first-fit decreasing"),
+    "lpfhp": Algorithm(run=lpfhp, help="best-fit decreasing on the histogram (longest-pack-first)"),
+    "spfhp": Algorithm(run=spfhp, help="worst-fit decreasing on the histogram (shortest-pack-first)"),
 }
-ARRIVAL_ALGORITHMS: dict[str, Callable[[NDArray[np.int32], int, int | None], Packs]] = {
-    "greedy": greedy,
+ARRIVAL_ALGORITHMS: dict[str, Algorithm] = {
+    "greedy": Algorithm(run=greedy, help="next-fit in arrival order"),
 }
 ALGORITHMS = tuple(sorted([*HISTOGRAM_ALGORITHMS, *ARRIVAL_ALGORITHMS]))
 
@@ -51,6 +51,7 @@ def plan(
     depth: int | None = None,
     algorithm: str = "lpfhp",
     seed: int = 0,
+    **options: Any,
 ) -> Plan:
     """Plan packs for a histogram, or for lengths.
 
@@ -60,16 +61,19 @@ def plan(
         depth: most sequences a pack may hold; None = unlimited.
         algorithm: one of `ALGORITHMS`.
         seed: used only by arrival-order algorithms on a bare histogram: they pack a drawn order, and a note says so.
+        options: of the algorithm; the algorithms' page lists them.
 
     Raises:
         LengthError: a length is < 1, not an integer, or above `capacity`.
-        OptionError: capacity, depth, seed or algorithm has no such value.
+        OptionError: capacity, depth, seed, algorithm or an option has no such value, or the algorithm no such option.
 
     >>> import nopad
     >>> nopad.plan([5, 3, 4, 2, 8], capacity=8, algorithm="spfhp").packs
     3
     """
     capacity, depth = check_options(capacity, depth, algorithm, seed)
+    chosen = {**HISTOGRAM_ALGORITHMS, **ARRIVAL_ALGORITHMS}[algorithm]
+    completed = chosen.complete(algorithm, options)
     given = histogram_or_lengths
     histogram = given if isinstance(given, Histogram) else Histogram.from_lengths(as_lengths(given, capacity))
     if histogram.max_length > capacity:
@@ -79,19 +83,38 @@ def plan(
             f"truncate, split or drop them, or take a capacity of at least {histogram.max_length}"
         )
     if algorithm in HISTOGRAM_ALGORITHMS:
-        strategies = HISTOGRAM_ALGORITHMS[algorithm](histogram, capacity, depth)
-        return Plan.from_strategies(strategies, histogram, capacity=capacity, depth=depth, algorithm=algorithm)
+        made = chosen.run(histogram, capacity, depth, **completed)
+        if not isinstance(made, Planned):
+            made = Planned(strategies=made)
+        return Plan.from_strategies(
+            made.strategies,
+            histogram,
+            capacity=capacity,
+            depth=depth,
+            algorithm=algorithm,
+            options=completed,
+            certificate=made.certificate,
+            facts=made.facts,
+            notes=made.notes,
+        )
     notes: tuple[str, ...] = ()
     if isinstance(given, Histogram):
         lengths = _drawn_order(histogram, algorithm, seed)
         notes = (f"arrival order drawn from the histogram with seed {seed}",)
     else:
         lengths = as_lengths(given, capacity)
-    packs = ARRIVAL_ALGORITHMS[algorithm](lengths, capacity, depth)
-    return summarise(packs, lengths, algorithm=algorithm, notes=notes)
+    packs = chosen.run(lengths, capacity, depth, **completed)
+    return summarise(packs, lengths, algorithm=algorithm, options=completed, notes=notes)
 
 
-def summarise(packs: Packs, lengths: NDArray[np.int32], *, algorithm: str, notes: tuple[str, ...] = ()) -> Plan:
+def summarise(
+    packs: Packs,
+    lengths: NDArray[np.int32],
+    *,
+    algorithm: str,
+    options: Mapping[str, Any] | None = None,
+    notes: tuple[str, ...] = (),
+) -> Plan:
     """Return the plan that describes finished packs: their distinct strategies and how often each occurs."""
     from nopad import _kernels
 
@@ -115,6 +138,7 @@ def summarise(packs: Packs, lengths: NDArray[np.int32], *, algorithm: str, notes
         lengths=ordered.sequence.astype(np.int64),
         counts=counts[order].astype(np.int64),
         bound=lower_bound(histogram, packs.capacity, packs.depth),
+        options=dict(options or {}),
         notes=notes,
     )
     if made.histogram != histogram:

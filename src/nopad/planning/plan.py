@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from nopad.errors import FormatError
 from nopad.files import write_atomic
 from nopad.histogram import MAX_LENGTH, Histogram, exact_sum
 from nopad.planning.bounds import Bound, lower_bound
+from nopad.planning.certificate import Certificate
 
 __all__ = ["Plan"]
 
@@ -39,6 +41,7 @@ class Plan:
         depth: most sequences a pack may hold; None = unlimited.
         algorithm: which algorithm made it.
         options: what else it was asked for, JSON-ready.
+        facts: what else it reports, JSON-ready.
         indptr: strategy s holds ``lengths[indptr[s]:indptr[s + 1]]``; int64 ``[strategies + 1]``.
         lengths: lengths in tokens, longest first within a strategy; int64.
         counts: how many packs follow each strategy, >= 1; int64 ``[strategies]``.
@@ -59,6 +62,7 @@ class Plan:
     counts: NDArray[np.int64]
     bound: Bound
     options: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -71,6 +75,8 @@ class Plan:
         depth: int | None,
         algorithm: str,
         options: Mapping[str, Any] | None = None,
+        certificate: Certificate | None = None,
+        facts: Mapping[str, Any] | None = None,
         notes: tuple[str, ...] = (),
     ) -> Plan:
         """Build a plan from ``(count, lengths longest first)`` pairs; equal strategies are merged and sorted."""
@@ -88,8 +94,9 @@ class Plan:
             indptr=indptr,
             lengths=np.fromiter(flat, dtype=np.int64, count=int(indptr[-1])),
             counts=np.fromiter((count for _, count in ordered), dtype=np.int64, count=len(ordered)),
-            bound=lower_bound(histogram, capacity, depth),
+            bound=lower_bound(histogram, capacity, depth, certificate),
             options=dict(options or {}),
+            facts=dict(facts or {}),
             notes=notes,
         )
 
@@ -221,7 +228,7 @@ class Plan:
         if self.depth is not None:
             for s in np.flatnonzero(sizes > self.depth)[:3]:
                 found.append(f"strategy {s} holds {sizes[s]} sequences, above the depth of {self.depth}")
-        proven = lower_bound(self.histogram, self.capacity, self.depth).packs
+        proven = lower_bound(self.histogram, self.capacity, self.depth, self.bound.certificate).packs
         if self.bound.packs != proven:
             found.append(f"lower bound is stated as {self.bound.packs}, {proven} can be proven")
         return found
@@ -235,6 +242,7 @@ class Plan:
             "depth": self.depth,
             "algorithm": self.algorithm,
             "options": dict(self.options),
+            "facts": dict(self.facts),
             "notes": list(self.notes),
             "sequences": self.sequences,
             "tokens": self.tokens,
@@ -242,8 +250,11 @@ class Plan:
             "lower_bound": {"packs": self.bound.packs, "proof": self.bound.proof},
             "histogram_sha256": self.histogram.fingerprint,
         }
+        proof = self.bound.certificate
+        if proof is not None:
+            head["certificate"] = [list(step) for step in proof.steps]
         lines = [f'    {{"count": {count}, "lengths": {list(lengths)}}}' for count, lengths in self.strategies]
-        body = json.dumps(head, indent=2)[:-2]
+        body = _compact_pairs(json.dumps(head, indent=2))[:-2]
         return f'{body},\n  "strategies": [' + ("\n" + ",\n".join(lines) + "\n  " if lines else "") + "]\n}\n"
 
     def save(self, path: str | Path) -> None:
@@ -309,7 +320,22 @@ def _from_document(document: Mapping[str, Any]) -> Plan:
         indptr=np.cumsum([0, *sizes], dtype=np.int64),
         lengths=np.array([length for _, lengths in strategies for length in lengths], dtype=np.int64),
         counts=np.array([count for count, _ in strategies], dtype=np.int64),
-        bound=Bound(bound["packs"], str(bound["proof"])),
+        bound=Bound(bound["packs"], str(bound["proof"]), _certificate(document.get("certificate"))),
         options=dict(document["options"]),
+        facts=dict(document["facts"]),
         notes=tuple(document["notes"]),
     )
+
+
+def _certificate(steps: Any) -> Certificate | None:
+    """Parse the steps of a certificate; TypeError or ValueError when malformed."""
+    if steps is None:
+        return None
+    if any(type(number) is not int for step in steps for number in step):
+        raise ValueError("certificate: needs pairs of integers")
+    return Certificate(tuple((length, value) for length, value in steps))
+
+
+def _compact_pairs(text: str) -> str:
+    """Put pairs of integers of indented JSON on one line each."""
+    return re.sub(r"\[\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2]", text)

@@ -1,0 +1,97 @@
+"""A certificate: values of lengths that prove that no plan can use fewer packs.
+
+Give every length an integer value that never falls with length, and let `best` be the most that one pack can hold. A
+plan of P packs holds at most ``P * best``, and all sequences together are worth ``sum(count * value)``; so
+``P >= sum(count * value) / best``. The values come from a linear program, but nothing here needs to trust it: this
+module recomputes `best` with a plain knapsack recursion that shares no code with the solver.
+
+Values are a step function: ``steps[i] = (from length, value)``, both rising. Only the first length of a step can be in
+a most valuable pack (a longer one of equal value is never better), so the recursion looks at those alone:
+O(steps * capacity) without a depth limit, O(depth * steps * capacity) with one.
+
+Source: duality of the cutting-stock linear program; Farley, "A note on bounding a class of linear programming
+problems", Operations Research 38(5), 1990.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from nopad.histogram import Histogram
+
+__all__ = ["Certificate"]
+
+MAX_VALUE = 2**40  # times a depth of at most 2^22 stays in 64 bits
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Values of lengths, as rising steps ``((from length, value), ...)``; shorter lengths are worth nothing.
+
+    >>> proof = Certificate(((1, 0), (3, 1), (6, 2)))
+    >>> proof.best(capacity=8, depth=None)
+    2
+    >>> proof.bound(Histogram.from_lengths([6, 6, 3, 3, 3]), capacity=8, depth=None)
+    4
+    """
+
+    steps: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        """Refuse steps that do not rise."""
+        lengths, values = [a for a, _ in self.steps], [v for _, v in self.steps]
+        rising = all(a < b for a, b in itertools.pairwise(lengths))
+        rising = rising and all(a <= b for a, b in itertools.pairwise(values))
+        if not rising or (lengths and (lengths[0] < 1 or values[0] < 0 or values[-1] > MAX_VALUE)):
+            raise ValueError(f"certificate steps must rise, from length 1 and value 0 up to a value of {MAX_VALUE}")
+
+    @classmethod
+    def of(cls, values: Iterable[tuple[int, int]]) -> Certificate:
+        """Build one from ``(length, value)`` pairs in rising order, dropping steps that do not step."""
+        steps: list[tuple[int, int]] = []
+        for length, value in values:
+            if value > (steps[-1][1] if steps else 0):
+                steps.append((length, value))
+        return cls(tuple(steps))
+
+    def best(self, capacity: int, depth: int | None) -> int:
+        """Return the most that lengths of one pack can be worth together."""
+        steps = [(length, value) for length, value in self.steps if length <= capacity]
+        if not steps:
+            return 0
+        most = capacity // steps[0][0]
+        if depth is None or depth >= most:
+            return self._best_unlimited(steps, capacity)
+        worth = np.zeros(capacity + 1, dtype=np.int64)  # worth[room]: with the sequences placed so far
+        for _ in range(depth):
+            following = worth.copy()
+            for length, value in steps:
+                np.maximum(following[length:], worth[: capacity + 1 - length] + value, out=following[length:])
+            worth = following
+        return int(worth[capacity])
+
+    @staticmethod
+    def _best_unlimited(steps: list[tuple[int, int]], capacity: int) -> int:
+        lengths = np.array([length for length, _ in steps])
+        values = np.array([value for _, value in steps], dtype=np.int64)
+        worth = np.zeros(capacity + 1, dtype=np.int64)
+        for room in range(int(lengths[0]), capacity + 1):
+            fit = int(np.searchsorted(lengths, room, side="right"))
+            worth[room] = (worth[room - lengths[:fit]] + values[:fit]).max()
+        return int(worth[capacity])
+
+    def worth(self, histogram: Histogram) -> int:
+        """Return what all sequences are worth together, exactly."""
+        lengths = np.array([length for length, _ in self.steps], dtype=np.int64)
+        values = [0, *(value for _, value in self.steps)]
+        at = np.searchsorted(lengths, histogram.lengths, side="right").tolist()
+        return sum(values[i] * count for i, count in zip(at, histogram.counts.tolist(), strict=True))
+
+    def bound(self, histogram: Histogram, capacity: int, depth: int | None) -> int:
+        """Return how many packs this proves necessary."""
+        best = self.best(capacity, depth)
+        return -(-self.worth(histogram) // best) if best else 0
