@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import nopad
 import nopad.assignment
+import nopad.planning.arrival
 import nopad.planning.greedy
 from nopad import ALGORITHMS, assign, pack, plan, random
 from nopad.errors import LengthError, OptionError, PlanMismatchError
@@ -189,7 +190,7 @@ class TestEdges:
     def test_wide_indices_change_nothing(self, monkeypatch, algorithm, order):
         lengths = made_up(500, 64)
         narrow = pack(lengths, 64, algorithm=algorithm, order=order)
-        for module in (nopad.assignment, nopad.planning.greedy):
+        for module in (nopad.assignment, nopad.planning.arrival, nopad.planning.greedy):
             monkeypatch.setattr(module, "index_dtype", lambda n: np.int64)
         wide = pack(lengths, 64, algorithm=algorithm, order=order)
         assert (narrow.sequence.dtype, wide.sequence.dtype, wide.indptr.dtype) == (np.int32, np.int64, np.int64)
@@ -241,7 +242,7 @@ def test_bad_options_and_lengths(refuses):
     with refuses(OptionError, "depth must be an integer from 1 to 2147483647 (None for unlimited), got 'max'"):
         pack([5], 8, depth="max")
     with refuses(
-        OptionError, "unknown algorithm 'spfph'; did you mean spfhp or lpfhp? (there are: ffd, greedy, lpfhp, spfhp)"
+        OptionError, f"unknown algorithm 'spfph'; did you mean spfhp or lpfhp? (there are: {', '.join(ALGORITHMS)})"
     ):
         pack([5], 8, algorithm="spfph")
     for call in (lambda seed: pack([5], 8, seed=seed), lambda seed: assign(plan([5], 8), [5], seed=seed)):

@@ -10,6 +10,7 @@ Same lengths, plan, seed and order: same packs, on every machine.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -19,12 +20,15 @@ from nopad import random
 from nopad.errors import OptionError, PlanMismatchError
 from nopad.histogram import Histogram, as_lengths
 from nopad.packs import Packs, index_dtype
-from nopad.planning.front import ARRIVAL_ALGORITHMS, check_options, plan
+from nopad.planning.algorithm import Option
+from nopad.planning.conditions import check_conditions, cut_packs
+from nopad.planning.front import ARRIVAL_ALGORITHMS, check_options, complete_options, pack_arrivals, plan
 from nopad.planning.plan import Plan
 
 __all__ = ["Order", "assign", "pack"]
 
 Order = Literal["random", "source"]
+WINDOW = Option(default=None, none=True, help="pack every so many sequences on their own")
 
 
 def pack(
@@ -32,9 +36,10 @@ def pack(
     capacity: int,
     *,
     depth: int | None = None,
-    algorithm: str = "lpfhp",
+    algorithm: str = "auto",
     seed: int = 0,
     order: Order = "random",
+    arrival_window: int | None = None,
     **options: Any,
 ) -> Packs:
     """Plan and assign in one call: lengths ``[n]`` -> `Packs`.
@@ -46,7 +51,8 @@ def pack(
         algorithm: one of `nopad.ALGORITHMS`.
         seed: of the random choices.
         order: "random" (seeded) or "source" (close to arrival order).
-        options: of the algorithm, see `nopad.plan`.
+        arrival_window: keep near arrival order: pack every so many sequences on their own. Costs packs.
+        options: of the algorithm, and conditions, see `nopad.plan`.
 
     Raises:
         LengthError: a length is < 1, not an integer, or above `capacity`.
@@ -59,12 +65,42 @@ def pack(
     """
     capacity, depth = check_options(capacity, depth, algorithm, seed)
     checked = as_lengths(lengths, capacity)
-    if algorithm not in ARRIVAL_ALGORITHMS:
-        made = plan(checked, capacity, depth=depth, algorithm=algorithm, **options)
-        return assign(made, checked, seed=seed, order=order)
     _check_order(order)
-    chosen = ARRIVAL_ALGORITHMS[algorithm]
-    packs: Packs = chosen.run(checked, capacity, depth, **chosen.complete(algorithm, options))
+    if arrival_window is None:
+        return _pack_all(checked, capacity, depth, algorithm, seed, order, options)
+    window = WINDOW.check("arrival_window", arrival_window)
+    multiple = complete_options(algorithm, options)[1]["pack_multiple"]
+    if 0 < checked.size < multiple:
+        raise OptionError(f"{checked.size:,} sequences cannot make a multiple of {multiple} packs")
+    options = {name: value for name, value in options.items() if name != "pack_multiple"}
+    dtype = index_dtype(checked.size)
+    indptr, sequence = [np.zeros(1, dtype=dtype)], [np.zeros(0, dtype=dtype)]
+    for at, begin in enumerate(range(0, checked.size, window)):
+        part = checked[begin : begin + window]
+        own_seed = random.key(seed, random.STREAM_WINDOW, at)
+        packs = _pack_all(part, capacity, depth, algorithm, own_seed, order, options)
+        indptr.append((packs.indptr[1:] + begin).astype(dtype))
+        sequence.append((packs.sequence + begin).astype(dtype))
+    together = Packs(capacity, depth, np.concatenate(indptr), np.concatenate(sequence))
+    return cut_packs(together, checked, None, multiple)
+
+
+def _pack_all(
+    lengths: NDArray[np.int32],
+    capacity: int,
+    depth: int | None,
+    algorithm: str,
+    seed: int,
+    order: Order,
+    options: Mapping[str, Any],
+) -> Packs:
+    """Pack checked lengths, all at once."""
+    if algorithm not in ARRIVAL_ALGORITHMS:
+        made = plan(lengths, capacity, depth=depth, algorithm=algorithm, **options)
+        return assign(made, lengths, seed=seed, order=order)
+    own, conditions = complete_options(algorithm, options)
+    check_conditions(conditions, Histogram.from_lengths(lengths), capacity)
+    packs = pack_arrivals(lengths, capacity, depth, algorithm, own, conditions)
     if order == "source":
         return packs
     numbers = np.arange(len(packs), dtype=packs.indptr.dtype)
@@ -101,8 +137,8 @@ def assign(plan: Plan, lengths: ArrayLike, *, seed: int = 0, order: Order = "ran
     strategies = plan.indptr, np.searchsorted(plan.histogram.lengths, plan.lengths)
     if order == "random":
         del ranks  # 4 bytes a sequence
-        keys = [random.key(seed, random.STREAM_WITHIN_LENGTH, length) for length in plan.histogram.lengths.tolist()]
-        _kernels().shuffle_segments(bucket, bounds, np.array(keys, dtype=np.uint64))
+        keys = random.keys(plan.histogram.lengths, seed, random.STREAM_WITHIN_LENGTH)
+        _kernels().shuffle_segments(bucket, bounds, keys)
         strategy_of_pack[:] = np.repeat(np.arange(plan.counts.size, dtype=strategy_of_pack.dtype), plan.counts)
         _kernels().shuffle(strategy_of_pack, np.uint64(random.key(seed, random.STREAM_PACK_ORDER)))
         _kernels().deal(strategy_of_pack, *strategies, bucket, bounds[:-1].copy(), indptr, sequence)

@@ -74,6 +74,8 @@ class Histogram:
                 dense = _count(array[begin : begin + _CHUNK], offset + begin, dense, sparse)
             offset += array.size
         found = np.flatnonzero(dense)
+        if not sparse:
+            return cls(found, dense[found])
         pairs = dict(zip(found.tolist(), dense[found].tolist(), strict=True))
         for length, count in sparse.items():  # a length can be in both: the dense table grew to hold it later
             pairs[length] = pairs.get(length, 0) + count

@@ -18,7 +18,10 @@ from __future__ import annotations
 from collections.abc import MutableSequence
 from typing import Any
 
-__all__ = ["bounded", "draw", "key", "mix", "shuffle"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["bounded", "draw", "key", "keys", "mix", "shuffle"]
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -28,6 +31,7 @@ STREAM_PACK_ORDER = 1
 STREAM_WITHIN_LENGTH = 2
 STREAM_ARRIVAL = 3
 STREAM_BLOCK_ORDER = 4
+STREAM_WINDOW = 5
 
 
 def mix(x: int) -> int:
@@ -48,6 +52,18 @@ def key(*parts: int) -> int:
     for part in parts:
         k = mix((k ^ (int(part) & MASK)) + GOLDEN)  # int(): a NumPy integer cannot hold MASK
     return k
+
+
+def keys(values: NDArray[Any], *parts: int) -> NDArray[np.uint64]:
+    """Return ``key(*parts, value)`` for each of many values at once.
+
+    >>> keys(np.array([3, 4]), 7, 2).tolist() == [key(7, 2, 3), key(7, 2, 4)]
+    True
+    """
+    x = (np.uint64(key(*parts)) ^ values.astype(np.uint64)) + np.uint64(GOLDEN)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 def draw(key: int, index: int) -> int:

@@ -50,10 +50,86 @@ def _greedy(lengths, capacity, depth):
     return packs
 
 
+def _none(lengths, capacity, depth):
+    return [[length] for length in lengths]
+
+
+def _sort(lengths, capacity, depth):
+    return _greedy(sorted(lengths, reverse=True), capacity, depth)
+
+
+def _first_fit(lengths, capacity, depth):
+    packs = []
+    for length in lengths:
+        for pack in packs:
+            if sum(pack) + length <= capacity and (depth is None or len(pack) < depth):
+                pack.append(length)
+                break
+        else:
+            packs.append([length])
+    return packs
+
+
+def _best_fit(lengths, capacity, depth):
+    packs = []  # the one touched last comes last
+    for length in lengths:
+        fits = [p for p in packs if sum(p) + length <= capacity and (depth is None or len(p) < depth)]
+        fullest = max(map(sum, fits), default=None)
+        chosen = next((p for p in reversed(fits) if sum(p) == fullest), [])
+        packs = [p for p in packs if p is not chosen]
+        packs.append(chosen)
+        chosen.append(length)
+    return packs
+
+
+def _harmonic(lengths, capacity, depth):
+    classes = [[length for length in lengths if min(capacity // length, 12) == j] for j in range(1, 13)]
+    return [pack for members in classes for pack in _greedy(members, capacity, depth)]
+
+
+def _mffd(lengths, capacity, depth):
+    most = capacity if depth is None else depth
+    rest = sorted((length for length in lengths if 2 * length <= capacity), reverse=True)
+    packs = [[length] for length in sorted(lengths, reverse=True) if 2 * length > capacity]
+
+    def fitting(pack):
+        return [length for length in rest if length + sum(pack) <= capacity and len(pack) < most]
+
+    def move(length, pack):
+        rest.remove(length)
+        pack.append(length)
+
+    for pack in packs:
+        medium = [length for length in fitting(pack) if 3 * length > capacity]
+        if medium:
+            move(max(medium), pack)
+    for pack in reversed(packs):
+        small = sorted(length for length in rest if capacity < 6 * length and 3 * length <= capacity)
+        if len(pack) == 1 and most > 2 and len(small) > 1 and sum(pack) + small[0] + small[1] <= capacity:
+            move(small[0], pack)
+            move(max(length for length in small[1:] if length in fitting(pack)), pack)
+    for pack in packs:
+        while fits := fitting(pack):
+            move(max(fits), pack)
+    return packs + _ffd(rest, capacity, depth)
+
+
 @pytest.fixture(scope="session")
 def one_by_one():
     """`one_by_one(algorithm, lengths, capacity, depth)`: how often each strategy (lengths longest first) occurs."""
-    walks = {"ffd": _ffd, "greedy": _greedy, "lpfhp": _lpfhp, "spfhp": _spfhp}
+    walks = {
+        "best_fit": _best_fit,
+        "bfd": _lpfhp,
+        "ffd": _ffd,
+        "first_fit": _first_fit,
+        "greedy": _greedy,
+        "harmonic": _harmonic,
+        "lpfhp": _lpfhp,
+        "mffd": _mffd,
+        "none": _none,
+        "sort": _sort,
+        "spfhp": _spfhp,
+    }
 
     def run(algorithm, lengths, capacity, depth):
         packs = walks[algorithm](list(lengths), capacity, depth)

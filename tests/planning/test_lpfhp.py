@@ -36,3 +36,34 @@ def test_is_optimal_at_depth_two(histogram, capacity):
 )
 def test_examples(counts, depth, expected):
     assert {lengths: count for count, lengths in lpfhp(Histogram.from_counts(counts), 8, depth)} == expected
+
+
+class TestWithoutDistributing:
+    @given(st.from_type(Histogram), st.integers(40, 80), st.none() | st.integers(1, 6))
+    def test_covers_exactly(self, histogram, capacity, depth):
+        made = plan(histogram, capacity, depth=depth, algorithm="lpfhp", distribute=False)
+        assert made.histogram == histogram
+        assert made.problems() == []
+        assert made.counts.size <= histogram.lengths.size  # as for spfhp: only the last length can split a class
+
+    @pytest.mark.parametrize(
+        ("counts", "depth", "expected"),
+        [
+            ({3: 10}, None, {(3,): 10}),
+            ({2: 3, 4: 2}, None, {(4, 2, 2): 1, (4, 2): 1}),  # one each, then again the tightest
+            ({2: 3, 4: 2}, 2, {(4, 2): 2, (2,): 1}),
+            ({1: 2**40}, 8, {(1,): 2**40}),
+            ({5: 3, 3: 1, 2: 1, 1: 2}, None, {(5, 3): 1, (5, 2, 1): 1, (5, 1): 1}),
+        ],
+    )
+    def test_examples(self, counts, depth, expected):
+        made = lpfhp(Histogram.from_counts(counts), 8, depth, distribute=False)
+        assert {lengths: count for count, lengths in made} == expected
+
+    @pytest.mark.shared
+    @pytest.mark.parametrize(("depth", "packs", "reached"), [(3, 9_094_695, 3), (None, 8_147_988, 22)])
+    def test_wikipedia(self, wikipedia, depth, packs, reached):
+        """From running the published code with distribute=False."""
+        made = plan(wikipedia, 512, depth=depth, algorithm="lpfhp", distribute=False)
+        assert (made.packs, made.max_depth_used, made.counts.size) == (packs, reached, 508)
+        assert made.histogram == wikipedia

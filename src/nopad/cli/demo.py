@@ -20,7 +20,8 @@ from nopad.corpus import CorpusOptions, load_tokenizer, open_source, stdlib_text
 from nopad.errors import CorruptError
 from nopad.files import replacing, storage_errors
 from nopad.histogram import Histogram
-from nopad.planning import ALGORITHMS, Plan
+from nopad.planning import Plan
+from nopad.planning.front import QUICK_ALGORITHMS
 from nopad.store import PackOptions, open_packed, pack_corpus
 from nopad.store import verify as find_problems
 from nopad.store.manifest import MANIFEST, PLAN
@@ -64,7 +65,9 @@ def demo(
             raise CorruptError(f"{out} does not verify: {problems[0]}; remove {folder} and run the demo again")
         lengths = _lengths_in_source_order(out)
         histogram = Histogram.from_lengths(lengths)
-        rows = table_rows(lengths, histogram, capacity, list(ALGORITHMS), list(DEPTHS), seed=seed, monitor=monitor)
+        rows = table_rows(
+            lengths, histogram, capacity, list(QUICK_ALGORITHMS), list(DEPTHS), seed=seed, monitor=monitor
+        )
     screen.print(
         f"[bold]nopad demo[/]: docstrings and comments of Python {platform.python_version()}'s standard library"
     )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from typing import Annotated, Any
 
 import typer
 
 from nopad import corpus
 from nopad.errors import OptionError
+from nopad.planning.conditions import CONDITIONS
 
 __all__ = [
+    "AlgorithmOptions",
     "EmptyPolicy",
     "IdsField",
     "OnBadRecord",
@@ -20,6 +23,7 @@ __all__ = [
     "TextUnit",
     "TokenizerSpec",
     "parse_depth",
+    "parse_options",
 ]
 
 
@@ -71,6 +75,37 @@ Seed = Annotated[
         "--seed", metavar="S", help="Of the random choices: which of equal lengths goes where, and the order of packs."
     ),
 ]
+
+
+AlgorithmOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        "-O",
+        metavar="NAME=VALUE",
+        help=f"Of the algorithm, or a condition on packs ({', '.join(CONDITIONS)}). Repeatable.",
+    ),
+]
+
+
+def parse_options(given: list[str] | None) -> dict[str, Any]:
+    """Read ``NAME=VALUE`` pairs; values are JSON, or else plain text.
+
+    Raises:
+        OptionError: one has no name or no value, or a name comes twice.
+    """
+    options: dict[str, Any] = {}
+    for text in given or []:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise OptionError(f"--option must be NAME=VALUE, such as pack_multiple=8, got {text!r}")
+        if name in options:
+            raise OptionError(f"--option {name} is given twice")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return options
 
 
 def parse_depth(text: str | None) -> int | None:

@@ -10,6 +10,7 @@ import typer
 from nopad.assignment import Order
 from nopad.cli.monitor import Bars
 from nopad.cli.options import (
+    AlgorithmOptions,
     EmptyPolicy,
     IdsField,
     OnBadRecord,
@@ -20,6 +21,7 @@ from nopad.cli.options import (
     TextUnit,
     TokenizerSpec,
     parse_depth,
+    parse_options,
 )
 from nopad.cli.render import console, outcome
 from nopad.corpus import CorpusOptions, Source, load_tokenizer, open_source
@@ -51,9 +53,16 @@ def pack(
     ] = None,
     algorithm: Annotated[
         str, typer.Option("--algorithm", "-a", metavar="NAME", help=f"One of {', '.join(ALGORITHMS)}.")
-    ] = "lpfhp",
+    ] = "auto",
+    option: AlgorithmOptions = None,
     seed: Seed = 0,
     order: Annotated[Order, typer.Option("--order", help="Of the packs: random (seeded), or source.")] = "random",
+    arrival_window: Annotated[
+        int | None,
+        typer.Option(
+            "--arrival-window", metavar="N", help="Keep near arrival order: pack every N sequences on their own."
+        ),
+    ] = None,
     index_only: Annotated[
         bool, typer.Option("--index-only", help="Write which sequence goes where, and leave the tokens in the source.")
     ] = False,
@@ -93,6 +102,8 @@ def pack(
         algorithm=algorithm,
         seed=seed,
         order=order,
+        arrival_window=arrival_window,
+        options=parse_options(option),
         shard_tokens=shard_tokens,
     )
     reused = (out / MANIFEST).exists()

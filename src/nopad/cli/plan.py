@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from nopad.cli.monitor import Bars
 from nopad.cli.options import (
+    AlgorithmOptions,
     EmptyPolicy,
     IdsField,
     OnBadRecord,
@@ -22,6 +24,7 @@ from nopad.cli.options import (
     TextUnit,
     TokenizerSpec,
     parse_depth,
+    parse_options,
 )
 from nopad.cli.render import console, describe_bound, describe_histogram, plan_table
 from nopad.corpus import CorpusOptions, Source, Tokenizer, load_tokenizer, open_source, sequences
@@ -29,11 +32,12 @@ from nopad.errors import OptionError, SourceError
 from nopad.histogram import Histogram, read_histogram
 from nopad.planning import ALGORITHMS
 from nopad.planning import plan as make_plan
-from nopad.planning.front import ARRIVAL_ALGORITHMS, MAX_DRAWN, check_options
+from nopad.planning.front import ARRIVAL_ALGORITHMS, MAX_DRAWN, QUICK_ALGORITHMS, check_options, complete_options
 from nopad.store import LengthsFile, Monitor, Silent
 
 __all__ = ["DEPTHS", "plan", "table_rows"]
 
+_ALGORITHM_HELP = f"One of {', '.join(ALGORITHMS)}. Repeatable. Default: {', '.join(QUICK_ALGORITHMS)}."
 DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 8, 16, None)
 
 
@@ -52,8 +56,14 @@ def plan(
     ] = None,
     algorithm: Annotated[
         list[str] | None,
-        typer.Option("--algorithm", "-a", metavar="NAME", help=f"Repeatable. Default: {', '.join(ALGORITHMS)}."),
+        typer.Option(
+            "--algorithm",
+            "-a",
+            metavar="NAME",
+            help=f"One of {', '.join(ALGORITHMS)}. Repeatable. Default: {', '.join(QUICK_ALGORITHMS)}.",
+        ),
     ] = None,
+    option: AlgorithmOptions = None,
     depth: Annotated[
         list[str] | None,
         typer.Option(
@@ -93,11 +103,13 @@ def plan(
 
       nopad plan histogram.json -a lpfhp -d none -o lpfhp.plan.json
     """
-    algorithms = algorithm or list(ALGORITHMS)
+    algorithms = algorithm or list(QUICK_ALGORITHMS)
+    options = parse_options(option)
     depths = [parse_depth(text) for text in depth] if depth else list(DEPTHS)
     _check_output(output, len(algorithms), len(depths))
     for name in algorithms:
         check_options(1 if capacity is None else capacity, None, name, seed)
+        complete_options(name, options)
     if not file.exists():
         raise SourceError(f"{file}: no such file or folder; check the path")
     given: Histogram | NDArray[Any]
@@ -111,7 +123,7 @@ def plan(
         if capacity is None:
             raise OptionError(f"{file} does not say for which capacity; give --capacity")
         if file.suffix not in (".json", ".npy"):
-            options = CorpusOptions(
+            policies = CorpusOptions(
                 capacity=capacity,
                 special_tokens=special_tokens,
                 over_long=over_long,
@@ -119,23 +131,24 @@ def plan(
                 on_bad_record=on_bad_record,
             )
             source = open_source([file], text_unit=text_unit, text_field=text_field, ids_field=ids_field)
-            given = _lengths(source, None if source.kind == "ids" else load_tokenizer(tokenizer), options, monitor)
+            given = _lengths(source, None if source.kind == "ids" else load_tokenizer(tokenizer), policies, monitor)
         histogram = given if isinstance(given, Histogram) else Histogram.from_lengths(given)
         if not histogram.sequences:
             raise SourceError(f"{file} holds no sequences")
         if algorithm is None and isinstance(given, Histogram) and histogram.sequences > MAX_DRAWN:
             algorithms = [name for name in algorithms if name not in ARRIVAL_ALGORITHMS]  # too many to draw an order of
-        rows = table_rows(given, histogram, capacity, algorithms, depths, seed=seed, output=output, monitor=monitor)
+        rows = table_rows(
+            given, histogram, capacity, algorithms, depths, seed=seed, options=options, output=output, monitor=monitor
+        )
     if as_json:
         print(json.dumps(rows, indent=1))
         return
     out = console()
     out.print(describe_histogram(histogram, capacity))
     out.print(plan_table(rows, out.width))
-    if isinstance(given, Histogram) and any(name in ARRIVAL_ALGORITHMS for name in algorithms):
-        names = ", ".join(name for name in algorithms if name in ARRIVAL_ALGORITHMS)
-        out.print(f"{names}: a histogram has no order of arrival; one was drawn with seed {seed}", style="dim")
-    out.print(describe_bound(histogram, capacity))
+    for note in dict.fromkeys(f"{row['algorithm']}: {note}" for row in rows for note in row["notes"]):
+        out.print(note, style="dim", markup=False)
+    out.print(describe_bound(histogram, capacity, rows))
     if output is not None:
         out.print(f"saved {output}", markup=False, soft_wrap=True)
 
@@ -160,6 +173,7 @@ def table_rows(
     depths: list[int | None],
     *,
     seed: int = 0,
+    options: Mapping[str, Any] | None = None,
     output: Path | None = None,
     monitor: Monitor | None = None,
 ) -> list[dict[str, Any]]:
@@ -169,19 +183,26 @@ def table_rows(
     """
     monitor = monitor or Silent()
     rows = []
-    for name in set(algorithms) & set(ARRIVAL_ALGORITHMS):
-        make_plan([1], 1, algorithm=name)  # compile before the clock starts
+    for name in set(algorithms) & {*ARRIVAL_ALGORITHMS, "auto", "optimal"}:
+        make_plan([1, 2, 2, 3, 3, 3], 5, algorithm=name)  # compile before the clock starts
     for name in algorithms:
         monitor.stage(f"planning {name}", len(depths), "depths")
         for depth in depths:
             started = time.perf_counter()
             made = make_plan(
-                given if name in ARRIVAL_ALGORITHMS else histogram, capacity, depth=depth, algorithm=name, seed=seed
+                given if name in ARRIVAL_ALGORITHMS else histogram,
+                capacity,
+                depth=depth,
+                algorithm=name,
+                seed=seed,
+                **(options or {}),
             )
-            rows.append({**made.summary(), "seconds": time.perf_counter() - started})
+            rows.append({**made.summary(), "seconds": time.perf_counter() - started, "notes": list(made.notes)})
             monitor.advance(1)
             if output is not None:
                 made.save(output)
+    for row in rows:  # what one algorithm proves holds for all
+        row["lower_bound"] = max(other["lower_bound"] for other in rows if other["depth"] == row["depth"])
     return rows
 
 

@@ -37,9 +37,10 @@ def describe_histogram(histogram: Histogram, capacity: int) -> str:
     )
 
 
-def describe_bound(histogram: Histogram, capacity: int) -> str:
-    """One line: how good any plan can be."""
-    least = lower_bound(histogram, capacity, None).packs
+def describe_bound(histogram: Histogram, capacity: int, rows: Sequence[dict[str, Any]]) -> str:
+    """One line: how good any plan can be, by the best bound that a plan of unlimited depth has proven."""
+    proven = [row["lower_bound"] for row in rows if row["depth"] is None]
+    least = max([lower_bound(histogram, capacity, None).packs, *proven])
     return (
         f"No plan, however deep, can use fewer than {least:,} packs: at best {histogram.sequences / least:.4f} "
         f"sequences a pack, {histogram.tokens / (least * capacity):.3%} efficiency."

@@ -15,7 +15,9 @@ Source: Martello and Toth, "Knapsack Problems", 1990, section 8.3.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import accumulate
+from typing import Any
+
+import numpy as np
 
 from nopad.histogram import Histogram
 from nopad.planning.certificate import Certificate
@@ -55,22 +57,19 @@ def lower_bound(
 
 def _big_lengths(histogram: Histogram, capacity: int) -> int:
     """L2: for each threshold t, alone + halves + what the middle lengths need beyond the room of the halves."""
-    lengths: list[int] = histogram.lengths.tolist()
-    counts: list[int] = histogram.counts.tolist()
-    items = [0, *accumulate(counts)]
-    tokens = [0, *accumulate(length * count for length, count in zip(lengths, counts, strict=True))]
-    k = len(lengths)
-    half = next((i for i in range(k) if 2 * lengths[i] > capacity), k)  # first length above half the capacity
-    best = items[k] - items[half]
-    alone = k
-    for i in range(half):  # thresholds: the present lengths up to half the capacity, ascending
-        while alone > half and lengths[alone - 1] > capacity - lengths[i]:
-            alone -= 1
-        halves = items[alone] - items[half]
-        room = halves * capacity - (tokens[alone] - tokens[half])
-        middle = tokens[half] - tokens[i]
-        best = max(best, items[k] - items[half] + max(0, -((room - middle) // capacity)))
-    return best
+    # int64 where no product below can pass it; Python integers in object arrays beyond
+    exact: Any = np.int64 if histogram.sequences < 2**62 // (2 * capacity) else object
+    lengths, counts = histogram.lengths, histogram.counts.astype(exact)
+    items = np.concatenate([[0], np.cumsum(counts)])
+    tokens = np.concatenate([[0], np.cumsum(counts * lengths)])
+    k = lengths.size
+    half = int(np.searchsorted(lengths, capacity // 2, side="right"))  # first length above half the capacity
+    big = items[k] - items[half]
+    # thresholds: the present lengths up to half the capacity
+    alone = np.maximum(half, np.searchsorted(lengths, capacity - lengths[:half], side="right"))
+    room = (items[alone] - items[half]) * capacity - (tokens[alone] - tokens[half])
+    middle = tokens[half] - tokens[:half]
+    return int(big + max(0, (-((room - middle) // capacity)).max(initial=0)))
 
 
 def _depth(histogram: Histogram, capacity: int, depth: int) -> int:

@@ -21,25 +21,91 @@ from nopad import random
 from nopad.errors import LengthError, OptionError
 from nopad.histogram import MAX_LENGTH, Histogram, as_lengths, exact_sum
 from nopad.packs import Packs
-from nopad.planning.algorithm import Algorithm, Planned
-from nopad.planning.bounds import lower_bound
+from nopad.planning.algorithm import BOOLEAN, Algorithm, Option, Planned
+from nopad.planning.best_fit import best_fit
+from nopad.planning.conditions import (
+    CONDITIONS,
+    bound_under,
+    check_conditions,
+    cut_packs,
+    cut_strategies,
+    within_squares,
+)
+from nopad.planning.ennlshp import ENNLSHP_OPTIONS, ennlshp
 from nopad.planning.ffd import ffd
+from nopad.planning.first_fit import first_fit
+from nopad.planning.granularity import real_strategies, rounded_histogram
 from nopad.planning.greedy import greedy
+from nopad.planning.harmonic import harmonic
 from nopad.planning.lpfhp import lpfhp
+from nopad.planning.mffd import mffd
+from nopad.planning.nnlshp import NNLSHP_OPTIONS, nnlshp
+from nopad.planning.none import none
+from nopad.planning.optimal import auto, optimal
 from nopad.planning.plan import Plan
+from nopad.planning.sort import sort
 from nopad.planning.spfhp import spfhp
 
 __all__ = ["ALGORITHMS", "check_options", "plan", "summarise"]
 
+_SEARCH = {
+    "seconds": Option(default=None, none=True, help="stop after so many seconds; the plan then depends on the machine"),
+}
 HISTOGRAM_ALGORITHMS: dict[str, Algorithm] = {
+    "auto": Algorithm(
+        run=auto,
+        help="the best within about two seconds: best-fit where it meets the bound, else column generation",
+        options={"programs": Option(default=150, low=0, help="budget, in linear programs"), **_SEARCH},
+    ),
+    "bfd": Algorithm(run=lpfhp, help="best-fit decreasing: lpfhp by its textbook name"),
+    "ennlshp": Algorithm(
+        run=ennlshp,
+        help="nnlshp extended: least padding, no sequence left out before rounding",
+        options=ENNLSHP_OPTIONS,
+    ),
     "ffd": Algorithm(run=ffd, help="first-fit decreasing"),
-    "lpfhp": Algorithm(run=lpfhp, help="best-fit decreasing on the histogram (longest-pack-first)"),
+    "lpfhp": Algorithm(
+        run=lpfhp,
+        help="best-fit decreasing on the histogram (longest-pack-first)",
+        options={
+            "distribute": Option(default=True, choices=BOOLEAN, help="copies of a length share a pack where they can")
+        },
+    ),
+    "mffd": Algorithm(run=mffd, help="modified first-fit decreasing: partners for long lengths first (71/60)"),
+    "nnlshp": Algorithm(
+        run=nnlshp, help="non-negative least squares over all strategies without padding", options=NNLSHP_OPTIONS
+    ),
+    "none": Algorithm(run=none, help="one sequence a pack"),
+    "optimal": Algorithm(
+        run=optimal,
+        help="column generation down to the last pack, with a proof of the bound",
+        options={"programs": Option(default=400, low=0, help="budget, in linear programs"), **_SEARCH},
+    ),
+    "sort": Algorithm(run=sort, help="next-fit, longest length first"),
     "spfhp": Algorithm(run=spfhp, help="worst-fit decreasing on the histogram (shortest-pack-first)"),
 }
 ARRIVAL_ALGORITHMS: dict[str, Algorithm] = {
+    "best_fit": Algorithm(
+        run=best_fit,
+        help="best-fit in arrival order, or with a bounded look-ahead",
+        options={
+            "window": Option(
+                default=None,
+                none=True,
+                help="fill one pack after the other from a buffer of so many sequences; None: every pack stays open",
+            )
+        },
+    ),
+    "first_fit": Algorithm(run=first_fit, help="first-fit in arrival order"),
     "greedy": Algorithm(run=greedy, help="next-fit in arrival order"),
+    "harmonic": Algorithm(
+        run=harmonic,
+        help="harmonic-k in arrival order: next-fit within classes of like lengths",
+        options={"k": Option(default=12, high=2**20, help="number of size classes")},
+    ),
 }
 ALGORITHMS = tuple(sorted([*HISTOGRAM_ALGORITHMS, *ARRIVAL_ALGORITHMS]))
+QUICK_ALGORITHMS = ("auto", "ffd", "greedy", "lpfhp", "spfhp")  # what a table shows unless asked for others
 
 MAX_DRAWN = 2**28  # 1 GiB of lengths
 
@@ -49,7 +115,7 @@ def plan(
     capacity: int,
     *,
     depth: int | None = None,
-    algorithm: str = "lpfhp",
+    algorithm: str = "auto",
     seed: int = 0,
     **options: Any,
 ) -> Plan:
@@ -61,7 +127,8 @@ def plan(
         depth: most sequences a pack may hold; None = unlimited.
         algorithm: one of `ALGORITHMS`.
         seed: used only by arrival-order algorithms on a bare histogram: they pack a drawn order, and a note says so.
-        options: of the algorithm; the algorithms' page lists them.
+        options: of the algorithm, and conditions that go with every algorithm: `align`, `max_squares`, `pack_multiple`;
+            the algorithms' page lists them.
 
     Raises:
         LengthError: a length is < 1, not an integer, or above `capacity`.
@@ -72,8 +139,7 @@ def plan(
     3
     """
     capacity, depth = check_options(capacity, depth, algorithm, seed)
-    chosen = {**HISTOGRAM_ALGORITHMS, **ARRIVAL_ALGORITHMS}[algorithm]
-    completed = chosen.complete(algorithm, options)
+    own, conditions = complete_options(algorithm, options)
     given = histogram_or_lengths
     histogram = given if isinstance(given, Histogram) else Histogram.from_lengths(as_lengths(given, capacity))
     if histogram.max_length > capacity:
@@ -82,29 +148,80 @@ def plan(
             f"{over:,} sequences are above the capacity of {capacity} (the longest has {histogram.max_length} tokens); "
             f"truncate, split or drop them, or take a capacity of at least {histogram.max_length}"
         )
+    check_conditions(conditions, histogram, capacity)
     if algorithm in HISTOGRAM_ALGORITHMS:
-        made = chosen.run(histogram, capacity, depth, **completed)
-        if not isinstance(made, Planned):
-            made = Planned(strategies=made)
-        return Plan.from_strategies(
-            made.strategies,
-            histogram,
-            capacity=capacity,
-            depth=depth,
-            algorithm=algorithm,
-            options=completed,
-            certificate=made.certificate,
-            facts=made.facts,
-            notes=made.notes,
-        )
+        return _plan_histogram(histogram, capacity, depth, algorithm, own, conditions)
     notes: tuple[str, ...] = ()
     if isinstance(given, Histogram):
         lengths = _drawn_order(histogram, algorithm, seed)
         notes = (f"arrival order drawn from the histogram with seed {seed}",)
     else:
         lengths = as_lengths(given, capacity)
-    packs = chosen.run(lengths, capacity, depth, **completed)
-    return summarise(packs, lengths, algorithm=algorithm, options=completed, notes=notes)
+    packs = pack_arrivals(lengths, capacity, depth, algorithm, own, conditions)
+    return summarise(packs, lengths, algorithm=algorithm, options=own | _given(conditions), notes=notes)
+
+
+def complete_options(algorithm: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Check options; return the algorithm's own and the conditions, both with defaults filled in.
+
+    Raises:
+        OptionError: an option that neither knows, or a value that is not allowed.
+    """
+    chosen = {**HISTOGRAM_ALGORITHMS, **ARRIVAL_ALGORITHMS}[algorithm]
+    conditions = {name: option.check(name, options.get(name, option.default)) for name, option in CONDITIONS.items()}
+    return chosen.complete(algorithm, {k: v for k, v in options.items() if k not in CONDITIONS}), conditions
+
+
+def _given(conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the conditions that ask for something."""
+    return {name: value for name, value in conditions.items() if value != CONDITIONS[name].default}
+
+
+def _plan_histogram(
+    histogram: Histogram,
+    capacity: int,
+    depth: int | None,
+    algorithm: str,
+    own: Mapping[str, Any],
+    conditions: Mapping[str, Any],
+) -> Plan:
+    """Run a histogram algorithm, then make its packs meet the conditions."""
+    align = conditions["align"]
+    seen = rounded_histogram(histogram, align, capacity) if align > 1 else histogram
+    made = HISTOGRAM_ALGORITHMS[algorithm].run(seen, capacity, depth, **own)
+    if not isinstance(made, Planned):
+        made = Planned(strategies=made)
+    strategies = made.strategies
+    if align > 1:
+        strategies = real_strategies(strategies, histogram, align, capacity)
+    if conditions["max_squares"] is not None:
+        strategies = within_squares(strategies, capacity, depth, conditions["max_squares"], align)
+    return Plan.from_strategies(
+        cut_strategies(strategies, conditions["pack_multiple"]),
+        histogram,
+        capacity=capacity,
+        depth=depth,
+        algorithm=algorithm,
+        options=dict(own) | _given(conditions),
+        certificate=made.certificate,
+        facts=made.facts,
+        notes=made.notes,
+    )
+
+
+def pack_arrivals(
+    lengths: NDArray[np.int32],
+    capacity: int,
+    depth: int | None,
+    algorithm: str,
+    own: Mapping[str, Any],
+    conditions: Mapping[str, Any],
+) -> Packs:
+    """Run an arrival-order algorithm, then make its packs meet the conditions."""
+    align = conditions["align"]
+    seen = -(-lengths // align) * align if align > 1 else lengths
+    packs: Packs = ARRIVAL_ALGORITHMS[algorithm].run(seen, capacity, depth, **own)
+    return cut_packs(packs, lengths, conditions["max_squares"], conditions["pack_multiple"])
 
 
 def summarise(
@@ -137,7 +254,7 @@ def summarise(
         indptr=ordered.indptr,
         lengths=ordered.sequence.astype(np.int64),
         counts=counts[order].astype(np.int64),
-        bound=lower_bound(histogram, packs.capacity, packs.depth),
+        bound=bound_under(options or {}, histogram, packs.capacity, packs.depth),
         options=dict(options or {}),
         notes=notes,
     )

@@ -10,32 +10,63 @@ Source: supplement to arXiv 2107.02027, appendix G ("Fine-tuned longest-pack-fir
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nopad.histogram import Histogram
+from nopad.planning.arrival import empty_set, empty_table
 from nopad.planning.rooms import OpenPacks
 
-__all__ = ["lpfhp"]
+__all__ = ["best_fit_decreasing", "lpfhp"]
 
 
-def lpfhp(histogram: Histogram, capacity: int, depth: int | None) -> list[tuple[int, tuple[int, ...]]]:
+def lpfhp(
+    histogram: Histogram, capacity: int, depth: int | None, *, distribute: bool = True
+) -> list[tuple[int, tuple[int, ...]]]:
     """Return ``(count, lengths)`` pairs that cover `histogram` exactly.
 
-    >>> lpfhp(Histogram.from_lengths([5, 4, 3, 2, 2]), 8, None)
-    [(1, (5, 3)), (1, (4, 2, 2))]
+    With ``distribute=False`` copies of one length spread: each that fits no open pack opens one, and a pack takes one
+    copy at a time. Fewer strategies, shallower packs, and more of them: 0.12 % on Wikipedia-512 without a limit.
+
+    >>> histogram = Histogram.from_lengths([4, 4, 3, 3, 1])
+    >>> lpfhp(histogram, 8, None)
+    [(1, (4, 4)), (1, (3, 3, 1))]
+    >>> lpfhp(histogram, 8, None, distribute=False)
+    [(1, (4, 3, 1)), (1, (4, 3))]
     """
+    if distribute:
+        return best_fit_decreasing(histogram.lengths, histogram.counts, capacity, depth)
     packs = OpenPacks(capacity, depth)
     for length, left in zip(histogram.lengths[::-1].tolist(), histogram.counts[::-1].tolist(), strict=True):
-        while left:
-            room = packs.tightest(length)
-            if room < 0:
-                copies = min(capacity // length, packs.depth, left)
-                count = left // copies
-                packs.put(capacity - copies * length, count, (None, length, copies), copies)
-            else:
-                available, content, used = packs.take(room)
-                copies = min(room // length, packs.depth - used, left)
-                count = min(available, left // copies)
-                if available > count:
-                    packs.put(room, available - count, content, used)
-                packs.put(room - copies * length, count, (content, length, copies), used + copies)
-            left -= count * copies
+        packs.best_fit(length, left, distribute=False)
     return packs.strategies()
+
+
+def best_fit_decreasing(
+    sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int, depth: int | None
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Return ``(count, sizes)`` pairs of best-fit decreasing for these ascending sizes, compiled."""
+    from nopad.planning import _class_kernels
+
+    most = depth if depth is not None else capacity
+    rows = 4 * sizes.size + 1024
+    while True:
+        classes = np.empty((rows, 4), dtype=np.int64)
+        contents = np.empty((rows, 3), dtype=np.int64)
+        keys = empty_table(rows, capacity)
+        rooms = empty_set(capacity)
+        used, _ = _class_kernels.best_fit_classes(
+            sizes[::-1], counts[::-1], capacity, most, *rooms, keys, classes, contents
+        )
+        if used >= 0:
+            break
+        rows *= 4
+    kept = np.flatnonzero(classes[:used, 0])
+    ends = np.cumsum(classes[kept, 2])
+    flat = np.empty(int(ends[-1]) if kept.size else 0, dtype=np.int64)
+    _class_kernels.flatten(kept, classes, contents, flat)
+    lengths, bounds = flat.tolist(), [0, *ends.tolist()]
+    return [
+        (count, tuple(lengths[begin:end]))
+        for count, begin, end in zip(classes[kept, 0].tolist(), bounds[:-1], bounds[1:], strict=True)
+    ]

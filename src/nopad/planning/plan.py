@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from nopad.errors import FormatError
 from nopad.files import write_atomic
 from nopad.histogram import MAX_LENGTH, Histogram, exact_sum
-from nopad.planning.bounds import Bound, lower_bound
+from nopad.planning.bounds import Bound
 from nopad.planning.certificate import Certificate
+from nopad.planning.conditions import bound_under, broken_conditions
 
 __all__ = ["Plan"]
 
@@ -94,7 +95,7 @@ class Plan:
             indptr=indptr,
             lengths=np.fromiter(flat, dtype=np.int64, count=int(indptr[-1])),
             counts=np.fromiter((count for _, count in ordered), dtype=np.int64, count=len(ordered)),
-            bound=lower_bound(histogram, capacity, depth, certificate),
+            bound=bound_under(options or {}, histogram, capacity, depth, certificate),
             options=dict(options or {}),
             facts=dict(facts or {}),
             notes=notes,
@@ -228,7 +229,8 @@ class Plan:
         if self.depth is not None:
             for s in np.flatnonzero(sizes > self.depth)[:3]:
                 found.append(f"strategy {s} holds {sizes[s]} sequences, above the depth of {self.depth}")
-        proven = lower_bound(self.histogram, self.capacity, self.depth, self.bound.certificate).packs
+        found += broken_conditions(self.options, self.strategies, self.capacity)
+        proven = bound_under(self.options, self.histogram, self.capacity, self.depth, self.bound.certificate).packs
         if self.bound.packs != proven:
             found.append(f"lower bound is stated as {self.bound.packs}, {proven} can be proven")
         return found
@@ -322,7 +324,7 @@ def _from_document(document: Mapping[str, Any]) -> Plan:
         counts=np.array([count for count, _ in strategies], dtype=np.int64),
         bound=Bound(bound["packs"], str(bound["proof"]), _certificate(document.get("certificate"))),
         options=dict(document["options"]),
-        facts=dict(document["facts"]),
+        facts=dict(document.get("facts", {})),
         notes=tuple(document["notes"]),
     )
 

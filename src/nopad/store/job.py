@@ -8,7 +8,8 @@ anything else. Memory: about 16 bytes a sequence, plus a few row groups; tokens 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -29,7 +30,7 @@ from nopad.errors import (
 from nopad.files import storage_errors
 from nopad.histogram import as_lengths
 from nopad.packs import Packs
-from nopad.planning.front import ARRIVAL_ALGORITHMS, check_options, plan, summarise
+from nopad.planning.front import ARRIVAL_ALGORITHMS, check_options, complete_options, plan, summarise
 from nopad.planning.plan import Plan
 from nopad.store.index import write_index
 from nopad.store.lengths import LengthsFile
@@ -44,12 +45,17 @@ __all__ = ["PackOptions", "pack_corpus"]
 
 @dataclass(frozen=True, kw_only=True)
 class PackOptions:
-    """How sequences are packed; see `nopad.pack` for the meaning of each, `nopad.store.shards` for the file sizes."""
+    """How sequences are packed; see `nopad.pack` for the meaning of each, `nopad.store.shards` for the file sizes.
+
+    `options` are those of the algorithm, and the conditions.
+    """
 
     depth: int | None = None
-    algorithm: str = "lpfhp"
+    algorithm: str = "auto"
     seed: int = 0
     order: Order = "random"
+    arrival_window: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     shard_tokens: int = SHARD_TOKENS
 
     def __post_init__(self) -> None:
@@ -102,6 +108,7 @@ def pack_corpus(
     workspace = Workspace(Path(out))
     job = _Job(workspace, source, corpus, tokenizer, packing or PackOptions(), index_only, monitor or Silent())
     check_options(corpus.capacity, job.packing.depth, job.packing.algorithm, job.packing.seed)
+    complete_options(job.packing.algorithm, job.packing.options)
     settings = job.settings()
     done = workspace.finished(settings, source, job.monitor)
     if done is not None:
@@ -152,7 +159,13 @@ class _Job:
             "seed": int(self.packing.seed),
             "order": self.packing.order,
             "tokenizer": tokenizer,
-            "options": {**options, **self.source.settings(), "shard_tokens": self.packing.shard_tokens},
+            "options": {
+                **options,
+                **self.source.settings(),
+                "shard_tokens": self.packing.shard_tokens,
+                "arrival_window": self.packing.arrival_window,
+                **self.packing.options,
+            },
             "tool_versions": tool_versions("numpy", "pyarrow", "tokenizers"),
         }
 
@@ -208,12 +221,15 @@ class _Job:
         self.monitor.stage("planning", None, "")
         stored = self.workspace.work / PLAN
         how: dict[str, Any] = {"seed": self.packing.seed, "order": self.packing.order}
-        capacity, depth, algorithm = self.corpus.capacity, self.packing.depth, self.packing.algorithm
-        if algorithm in ARRIVAL_ALGORITHMS:
-            packs = pack(columns.lengths, capacity, depth=depth, algorithm=algorithm, **how)
-            made = summarise(packs, columns.lengths, algorithm=algorithm)
+        what: dict[str, Any] = {"depth": self.packing.depth, "algorithm": self.packing.algorithm}
+        capacity, options = self.corpus.capacity, self.packing.options
+        if self.packing.algorithm in ARRIVAL_ALGORITHMS or self.packing.arrival_window is not None:
+            packs = pack(
+                columns.lengths, capacity, arrival_window=self.packing.arrival_window, **what, **how, **options
+            )
+            made = self._summary(packs, columns)
         else:
-            made = self._stored_plan() or plan(columns.lengths, capacity, depth=depth, algorithm=algorithm)
+            made = self._stored_plan() or plan(columns.lengths, capacity, **what, **options)
             try:
                 packs = assign(made, columns.lengths, **how)
             except PlanMismatchError as error:  # lengths that are not spooled are free to change under a stored plan
@@ -224,6 +240,17 @@ class _Job:
         if not stored.exists():
             made.save(stored)
         return made, packs
+
+    def _summary(self, packs: Packs, columns: Columns) -> Plan:
+        """Describe packs that came without a plan; say what a window costs."""
+        algorithm, depth = self.packing.algorithm, self.packing.depth
+        own, conditions = complete_options(algorithm, self.packing.options)
+        notes: tuple[str, ...] = ()
+        window = self.packing.arrival_window
+        if window is not None:
+            free = plan(columns.lengths, packs.capacity, depth=depth, algorithm=algorithm, **self.packing.options).packs
+            notes = (f"packed {window:,} sequences at a time: {len(packs) - free:+,} packs against all at once",)
+        return summarise(packs, columns.lengths, algorithm=algorithm, options={**own, **conditions}, notes=notes)
 
     def _stored_plan(self) -> Plan | None:
         """Reread the plan that an interrupted run has made, if it got that far."""

@@ -181,8 +181,10 @@ def dealing_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
 def _dealt_as_stated(content: Content, m: Manifest, plan: Plan) -> bool:
     how: dict[str, Any] = {"seed": m.seed, "order": m.order}
     try:
-        if m.algorithm in ARRIVAL_ALGORITHMS:
-            packs = pack(content.lengths, m.capacity, depth=m.depth, algorithm=m.algorithm, **how)
+        window = m.options.get("arrival_window")
+        if m.algorithm in ARRIVAL_ALGORITHMS or window is not None:
+            what = {"depth": m.depth, "algorithm": m.algorithm, "arrival_window": window, **plan.options}
+            packs = pack(content.lengths, m.capacity, **what, **how)
         else:
             packs = assign(plan, content.lengths, **how)
     except InputError:  # a seed or an order that does not exist

@@ -1,0 +1,85 @@
+"""Best-fit decreasing in compiled form: equal packs move together as one class, as in `nopad.planning.rooms`.
+
+Plain arrays in and out, no policy, callers validate. A class is a row of `classes`: how many packs, which content, how
+many sequences each, and the next class on the stack of its room. A content is a row of `contents`: the content below
+it (-1: none), a length, how many copies. Both tables have a fixed size; running out is told, not hidden.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from nopad.planning._fit_kernels import add, at_least, remove, slot_of
+
+
+@njit(cache=True, nogil=True)
+def best_fit_classes(
+    lengths: NDArray[Any],
+    counts: NDArray[Any],
+    capacity: int,
+    depth: int,
+    words: NDArray[Any],
+    begin: NDArray[Any],
+    keys: NDArray[Any],
+    classes: NDArray[Any],
+    contents: NDArray[Any],
+) -> tuple[int, int]:
+    """Place lengths, given in descending order, each into the fullest packs it fits; return rows used of both tables.
+
+    Classes that were split or filled further keep their row with a count of 0. `words` is empty at first, `keys` all
+    -1. Returns (-1, -1) when a table has no row left.
+    """
+    tops = np.full(keys.shape[0], -1, np.int64)
+    rows, made = 0, 0
+    for i in range(lengths.shape[0]):
+        length, left = int(lengths[i]), int(counts[i])
+        while left > 0:
+            if rows + 2 > classes.shape[0] or made + 1 > contents.shape[0]:
+                return -1, -1
+            room = at_least(words, begin, length)
+            if room < 0:
+                room, below, used = capacity, -1, 0
+                copies = min(capacity // length, depth, left)
+                count = left // copies
+            else:
+                slot = slot_of(keys, room)
+                row = tops[slot]
+                below, used = classes[row, 1], classes[row, 2]
+                copies = min(room // length, depth - used, left)
+                count = min(classes[row, 0], left // copies)
+                classes[row, 0] -= count
+                if classes[row, 0] == 0:
+                    tops[slot] = classes[row, 3]
+                    if tops[slot] < 0:
+                        remove(words, begin, room)
+            contents[made, 0], contents[made, 1], contents[made, 2] = below, length, copies
+            classes[rows, 0], classes[rows, 1], classes[rows, 2] = count, made, used + copies
+            room -= copies * length
+            if room > 0 and used + copies < depth:
+                slot = slot_of(keys, room)
+                if tops[slot] < 0:
+                    add(words, begin, room)
+                classes[rows, 3] = tops[slot]
+                tops[slot] = rows
+            rows += 1
+            made += 1
+            left -= count * copies
+    return rows, made
+
+
+@njit(cache=True, nogil=True)
+def flatten(kept: NDArray[Any], classes: NDArray[Any], contents: NDArray[Any], out: NDArray[Any]) -> None:
+    """Write the lengths of the classes in the rows `kept` back to back, longest first within each."""
+    end = 0
+    for k in range(kept.shape[0]):
+        end += classes[kept[k], 2]
+        at, content = end, classes[kept[k], 1]
+        while content >= 0:
+            for _ in range(contents[content, 2]):
+                at -= 1
+                out[at] = contents[content, 1]
+            content = contents[content, 0]

@@ -1,0 +1,300 @@
+"""The compiled loops of the algorithms that place sequences one by one as they arrive.
+
+Like `nopad._kernels`: plain arrays in and out, no policy, callers validate. A placing kernel fills `pack_of` (the pack
+of each sequence, numbered as they open) and returns how many packs it opened; `group_by_rank` makes `Packs` of that.
+
+Sets of rooms or lengths are bits in words of 32, level on level: bit b of word w says that item ``32 * w + b`` of the
+level below is in use, so a neighbour is found in log32(capacity) steps. What hangs on a room or length is found by
+open addressing in a table at most half full: capacities go up to 2^31, what occurs together does not.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+
+@njit(cache=True, nogil=True)
+def pack_bounds(pack_of: NDArray[Any], indptr: NDArray[Any]) -> None:
+    """Fill `indptr` (zeros at first) with where each pack begins when sequences are grouped by pack."""
+    for i in range(pack_of.shape[0]):
+        indptr[pack_of[i] + 1] += 1
+    for p in range(1, indptr.shape[0]):
+        indptr[p] += indptr[p - 1]
+
+
+@njit(cache=True, nogil=True)
+def settle(tree: NDArray[Any], node: int, room: int) -> None:
+    """Set the room of a leaf, and the largest room of each subtree above it."""
+    tree[node] = room
+    node >>= 1
+    while node:
+        largest = max(tree[2 * node], tree[2 * node + 1])
+        if tree[node] == largest:
+            return
+        tree[node] = largest
+        node >>= 1
+
+
+@njit(cache=True, nogil=True)
+def move_open(
+    tree: NDArray[Any],
+    packs: NDArray[Any],
+    used: NDArray[Any],
+    new_tree: NDArray[Any],
+    new_packs: NDArray[Any],
+    new_used: NDArray[Any],
+) -> int:
+    """Move the leaves that have room to a new tree (zeros at first), in order; return how many there are."""
+    size, new_size = packs.shape[0], new_packs.shape[0]
+    at = 0
+    for leaf in range(size):
+        if tree[size + leaf] > 0:
+            new_tree[new_size + at] = tree[size + leaf]
+            new_packs[at] = packs[leaf]
+            new_used[at] = used[leaf]
+            at += 1
+    for node in range(new_size - 1, 0, -1):
+        new_tree[node] = max(new_tree[2 * node], new_tree[2 * node + 1])
+    return at
+
+
+@njit(cache=True, nogil=True)
+def first_fit(
+    lengths: NDArray[Any], capacity: int, depth: int, shortest: int, leaves: int, pack_of: NDArray[Any]
+) -> int:
+    """Place each sequence into the earliest opened pack that has room.
+
+    A tournament: the leaves are open packs in order of opening, each inner node knows the largest room below it. When
+    all leaves are taken (`leaves` at first, a power of two), those that closed are dropped; when more than half stay,
+    their number doubles. So the tree has O(open packs) leaves, and dropping costs O(1) a pack.
+    """
+    tree = np.zeros(2 * leaves, np.int32)
+    numbers, used = np.empty(leaves, pack_of.dtype), np.empty(leaves, np.int32)
+    packs, taken = 0, 0
+    for i in range(lengths.shape[0]):
+        length = int(lengths[i])
+        if tree[1] >= length:
+            node = 1
+            while node < leaves:
+                node *= 2
+                if tree[node] < length:
+                    node += 1
+            leaf = node - leaves
+            room = tree[node] - length
+        else:
+            packs += 1
+            room = capacity - length
+            if room < shortest or depth == 1:
+                pack_of[i] = packs - 1
+                continue
+            if taken == leaves:
+                more = leaves * 2 if 2 * np.count_nonzero(tree[leaves:]) > leaves else leaves
+                old = tree, numbers, used
+                tree, used = np.zeros(2 * more, np.int32), np.empty(more, np.int32)
+                numbers = np.empty(more, numbers.dtype)
+                taken = move_open(*old, tree, numbers, used)
+                leaves = more
+            leaf = taken
+            numbers[leaf], used[leaf] = packs - 1, 0
+            taken += 1
+        pack_of[i] = numbers[leaf]
+        used[leaf] += 1
+        settle(tree, leaves + leaf, 0 if room < shortest or used[leaf] == depth else room)
+    return packs
+
+
+@njit(cache=True, nogil=True)
+def add(words: NDArray[Any], begin: NDArray[Any], value: int) -> None:
+    """Put `value` into the set; level j begins at ``begin[j]``, and the top level is one word."""
+    for level in range(begin.shape[0]):
+        word = begin[level] + (value >> 5)
+        before = words[word]
+        words[word] = before | (1 << (value & 31))
+        if before:
+            return
+        value >>= 5
+
+
+@njit(cache=True, nogil=True)
+def remove(words: NDArray[Any], begin: NDArray[Any], value: int) -> None:
+    """Take `value` out of the set."""
+    for level in range(begin.shape[0]):
+        word = begin[level] + (value >> 5)
+        words[word] = words[word] ^ (1 << (value & 31))
+        if words[word]:
+            return
+        value >>= 5
+
+
+@njit(cache=True, nogil=True)
+def highest_bit(word: int) -> int:
+    """Position of the highest bit of a word of 32 bits, not 0: exact, such words are exact as floats."""
+    return math.frexp(word)[1] - 1
+
+
+@njit(cache=True, nogil=True)
+def at_least(words: NDArray[Any], begin: NDArray[Any], value: int) -> int:
+    """Return the smallest member >= `value`, -1 when there is none."""
+    for level in range(begin.shape[0]):
+        bits = words[begin[level] + (value >> 5)] >> (value & 31)
+        if bits:
+            value += highest_bit(bits & -bits)
+            for below in range(level - 1, -1, -1):
+                bits = words[begin[below] + value]
+                value = value * 32 + highest_bit(bits & -bits)
+            return value
+        value = (value >> 5) + 1
+        if level + 1 == begin.shape[0] or begin[level] + value >= begin[level + 1]:
+            break
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def at_most(words: NDArray[Any], begin: NDArray[Any], value: int) -> int:
+    """Return the largest member <= `value`, -1 when there is none."""
+    for level in range(begin.shape[0]):
+        bits = words[begin[level] + (value >> 5)] & ((2 << (value & 31)) - 1)
+        if bits:
+            value = (value >> 5 << 5) + highest_bit(bits)
+            for below in range(level - 1, -1, -1):
+                value = value * 32 + highest_bit(words[begin[below] + value])
+            return value
+        value = (value >> 5) - 1
+        if value < 0:
+            break
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def slot_of(keys: NDArray[Any], key: int) -> int:
+    """Return the slot of `key` in a table of 2^b keys, claiming a free one (-1) when it is new."""
+    slot: int = ((key * 0x9E3779B1) >> 16) & (keys.shape[0] - 1)
+    while keys[slot] != key:
+        if keys[slot] < 0:
+            keys[slot] = key
+            break
+        slot = (slot + 1) & (keys.shape[0] - 1)
+    return slot
+
+
+@njit(cache=True, nogil=True)
+def best_fit(
+    lengths: NDArray[Any],
+    capacity: int,
+    depth: int,
+    shortest: int,
+    words: NDArray[Any],
+    begin: NDArray[Any],
+    keys: NDArray[Any],
+    pack_of: NDArray[Any],
+) -> int:
+    """Place each sequence into the pack with the least room that fits; among equals into the one touched last.
+
+    Packs of equal room are a stack, linked from pack to pack. `words` is empty at first, `keys` all -1.
+    """
+    tops = np.full(keys.shape[0], -1, pack_of.dtype)
+    below, used = np.empty_like(pack_of), np.empty_like(pack_of)
+    packs = 0
+    for i in range(lengths.shape[0]):
+        length = int(lengths[i])
+        room = at_least(words, begin, length)
+        if room < 0:
+            room, p = capacity, packs
+            used[p] = 0
+            packs += 1
+        else:
+            slot = slot_of(keys, room)
+            p = tops[slot]
+            tops[slot] = below[p]
+            if below[p] < 0:
+                remove(words, begin, room)
+        pack_of[i] = p
+        used[p] += 1
+        room -= length
+        if room >= shortest and used[p] < depth:
+            slot = slot_of(keys, room)
+            if tops[slot] < 0:
+                add(words, begin, room)
+            below[p] = tops[slot]
+            tops[slot] = p
+    return packs
+
+
+@njit(cache=True, nogil=True)
+def enqueue(i: int, slot: int, first: NDArray[Any], last: NDArray[Any], following: NDArray[Any]) -> bool:
+    """Put sequence i at the end of a queue; return whether the queue was empty."""
+    was_empty = first[slot] < 0
+    if was_empty:
+        first[slot] = i
+    else:
+        following[last[slot]] = i
+    following[i] = -1
+    last[slot] = i
+    return bool(was_empty)
+
+
+@njit(cache=True, nogil=True)
+def look_ahead(
+    lengths: NDArray[Any],
+    capacity: int,
+    depth: int,
+    window: int,
+    words: NDArray[Any],
+    begin: NDArray[Any],
+    keys: NDArray[Any],
+    pack_of: NDArray[Any],
+) -> int:
+    """Fill one pack after the other from a buffer of `window` sequences: the oldest, then the longest that fit.
+
+    Buffered sequences of equal length are a queue, linked from one to the next. `words` is empty at first, `keys` and
+    `pack_of` all -1.
+    """
+    first, last = np.full(keys.shape[0], -1, pack_of.dtype), np.empty(keys.shape[0], pack_of.dtype)
+    following = np.empty_like(pack_of)
+    packs, arrived, placed, oldest = 0, 0, 0, 0
+    while oldest < lengths.shape[0]:
+        room, members = capacity, 0
+        while members < depth:
+            while arrived - placed < window and arrived < lengths.shape[0]:
+                slot = slot_of(keys, int(lengths[arrived]))
+                if enqueue(arrived, slot, first, last, following):
+                    add(words, begin, int(lengths[arrived]))
+                arrived += 1
+            length = at_most(words, begin, room) if members else int(lengths[oldest])
+            if length < 0:
+                break
+            slot = slot_of(keys, length)
+            pack_of[first[slot]] = packs
+            first[slot] = following[first[slot]]
+            if first[slot] < 0:
+                remove(words, begin, length)
+            placed += 1
+            members += 1
+            room -= length
+        packs += 1
+        while oldest < lengths.shape[0] and pack_of[oldest] >= 0:
+            oldest += 1
+    return packs
+
+
+@njit(cache=True, nogil=True)
+def harmonic(lengths: NDArray[Any], capacity: int, depth: int, k: int, pack_of: NDArray[Any]) -> int:
+    """Next-fit in each of k kinds of pack: kind j < k for lengths in (capacity / (j + 1), capacity / j], k for less."""
+    last = np.empty(k + 1, pack_of.dtype)
+    room, places = np.zeros(k + 1, np.int64), np.zeros(k + 1, np.int64)
+    packs = 0
+    for i in range(lengths.shape[0]):
+        length = int(lengths[i])
+        j = min(capacity // length, k)
+        if room[j] < length or places[j] == 0:
+            last[j], room[j], places[j] = packs, capacity, depth
+            packs += 1
+        pack_of[i] = last[j]
+        room[j] -= length
+        places[j] -= 1
+    return packs

@@ -1,0 +1,55 @@
+"""What algorithms that place sequences one by one share: from "the pack of each sequence" to `Packs`; sets of rooms.
+
+O(n) for n sequences. Packs come in the order in which they were opened, members in the order of arrival.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.packs import Packs, index_dtype
+
+__all__ = ["empty_set", "empty_table", "grouped", "unplaced"]
+
+
+def unplaced(n: int) -> NDArray[Any]:
+    """Return the pack of each of `n` sequences, all -1: of none yet."""
+    return np.full(n, -1, dtype=index_dtype(n))
+
+
+def grouped(pack_of: NDArray[Any], packs: int, capacity: int, depth: int | None) -> Packs:
+    """Return the packs when sequence i is in pack ``pack_of[i]`` of `packs`.
+
+    >>> [p.tolist() for p in grouped(np.array([0, 1, 0, 2]), 3, 8, None)]
+    [[0, 2], [1], [3]]
+    """
+    from nopad import _kernels
+    from nopad.planning import _fit_kernels
+
+    indptr = np.zeros(packs + 1, dtype=pack_of.dtype)
+    sequence = np.empty(pack_of.size, dtype=pack_of.dtype)
+    _fit_kernels.pack_bounds(pack_of, indptr)
+    _kernels.group_by_rank(pack_of, indptr[:-1], sequence)
+    return Packs(capacity, depth, indptr, sequence)
+
+
+def empty_set(capacity: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return an empty set of integers 0..capacity for the kernels: its words, and where each level begins.
+
+    A quarter byte an integer, but of memory that is not touched before it is used.
+    """
+    begin, words, values = [], 0, capacity + 1
+    while values > 1:
+        values = -(-values // 32)
+        begin.append(words)
+        words += values
+    return np.zeros(words, dtype=np.int64), np.array(begin, dtype=np.int64)
+
+
+def empty_table(n: int, capacity: int) -> NDArray[np.int64]:
+    """Return a table of keys for the kernels, twice as large as the rooms that `n` sequences can leave."""
+    size = 2 ** (2 * min(n, capacity) + 1).bit_length()
+    return np.full(size, -1, dtype=np.int64)

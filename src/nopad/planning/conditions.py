@@ -1,0 +1,215 @@
+"""Conditions on packs that go with every algorithm: aligned lengths, a cap on attention cost, a round number of packs.
+
+* ``align=m``: every sequence may be padded to a multiple of m (FP8 kernels, tensor or context parallelism) and its
+  pack still fits. Planning works on lengths rounded up; real lengths are put back.
+* ``max_squares=s``: the sum of squared lengths of a pack, its attention cost, is at most s. Packs above it give up
+  their shortest sequences, which are packed again (arrival-order packs are cut instead).
+* ``pack_multiple=k``: the number of packs is a multiple of k (world size x accumulation steps). The packs that hold
+  most sequences are cut in two until it is.
+
+Each costs packs, and the bound states what is possible under the same condition.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.errors import LengthError, OptionError
+from nopad.histogram import Histogram
+from nopad.packs import Packs
+from nopad.planning.algorithm import Option, Strategies
+from nopad.planning.bounds import Bound, lower_bound
+from nopad.planning.certificate import Certificate
+from nopad.planning.granularity import rounded_histogram
+
+__all__ = [
+    "CONDITIONS",
+    "bound_under",
+    "broken_conditions",
+    "check_conditions",
+    "cut_packs",
+    "cut_strategies",
+    "within_squares",
+]
+
+_MOST_NAMED = 3
+CONDITIONS = {
+    "align": Option(default=1, help="sequences padded to multiples of this still fit their pack"),
+    "max_squares": Option(default=None, none=True, high=2**62, help="most sum of squared lengths of a pack"),
+    "pack_multiple": Option(default=1, help="the number of packs is a multiple of this"),
+}
+
+
+def check_conditions(options: Mapping[str, Any], histogram: Histogram, capacity: int) -> None:
+    """Refuse conditions that these lengths cannot meet.
+
+    Raises:
+        OptionError: naming the condition, the limit and the way out.
+        LengthError: a single sequence is above `max_squares`.
+    """
+    align, squares, multiple = options["align"], options["max_squares"], options["pack_multiple"]
+    if capacity % align:
+        raise OptionError(
+            f"align={align} needs a capacity that is a multiple of it; {capacity} is not: "
+            f"take {capacity // align * align or align} or {-(-capacity // align) * align}"
+        )
+    if squares is not None and histogram.max_length**2 > squares:
+        raise LengthError(
+            f"a sequence of {histogram.max_length} tokens has {histogram.max_length**2:,} squares, above "
+            f"max_squares={squares:,}; raise it, or truncate or split the sequence"
+        )
+    if 0 < histogram.sequences < multiple:
+        raise OptionError(
+            f"{histogram.sequences:,} sequences cannot make a multiple of {multiple} packs without empty ones; "
+            f"take a pack_multiple of at most {histogram.sequences:,}"
+        )
+
+
+def bound_under(
+    options: Mapping[str, Any],
+    histogram: Histogram,
+    capacity: int,
+    depth: int | None,
+    certificate: Certificate | None = None,
+) -> Bound:
+    """Return the fewest packs proven possible under the conditions among `options`.
+
+    >>> bound_under({"align": 4}, Histogram.from_lengths([5, 5, 1]), 8, None)
+    Bound(packs=3, proof='big lengths')
+    >>> bound_under({"pack_multiple": 4}, Histogram.from_lengths([5, 5, 1]), 8, None)
+    Bound(packs=4, proof='pack_multiple')
+    """
+    align, squares, multiple = (options.get(name, CONDITIONS[name].default) for name in sorted(CONDITIONS))
+    seen = rounded_histogram(histogram, align, capacity) if align > 1 else histogram
+    bound = lower_bound(seen, capacity, depth, certificate)
+    if squares is not None:
+        pairs = zip(histogram.lengths.tolist(), histogram.counts.tolist(), strict=True)
+        needed = -(-sum(length * length * count for length, count in pairs) // squares)
+        if needed > bound.packs:
+            bound = Bound(needed, "max_squares", bound.certificate)
+    if bound.packs % multiple:
+        bound = Bound(-(-bound.packs // multiple) * multiple, "pack_multiple", bound.certificate)
+    return bound
+
+
+def broken_conditions(options: Mapping[str, Any], strategies: Strategies, capacity: int) -> list[str]:
+    """Say which conditions among `options` the strategies do not meet."""
+    align, squares, multiple = (options.get(name, CONDITIONS[name].default) for name in sorted(CONDITIONS))
+    found = []
+    packs = sum(count for count, _ in strategies)
+    if packs % multiple:
+        found.append(f"{packs:,} packs are not a multiple of pack_multiple={multiple}")
+    for s, (_, lengths) in enumerate(strategies):
+        aligned = sum(-(-length // align) * align for length in lengths)
+        if aligned > capacity:
+            found.append(f"strategy {s} sums to {aligned} tokens with align={align}, above the capacity of {capacity}")
+        cost = sum(length * length for length in lengths)
+        if squares is not None and cost > squares:
+            found.append(f"strategy {s} has {cost:,} squares, above max_squares={squares:,}")
+    return found[:_MOST_NAMED]
+
+
+def within_squares(strategies: Strategies, capacity: int, depth: int | None, most: int, align: int = 1) -> Strategies:
+    """Return strategies of the same sequences, none above `most` squares; `align` is kept.
+
+    >>> within_squares([(2, (5, 3))], 8, None, 30)
+    [(2, (5,)), (1, (3, 3))]
+    """
+    kept: Strategies = []
+    out: Counter[int] = Counter()
+    for count, lengths in strategies:
+        stays: list[int] = []
+        squares = 0
+        for length in lengths:
+            if squares + length * length <= most:
+                stays.append(length)
+                squares += length * length
+            else:
+                out[length] += count
+        kept.append((count, tuple(stays)))
+    return kept + _first_fit(out, capacity, depth, most, align)
+
+
+def _first_fit(lengths: Mapping[int, int], capacity: int, depth: int | None, most: int, align: int) -> Strategies:
+    """Pack these counts of lengths by first-fit decreasing under both limits, equal packs together."""
+    classes: list[tuple[int, tuple[int, ...]]] = []
+    for length, left in sorted(lengths.items(), reverse=True):
+        placed: list[tuple[int, tuple[int, ...]]] = []
+        size = -(-length // align) * align
+        for count, held in classes:
+            free = capacity - sum(-(-n // align) * align for n in held)
+            room = min(free // size, (most - sum(n * n for n in held)) // (length * length))
+            copies = min(room, left, capacity if depth is None else depth - len(held))
+            filled = min(count, left // copies) if copies else 0
+            left -= filled * copies
+            placed += [(filled, held + (length,) * copies)] * (filled > 0) + [(count - filled, held)] * (filled < count)
+        while left:
+            copies = min(capacity // size, most // (length * length), left, capacity if depth is None else depth)
+            placed.append((left // copies, (length,) * copies))
+            left %= copies
+        classes = placed
+    return classes
+
+
+def cut_strategies(strategies: Strategies, multiple: int) -> Strategies:
+    """Cut packs in two, those with most sequences first, until their number is a multiple.
+
+    >>> cut_strategies([(2, (4, 2, 2)), (1, (8,))], 4)
+    [(1, (4, 2, 2)), (1, (2,)), (1, (8,)), (1, (4, 2))]
+    """
+    packs = sum(count for count, _ in strategies)
+    missing = _missing(packs, sum(count * len(lengths) for count, lengths in strategies), multiple)
+    if not missing:
+        return strategies
+    waiting = sorted(strategies, key=lambda strategy: (len(strategy[1]), strategy[1]))
+    done: Strategies = []
+    while missing:
+        count, lengths = waiting.pop()
+        cut = min(count, missing)
+        if count > cut:
+            done.append((count - cut, lengths))
+        waiting += [(cut, lengths[0::2]), (cut, lengths[1::2])]
+        waiting.sort(key=lambda strategy: (len(strategy[1]), strategy[1]))
+        missing -= cut
+    return [*done, *waiting]
+
+
+def _missing(packs: int, sequences: int, multiple: int) -> int:
+    """Return how many packs are missing to a multiple, if there are sequences enough for so many packs."""
+    missing = -packs % multiple
+    if packs + missing > sequences:
+        raise OptionError(
+            f"{packs:,} packs of {sequences:,} sequences cannot become {packs + missing:,}, the next multiple of "
+            f"{multiple}, without empty ones; take a smaller pack_multiple or another algorithm"
+        )
+    return missing
+
+
+def cut_packs(packs: Packs, lengths: NDArray[np.int32], squares: int | None, multiple: int) -> Packs:
+    """Cut packs of an arrival-order algorithm where they are above `squares`, then until their number is a multiple."""
+    starts = packs.indptr.tolist()
+    if squares is not None:
+        cost = lengths[packs.sequence].astype(object) ** 2 if lengths.size else lengths
+        cuts = []
+        for begin, end in pairwise(starts):
+            held = 0
+            for at in range(begin, end):
+                held += int(cost[at])
+                if held > squares:
+                    cuts.append(at)
+                    held = int(cost[at])
+        starts = sorted({*starts, *cuts})
+    missing = _missing(len(starts) - 1, packs.sequences, multiple)
+    while missing:
+        sizes = np.diff(starts)
+        longest = np.argsort(-sizes, kind="stable")[:missing]
+        longest = longest[sizes[longest] > 1]
+        starts = sorted([*starts, *(starts[p] + int(sizes[p]) // 2 for p in longest.tolist())])
+        missing -= longest.size
+    return Packs(packs.capacity, packs.depth, np.array(starts, dtype=packs.indptr.dtype), packs.sequence)

@@ -1,0 +1,57 @@
+"""ENNLSHP, extended NNLSHP: count the padding tokens of a mixture, and leave no sequence without a slot.
+
+The residual becomes an unknown of its own that may not be negative: ``min |w (A x - b)|^2 + |W (A x - b - r)|^2`` for
+x, r >= 0 with w = length and W = 10^6. So every length is covered at least as often as it occurs (before rounding),
+and what is minimised is the sum of squares of the padding tokens. Twice the rows of NNLSHP and 3 to 6 times its time.
+Loses to ``optimal`` in packs and time, but less than NNLSHP: 0.11 % on Wikipedia-512, 0.2 % on SQuAD-384 at depth 3.
+
+The lower right block of equation 24 is a negative identity, as the equation says; listing 9 has a block of ones
+there, and is then worse than SPFHP (96.96 % instead of 98.61 % on SQuAD-384).
+
+Source: supplement to arXiv 2107.02027, G.1 (equations 23 and 24).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.histogram import Histogram
+from nopad.planning.algorithm import Planned
+from nopad.planning.least_squares import OPTIONS, Choices, System, least_squares
+
+__all__ = ["ENNLSHP_OPTIONS", "ennlshp"]
+
+COVER_WEIGHT = 1e6
+
+ENNLSHP_OPTIONS = OPTIONS
+
+
+def ennlshp(
+    histogram: Histogram,
+    capacity: int,
+    depth: int | None,
+    *,
+    rounding: str = "nearest",
+    remainder: str = "pad",
+    granularity: int = 1,
+    only_full: bool = False,
+) -> Planned:
+    """Return packs that cover `histogram` exactly; facts, options and errors as for `nnlshp`.
+
+    >>> ennlshp(Histogram.from_lengths([5, 4, 3, 2, 2]), 8, 3).strategies
+    [(1, (4, 2, 2)), (1, (5, 3))]
+    """
+    choices = Choices(rounding=rounding, remainder=remainder, granularity=granularity, only_full=only_full)
+    return least_squares("ennlshp", _extended, 2, histogram, capacity, depth, choices)
+
+
+def _extended(matrix: NDArray[np.float64], demand: NDArray[np.float64]) -> System:
+    """Return equation 24: the weighted problem on top, and below it the residual that may not be negative."""
+    units, strategies = matrix.shape
+    padding = np.arange(1.0, units + 1)  # what an empty slot costs
+    extended = np.zeros((2 * units, strategies + units))
+    extended[:units, :strategies] = padding[:, None] * matrix
+    extended[units:, :strategies] = COVER_WEIGHT * matrix
+    extended[units:, strategies:] = -COVER_WEIGHT * np.eye(units)
+    return extended, np.concatenate([padding * demand, COVER_WEIGHT * demand])

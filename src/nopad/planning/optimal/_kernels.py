@@ -1,0 +1,135 @@
+"""Compiled pricing loops: a knapsack over sizes in units, exact in 64-bit integers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+
+@njit(cache=True, nogil=True)
+def knapsack(sizes: NDArray[Any], values: NDArray[Any], unlimited: bool, table: NDArray[Any]) -> None:
+    """Fill ``table[j, r]`` = most that items of at most j pieces and r units are worth; sizes ascend.
+
+    With `unlimited` pieces the table has two rows, both the same, so that a pattern is one item plus a row above.
+    """
+    depth, capacity = table.shape[0] - 1, table.shape[1] - 1
+    table[0, :] = 0
+    if unlimited:
+        for r in range(1, capacity + 1):
+            most = table[0, r - 1]
+            for i in range(sizes.shape[0]):
+                if sizes[i] > r:
+                    break
+                most = max(most, table[0, r - sizes[i]] + values[i])
+            table[0, r] = most
+        table[1, :] = table[0, :]
+        return
+    for j in range(1, depth + 1):
+        table[j, :] = table[j - 1, :]
+        for i in range(sizes.shape[0]):
+            size, value = sizes[i], values[i]
+            for r in range(size, capacity + 1):
+                table[j, r] = max(table[j, r], table[j - 1, r - size] + value)
+
+
+@njit(cache=True, nogil=True)
+def patterns_with(
+    sizes: NDArray[Any],
+    values: NDArray[Any],
+    unlimited: bool,
+    table: NDArray[Any],
+    first: NDArray[Any],
+    out: NDArray[Any],
+    used: NDArray[Any],
+) -> None:
+    """Read from a knapsack table the best pattern that contains item ``first[p]``, for each p.
+
+    ``out[p, :used[p]]`` are its item numbers. Among equally good items the largest is taken, so rooms close early.
+    """
+    depth, capacity = table.shape[0] - 1, table.shape[1] - 1
+    for p in range(first.shape[0]):
+        out[p, 0] = first[p]
+        at, room, j = 1, capacity - sizes[first[p]], depth - 1
+        i = sizes.shape[0] - 1
+        while j >= 0 and i >= 0 and table[j, room] > 0:
+            below = 0 if unlimited else j - 1
+            if below < 0:
+                break
+            if sizes[i] <= room and table[below, room - sizes[i]] + values[i] == table[j, room]:
+                out[p, at] = i
+                at += 1
+                room -= sizes[i]
+                j = below
+            else:
+                i -= 1
+        used[p] = at
+
+
+@njit(cache=True, nogil=True)
+def linked(links: NDArray[Any], length: int) -> int:
+    """Follow links to an available length (one that links to itself), shortening the path on the way."""
+    root = length
+    while links[root] != root:
+        root = links[root]
+    while links[length] != root:
+        links[length], length = root, links[length]
+    return root
+
+
+@njit(cache=True, nogil=True)
+def fill_slots(
+    slots: NDArray[Any],
+    indptr: NDArray[Any],
+    copies: NDArray[Any],
+    edges: NDArray[Any],
+    middle: NDArray[Any],
+    capacity: int,
+    available: NDArray[Any],
+    below: NDArray[Any],
+    above: NDArray[Any],
+    out: NDArray[Any],
+    packs: NDArray[Any],
+) -> int:
+    """Give real lengths to the slots of patterns, longest slot first; return how many packs were filled.
+
+    Slot u stands for lengths ``edges[u] <= l < edges[u + 1]``, near ``middle[u]``. Each slot but the last takes the
+    available length of its range that brings the pack nearest to its planned sum; the last takes the longest that still
+    fits, so the deviations of the others cost nothing. ``available[l]`` counts, `below` and `above` link each length to
+    the next available one (0 and capacity + 1 are always linked to themselves); all three are used up. `packs` gets the
+    CSR bounds of `out`.
+    """
+    filled, at = 0, 0
+    packs[0] = 0
+    for p in range(copies.shape[0]):
+        for _ in range(copies[p]):
+            tokens, planned, begin = 0, 0.0, at
+            for s in range(indptr[p], indptr[p + 1]):
+                u = slots[s]
+                planned += middle[u]
+                room = capacity - tokens
+                length = linked(below, room)
+                if s < indptr[p + 1] - 1:
+                    wanted = min(max(np.int64(planned - tokens + 0.5), edges[u]), edges[u + 1] - 1, room)
+                    shorter, longer = linked(below, wanted), linked(above, wanted)
+                    if longer > room or (longer >= edges[u + 1] and shorter > 0):
+                        length = shorter
+                    elif shorter < edges[u] or longer - wanted < wanted - shorter:
+                        length = longer
+                    else:
+                        length = shorter
+                if length == 0:
+                    continue
+                out[at] = length
+                at += 1
+                tokens += length
+                available[length] -= 1
+                if available[length] == 0:
+                    below[length] = length - 1
+                    above[length] = length + 1
+            if at > begin:
+                filled += 1
+                packs[filled] = at
+    return filled

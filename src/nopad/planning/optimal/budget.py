@@ -1,0 +1,35 @@
+"""How much a search may cost: linear programs, which is the same on every machine, and seconds only when asked for."""
+
+from __future__ import annotations
+
+import time
+
+__all__ = ["Budget"]
+
+
+class Budget:
+    """Counts linear programs down; spent when none is left or the time is up."""
+
+    def __init__(self, programs: int, seconds: int | None = None) -> None:
+        """Allow so many linear programs, and optionally no new one after `seconds`."""
+        self.used = 0
+        self._programs = programs
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+        self.out_of_time = False
+
+    def spent(self) -> bool:
+        """Whether no further linear program may be solved."""
+        self.out_of_time = self._deadline is not None and time.monotonic() > self._deadline
+        return self.used >= self._programs or self.out_of_time
+
+    @property
+    def left(self) -> int:
+        """How many linear programs may still be solved."""
+        return 0 if self.spent() else self._programs - self.used
+
+    def spend(self) -> bool:
+        """Take one linear program out of the budget, if there is one."""
+        if self.spent():
+            return False
+        self.used += 1
+        return True

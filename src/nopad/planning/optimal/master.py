@@ -1,0 +1,130 @@
+"""The restricted master program: how often to use each known pattern so that all demand is covered (HiGHS).
+
+Rows are items. Beside patterns there are exchange columns, free of cost: a slot of one size may serve the next smaller
+item. They keep the duals rising with size, which is what a certificate needs, and steady the column generation.
+Solved by the primal simplex method from the last basis: new columns keep the last solution feasible.
+
+Source: Gilmore and Gomory, "A linear programming approach to the cutting-stock problem", 1961; exchange columns are
+the dual-optimal inequalities of Valerio de Carvalho, "Using extra dual cuts to accelerate column generation", 2005.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import highspy
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.planning.optimal.pricing import Items, Pattern
+
+__all__ = ["Master", "SolverError"]
+
+_OPTIONS = {
+    "output_flag": False,
+    "presolve": "off",
+    "threads": 1,
+    "random_seed": 0,
+    "primal_feasibility_tolerance": 1e-9,
+    "dual_feasibility_tolerance": 1e-9,
+    "dual_simplex_cost_perturbation_multiplier": 0.0,  # these programs do not cycle, and perturbing costs a quarter
+    "primal_simplex_bound_perturbation_multiplier": 0.0,
+}
+
+
+_DUAL, _PRIMAL = 1, 4
+
+
+class SolverError(Exception):
+    """HiGHS ended without an optimum; the caller falls back and says so."""
+
+
+class Master:
+    """The linear program over a growing pool of patterns."""
+
+    def __init__(self, items: Items) -> None:
+        """Set up rows and exchange columns; without patterns it has no solution yet."""
+        self.items = items
+        self.patterns: list[Pattern] = []
+        self._known: set[Pattern] = set()
+        self._exchanges = k = items.sizes.size - 1
+        self._highs = highspy.Highs()
+        for name, value in _OPTIONS.items():
+            self._highs.setOptionValue(name, value)
+        self._scale = 1.0
+        none = np.empty(0, dtype=np.int32)
+        upper = np.full(k + 1, highspy.kHighsInf)
+        self._highs.addRows(k + 1, np.zeros(k + 1), upper, 0, none, none, np.empty(0))
+        rows = np.stack([np.arange(k), np.arange(1, k + 1)], axis=1).astype(np.int32).ravel()  # serves i, costs i + 1
+        starts = np.arange(0, 2 * k, 2, dtype=np.int32)
+        ends = np.full(k, highspy.kHighsInf)
+        self._highs.addCols(k, np.zeros(k), np.zeros(k), ends, 2 * k, starts, rows, np.tile([1.0, -1.0], k))
+        self.demand(items.demand)
+
+    @classmethod
+    def like(cls, other: Master, items: Items) -> Master:
+        """Return a master for another demand of the same items, with the patterns that `other` knows."""
+        master = cls(items)
+        master.add(other.patterns)
+        return master
+
+    def demand(self, demand: NDArray[np.int64]) -> None:
+        """Set how many of each item must be covered."""
+        self._highs.setOptionValue("simplex_strategy", _DUAL)  # the last solution stays dual feasible
+        total = float(demand.sum())
+        self._scale = 1e4 / total if total > 1e4 else 1.0  # tolerances are absolute
+        every = np.arange(demand.size, dtype=np.int32)
+        bounds = demand * self._scale
+        self._highs.changeRowsBounds(demand.size, every, bounds, np.full(demand.size, highspy.kHighsInf))
+
+    def add(self, patterns: Iterable[Pattern]) -> int:
+        """Add patterns that are not in the pool yet; return how many were new."""
+        new = [p for p in dict.fromkeys(patterns) if p not in self._known]
+        rows: list[int] = []
+        starts, amounts = [], []
+        for pattern in new:
+            starts.append(len(rows))
+            for item in dict.fromkeys(pattern):
+                rows.append(item)
+                amounts.append(float(pattern.count(item)))
+        if new:
+            m = len(new)
+            self._highs.setOptionValue("simplex_strategy", _PRIMAL)  # the last solution stays primal feasible
+            self._highs.addCols(
+                m,
+                np.ones(m),
+                np.zeros(m),
+                np.full(m, highspy.kHighsInf),
+                len(rows),
+                np.array(starts, dtype=np.int32),
+                np.array(rows, dtype=np.int32),
+                np.array(amounts),
+            )
+        self.patterns += new
+        self._known.update(new)
+        return len(new)
+
+    def solve(self) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
+        """Return the optimum over the pool: packs, how often each pattern, dual value of each item.
+
+        Raises:
+            SolverError: HiGHS did not reach an optimum.
+        """
+        self._highs.run()
+        status = self._highs.getModelStatus()
+        if status != highspy.HighsModelStatus.kOptimal:
+            raise SolverError(self._highs.modelStatusToString(status))
+        solution = self._highs.getSolution()
+        times = np.array(solution.col_value)[self._exchanges :] / self._scale
+        packs = float(self._highs.getInfo().objective_function_value) / self._scale
+        return packs, times, np.array(solution.row_dual)
+
+    def trim(self, times: NDArray[np.float64], slack: float) -> NDArray[np.float64]:
+        """Forget patterns whose reduced cost is above `slack`; return `times` of those that stay."""
+        costs = np.array(self._highs.getSolution().col_dual)[self._exchanges :]
+        keep = (costs <= slack) | (times > 0)
+        gone = np.flatnonzero(~keep).astype(np.int32) + self._exchanges
+        self._highs.deleteCols(gone.size, gone)
+        self.patterns = [pattern for pattern, stays in zip(self.patterns, keep.tolist(), strict=True) if stays]
+        self._known = set(self.patterns)
+        return times[keep]

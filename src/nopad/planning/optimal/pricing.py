@@ -1,0 +1,71 @@
+"""Pricing: the most valuable pattern under given values of items, and the best pattern around every single item.
+
+A pattern is a multiset of items that fits into a pack. Values are integers, so the answer is exact and so is the bound
+made from it. O(k * C) without a depth limit and O(depth * k * C) with one, for k items and a capacity of C units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["SCALE", "Items", "Pattern", "price"]
+
+SCALE = 2**40  # a dual of 1 (an item that fills a pack) in integers; a pack's worth stays far below 2^63
+
+Pattern = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Items:
+    """What is to be packed: `demand[i]` items of `sizes[i]` units.
+
+    Attributes:
+        sizes: units, ascending, distinct, 1..capacity; int64 ``[k]``.
+        demand: how many of each, >= 1; int64 ``[k]``.
+        capacity: units of a pack.
+        depth: most items of a pack, at least 1; never more than fit.
+    """
+
+    sizes: NDArray[np.int64]
+    demand: NDArray[np.int64]
+    capacity: int
+    depth: int
+
+    @classmethod
+    def of(cls, sizes: NDArray[np.int64], demand: NDArray[np.int64], capacity: int, depth: int | None) -> Items:
+        """Build from any depth limit."""
+        most = capacity // int(sizes[0])
+        return cls(sizes, demand, capacity, most if depth is None else min(depth, most))
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether the depth limit can never bind."""
+        return self.depth >= self.capacity // int(self.sizes[0])
+
+
+def price(items: Items, values: NDArray[np.int64], most: int) -> tuple[int, list[Pattern]]:
+    """Return what the best pattern is worth, and up to `most` patterns worth more than `SCALE`, best first.
+
+    Patterns are item numbers, largest item first.
+    """
+    from nopad.planning.optimal import _kernels
+
+    rows = 2 if items.unlimited else items.depth + 1
+    table = np.empty((rows, items.capacity + 1), dtype=np.int64)
+    _kernels.knapsack(items.sizes, values, items.unlimited, table)
+    best = int(table[-1, -1])
+    around = values + table[-2, items.capacity - items.sizes]  # best pattern with item i
+    candidates = np.flatnonzero(around > SCALE)
+    candidates = candidates[np.argsort(-around[candidates], kind="stable")][: 4 * most]
+    out = np.empty((candidates.size, items.depth + 1), dtype=np.int64)
+    used = np.empty(candidates.size, dtype=np.int64)
+    _kernels.patterns_with(items.sizes, values, items.unlimited, table, candidates, out, used)
+    found: dict[Pattern, None] = {}
+    for row, n in zip(out.tolist(), used.tolist(), strict=True):
+        found.setdefault(tuple(sorted(row[:n], reverse=True)))
+        if len(found) == most:
+            break
+    return best, list(found)

@@ -1,0 +1,107 @@
+"""From fractions to whole packs: take what the linear program says for sure, solve what is left again, and so on.
+
+Each step takes the whole part of every pattern; when nothing is whole, the patterns nearest to the next whole number
+are taken once. Patterns are slots: a slot whose item has run out takes the next smaller one. Every step's leftovers
+are also packed by best-fit at once, and the best plan seen is kept; the dive ends when it meets the bound.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.planning.optimal.budget import Budget
+from nopad.planning.optimal.master import Master
+from nopad.planning.optimal.pricing import SCALE, Items, Pattern, price
+from nopad.planning.rooms import OpenPacks
+
+__all__ = ["Packing", "as_values", "best_fit", "dive", "fill_demand"]
+
+Packing = Counter[Pattern]
+
+_WHOLE = 1e-6
+_ROUNDS = 6  # of pricing for each remainder
+_COLUMNS = 40
+
+
+def as_values(duals: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return duals as integers that never fall with size: any such values make a valid bound."""
+    values: NDArray[np.int64] = np.round(duals.clip(0, 1) * SCALE).astype(np.int64)
+    return np.maximum.accumulate(values)
+
+
+def dive(master: Master, times: NDArray[np.float64], bound: int, budget: Budget) -> Packing:
+    """Turn a solved master into a packing of all its demand, as near to `bound` packs as the budget allows."""
+    items = master.items
+    left = items.demand.copy()
+    taken: Packing = Counter()
+    best = best_fit(items, left)
+    while True:
+        if not _take_whole(master, times, left, taken):
+            _take_nearest(master, times, left, taken)
+        complete = taken + best_fit(items, left)
+        if complete.total() < best.total():
+            best = complete
+        if best.total() <= bound or not left.any() or taken.total() >= best.total():
+            return best
+        master.demand(left)
+        for _ in range(_ROUNDS):
+            if not budget.spend():
+                return best
+            _, times, duals = master.solve()
+            if not master.add(price(items, as_values(duals), _COLUMNS)[1]):
+                break
+
+
+def fill_demand(patterns: list[Pattern], times: NDArray[np.int64], demand: NDArray[np.int64]) -> Packing:
+    """Use every pattern as often as said, as long as there is demand for it."""
+    left, taken = demand.copy(), Packing()
+    for p in np.flatnonzero(times).tolist():
+        _fill(patterns[p], int(times[p]), left, taken)
+    return taken
+
+
+def _take_whole(master: Master, times: NDArray[np.float64], left: NDArray[np.int64], taken: Packing) -> bool:
+    whole = np.floor(times + _WHOLE).astype(np.int64)
+    for p in np.flatnonzero(whole):
+        _fill(master.patterns[p], int(whole[p]), left, taken)
+    return bool(whole.any())
+
+
+def _take_nearest(master: Master, times: NDArray[np.float64], left: NDArray[np.int64], taken: Packing) -> None:
+    used = np.flatnonzero(times > _WHOLE)
+    for p in used[np.argsort(-times[used], kind="stable")][: 1 + used.size // 10]:
+        _fill(master.patterns[p], 1, left, taken)
+
+
+def _fill(pattern: Pattern, copies: int, left: NDArray[np.int64], taken: Packing) -> None:
+    """Take `copies` packs of this pattern out of `left`; slots whose item has run out take the next smaller one."""
+    while copies:
+        held: list[int] = []
+        for item in pattern:
+            while item >= 0 and left[item] <= held.count(item):
+                item -= 1
+            if item >= 0:
+                held.append(item)
+        if not held:
+            return
+        packed = tuple(sorted(held, reverse=True))
+        equal = min(copies, *(int(left[item]) // held.count(item) for item in set(held)))
+        taken[packed] += equal
+        for item in held:
+            left[item] -= equal
+        copies -= equal
+
+
+def best_fit(items: Items, left: NDArray[np.int64]) -> Packing:
+    """Pack these many of each item by best-fit decreasing."""
+    packs = OpenPacks(items.capacity, items.depth)
+    sizes = items.sizes.tolist()
+    for i in np.flatnonzero(left)[::-1].tolist():
+        packs.best_fit(sizes[i], int(left[i]), name=i)
+    packing: Packing = Counter()
+    for count, pattern in packs.strategies():
+        packing[pattern] += count
+    return packing

@@ -1,0 +1,115 @@
+"""Large capacities: plan in units of many tokens, then fill the slots with real lengths.
+
+Lengths are rounded to the nearest of a few hundred multiples, so roundings cancel instead of adding up. The patterns
+found are only a guide: their slots are filled from the real lengths, each pack's last slot with the longest one that
+still fits, and what no slot could take is packed by best-fit. So plans are exact and nearly as good as the guide.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.histogram import Histogram
+from nopad.planning.algorithm import Strategies
+from nopad.planning.certificate import Certificate
+from nopad.planning.lpfhp import lpfhp
+from nopad.planning.optimal.budget import Budget
+from nopad.planning.optimal.master import Master
+from nopad.planning.optimal.pricing import Items
+from nopad.planning.optimal.rounding import Packing
+from nopad.planning.optimal.search import Solved, relax
+
+__all__ = ["Units", "certify", "fill"]
+
+_MOST_SIZES = 700  # distinct sizes that a linear program can have and still be quick
+_RESOLUTIONS = (2048, 1024, 512)
+_MOST_STEPS = 3 * 10**9  # of pricing, for a bound
+
+
+@dataclass(frozen=True)
+class Units:
+    """Lengths rounded to units.
+
+    Attributes:
+        items: sizes in units, and how many of each.
+        edges: item i stands for the lengths from ``edges[i]`` up to below ``edges[i + 1]``; int64 ``[k + 1]``.
+        middle: the length that item i stands for, in tokens; float64 ``[k]``.
+    """
+
+    items: Items
+    edges: NDArray[np.int64]
+    middle: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, histogram: Histogram, capacity: int, depth: int | None) -> Units:
+        """Round at the finest resolution that keeps the number of sizes small."""
+        for resolution in _RESOLUTIONS:
+            nearest = np.floor(histogram.lengths * (resolution / capacity) + 0.5).astype(np.int64)
+            sizes, first, item = np.unique(np.maximum(nearest, 1), return_index=True, return_inverse=True)
+            if sizes.size <= _MOST_SIZES or resolution == _RESOLUTIONS[-1]:
+                break
+        demand = np.zeros(sizes.size, dtype=np.int64)
+        np.add.at(demand, item, histogram.counts)
+        edges = np.append(histogram.lengths[first], histogram.max_length + 1)
+        middle = sizes * (capacity / resolution)
+        return cls(Items.of(sizes, demand, resolution, depth), edges, middle)
+
+
+def fill(packing: Packing, units: Units, histogram: Histogram, capacity: int, depth: int | None) -> Strategies:
+    """Return ``(count, lengths)`` pairs that cover `histogram` exactly, following a packing in units."""
+    from nopad.planning.optimal import _kernels
+
+    patterns = sorted(packing.items(), reverse=True)
+    indptr = np.cumsum([0, *(len(pattern) for pattern, _ in patterns)])
+    slots = np.array([item for pattern, _ in patterns for item in pattern])
+    copies = np.array([count for _, count in patterns])
+    available = np.zeros(capacity + 2, dtype=np.int64)
+    available[histogram.lengths] = histogram.counts
+    places = np.arange(capacity + 2)
+    present = available > 0
+    present[[0, -1]] = True
+    below = np.maximum.accumulate(np.where(present, places, 0))
+    above = np.minimum.accumulate(np.where(present, places, capacity + 1)[::-1])[::-1].copy()
+    lengths = np.empty(histogram.sequences, dtype=np.int32)
+    bounds = np.empty(int(copies.sum()) + 1, dtype=np.int64)
+    packs = _kernels.fill_slots(
+        slots, indptr, copies, units.edges, units.middle, capacity, available, below, above, lengths, bounds
+    )
+    flat, ends = (-lengths[: bounds[packs]]).astype(np.int32), bounds[: packs + 1]
+    _sort(ends, flat)
+    values, cuts = (-flat).tolist(), ends.tolist()
+    filled = Counter(tuple(values[a:b]) for a, b in itertools.pairwise(cuts))
+    rest = np.flatnonzero(available)
+    leftover = Histogram(rest, available[rest])
+    return [(count, strategy) for strategy, count in filled.items()] + lpfhp(leftover, capacity, depth)
+
+
+def _sort(indptr: NDArray[np.int64], flat: NDArray[np.int32]) -> None:
+    from nopad import _kernels
+
+    _kernels.sort_within_packs(indptr, flat)
+
+
+def certify(solved: Solved, units: Units, capacity: int, depth: int | None, budget: Budget) -> Certificate | None:
+    """Return values of real lengths that prove a bound: the same linear program, every item as short as its shortest.
+
+    None when pricing in tokens would take too long, or the budget is spent.
+    """
+    items = Items.of(units.edges[:-1], units.items.demand, capacity, depth)
+    steps = items.sizes.size * capacity * (1 if items.unlimited else items.depth)
+    rounds = min(20, _MOST_STEPS // steps)
+    if not rounds:
+        return None
+    master = Master(items)
+    sizes = items.sizes
+    fitting = [p for p in solved.master.patterns if sizes[list(p)].sum() <= capacity and len(p) <= items.depth]
+    master.add([*fitting, *((i,) for i in range(sizes.size))])
+    relaxed = relax(master, Budget(min(rounds, budget.left)))
+    if relaxed is None:
+        return None
+    return Certificate.of(zip(sizes.tolist(), relaxed.values.tolist(), strict=True))

@@ -1,0 +1,46 @@
+"""Sort: longest length first, next-fit; what sorting a corpus and cutting it into batches does.
+
+Run on the histogram: equal packs of one length are one step, so O(k) for k distinct lengths. Equal lengths meet, which
+wastes almost half a pack for lengths just above half the capacity, a third for those above a third: 14.6 % more packs
+than LPFHP on Wikipedia-512, 31 % on SQuAD, there even more than next-fit in random order.
+
+Source: next-fit decreasing; Baker, Coffman, "A tight asymptotic bound for next-fit-decreasing bin-packing", SIAM
+Journal on Algebraic and Discrete Methods 2(2), 1981 (1.691 times the optimum, up to a constant).
+"""
+
+from __future__ import annotations
+
+from nopad.histogram import Histogram
+from nopad.planning.rooms import Content, lengths_of
+
+__all__ = ["sort"]
+
+
+def sort(histogram: Histogram, capacity: int, depth: int | None) -> list[tuple[int, tuple[int, ...]]]:
+    """Return ``(count, lengths)`` pairs that cover `histogram` exactly.
+
+    >>> sort(Histogram.from_lengths([5, 4, 3, 2, 2]), 8, None)
+    [(1, (5,)), (1, (4, 3)), (1, (2, 2))]
+    """
+    most = depth if depth is not None else capacity
+    packs: list[tuple[int, Content]] = []
+    content: Content | None = None  # of the open pack, with its room and its free places
+    room, places = 0, 0
+    for length, left in zip(histogram.lengths[::-1].tolist(), histogram.counts[::-1].tolist(), strict=True):
+        copies = min(room // length, places, left)
+        if copies:
+            content = (content, length, copies)
+            room, places, left = room - copies * length, places - copies, left - copies
+        if not left:
+            continue
+        if content is not None:
+            packs.append((1, content))
+        full = min(capacity // length, most)
+        closed = (left - 1) // full  # the last pack stays open, be it full or not
+        if closed:
+            packs.append((closed, (None, length, full)))
+        copies = left - closed * full
+        content, room, places = (None, length, copies), capacity - copies * length, most - copies
+    if content is not None:
+        packs.append((1, content))
+    return [(count, lengths_of(content)) for count, content in packs]

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import copy
+from types import FunctionType
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numba.core.dispatcher import Dispatcher
+
+from nopad import _kernels
+from nopad.planning import _fit_kernels
+from nopad.planning.arrival import empty_set, empty_table
+
+COMPILED = {name: value for name, value in vars(_fit_kernels).items() if isinstance(value, Dispatcher)}
+PLAIN = dict(vars(_fit_kernels))
+PLAIN.update({name: FunctionType(kernel.py_func.__code__, PLAIN) for name, kernel in COMPILED.items()})
+
+
+def some_lengths(rng):
+    return rng.integers(1, 41, int(rng.integers(0, 90))).astype(np.int32)
+
+
+def some_depth(rng):
+    return int(rng.choice([1, 2, 3, 1000]))
+
+
+def a_set(rng, capacity=3000):
+    words, begin = empty_set(capacity)
+    for value in {int(v) for v in rng.integers(0, capacity + 1, int(rng.integers(0, 40)))}:
+        PLAIN["add"](words, begin, value)
+    return words, begin
+
+
+def case_pack_bounds(rng):
+    return rng.integers(0, 7, 50).astype(np.int32), np.zeros(8, np.int32)
+
+
+def case_settle(rng):
+    tree = np.zeros(16, np.int32)
+    for leaf in range(8, 16):
+        PLAIN["settle"](tree, leaf, int(rng.integers(0, 4)))
+    return tree, int(rng.integers(8, 16)), int(rng.integers(0, 4))
+
+
+def case_move_open(rng):
+    tree = case_settle(rng)[0]
+    rest = rng.integers(0, 50, 8), rng.integers(0, 5, 8)
+    return tree, *rest, np.zeros(32, np.int32), np.zeros(16, np.int64), np.zeros(16, np.int64)
+
+
+def case_first_fit(rng):
+    lengths = some_lengths(rng)
+    return lengths, 50, some_depth(rng), int(lengths.min(initial=50)), 2, np.full(lengths.size, -1, np.int32)
+
+
+def case_add(rng):
+    words, begin = a_set(rng)
+    return words, begin, 1234
+
+
+def case_remove(rng):
+    words, begin = a_set(rng)
+    PLAIN["add"](words, begin, 1234)
+    return words, begin, 1234
+
+
+def case_highest_bit(rng):
+    return (int(rng.integers(1, 2**32)),)
+
+
+def case_at_least(rng):
+    return *a_set(rng), int(rng.integers(0, 3001))
+
+
+def case_at_most(rng):
+    return *a_set(rng), int(rng.integers(0, 3001))
+
+
+def case_slot_of(rng):
+    keys = empty_table(20, 10**6)
+    for key in rng.integers(0, 10**6, 20):
+        PLAIN["slot_of"](keys, int(key))
+    return keys, int(keys.max()) - int(rng.integers(0, 2))
+
+
+def case_best_fit(rng):
+    lengths = some_lengths(rng)
+    tables = *empty_set(50), empty_table(lengths.size, 50), np.full(lengths.size, -1, np.int32)
+    return lengths, 50, some_depth(rng), int(lengths.min(initial=50)), *tables
+
+
+def case_enqueue(rng):
+    first, last, following = np.array([-1, 3]), np.array([-1, 3]), np.full(9, -1)
+    return 7, int(rng.integers(0, 2)), first, last, following
+
+
+def case_look_ahead(rng):
+    lengths = some_lengths(rng)
+    tables = *empty_set(50), empty_table(lengths.size, 50), np.full(lengths.size, -1, np.int32)
+    return lengths, 50, some_depth(rng), int(rng.choice([1, 3, 1000])), *tables
+
+
+def case_harmonic(rng):
+    lengths = some_lengths(rng)
+    return lengths, 50, some_depth(rng), int(rng.integers(1, 9)), np.full(lengths.size, -1, np.int32)
+
+
+CASES = {name.removeprefix("case_"): case for name, case in vars().items() if name.startswith("case_")}
+
+
+def test_every_kernel_has_a_case():
+    assert CASES.keys() == COMPILED.keys()
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_equals_plain(name, seed):
+    args = CASES[name](np.random.default_rng(seed))
+    twins = copy.deepcopy(args)
+    assert COMPILED[name](*args) == PLAIN[name](*twins)
+    for ours, theirs in zip(args, twins, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["first_fit", "best_fit", "look_ahead", "harmonic"])
+def test_int64_packs_are_the_same(name):
+    args = CASES[name](np.random.default_rng(3))
+    wide = [*copy.deepcopy(args[:-1]), args[-1].astype(np.int64)]
+    assert COMPILED[name](*args) == COMPILED[name](*wide)
+    assert args[-1].tolist() == wide[-1].tolist()
+
+
+@given(st.sets(st.integers(0, 40_000), max_size=30), st.integers(32_768, 40_000), st.data())
+def test_sets_find_the_neighbours(values, capacity, data):
+    words, begin = empty_set(capacity)
+    values = {value for value in values if value <= capacity}
+    for value in values:
+        _fit_kernels.add(words, begin, value)
+    for gone in data.draw(st.sets(st.sampled_from(sorted(values)))) if values else ():
+        _fit_kernels.remove(words, begin, gone)
+        values.remove(gone)
+    near = {v + d for v in values for d in (-1, 0, 1) if 0 <= v + d <= capacity}
+    for at in {0, capacity, data.draw(st.integers(0, capacity)), *near}:
+        assert _fit_kernels.at_least(words, begin, at) == min((v for v in values if v >= at), default=-1)
+        assert _fit_kernels.at_most(words, begin, at) == max((v for v in values if v <= at), default=-1)
+    assert bool(words.any()) == bool(values)
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 31, 32, 33, 1023, 1024, 32_767, 32_768, 2**31 - 1])
+def test_sets_reach_both_ends(capacity):
+    words, begin = empty_set(capacity)
+    for value in (0, capacity):
+        _fit_kernels.add(words, begin, value)
+    assert _fit_kernels.at_least(words, begin, 1) == _fit_kernels.at_most(words, begin, capacity) == capacity
+    assert _fit_kernels.at_most(words, begin, capacity - 1) == 0
+    _fit_kernels.remove(words, begin, capacity)
+    assert _fit_kernels.at_least(words, begin, 1) == -1
+
+
+def test_a_table_gives_each_key_its_slot():
+    keys = empty_table(50, 2**31 - 1)
+    wanted = [2**31 - 1 - 4096 * i for i in range(50)]
+    slots = [_fit_kernels.slot_of(keys, key) for key in wanted]
+    assert len(set(slots)) == 50
+    assert [_fit_kernels.slot_of(keys, key) for key in wanted] == slots
+    assert keys[slots].tolist() == wanted
+
+
+def test_bounds_and_groups_agree():
+    pack_of, indptr = case_pack_bounds(np.random.default_rng(0))
+    _fit_kernels.pack_bounds(pack_of, indptr)
+    order = np.empty(50, np.int32)
+    _kernels.group_by_rank(pack_of, indptr[:-1], order)
+    for p in range(7):
+        assert order[indptr[p] : indptr[p + 1]].tolist() == np.flatnonzero(pack_of == p).tolist()
