@@ -12,12 +12,11 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, TypeAlias
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from nopad.histogram import Histogram
 from nopad.planning.algorithm import BOOLEAN, Option, Planned, Strategies
@@ -89,7 +88,7 @@ def least_squares(
         "sequences_without_slot": missing,
         "over_cover": over,
         "packs_before_repair": before,
-        "solver": f"scipy {scipy.__version__}",
+        "solver": f"scipy {version('scipy')}",
     }
     if choices.only_full:
         strategies, facts["only_full"] = _only_full(solution, slots, histogram, capacity, choices.granularity)
@@ -117,6 +116,14 @@ def _solve(
         mixture = np.zeros(len(strategies))
         notes = (f"{name}: the solver gave up ({str(error).rstrip('.')}); every sequence is remainder",)
     return strategies * np.int32(granularity), mixture[: len(strategies)], notes
+
+
+def nnls(matrix: NDArray[np.float64], target: NDArray[np.float64], maxiter: int) -> tuple[NDArray[np.float64], float]:
+    """SciPy's solver, imported on first use: it takes longer to import than all of nopad."""
+    import scipy.optimize
+
+    mixture, residual = scipy.optimize.nnls(matrix, target, maxiter=maxiter)
+    return mixture, residual
 
 
 def _whole(
