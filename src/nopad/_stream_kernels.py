@@ -1,0 +1,309 @@
+"""The compiled loops of `nopad.streaming`.
+
+Like `nopad._kernels`: plain arrays in and out, no policy, callers validate. What is held is kept in four arrays, which
+always travel together, in this order:
+
+* ``state`` int64 ``[5]``: `HELD` how many sequences, their `TOKENS`, how many ever `ARRIVED`, and the slots of the
+  `OLDEST` and the `NEWEST` (-1: none)
+* ``slots`` int64 ``[buffer, 5]``, one row a held sequence: `NUMBER`, `LENGTH`, the `NEXT` of its length, and its
+  neighbours `BEFORE` and `AFTER` in order of arrival (-1: none). Unused rows are a stack linked by `NEXT`; its top
+  stands in the last entry of ``queues``
+* ``queues`` int32 ``[capacity + 2, 3]``, one row a length: `COUNT` held, and the slots of the `FIRST` and `LAST`
+* ``bits`` uint64 ``[2, words]``: bit l of row 0 says that length l is held, bit ``capacity - l`` of row 1 says the same.
+  Two lengths a + b = room are a pair where row 0 at a and row 1 at ``capacity - room + a`` are both set: 64 at a look.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+HELD, TOKENS, ARRIVED, OLDEST, NEWEST = 0, 1, 2, 3, 4
+NUMBER, LENGTH, NEXT, BEFORE, AFTER = 0, 1, 2, 3, 4
+COUNT, FIRST, LAST = 0, 1, 2
+
+ANCHORS = 16  # longest lengths tried as the first member of a pack
+PAIRS = 64  # pairs compared for one room
+STEPS = 8  # lengths looked at when the padding of a pack is estimated
+
+_0, _1, _58, _63 = np.uint64(0), np.uint64(1), np.uint64(58), np.uint64(63)
+_2, _4, _8, _16, _32 = np.uint64(2), np.uint64(4), np.uint64(8), np.uint64(16), np.uint64(32)
+_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)  # its 64 windows of 6 bits are all different
+_PLACE = np.zeros(64, dtype=np.int64)
+for _i in range(64):
+    _PLACE[((0x03F79D71B4CB0A89 << _i) & (2**64 - 1)) >> 58] = _i
+
+
+@njit(cache=True, nogil=True)
+def place_of(bit: np.uint64) -> int:
+    """Position of the only bit that is set."""
+    return int(_PLACE[np.int64((bit * _DE_BRUIJN) >> _58)])
+
+
+@njit(cache=True, nogil=True)
+def window(row: NDArray[Any], at: int) -> np.uint64:
+    """Return the 64 bits from position `at` on; the row has one word more than bits need."""
+    word, shift = at >> 6, np.uint64(at & 63)
+    return (row[word] >> shift) | ((row[word + 1] << _1) << (_63 - shift))
+
+
+@njit(cache=True, nogil=True)
+def at_most(row: NDArray[Any], value: int) -> int:
+    """Return the highest set position <= `value`, 0 when there is none (position 0 is never set)."""
+    word = value >> 6
+    bits = row[word] & (~_0 >> (_63 - np.uint64(value & 63)))
+    while bits == _0:
+        word -= 1
+        if word < 0:
+            return 0
+        bits = row[word]
+    bits |= bits >> _1
+    bits |= bits >> _2
+    bits |= bits >> _4
+    bits |= bits >> _8
+    bits |= bits >> _16
+    bits |= bits >> _32
+    return word * 64 + place_of(bits - (bits >> _1))
+
+
+@njit(cache=True, nogil=True)
+def at_least(row: NDArray[Any], value: int) -> int:
+    """Return the lowest set position >= `value`, 0 when there is none."""
+    word = value >> 6
+    bits = row[word] & (~_0 << np.uint64(value & 63))
+    while bits == _0:
+        word += 1
+        if word == row.shape[0]:
+            return 0
+        bits = row[word]
+    return word * 64 + place_of(bits & (~bits + _1))
+
+
+@njit(cache=True, nogil=True)
+def mark(queues: NDArray[Any], bits: NDArray[Any], length: int, change: int) -> None:
+    """Add `change` (1 or -1) to the count of a length, and keep its bits true."""
+    queues[length, COUNT] += change
+    if queues[length, COUNT] == (change + 1) // 2:  # it was none, or there are none left
+        mirrored = queues.shape[0] - 2 - length
+        bits[0, length >> 6] ^= _1 << np.uint64(length & 63)
+        bits[1, mirrored >> 6] ^= _1 << np.uint64(mirrored & 63)
+
+
+@njit(cache=True, nogil=True)
+def insert(
+    state: NDArray[Any], slots: NDArray[Any], queues: NDArray[Any], bits: NDArray[Any], number: int, length: int
+) -> None:
+    """Hold one more sequence, the newest."""
+    unused = queues.shape[0] - 1
+    slot, newest = queues[unused, FIRST], state[NEWEST]
+    queues[unused, FIRST] = slots[slot, NEXT]
+    slots[slot, NUMBER], slots[slot, LENGTH], slots[slot, NEXT] = number, length, -1
+    slots[slot, BEFORE], slots[slot, AFTER] = newest, -1
+    if newest < 0:
+        state[OLDEST] = slot
+    else:
+        slots[newest, AFTER] = slot
+    state[NEWEST] = slot
+    if queues[length, COUNT] == 0:
+        queues[length, FIRST] = slot
+    else:
+        slots[queues[length, LAST], NEXT] = slot
+    queues[length, LAST] = slot
+    state[HELD] += 1
+    state[TOKENS] += length
+    mark(queues, bits, length, 1)
+
+
+@njit(cache=True, nogil=True)
+def take(state: NDArray[Any], slots: NDArray[Any], queues: NDArray[Any], bits: NDArray[Any], length: int) -> int:
+    """Let go of the oldest sequence of this length; return its number."""
+    unused = queues.shape[0] - 1
+    slot = queues[length, FIRST]
+    queues[length, FIRST] = slots[slot, NEXT]
+    slots[slot, NEXT] = queues[unused, FIRST]
+    queues[unused, FIRST] = slot
+    before, after = slots[slot, BEFORE], slots[slot, AFTER]
+    if before < 0:
+        state[OLDEST] = after
+    else:
+        slots[before, AFTER] = after
+    if after < 0:
+        state[NEWEST] = before
+    else:
+        slots[after, BEFORE] = before
+    state[HELD] -= 1
+    state[TOKENS] -= length
+    mark(queues, bits, length, -1)
+    return int(slots[slot, NUMBER])
+
+
+@njit(cache=True, nogil=True)
+def exact(queues: NDArray[Any], bits: NDArray[Any], room: int, places: int) -> int:
+    """Return the longer of the one or two lengths that fill `room` exactly, 0 when none do.
+
+    Among several, the one with the most copies held (of both together): that keeps the buffer varied. The first
+    `PAIRS` are compared, the most even first.
+    """
+    best, most = 0, 0
+    if queues[room, COUNT] > 0:
+        best, most = room, int(queues[room, COUNT])
+    if places < 2:
+        return best
+    shift = queues.shape[0] - 2 - room
+    longer, compared = (room + 1) >> 1, 0
+    while longer < room and compared < PAIRS:
+        both = window(bits[0], longer) & window(bits[1], longer + shift)
+        while both != _0:
+            low = both & (~both + _1)
+            both ^= low
+            a = longer + place_of(low)
+            b = room - a
+            copies = int(queues[a, COUNT]) + int(queues[b, COUNT])
+            if copies > most and (a != b or queues[a, COUNT] > 1):
+                best, most = a, copies
+            compared += 1
+        longer += 64
+    return best
+
+
+@njit(cache=True, nogil=True)
+def padding(queues: NDArray[Any], bits: NDArray[Any], room: int, places: int) -> int:
+    """Estimate what stays empty of `room` when the longest that fits is taken again and again."""
+    length = room
+    for _ in range(STEPS):
+        length = at_most(bits[0], min(room, length))
+        if length == 0 or places == 0:
+            break
+        copies = min(int(queues[length, COUNT]), room // length, places)
+        room -= copies * length
+        places -= copies
+        length -= 1
+    return room
+
+
+@njit(cache=True, nogil=True)
+def anchor(queues: NDArray[Any], bits: NDArray[Any], capacity: int, depth: int) -> int:
+    """Choose the length that a pack begins with.
+
+    Of the `ANCHORS` longest held, the first that one or two others complete exactly; if there is none, the one whose
+    pack would stay least empty.
+    """
+    length, best, least = capacity, 0, capacity + 1
+    for _ in range(ANCHORS):
+        length = at_most(bits[0], length - 1)
+        if length == 0:
+            break
+        mark(queues, bits, length, -1)
+        found = exact(queues, bits, capacity - length, depth - 1)
+        left = capacity if found else padding(queues, bits, capacity - length, depth - 1)
+        mark(queues, bits, length, 1)
+        if found:
+            return length
+        if left < least:
+            best, least = length, left
+    return best
+
+
+@njit(cache=True, nogil=True)
+def emit(
+    state: NDArray[Any],
+    slots: NDArray[Any],
+    queues: NDArray[Any],
+    bits: NDArray[Any],
+    first: int,
+    depth: int,
+    sequence: NDArray[Any],
+    at: int,
+) -> int:
+    """Write one pack that begins with length `first` to ``sequence[at:]``; return where it ends.
+
+    Whenever one or two held lengths fill the room that is left exactly, they end the pack; until then the longest that
+    fits is added. But where sequences are so short that the depth is what runs out, all places must be used: then
+    the length next to the average that the room needs is added, down to the last two places.
+    """
+    capacity = queues.shape[0] - 2
+    scarce = state[TOKENS] * depth < state[HELD] * capacity if depth <= capacity else False
+    sequence[at] = take(state, slots, queues, bits, first)
+    at += 1
+    room, places = capacity - first, depth - 1
+    while room > 0 and places > 0 and state[HELD] > 0:
+        if scarce and places > 2:
+            length = at_most(bits[0], max(room // places, 1))
+            if length == 0:
+                length = at_least(bits[0], room // places + 1)
+                if length > room:
+                    break
+        else:
+            length = exact(queues, bits, room, places)
+            if length == 0:
+                length = at_most(bits[0], room)
+            if length == 0:
+                break
+        sequence[at] = take(state, slots, queues, bits, length)
+        at += 1
+        room -= length
+        places -= 1
+    return at
+
+
+@njit(cache=True, nogil=True)
+def push(
+    state: NDArray[Any],
+    slots: NDArray[Any],
+    queues: NDArray[Any],
+    bits: NDArray[Any],
+    lengths: NDArray[Any],
+    depth: int,
+    patience: int,
+    indptr: NDArray[Any],
+    sequence: NDArray[Any],
+) -> int:
+    """Let sequences arrive one by one; write the packs that become ready, return how many.
+
+    A pack becomes ready when the buffer is full, or when a sequence has seen `patience` others arrive after it.
+    """
+    capacity = queues.shape[0] - 2
+    packs, at = 0, 0
+    for i in range(lengths.shape[0]):
+        length = int(lengths[i])
+        number = state[ARRIVED]
+        state[ARRIVED] += 1
+        if length == capacity or depth == 1:
+            sequence[at] = number
+            at += 1
+            packs += 1
+            indptr[packs] = at
+        else:
+            insert(state, slots, queues, bits, number, length)
+            if state[HELD] == slots.shape[0]:
+                at = emit(state, slots, queues, bits, anchor(queues, bits, capacity, depth), depth, sequence, at)
+                packs += 1
+                indptr[packs] = at
+        while state[HELD] > 0 and number - slots[state[OLDEST], NUMBER] >= patience:
+            at = emit(state, slots, queues, bits, slots[state[OLDEST], LENGTH], depth, sequence, at)
+            packs += 1
+            indptr[packs] = at
+    return packs
+
+
+@njit(cache=True, nogil=True)
+def drain(
+    state: NDArray[Any],
+    slots: NDArray[Any],
+    queues: NDArray[Any],
+    bits: NDArray[Any],
+    depth: int,
+    indptr: NDArray[Any],
+    sequence: NDArray[Any],
+) -> int:
+    """Write everything held as packs; return how many."""
+    packs, at = 0, 0
+    while state[HELD] > 0:
+        first = anchor(queues, bits, queues.shape[0] - 2, depth)
+        at = emit(state, slots, queues, bits, first, depth, sequence, at)
+        packs += 1
+        indptr[packs] = at
+    return packs

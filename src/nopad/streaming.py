@@ -1,0 +1,245 @@
+"""Pack a stream that never ends: lengths go in as they arrive, packs come out as they are ready.
+
+At most `buffer` sequences are held. When that many are, one pack is made of them and given out: it begins with one of
+the longest and is completed by whatever fills it *exactly*, of several ways by the lengths that are held most often.
+So common lengths are used up, rare ones are kept for the rooms that only they fill, and the buffer stays varied.
+`finish` packs what is left; nothing is lost.
+
+A sequence of the full capacity is a pack at once. None waits while more than `patience` others arrive: then it begins
+the next pack. The packs are a function of the lengths alone, however they are cut into pushes, and `state_dict`
+continues in the middle to the byte.
+
+O(1 + capacity / 64) a sequence; about 12 bytes a token of capacity and 40 a place of the buffer. Loses to a plan of
+the whole corpus where few lengths fit together (SQuAD); `docs/streaming.md` has the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nopad.errors import FormatError, LengthError, OptionError
+from nopad.histogram import as_lengths
+from nopad.packs import Packs
+from nopad.planning.front import check_options
+
+__all__ = ["StreamPacker", "stream_pack"]
+
+MAX_CAPACITY = 2**24
+MAX_BUFFER = 2**24
+_FORMAT, _VERSION = "nopad.stream", 1
+_PATIENCE = 64  # buffers
+_CHUNK = 256  # items that `stream_pack` reads at once
+
+Item = TypeVar("Item")
+
+
+class StreamPacker:
+    """Packs sequences as they arrive, holding back at most `buffer` of them.
+
+    Sequences are numbered from 0 in order of arrival, over all pushes and finishes. Each comes out in exactly one
+    pack, its members ascending; each method returns the packs that it made, in `Packs` of int64.
+
+    Args:
+        capacity: most tokens a pack may hold, up to 2^24.
+        depth: most sequences a pack may hold; None = unlimited.
+        buffer: most sequences held back; more give fuller packs, up to a point.
+        patience: a sequence leaves at the latest when so many others have arrived after it; None = 64 buffers.
+
+    Raises:
+        OptionError: an option has no such value.
+
+    >>> import nopad
+    >>> packer = nopad.StreamPacker(capacity=8, buffer=3)
+    >>> [p.tolist() for p in packer.push([5, 2, 3, 8, 6])]
+    [[0, 2], [3]]
+    >>> packer.held
+    2
+    >>> [p.tolist() for p in packer.finish()]
+    [[1, 4]]
+    """
+
+    def __init__(
+        self, capacity: int, *, depth: int | None = None, buffer: int = 4096, patience: int | None = None
+    ) -> None:
+        """Start with nothing held."""
+        self.capacity, self.depth = check_options(capacity, depth, "lpfhp", 0)
+        if self.capacity > MAX_CAPACITY:
+            raise OptionError(f"a stream's capacity is at most {MAX_CAPACITY:,}, got {capacity:,}")
+        self.buffer = _whole("buffer", buffer, MAX_BUFFER)
+        self.patience = _whole("patience", _PATIENCE * self.buffer if patience is None else patience, 2**62)
+        self._clear(arrived=0)
+
+    def _clear(self, arrived: int) -> None:
+        self._state = np.array([0, 0, arrived, -1, -1], dtype=np.int64)
+        self._slots = np.full((self.buffer, 5), -1, dtype=np.int64)
+        self._slots[:-1, 2] = np.arange(1, self.buffer)  # the unused rows, linked
+        self._queues = np.zeros((self.capacity + 2, 3), dtype=np.int32)
+        self._bits = np.zeros((2, self.capacity // 64 + 3), dtype=np.uint64)
+
+    @property
+    def held(self) -> int:
+        """How many sequences are held back now, at most `buffer`."""
+        return int(self._state[0])
+
+    @property
+    def arrived(self) -> int:
+        """How many sequences have arrived so far: the number of the next one."""
+        return int(self._state[2])
+
+    def __repr__(self) -> str:
+        """One line: options, and how much is held."""
+        return (
+            f"StreamPacker(capacity={self.capacity}, depth={self.depth}, buffer={self.buffer}, "
+            f"patience={self.patience}: {self.arrived:,} arrived, {self.held:,} held)"
+        )
+
+    def push(self, lengths: ArrayLike) -> Packs:
+        """Let sequences of these lengths arrive; return the packs that became ready.
+
+        Raises:
+            LengthError: a length is < 1, not an integer, or above the capacity; then none of them has arrived.
+        """
+        checked = as_lengths(lengths, self.capacity)
+        from nopad import _stream_kernels
+
+        def run(*out: NDArray[np.int64]) -> int:
+            packs: int = _stream_kernels.push(*self._held, checked, self._most, self.patience, *out)
+            return packs
+
+        return self._packs(checked.size, run)
+
+    def finish(self) -> Packs:
+        """Return everything held as packs. More may be pushed afterwards, and numbers go on."""
+        from nopad import _stream_kernels
+
+        def run(*out: NDArray[np.int64]) -> int:
+            packs: int = _stream_kernels.drain(*self._held, self._most, *out)
+            return packs
+
+        return self._packs(0, run)
+
+    @property
+    def _held(self) -> tuple[NDArray[Any], ...]:
+        return self._state, self._slots, self._queues, self._bits
+
+    @property
+    def _most(self) -> int:
+        return self.capacity + 1 if self.depth is None else self.depth
+
+    def _packs(self, arriving: int, run: Callable[..., int]) -> Packs:
+        """Call a kernel with room for all packs it could make; order their members."""
+        from nopad import _kernels
+
+        indptr = np.zeros(self.held + arriving + 1, dtype=np.int64)
+        sequence = np.empty(self.held + arriving, dtype=np.int64)
+        indptr = indptr[: run(indptr, sequence) + 1].copy()
+        sequence = sequence[: indptr[-1]].copy()
+        _kernels.sort_within_packs(indptr, sequence)
+        return Packs(self.capacity, self.depth, indptr, sequence)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that the rest of the stream depends on, ready for JSON.
+
+        ``arrived`` is how many sequences were pushed so far: resume the source there. ``numbers`` and ``lengths`` are
+        the sequences held, in order of arrival: their contents have to be kept or read again.
+        """
+        numbers, lengths = [], []
+        slot = int(self._state[3])
+        while slot >= 0:
+            number, length, _, _, slot = self._slots[slot].tolist()
+            numbers.append(number)
+            lengths.append(length)
+        return {
+            "format": _FORMAT,
+            "version": _VERSION,
+            **self._options(),
+            "arrived": self.arrived,
+            "numbers": numbers,
+            "lengths": lengths,
+        }
+
+    def _options(self) -> dict[str, int | None]:
+        return {"capacity": self.capacity, "depth": self.depth, "buffer": self.buffer, "patience": self.patience}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the packer that gave this state stood. What is held now is forgotten.
+
+        Raises:
+            FormatError: this is no such state, or a damaged one.
+            OptionError: it comes from a packer with other options.
+        """
+        if not isinstance(state, Mapping) or (state.get("format"), state.get("version")) != (_FORMAT, _VERSION):
+            raise FormatError(f"not the state of a stream packer (format {_FORMAT}, version {_VERSION})")
+        for name, value in self._options().items():
+            if name not in state or state[name] != value:
+                raise OptionError(f"the state is of a packer with {name} {state.get(name)}, this one has {value}")
+        numbers, lengths, arrived = self._checked(state)
+        self._clear(arrived)
+        from nopad import _stream_kernels
+
+        for number, length in zip(numbers.tolist(), lengths.tolist(), strict=True):
+            _stream_kernels.insert(*self._held, number, length)
+
+    def _checked(self, state: Mapping[str, Any]) -> tuple[NDArray[np.int64], NDArray[np.int32], int]:
+        """Return what a state says is held, or refuse it."""
+        try:
+            arrived = int(state["arrived"])
+            lengths = as_lengths(state["lengths"], self.capacity)
+            numbers = as_lengths(np.diff(state["numbers"], prepend=-1)).astype(np.int64).cumsum() - 1
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise FormatError(f"the state of the stream packer is damaged: {error}") from error
+        if not numbers.size == lengths.size < max(self.buffer, 2) or (numbers.size and numbers[-1] >= arrived):
+            raise FormatError("the state of the stream packer is damaged: what it holds does not fit together")
+        return numbers, lengths, arrived
+
+
+def stream_pack(
+    items: Iterable[Item],
+    capacity: int,
+    *,
+    length: Callable[[Item], int] = len,  # type: ignore[assignment]
+    depth: int | None = None,
+    buffer: int = 4096,
+    patience: int | None = None,
+) -> Iterator[list[Item]]:
+    """Pack any iterable: yield lists of its items, each list a pack, its items in order of arrival.
+
+    Lazy, so `items` may be endless: at most `buffer` items are held, 256 more that were just read, and the packs made
+    of those. The options are those of `StreamPacker`; `length` says how many tokens an item has.
+
+    Raises:
+        LengthError: an item's length is < 1, not an integer, or above the capacity.
+        OptionError: an option has no such value.
+
+    >>> import nopad
+    >>> list(nopad.stream_pack(["hello", "is", "all", "packable", "packed"], capacity=8, buffer=3))
+    [['hello', 'all'], ['packable'], ['is', 'packed']]
+    """
+    packer = StreamPacker(capacity, depth=depth, buffer=buffer, patience=patience)
+    return _stream(iter(items), packer, length)
+
+
+def _stream(items: Iterator[Item], packer: StreamPacker, length: Callable[[Item], int]) -> Iterator[list[Item]]:
+    held: dict[int, Item] = {}
+    while chunk := list(islice(items, _CHUNK)):
+        first = packer.arrived
+        try:
+            packs = packer.push([length(item) for item in chunk])
+        except LengthError as error:
+            raise LengthError(f"in items {first} to {first + len(chunk) - 1} of the stream: {error}") from error
+        held.update(enumerate(chunk, start=first))
+        for pack in packs:
+            yield [held.pop(number) for number in pack.tolist()]
+    for pack in packer.finish():
+        yield [held.pop(number) for number in pack.tolist()]
+
+
+def _whole(name: str, value: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= most:
+        raise OptionError(f"{name} must be an integer in 1..{most}, got {value!r}")
+    return int(value)
