@@ -20,6 +20,7 @@ def test_the_public_names():
         "PackOptions",
         "Packs",
         "Plan",
+        "StreamPacker",
         "assign",
         "load_tokenizer",
         "open_packed",
@@ -27,6 +28,7 @@ def test_the_public_names():
         "pack",
         "pack_corpus",
         "plan",
+        "stream_pack",
         "verify",
     ]
     assert nopad.__all__ == sorted(nopad.__all__) == dir(nopad)

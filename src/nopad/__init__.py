@@ -19,6 +19,7 @@ from nopad.planning import ALGORITHMS, Plan, plan
 if TYPE_CHECKING:
     from nopad.corpus import CorpusOptions, load_tokenizer, open_source
     from nopad.store import PackOptions, open_packed, pack_corpus, verify
+    from nopad.streaming import StreamPacker, stream_pack
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "PackOptions",
     "Packs",
     "Plan",
+    "StreamPacker",
     "assign",
     "load_tokenizer",
     "open_packed",
@@ -36,6 +38,7 @@ __all__ = [
     "pack",
     "pack_corpus",
     "plan",
+    "stream_pack",
     "verify",
 ]
 
@@ -48,6 +51,8 @@ _LAZY = {
     "open_packed": "nopad.store",
     "pack_corpus": "nopad.store",
     "verify": "nopad.store",
+    "StreamPacker": "nopad.streaming",
+    "stream_pack": "nopad.streaming",
 }
 
 

@@ -25,7 +25,7 @@ HELD, TOKENS, ARRIVED, OLDEST, NEWEST = 0, 1, 2, 3, 4
 NUMBER, LENGTH, NEXT, BEFORE, AFTER = 0, 1, 2, 3, 4
 COUNT, FIRST, LAST = 0, 1, 2
 
-ANCHORS = 16  # longest lengths tried as the first member of a pack
+ANCHORS = 64  # longest lengths tried as the first member of a pack
 PAIRS = 64  # pairs compared for one room
 STEPS = 8  # lengths looked at when the padding of a pack is estimated
 
@@ -225,7 +225,7 @@ def emit(
     the length next to the average that the room needs is added, down to the last two places.
     """
     capacity = queues.shape[0] - 2
-    scarce = state[TOKENS] * depth < state[HELD] * capacity if depth <= capacity else False
+    scarce = depth <= capacity and state[TOKENS] < (state[HELD] * capacity + depth - 1) // depth
     sequence[at] = take(state, slots, queues, bits, first)
     at += 1
     room, places = capacity - first, depth - 1

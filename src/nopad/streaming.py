@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nopad.errors import FormatError, LengthError, OptionError
-from nopad.histogram import as_lengths
+from nopad.histogram import as_lengths, integers
 from nopad.packs import Packs
 from nopad.planning.front import check_options
 
@@ -190,10 +190,11 @@ class StreamPacker:
         try:
             arrived = int(state["arrived"])
             lengths = as_lengths(state["lengths"], self.capacity)
-            numbers = as_lengths(np.diff(state["numbers"], prepend=-1)).astype(np.int64).cumsum() - 1
+            numbers = integers(state["numbers"]).astype(np.int64)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FormatError(f"the state of the stream packer is damaged: {error}") from error
-        if not numbers.size == lengths.size < max(self.buffer, 2) or (numbers.size and numbers[-1] >= arrived):
+        ascending = np.all(np.diff(numbers, prepend=-1, append=arrived) > 0)
+        if not numbers.size == lengths.size < max(self.buffer, 2) or not ascending:
             raise FormatError("the state of the stream packer is damaged: what it holds does not fit together")
         return numbers, lengths, arrived
 
@@ -241,5 +242,5 @@ def _stream(items: Iterator[Item], packer: StreamPacker, length: Callable[[Item]
 
 def _whole(name: str, value: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= most:
-        raise OptionError(f"{name} must be an integer in 1..{most}, got {value!r}")
+        raise OptionError(f"{name} must be an integer from 1 to {most}, got {value!r}")
     return int(value)

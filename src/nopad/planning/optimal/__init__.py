@@ -120,7 +120,9 @@ class _Search:
             else:
                 self._in_units()
         except SolverError as error:
-            self.notes.append(f"the linear-program solver gave up ({error}); this is the best plan of the other ways")
+            self.budget.trouble = str(error)
+        if self.budget.trouble:
+            self.notes.append(f"the linear-program solver gave up ({self.budget.trouble}): the best plan until then")
         if self.budget.used == before:
             self.notes.append("the budget allowed no linear program: best-fit, and the cheap bounds")
 
@@ -150,16 +152,27 @@ class _Search:
 
     def _in_units(self) -> None:
         """Lengths rounded to units; see there."""
-        from nopad.planning.optimal.search import solve
-        from nopad.planning.optimal.units import Units, certify, fill
+        from nopad.planning.optimal.search import Solved, solve
+        from nopad.planning.optimal.units import Units, certify, divide, fill
 
-        units = Units.of(self.histogram, self.capacity, self.depth)
-        solved = solve(units.items, [], self.budget, within=_WITHIN_UNITS)
-        if solved is None:
-            return
-        self._offer(fill(solved.packing, units, self.histogram, self.capacity, self.depth))
-        if not self._good():
-            certificate = certify(solved, units, self.capacity, self.depth, self.budget)
+        guide: tuple[Solved, Units] | None = None
+        strategies: Strategies = []
+        copies, part, rest = divide(self.histogram)
+        while True:
+            units = Units.of(part, self.capacity, self.depth)
+            solved = solve(units.items, [], self.budget, within=_WITHIN_UNITS)
+            if solved is None:
+                filled = lpfhp(part, self.capacity, self.depth)
+            else:
+                guide = guide or (solved, units)
+                filled = fill(solved.packing, units, part, self.capacity, self.depth)
+            strategies += [(count * copies, lengths) for count, lengths in filled]
+            if not rest.sequences:
+                break
+            copies, part, rest = divide(rest)
+        self._offer(strategies)
+        if guide is not None and not self._good():
+            certificate = certify(*guide, self.capacity, self.depth, self.budget)
             if certificate is not None:
                 self._prove(certificate)
 

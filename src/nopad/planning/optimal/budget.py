@@ -8,7 +8,13 @@ __all__ = ["Budget"]
 
 
 class Budget:
-    """Counts linear programs down; spent when none is left or the time is up."""
+    """Counts linear programs down; spent when none is left or the time is up.
+
+    Attributes:
+        used: linear programs so far.
+        out_of_time: the limit in seconds ended the search.
+        trouble: why the solver ended the search, if it did.
+    """
 
     def __init__(self, programs: int, seconds: int | None = None) -> None:
         """Allow so many linear programs, and optionally no new one after `seconds`."""
@@ -16,6 +22,7 @@ class Budget:
         self._programs = programs
         self._deadline = None if seconds is None else time.monotonic() + seconds
         self.out_of_time = False
+        self.trouble = ""
 
     def spent(self) -> bool:
         """Whether no further linear program may be solved."""

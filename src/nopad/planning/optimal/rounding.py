@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.planning.optimal.budget import Budget
-from nopad.planning.optimal.master import Master
+from nopad.planning.optimal.master import Master, SolverError
 from nopad.planning.optimal.pricing import SCALE, Items, Pattern, price
 from nopad.planning.rooms import OpenPacks
 
@@ -50,7 +50,11 @@ def dive(master: Master, times: NDArray[np.float64], bound: int, budget: Budget)
         for _ in range(_ROUNDS):
             if not budget.spend():
                 return best
-            _, times, duals = master.solve()
+            try:
+                _, times, duals = master.solve()
+            except SolverError as error:
+                budget.trouble = str(error)
+                return best
             if not master.add(price(items, as_values(duals), _COLUMNS)[1]):
                 break
 

@@ -24,10 +24,11 @@ from nopad.planning.optimal.pricing import Items
 from nopad.planning.optimal.rounding import Packing
 from nopad.planning.optimal.search import Solved, relax
 
-__all__ = ["Units", "certify", "fill"]
+__all__ = ["Units", "certify", "divide", "fill"]
 
 _MOST_SIZES = 700  # distinct sizes that a linear program can have and still be quick
 _RESOLUTIONS = (2048, 1024, 512)
+_MOST_FILLED = 2**21  # sequences, about 100 bytes each
 _MOST_STEPS = 3 * 10**9  # of pricing, for a bound
 
 
@@ -58,6 +59,17 @@ class Units:
         edges = np.append(histogram.lengths[first], histogram.max_length + 1)
         middle = sizes * (capacity / resolution)
         return cls(Items.of(sizes, demand, resolution, depth), edges, middle)
+
+
+def divide(histogram: Histogram) -> tuple[int, Histogram, Histogram]:
+    """Split off a part small enough to fill slots one by one: the histogram is so many copies of it, and a rest."""
+    copies = max(1, -(-histogram.sequences // _MOST_FILLED))
+    return copies, _histogram(histogram, histogram.counts // copies), _histogram(histogram, histogram.counts % copies)
+
+
+def _histogram(like: Histogram, counts: NDArray[np.int64]) -> Histogram:
+    present = np.flatnonzero(counts)
+    return Histogram(like.lengths[present], counts[present])
 
 
 def fill(packing: Packing, units: Units, histogram: Histogram, capacity: int, depth: int | None) -> Strategies:

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import copy
+from types import FunctionType
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numba.core.dispatcher import Dispatcher
+
+from nopad import _stream_kernels as kernels
+from nopad.streaming import StreamPacker
+
+COMPILED = {name: value for name, value in vars(kernels).items() if isinstance(value, Dispatcher)}
+PLAIN = dict(vars(kernels))
+# A plain kernel must call plain kernels: compiled ones hand 64-bit words back as Python integers.
+PLAIN.update({name: FunctionType(kernel.py_func.__code__, PLAIN) for name, kernel in COMPILED.items()})
+CAPACITY = 200
+
+
+def holding(rng, n=60, buffer=80):
+    """The four arrays, with n sequences held after some have come and gone."""
+    packer = StreamPacker(CAPACITY, buffer=buffer)
+    held = packer._held
+    lengths = rng.integers(1, CAPACITY, n + 10)
+    for number, length in enumerate(lengths.tolist()):
+        PLAIN["insert"](*held, number, length)
+    for length in rng.permutation(lengths)[:10].tolist():
+        PLAIN["take"](*held, length)
+    held[0][kernels.ARRIVED] = n + 10
+    return held
+
+
+def some_bits(rng):
+    return holding(rng)[3][0]
+
+
+def some_depth(rng):
+    return int(rng.choice([2, 3, 4, 8, CAPACITY + 1]))
+
+
+def outputs(n):
+    return np.zeros(n + 1, np.int64), np.full(n, -1, np.int64)
+
+
+def case_place_of(rng):
+    return (np.uint64(1) << np.uint64(rng.integers(0, 64)),)
+
+
+def case_window(rng):
+    return rng.integers(0, 2**64, 5, dtype=np.uint64), int(rng.integers(0, 256))
+
+
+def case_at_most(rng):
+    return some_bits(rng), int(rng.integers(0, CAPACITY))
+
+
+def case_at_least(rng):
+    return some_bits(rng), int(rng.integers(0, CAPACITY))
+
+
+def case_mark(rng):
+    _, _, queues, bits = holding(rng)
+    length = int(rng.choice(np.flatnonzero(queues[: CAPACITY + 1, kernels.COUNT])))
+    return queues, bits, length, int(rng.choice([-1, 1]))
+
+
+def case_insert(rng):
+    return *holding(rng), 99, int(rng.integers(1, CAPACITY))
+
+
+def case_take(rng):
+    held = holding(rng)
+    return *held, int(rng.choice(np.flatnonzero(held[2][: CAPACITY + 1, kernels.COUNT])))
+
+
+def case_exact(rng):
+    _, _, queues, bits = holding(rng)
+    return queues, bits, int(rng.integers(1, CAPACITY)), int(rng.integers(1, 4))
+
+
+def case_padding(rng):
+    return case_exact(rng)
+
+
+def case_anchor(rng):
+    _, _, queues, bits = holding(rng, n=int(rng.choice([4, 60])))
+    return queues, bits, CAPACITY, some_depth(rng)
+
+
+def case_emit(rng):
+    held = holding(rng)
+    first = int(rng.choice(np.flatnonzero(held[2][: CAPACITY + 1, kernels.COUNT])))
+    return *held, first, some_depth(rng), np.full(70, -1, np.int64), 3
+
+
+def case_push(rng):
+    held = holding(rng)
+    lengths = rng.integers(1, int(rng.choice([30, CAPACITY + 1])), 150).astype(np.int32)
+    return *held, lengths, some_depth(rng), int(rng.choice([40, 10_000])), *outputs(300)
+
+
+def case_drain(rng):
+    return *holding(rng), some_depth(rng), *outputs(100)
+
+
+CASES = {name.removeprefix("case_"): case for name, case in vars().items() if name.startswith("case_")}
+
+
+def test_every_kernel_has_a_case():
+    assert CASES.keys() == COMPILED.keys()
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_equals_plain(name, seed):
+    args = CASES[name](np.random.default_rng(seed))
+    twins = copy.deepcopy(args)
+    compiled = COMPILED[name](*args)
+    with np.errstate(over="ignore"):  # words wrap
+        plain = PLAIN[name](*twins)
+    assert (compiled is None) == (plain is None)
+    assert compiled is None or int(compiled) == int(plain)
+    for ours, theirs in zip(args, twins, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_places_of_all_bits():
+    assert [kernels.place_of(np.uint64(1 << i)) for i in range(64)] == list(range(64))
+
+
+@given(st.sets(st.integers(1, 300), max_size=40), st.integers(0, 300))
+def test_bits_are_a_sorted_set(members, value):
+    row = np.zeros(7, np.uint64)
+    for member in members:
+        row[member >> 6] |= np.uint64(1) << np.uint64(member & 63)
+    assert kernels.at_most(row, value) == max((m for m in members if m <= value), default=0)
+    assert kernels.at_least(row, value) == min((m for m in members if m >= value), default=0)
+    seen = int(kernels.window(row, value))
+    assert {value + i for i in range(64) if seen >> i & 1} == {m for m in members if value <= m < value + 64}
+
+
+@given(st.lists(st.integers(1, 59), min_size=1, max_size=50), st.integers(1, 59), st.integers(1, 4))
+def test_exact_fills_are_found_whenever_there_is_one(lengths, room, places):
+    packer = StreamPacker(60, buffer=64)
+    for number, length in enumerate(lengths):
+        kernels.insert(*packer._held, number, length)
+    count = {length: lengths.count(length) for length in lengths}
+    ways = {room: count[room]} if room in count else {}
+    for a in range((room + 1) // 2, room):
+        b = room - a
+        if places > 1 and a in count and b in count and (a != b or count[a] > 1):
+            ways[a] = count[a] + count[b]
+    found = kernels.exact(*packer._held[2:], room, places)
+    assert ways.get(found, 0) == max(ways.values(), default=0)
+
+
+@given(st.data())
+def test_what_is_held_stays_consistent(data):
+    packer = StreamPacker(30, buffer=12)
+    state, slots, queues, bits = packer._held
+    held = []
+    for number in range(data.draw(st.integers(0, 40))):
+        if held and (len(held) == 12 or data.draw(st.booleans())):
+            length = data.draw(st.sampled_from([length for _, length in held]))
+            oldest = next(pair for pair in held if pair[1] == length)
+            assert kernels.take(*packer._held, length) == oldest[0]
+            held.remove(oldest)
+        else:
+            held.append((number, data.draw(st.integers(1, 29))))
+            kernels.insert(*packer._held, *held[-1])
+        lengths = [length for _, length in held]
+        assert packer.state_dict()["numbers"] == [number for number, _ in held]
+        assert packer.state_dict()["lengths"] == lengths
+        assert state[: kernels.ARRIVED].tolist() == [len(held), sum(lengths)]
+        assert queues[:31, kernels.COUNT].tolist() == np.bincount(lengths or [0], minlength=31).tolist() if held else 1
+        assert {i for i in range(31) if int(bits[0, 0]) >> i & 1} == set(lengths)
+        assert {30 - i for i in range(31) if int(bits[1, 0]) >> i & 1} == set(lengths)
