@@ -159,7 +159,7 @@ def test_exact_fills_are_found_whenever_there_is_one(lengths, room, places):
 @given(st.data())
 def test_what_is_held_stays_consistent(data):
     packer = StreamPacker(30, buffer=12)
-    state, slots, queues, bits = packer._held
+    state, _, queues, bits = packer._held
     held = []
     for number in range(data.draw(st.integers(0, 40))):
         if held and (len(held) == 12 or data.draw(st.booleans())):

@@ -9,8 +9,8 @@ always travel together, in this order:
   neighbours `BEFORE` and `AFTER` in order of arrival (-1: none). Unused rows are a stack linked by `NEXT`; its top
   stands in the last entry of ``queues``
 * ``queues`` int32 ``[capacity + 2, 3]``, one row a length: `COUNT` held, and the slots of the `FIRST` and `LAST`
-* ``bits`` uint64 ``[2, words]``: bit l of row 0 says that length l is held, bit ``capacity - l`` of row 1 says the same.
-  Two lengths a + b = room are a pair where row 0 at a and row 1 at ``capacity - room + a`` are both set: 64 at a look.
+* ``bits`` uint64 ``[2, words]``: bit l of row 0 says that length l is held, bit ``capacity - l`` of row 1 the same. Two
+  lengths a + b = room are a pair where row 0 at a and row 1 at ``capacity - room + a`` are both set: 64 at a look
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def place_of(bit: np.uint64) -> int:
 def window(row: NDArray[Any], at: int) -> np.uint64:
     """Return the 64 bits from position `at` on; the row has one word more than bits need."""
     word, shift = at >> 6, np.uint64(at & 63)
-    return (row[word] >> shift) | ((row[word + 1] << _1) << (_63 - shift))
+    bits: np.uint64 = (row[word] >> shift) | ((row[word + 1] << _1) << (_63 - shift))
+    return bits
 
 
 @njit(cache=True, nogil=True)
@@ -194,8 +195,8 @@ def anchor(queues: NDArray[Any], bits: NDArray[Any], capacity: int, depth: int) 
     length, best, least = capacity, 0, capacity + 1
     for _ in range(ANCHORS):
         length = at_most(bits[0], length - 1)
-        if length == 0:
-            break
+        if length * 3 < capacity:  # neither it nor a shorter one can be completed by two (0: there is none)
+            return best if best else length
         mark(queues, bits, length, -1)
         found = exact(queues, bits, capacity - length, depth - 1)
         left = capacity if found else padding(queues, bits, capacity - length, depth - 1)
@@ -237,11 +238,12 @@ def emit(
                 if length > room:
                     break
         else:
-            length = exact(queues, bits, room, places)
-            if length == 0:
-                length = at_most(bits[0], room)
+            length = at_most(bits[0], room)
             if length == 0:
                 break
+            if 2 * length >= room:
+                ending = exact(queues, bits, room, places)
+                length = ending if ending else length
         sequence[at] = take(state, slots, queues, bits, length)
         at += 1
         room -= length

@@ -105,23 +105,11 @@ class StreamPacker:
             LengthError: a length is < 1, not an integer, or above the capacity; then none of them has arrived.
         """
         checked = as_lengths(lengths, self.capacity)
-        from nopad import _stream_kernels
-
-        def run(*out: NDArray[np.int64]) -> int:
-            packs: int = _stream_kernels.push(*self._held, checked, self._most, self.patience, *out)
-            return packs
-
-        return self._packs(checked.size, run)
+        return self._packs(checked.size, _kernels().push, checked, self._most, self.patience)
 
     def finish(self) -> Packs:
         """Return everything held as packs. More may be pushed afterwards, and numbers go on."""
-        from nopad import _stream_kernels
-
-        def run(*out: NDArray[np.int64]) -> int:
-            packs: int = _stream_kernels.drain(*self._held, self._most, *out)
-            return packs
-
-        return self._packs(0, run)
+        return self._packs(0, _kernels().drain, self._most)
 
     @property
     def _held(self) -> tuple[NDArray[Any], ...]:
@@ -131,15 +119,15 @@ class StreamPacker:
     def _most(self) -> int:
         return self.capacity + 1 if self.depth is None else self.depth
 
-    def _packs(self, arriving: int, run: Callable[..., int]) -> Packs:
+    def _packs(self, arriving: int, kernel: Callable[..., int], *arguments: Any) -> Packs:
         """Call a kernel with room for all packs it could make; order their members."""
-        from nopad import _kernels
+        from nopad._kernels import sort_within_packs
 
         indptr = np.zeros(self.held + arriving + 1, dtype=np.int64)
         sequence = np.empty(self.held + arriving, dtype=np.int64)
-        indptr = indptr[: run(indptr, sequence) + 1].copy()
+        indptr = indptr[: kernel(*self._held, *arguments, indptr, sequence) + 1].copy()
         sequence = sequence[: indptr[-1]].copy()
-        _kernels.sort_within_packs(indptr, sequence)
+        sort_within_packs(indptr, sequence)
         return Packs(self.capacity, self.depth, indptr, sequence)
 
     def state_dict(self) -> dict[str, Any]:
@@ -180,10 +168,8 @@ class StreamPacker:
                 raise OptionError(f"the state is of a packer with {name} {state.get(name)}, this one has {value}")
         numbers, lengths, arrived = self._checked(state)
         self._clear(arrived)
-        from nopad import _stream_kernels
-
         for number, length in zip(numbers.tolist(), lengths.tolist(), strict=True):
-            _stream_kernels.insert(*self._held, number, length)
+            _kernels().insert(*self._held, number, length)
 
     def _checked(self, state: Mapping[str, Any]) -> tuple[NDArray[np.int64], NDArray[np.int32], int]:
         """Return what a state says is held, or refuse it."""
@@ -244,3 +230,10 @@ def _whole(name: str, value: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= most:
         raise OptionError(f"{name} must be an integer from 1 to {most}, got {value!r}")
     return int(value)
+
+
+def _kernels() -> Any:
+    """Import the compiled loops on first use: numba takes longer to import than all of nopad."""
+    from nopad import _stream_kernels
+
+    return _stream_kernels

@@ -15,7 +15,11 @@ stock problem", 1996.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from nopad.histogram import Histogram
 from nopad.planning.algorithm import Planned, Strategies
@@ -28,7 +32,6 @@ from nopad.planning.optimal.spread import spread
 __all__ = ["auto", "optimal"]
 
 _MOST_EXACT = 700  # distinct lengths
-_MOST_CELLS = 2**25  # of a pricing table times distinct lengths
 _MOST_LISTED = 60  # sequences for which every pattern may be listed
 _POLISHES = 3
 _WITHIN_UNITS = 1e-4  # filling slots with real lengths moves the result by more than that
@@ -107,10 +110,11 @@ class _Search:
 
     def _linear_program(self) -> None:
         from nopad.planning.optimal.master import SolverError
+        from nopad.planning.optimal.units import MOST_CELLS
 
         lengths = self.histogram.lengths
         cells = lengths.size * self.capacity * min(self.depth or 1, self.capacity // int(lengths[0]))
-        exact = lengths.size <= _MOST_EXACT and cells <= _MOST_CELLS
+        exact = lengths.size <= _MOST_EXACT and cells <= MOST_CELLS
         if not exact and self.packs <= self.bound + 1:
             return  # units are too coarse for the last pack
         before = self.budget.used
@@ -140,15 +144,14 @@ class _Search:
         if solved is None:
             return
         self._prove(Certificate.of(zip(lengths.tolist(), solved.values.tolist(), strict=True)))
+        self._offer(_named(solved.packing, lengths))
         for turn in range(_POLISHES):
-            if solved.packing.total() <= self.bound + 1 or self.budget.spent():
+            if self.packs <= self.bound + 1 or self.budget.spent():
                 break
             solved = polish(solved, self.budget, turn)
-        packing = solved.packing
-        if self.within < packing.total() - self.bound and self.histogram.sequences <= _MOST_LISTED:
-            packing = pack_exactly(items) or packing
-        names = lengths.tolist()
-        self._offer([(count, tuple(names[item] for item in pattern)) for pattern, count in packing.items()])
+            self._offer(_named(solved.packing, lengths))
+        if not self._good() and self.histogram.sequences <= _MOST_LISTED:
+            self._offer(_named(pack_exactly(items) or solved.packing, lengths))
 
     def _in_units(self) -> None:
         """Lengths rounded to units; see there."""
@@ -175,6 +178,12 @@ class _Search:
             certificate = certify(*guide, self.capacity, self.depth, self.budget)
             if certificate is not None:
                 self._prove(certificate)
+
+
+def _named(packing: Counter[tuple[int, ...]], lengths: NDArray[np.int64]) -> Strategies:
+    """Return the strategies of a packing of items that are these lengths."""
+    names = lengths.tolist()
+    return [(count, tuple(names[item] for item in pattern)) for pattern, count in packing.items()]
 
 
 def _packs(strategies: Strategies) -> int:

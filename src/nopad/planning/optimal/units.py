@@ -24,10 +24,11 @@ from nopad.planning.optimal.pricing import Items
 from nopad.planning.optimal.rounding import Packing
 from nopad.planning.optimal.search import Solved, relax
 
-__all__ = ["Units", "certify", "divide", "fill"]
+__all__ = ["MOST_CELLS", "Units", "certify", "divide", "fill"]
 
 _MOST_SIZES = 700  # distinct sizes that a linear program can have and still be quick
-_RESOLUTIONS = (2048, 1024, 512)
+MOST_CELLS = 2**25  # distinct sizes x units x depth: what pricing costs
+_RESOLUTIONS = (2048, 1024, 512, 256, 128)
 _MOST_FILLED = 2**21  # sequences, about 100 bytes each
 _MOST_STEPS = 3 * 10**9  # of pricing, for a bound
 
@@ -49,10 +50,11 @@ class Units:
     @classmethod
     def of(cls, histogram: Histogram, capacity: int, depth: int | None) -> Units:
         """Round at the finest resolution that keeps the number of sizes small."""
-        for resolution in _RESOLUTIONS:
+        for resolution in [n for n in _RESOLUTIONS if n <= max(capacity, _RESOLUTIONS[-1])]:
             nearest = np.floor(histogram.lengths * (resolution / capacity) + 0.5).astype(np.int64)
             sizes, first, item = np.unique(np.maximum(nearest, 1), return_index=True, return_inverse=True)
-            if sizes.size <= _MOST_SIZES or resolution == _RESOLUTIONS[-1]:
+            most = 1 if depth is None else min(depth, resolution // int(sizes[0]))
+            if sizes.size <= _MOST_SIZES and sizes.size * resolution * most <= MOST_CELLS:
                 break
         demand = np.zeros(sizes.size, dtype=np.int64)
         np.add.at(demand, item, histogram.counts)
