@@ -25,6 +25,7 @@ KEYS = [
     "limit",
     "lower_bound",
     "seconds",
+    "notes",
 ]
 # (depth, reached, strategies, packs, padding tokens), None = unlimited: Table 5 of the supplement (LPFHP), Table 1 of
 # arXiv 2107.02027 (SPFHP)
@@ -89,6 +90,7 @@ def test_json_has_the_named_keys_and_the_right_values(call, histogram):
         "packing_factor": 5 / 3,
         "limit": 8 * 5 / 22,
         "lower_bound": 3,
+        "notes": [],
     }
 
 

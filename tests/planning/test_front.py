@@ -42,7 +42,7 @@ def test_what_every_plan_keeps(algorithm, histogram, capacity, depth, seed):
     assert all(lengths == tuple(sorted(lengths, reverse=True)) for _, lengths in made.strategies)
     assert len({lengths for _, lengths in made.strategies}) == len(made.strategies)
     assert made.max_depth_used <= (depth or capacity)
-    assert lower_bound(histogram, capacity, depth) == made.bound
+    assert lower_bound(histogram, capacity, depth, made.bound.certificate) == made.bound
     assert made.lower_bound <= made.packs <= histogram.sequences
     assert made.problems() == []
     assert made.to_json() == plan(histogram, capacity, depth=depth, algorithm=algorithm, seed=seed).to_json()
@@ -112,9 +112,11 @@ def test_numpy_integers_are_integers(algorithm):
     assert (type(made.capacity), type(made.depth)) == (int, int)
 
 
-def test_the_default_is_lpfhp_without_a_depth():
+def test_the_default_is_auto_without_a_depth():
     made = plan([5, 3, 4, 2, 8], 8)
-    assert (made.algorithm, made.depth, made.notes, dict(made.options)) == ("lpfhp", None, (), {"distribute": True})
+    assert (made.algorithm, made.depth, made.notes) == ("auto", None, ())
+    assert dict(made.options) == {"programs": 150, "seconds": None}
+    assert dict(made.facts) == {"linear_programs": 0}
 
 
 class TestArrivalOrder:

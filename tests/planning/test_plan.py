@@ -20,7 +20,7 @@ LENGTHS = [5, 3, 4, 2, 8, 3, 5]
 
 @pytest.fixture
 def made() -> Plan:
-    return plan(LENGTHS, 8, depth=3)
+    return plan(LENGTHS, 8, depth=3, algorithm="ffd")
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def from_document(document) -> Plan:
 def test_numbers(made):
     assert made.strategies == [(1, (8,)), (2, (5, 3)), (1, (4, 2))]
     assert made.summary() == {
-        "algorithm": "lpfhp",
+        "algorithm": "ffd",
         "depth": 3,
         "max_depth_used": 2,
         "strategies": 3,
@@ -78,7 +78,7 @@ def test_numbers_beyond_64_bits_are_exact():
 
 def test_the_table(made):
     assert str(dataclasses.replace(made, depth=None, notes=("drawn",))).splitlines() == [
-        "algorithm      lpfhp",
+        "algorithm      ffd",
         "capacity       8 tokens",
         "depth          unlimited (reached: 2)",
         "sequences      7",
@@ -89,13 +89,13 @@ def test_the_table(made):
         "note           drawn",
     ]
     assert "depth          3 (reached: 2)" in str(made).splitlines()
-    assert repr(made) == "Plan(lpfhp, capacity 8, depth 3: 4 packs, 93.750%)"
-    assert repr(plan([1], 8)) == "Plan(lpfhp, capacity 8, depth unlimited: 1 packs, 12.500%)"
+    assert repr(made) == "Plan(ffd, capacity 8, depth 3: 4 packs, 93.750%)"
+    assert repr(plan([1], 8)) == "Plan(auto, capacity 8, depth unlimited: 1 packs, 12.500%)"
 
 
 def test_equality_and_hash(made):
-    assert made == plan(LENGTHS[::-1], 8, depth=3)
-    assert hash(made) == hash(plan(LENGTHS[::-1], 8, depth=3))
+    assert made == plan(LENGTHS[::-1], 8, depth=3, algorithm="ffd")
+    assert hash(made) == hash(plan(LENGTHS[::-1], 8, depth=3, algorithm="ffd"))
     assert made != plan(LENGTHS, 8, depth=2)
     assert made != made.to_json()
 
@@ -130,7 +130,7 @@ def test_saving_and_loading(tmp_path_factory, histogram, capacity, depth, algori
 def test_the_file_is_readable_and_diffable(made):
     assert made.to_json() == (
         '{\n  "format": "nopad.plan",\n  "format_version": 1,\n  "capacity": 8,\n  "depth": 3,\n'
-        '  "algorithm": "lpfhp",\n  "options": {},\n  "facts": {},\n  "notes": [],\n'
+        '  "algorithm": "ffd",\n  "options": {},\n  "facts": {},\n  "notes": [],\n'
         '  "sequences": 7,\n  "tokens": 30,\n'
         '  "packs": 4,\n  "lower_bound": {\n    "packs": 4,\n    "proof": "tokens"\n  },\n'
         '  "histogram_sha256": "' + Histogram.from_lengths(LENGTHS).fingerprint + '",\n'

@@ -38,7 +38,7 @@ def test_the_same_call_again_reuses_the_dataset(tmp_path, pack, make_records, br
     [
         ({"capacity": 17}, "capacity was 16, now 17"),
         ({"depth": 3}, "depth was none, now 3"),
-        ({"algorithm": "greedy", "seed": 1}, "algorithm was lpfhp, now greedy; seed was 0, now 1"),
+        ({"algorithm": "greedy", "seed": 1}, "algorithm was auto, now greedy; seed was 0, now 1"),
         ({"order": "source"}, "order was random, now source"),
         ({"over_long": "split"}, "over_long was error, now split"),
         ({"shard_tokens": 300}, "shard_tokens was 200, now 300"),

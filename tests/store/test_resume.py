@@ -29,7 +29,7 @@ def source(make_records) -> IterableSource:
         ({"capacity": 20}, "capacity was 16, now 20"),
         ({"depth": 3}, "depth was none, now 3"),
         ({"seed": 1, "order": "source"}, "seed was 0, now 1; order was random, now source"),
-        ({"algorithm": "spfhp"}, "algorithm was lpfhp, now spfhp"),
+        ({"algorithm": "spfhp"}, "algorithm was auto, now spfhp"),
         ({"over_long": "drop"}, "over_long was error, now drop"),
         ({"empty": "error"}, "empty was skip, now error"),
         ({"on_bad_record": "skip"}, "on_bad_record was error, now skip"),

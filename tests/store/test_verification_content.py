@@ -263,5 +263,5 @@ def restate(dataset, **changes):
 def test_another_seed_or_order_than_the_packs_were_dealt_with(dataset, changes):
     restate(dataset, **changes)
     stated = {"seed": 0, "order": "random", **changes}
-    how = f"lpfhp, seed {stated['seed']} and order {stated['order']}"
+    how = f"auto, seed {stated['seed']} and order {stated['order']}"
     assert nopad.verify(dataset) == [f"these are not the packs that {how} give for these sequences"]

@@ -1,7 +1,8 @@
 """Planning: histogram -> `Plan`. One algorithm a file; bounds; the front door. Never sees a tensor or a data file."""
 
 from nopad.planning.bounds import Bound, lower_bound
+from nopad.planning.certificate import Certificate
 from nopad.planning.front import ALGORITHMS, plan
 from nopad.planning.plan import Plan
 
-__all__ = ["ALGORITHMS", "Bound", "Plan", "lower_bound", "plan"]
+__all__ = ["ALGORITHMS", "Bound", "Certificate", "Plan", "lower_bound", "plan"]

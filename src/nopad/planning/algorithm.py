@@ -8,7 +8,7 @@ Packs``. Both are pure: same input, same result, on every machine.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -91,18 +91,19 @@ class Algorithm:
     help: str
     options: Mapping[str, Option] = field(default_factory=dict)
 
-    def complete(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Check the options given and return them all, defaults filled in.
+    def complete(self, name: str, given: Mapping[str, Any], common: Iterable[str] = ()) -> dict[str, Any]:
+        """Check the options given and return them all, defaults filled in; `common` names are known elsewhere.
 
         Raises:
             OptionError: an option this algorithm does not know, or a value it does not allow.
         """
         for key in given:
             if key not in self.options:
-                near = difflib.get_close_matches(key, self.options, n=1)
-                has = f"it has: {', '.join(sorted(self.options))}" if self.options else "it has none"
+                near = difflib.get_close_matches(key, [*self.options, *common], n=1)
+                has = f"it has: {', '.join(sorted(self.options))}" if self.options else "it has none of its own"
                 meant = f"; did you mean {near[0]}?" if near else ""
-                raise OptionError(f"algorithm {name!r} has no option {key!r}{meant} ({has})")
+                every = f"; every algorithm has: {', '.join(sorted(common))}" if common else ""
+                raise OptionError(f"algorithm {name!r} has no option {key!r}{meant} ({has}{every})")
         return {
             key: option.check(key, given[key]) if key in given else option.default
             for key, option in self.options.items()

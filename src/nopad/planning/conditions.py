@@ -81,7 +81,7 @@ def bound_under(
     """Return the fewest packs proven possible under the conditions among `options`.
 
     >>> bound_under({"align": 4}, Histogram.from_lengths([5, 5, 1]), 8, None)
-    Bound(packs=3, proof='big lengths')
+    Bound(packs=3, proof='tokens')
     >>> bound_under({"pack_multiple": 4}, Histogram.from_lengths([5, 5, 1]), 8, None)
     Bound(packs=4, proof='pack_multiple')
     """
@@ -107,7 +107,7 @@ def broken_conditions(options: Mapping[str, Any], strategies: Strategies, capaci
         found.append(f"{packs:,} packs are not a multiple of pack_multiple={multiple}")
     for s, (_, lengths) in enumerate(strategies):
         aligned = sum(-(-length // align) * align for length in lengths)
-        if aligned > capacity:
+        if align > 1 and aligned > capacity:
             found.append(f"strategy {s} sums to {aligned} tokens with align={align}, above the capacity of {capacity}")
         cost = sum(length * length for length in lengths)
         if squares is not None and cost > squares:

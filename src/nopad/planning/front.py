@@ -169,7 +169,8 @@ def complete_options(algorithm: str, options: Mapping[str, Any]) -> tuple[dict[s
     """
     chosen = {**HISTOGRAM_ALGORITHMS, **ARRIVAL_ALGORITHMS}[algorithm]
     conditions = {name: option.check(name, options.get(name, option.default)) for name, option in CONDITIONS.items()}
-    return chosen.complete(algorithm, {k: v for k, v in options.items() if k not in CONDITIONS}), conditions
+    own = {name: value for name, value in options.items() if name not in CONDITIONS}
+    return chosen.complete(algorithm, own, CONDITIONS), conditions
 
 
 def _given(conditions: Mapping[str, Any]) -> dict[str, Any]:

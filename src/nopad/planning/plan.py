@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.errors import FormatError
+from nopad.errors import FormatError, OptionError
 from nopad.files import write_atomic
 from nopad.histogram import MAX_LENGTH, Histogram, exact_sum
 from nopad.planning.bounds import Bound
 from nopad.planning.certificate import Certificate
-from nopad.planning.conditions import bound_under, broken_conditions
+from nopad.planning.conditions import CONDITIONS, bound_under, broken_conditions
 
 __all__ = ["Plan"]
 
@@ -291,7 +291,7 @@ class Plan:
             )
         try:
             plan = _from_document(document)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError, OptionError) as error:
             raise FormatError(f"{name} is damaged: {error!r}") from error
         for key in ("sequences", "tokens", "packs"):
             if document.get(key) != getattr(plan, key):
@@ -306,6 +306,13 @@ class Plan:
 def _from_document(document: Mapping[str, Any]) -> Plan:
     """Build a plan from parsed JSON; any malformed part raises KeyError, TypeError or ValueError."""
     strategies = [(s["count"], s["lengths"]) for s in document["strategies"]]
+    for at, strategy in enumerate(document["strategies"]):
+        own = strategy.get("capacity", document["capacity"])
+        if own != document["capacity"]:
+            raise ValueError(f"strategy {at} names a capacity of {own}; this nopad reads plans of one capacity")
+    for name, option in CONDITIONS.items():
+        if name in document["options"]:
+            option.check(name, document["options"][name])
     for at, (count, lengths) in enumerate(strategies):
         numbers = [count, *lengths]
         if not lengths or any(type(v) is not int or v < 1 for v in numbers) or max(lengths) > MAX_LENGTH:

@@ -20,8 +20,9 @@ __all__ = ["spread"]
 def spread(histogram: Histogram, capacity: int, depth: int | None, packs: int) -> Strategies:
     """Return ``(count, lengths)`` pairs that cover `histogram`, beginning with `packs` packs.
 
-    >>> spread(Histogram.from_lengths([5, 4, 3, 2, 2]), 8, None, 2)
-    [(1, (4, 2, 2)), (1, (5, 3))]
+    >>> histogram = Histogram.from_lengths([4, 4, 2, 2, 1, 1])
+    >>> spread(histogram, 8, 3, packs=2)
+    [(2, (4, 2, 1))]
     """
     opened = OpenPacks(capacity, depth)
     empty = packs
