@@ -120,11 +120,15 @@ class Master:
         return packs, times, np.array(solution.row_dual)
 
     def trim(self, times: NDArray[np.float64], slack: float) -> NDArray[np.float64]:
-        """Forget patterns whose reduced cost is above `slack`; return `times` of those that stay."""
+        """Forget patterns whose reduced cost is above `slack`; return `times` of those that stay.
+
+        Patterns added since `times` were found have no reduced cost yet, and stay.
+        """
         costs = np.array(self._highs.getSolution().col_dual)[self._exchanges :]
-        keep = (costs <= slack) | (times > 0)
+        keep = np.ones(len(self.patterns), dtype=bool)
+        keep[: times.size] = (costs[: times.size] <= slack) | (times > 0)
         gone = np.flatnonzero(~keep).astype(np.int32) + self._exchanges
         self._highs.deleteCols(gone.size, gone)
         self.patterns = [pattern for pattern, stays in zip(self.patterns, keep.tolist(), strict=True) if stays]
         self._known = set(self.patterns)
-        return times[keep]
+        return times[keep[: times.size]]

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nopad import Histogram
+from nopad.planning.optimal.budget import Budget
+from nopad.planning.optimal.exact import all_patterns, pack_exactly
+from nopad.planning.optimal.master import Master
+from nopad.planning.optimal.pricing import SCALE, Items
+from nopad.planning.optimal.rounding import as_values, best_fit
+from nopad.planning.optimal.search import polish, relax, solve
+from nopad.planning.optimal.spread import spread
+from nopad.planning.optimal.units import Units, divide, fill
+
+
+def items_of(lengths, capacity, depth=None):
+    histogram = Histogram.from_lengths(lengths)
+    return Items.of(histogram.lengths, histogram.counts, capacity, depth)
+
+
+def check(packing, items):
+    """Every item as often as demanded, every pattern within the pack."""
+    held = np.zeros_like(items.demand)
+    for pattern, count in packing.items():
+        assert count >= 1
+        assert items.sizes[list(pattern)].sum() <= items.capacity
+        assert len(pattern) <= items.depth
+        for item in pattern:
+            held[item] += count
+    assert np.array_equal(held, items.demand)
+
+
+ITEMS = st.builds(
+    items_of,
+    st.lists(st.integers(1, 20), min_size=1, max_size=60),
+    st.integers(20, 40),
+    st.none() | st.integers(1, 5),
+)
+
+
+@given(ITEMS)
+def test_everything_is_packed_and_no_bound_is_above_it(items):
+    solved = solve(items, [], Budget(100))
+    assert solved is not None
+    check(solved.packing, items)
+    check(best_fit(items, items.demand), items)
+    assert solved.bound <= solved.packing.total() <= best_fit(items, items.demand).total()
+    for turn in range(2):
+        polished = polish(solved, Budget(20), turn)
+        check(polished.packing, items)
+        assert polished.packing.total() <= solved.packing.total()
+
+
+@given(ITEMS)
+def test_the_bound_meets_the_program(items):
+    master = Master(items)
+    master.add(best_fit(items, items.demand))
+    relaxed = relax(master, Budget(200))
+    packs, times, duals = master.solve()
+    assert relaxed is not None
+    assert relaxed.bound == math.ceil(packs - 1e-6)
+    assert times.sum() == pytest.approx(packs)
+    assert np.all(np.diff(as_values(duals)) >= 0)
+
+
+def test_exchange_columns_keep_duals_rising():
+    master = Master(items_of([3, 3, 4, 4, 4, 5], 9))
+    master.add([(2, 1), (1, 1), (0, 0, 0)])
+    _, _, duals = master.solve()
+    assert np.all(np.diff(duals) >= -1e-9)
+
+
+def test_patterns_are_known_once():
+    master = Master(items_of([3, 4], 9))
+    assert master.add([(1, 0), (1, 1), (1, 0)]) == 2
+    assert master.add([(1, 1), (0, 0, 0)]) == 1
+
+
+def test_without_a_budget_there_is_nothing():
+    items = items_of([3, 4, 5], 9)
+    assert solve(items, [], Budget(0)) is None
+    assert solve(items, [], Budget(5, seconds=-1)) is None
+
+
+def test_a_budget():
+    budget = Budget(2)
+    assert (budget.left, budget.spend(), budget.spend(), budget.spend()) == (2, True, True, False)
+    assert (budget.used, budget.left, budget.out_of_time) == (2, 0, False)
+    late = Budget(9, seconds=-1)
+    assert (late.spend(), late.left, late.out_of_time) == (False, 0, True)
+
+
+def test_duals_become_values_that_rise():
+    assert as_values(np.array([0.5, 0.25, -1e-12, 1 + 1e-12])).tolist() == [SCALE // 2] * 3 + [SCALE]
+
+
+def test_all_patterns_to_which_nothing_can_be_added():
+    items = items_of([2, 2, 3, 5], 7)
+    assert sorted(all_patterns(items)) == [(1, 0, 0), (2, 0)]
+    assert all_patterns(items, most=1) is None
+    packing = pack_exactly(items)
+    assert packing is not None
+    check(packing, items)
+    assert packing.total() == 2
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.none() | st.integers(1, 5), st.integers(1, 40))
+def test_spreading_covers(lengths, depth, packs):
+    histogram = Histogram.from_lengths(lengths)
+    strategies = spread(histogram, 30, depth, packs)
+    held = Histogram.from_lengths([n for count, strategy in strategies for n in strategy * count])
+    assert held == histogram
+    assert all(sum(s) <= 30 and len(s) <= (depth or 30) and list(s) == sorted(s, reverse=True) for _, s in strategies)
+
+
+@given(st.lists(st.integers(1, 4000), min_size=1, max_size=300), st.integers(4000, 9000), st.none() | st.integers(1, 6))
+def test_slots_filled_with_real_lengths_cover(lengths, capacity, depth):
+    histogram = Histogram.from_lengths(lengths)
+    units = Units.of(histogram, capacity, depth)
+    assert units.items.demand.sum() == len(lengths)
+    solved = solve(units.items, [], Budget(10))
+    assert solved is not None
+    strategies = fill(solved.packing, units, histogram, capacity, depth)
+    assert Histogram.from_lengths([n for count, strategy in strategies for n in strategy * count]) == histogram
+    assert all(sum(s) <= capacity and len(s) <= (depth or len(s)) for _, s in strategies)
+
+
+def test_a_part_and_a_rest_are_the_whole():
+    histogram = Histogram.from_counts({3: 2**40 + 5, 7: 2**22, 9: 1})
+    copies, part, rest = divide(histogram)
+    assert part.sequences <= 2**21
+    assert Histogram(part.lengths, part.counts * copies) + rest == histogram
+    assert divide(Histogram.from_counts({3: 5})) == (1, Histogram.from_counts({3: 5}), Histogram.from_counts({}))
