@@ -7,7 +7,17 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-QUICK = ("histogram", "planning", "baselines", "assignment", "tokenising", "materialise", "reader")
+QUICK = (
+    "histogram",
+    "planning",
+    "optimal",
+    "packing",
+    "baselines",
+    "assignment",
+    "tokenising",
+    "materialise",
+    "reader",
+)
 
 for name in sys.argv[1:] or QUICK:
     print(f"== benchmarks/{name}.py", flush=True)
