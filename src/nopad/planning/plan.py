@@ -206,13 +206,14 @@ class Plan:
     def __str__(self) -> str:
         """A small table of the numbers that matter."""
         above = self.packs - self.lower_bound
+        state = f"this plan: {above:,} above, {above / self.lower_bound:.4%}" if above else "this plan: proven optimal"
         rows = [
             ("algorithm", self.algorithm),
             ("capacity", f"{self.capacity:,} tokens"),
             ("depth", f"{'unlimited' if self.depth is None else self.depth} (reached: {self.max_depth_used})"),
             ("sequences", f"{self.sequences:,}"),
             ("packs", f"{self.packs:,} ({self.counts.size:,} strategies)"),
-            ("lower bound", f"{self.lower_bound:,} packs, {self.bound.proof} (this plan: {above:,} above)"),
+            ("lower bound", f"{self.lower_bound:,} packs, by {self.bound.proof} ({state})"),
             ("efficiency", f"{self.efficiency:.3%} ({self.padding_tokens:,} padding tokens)"),
             ("packing factor", f"{self.packing_factor:.3f} (limit {self.limit:.3f})"),
             *(("note", note) for note in self.notes),
