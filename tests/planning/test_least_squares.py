@@ -163,7 +163,8 @@ def test_only_nnlshp_has_a_weighting(refuses):
     assert NNLSHP_OPTIONS.keys() - ENNLSHP_OPTIONS.keys() == {"weighting"}
     with refuses(
         OptionError,
-        "algorithm 'ennlshp' has no option 'weighting' (it has: granularity, only_full, remainder, rounding)",
+        "algorithm 'ennlshp' has no option 'weighting' (it has: granularity, only_full, remainder, rounding; "
+        "every algorithm has: align, max_squares, pack_multiple)",
     ):
         plan([1], 8, algorithm="ennlshp", weighting="fixed")
 
