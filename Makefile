@@ -65,9 +65,9 @@ $(BASE): $(VENV) pyproject.toml constraints.txt
 # torch goes first and alone: it is the one package with several builds of one version, so everything after it
 # finds the build this machine's pip settings chose in place and cannot pull in another.
 $(TEST): $(BASE)
-	@echo "installing torch and the test tools"
+	@echo "installing torch, the test tools and the extras under test"
 	@$(PIP) torch==2.13.0
-	@$(PIP) -e . --group test
+	@$(PIP) -e '.[report]' --group test
 	@touch $@
 
 $(LINT) $(BENCH) $(DOCS): $(BASE)

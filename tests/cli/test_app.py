@@ -14,7 +14,7 @@ from nopad.cli.app import app
 from nopad.errors import StorageError
 
 ANSI = "\x1b["
-VERBS = ("demo", "plan", "pack", "verify")
+VERBS = ("demo", "plan", "pack", "verify", "study")
 
 
 def test_version(run):
@@ -112,7 +112,7 @@ def test_what_goes_wrong_inside_has_its_exit_code(call, monkeypatch, histogram, 
     def fail(path):
         raise error
 
-    monkeypatch.setattr("nopad.cli.plan.read_histogram", fail)
+    monkeypatch.setattr("nopad.cli.lengths.read_histogram", fail)
     if code == 3 and not isinstance(error, StorageError):
         monkeypatch.setattr("nopad.cli.app._discard_stdout", lambda: 0)  # pytest's stdout is no file
     ran = call("plan", histogram)
@@ -189,7 +189,10 @@ def test_interrupting_a_plan_says_so_and_exits_130(command, tmp_path, words):
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_documentation_has_every_option(verb):
     page = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text()
-    [command] = [command for name, command in typer.main.get_command(app).commands.items() if name == verb]
-    for parameter in command.params:
-        for option in (*parameter.opts, *parameter.secondary_opts):
-            assert not option.startswith("-") or f"`{option}" in page, option
+    command = typer.main.get_command(app).commands[verb]
+    for name, inner in getattr(command, "commands", {verb: command}).items():
+        assert f"`nopad {verb}" in page
+        assert verb == name or f"`nopad {verb} {name} " in page
+        for parameter in inner.params:
+            for option in (*parameter.opts, *parameter.secondary_opts):
+                assert not option.startswith("-") or f"`{option}" in page, option

@@ -72,7 +72,7 @@ def test_fit_adds_the_remainder_and_no_pack_that_is_not_needed(solution, demand)
 
 @given(SOLUTION, DEMAND, st.integers(1, 4))
 def test_counting_as_the_papers_do(solution, demand, depth):
-    missing, over, packs = over_cover(solution, demand, CAPACITY, depth)
+    missing, over, packs, strategies = over_cover(solution, demand, CAPACITY, depth)
     short = demand - supply(solution)
     slots = supply(solution) + short
     if depth > 1:
@@ -80,6 +80,8 @@ def test_counting_as_the_papers_do(solution, demand, depth):
     assert missing == short.total()
     assert over == slots.total() - demand.total()
     assert packs == number(solution) + missing
+    padded = {tuple(sorted((n, CAPACITY - n) if depth > 1 and n < CAPACITY else (n,))) for n in short}
+    assert strategies == len(padded | {tuple(sorted(lengths)) for _, lengths in solution})
 
 
 def test_packs_that_nobody_needs_vanish():
@@ -92,5 +94,5 @@ def test_packs_that_nobody_needs_vanish():
 
 def test_the_papers_count_a_pack_for_each_of_two_complements():
     solution, demand = [], Counter({7: 2, 5: 2, 6: 3, 12: 1})
-    assert over_cover(solution, demand, 12, 2) == (8, 7, 8)
+    assert over_cover(solution, demand, 12, 2) == (8, 7, 8, 3)
     assert number(pad_remainder(demand, 12, 2)) == 5

@@ -15,6 +15,7 @@ import nopad
 from nopad.cli.demo import demo
 from nopad.cli.pack import pack
 from nopad.cli.plan import plan
+from nopad.cli.study import study
 from nopad.cli.verify import verify
 from nopad.errors import NopadError, StorageError
 
@@ -41,6 +42,7 @@ app = typer.Typer(
 )
 for verb in (demo, plan, pack, verify):
     app.command()(verb)
+app.add_typer(study, name="study")
 
 
 def _version(show: bool) -> None:

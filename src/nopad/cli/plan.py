@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from nopad.cli.lengths import read_given
 from nopad.cli.monitor import Bars
 from nopad.cli.options import (
     AlgorithmOptions,
@@ -27,13 +27,12 @@ from nopad.cli.options import (
     parse_options,
 )
 from nopad.cli.render import console, describe_bound, describe_histogram, plan_table
-from nopad.corpus import CorpusOptions, Source, Tokenizer, load_tokenizer, open_source, sequences
-from nopad.errors import OptionError, SourceError
-from nopad.histogram import Histogram, read_histogram
+from nopad.errors import OptionError
+from nopad.histogram import Histogram
 from nopad.planning import ALGORITHMS
 from nopad.planning import plan as make_plan
 from nopad.planning.front import ARRIVAL_ALGORITHMS, MAX_DRAWN, QUICK_ALGORITHMS, check_options, complete_options
-from nopad.store import LengthsFile, Monitor, Silent
+from nopad.store import Monitor, Silent
 
 __all__ = ["DEPTHS", "plan", "table_rows"]
 
@@ -110,35 +109,33 @@ def plan(
     for name in algorithms:
         check_options(1 if capacity is None else capacity, None, name, seed)
         complete_options(name, options)
-    if not file.exists():
-        raise SourceError(f"{file}: no such file or folder; check the path")
-    given: Histogram | NDArray[Any]
-    declared: int | None = None
     with Bars() as monitor:
-        if file.suffix == ".json":
-            given, declared = read_histogram(file)
-        elif file.suffix == ".npy":
-            given = LengthsFile(file).lengths
-        capacity = declared if capacity is None else capacity
-        if capacity is None:
-            raise OptionError(f"{file} does not say for which capacity; give --capacity")
-        if file.suffix not in (".json", ".npy"):
-            policies = CorpusOptions(
-                capacity=capacity,
-                special_tokens=special_tokens,
-                over_long=over_long,
-                empty=empty,
-                on_bad_record=on_bad_record,
-            )
-            source = open_source([file], text_unit=text_unit, text_field=text_field, ids_field=ids_field)
-            given = _lengths(source, None if source.kind == "ids" else load_tokenizer(tokenizer), policies, monitor)
-        histogram = given if isinstance(given, Histogram) else Histogram.from_lengths(given)
-        if not histogram.sequences:
-            raise SourceError(f"{file} holds no sequences")
-        if algorithm is None and isinstance(given, Histogram) and histogram.sequences > MAX_DRAWN:
+        given = read_given(
+            file,
+            capacity,
+            monitor,
+            tokenizer=tokenizer,
+            policies={
+                "special_tokens": special_tokens,
+                "over_long": over_long,
+                "empty": empty,
+                "on_bad_record": on_bad_record,
+            },
+            reader={"text_unit": text_unit, "text_field": text_field, "ids_field": ids_field},
+        )
+        histogram, capacity = given.histogram, given.capacity
+        if algorithm is None and given.lengths is None and histogram.sequences > MAX_DRAWN:
             algorithms = [name for name in algorithms if name not in ARRIVAL_ALGORITHMS]  # too many to draw an order of
         rows = table_rows(
-            given, histogram, capacity, algorithms, depths, seed=seed, options=options, output=output, monitor=monitor
+            histogram if given.lengths is None else given.lengths,
+            histogram,
+            capacity,
+            algorithms,
+            depths,
+            seed=seed,
+            options=options,
+            output=output,
+            monitor=monitor,
         )
     if as_json:
         print(json.dumps(rows, indent=1))
@@ -204,15 +201,3 @@ def table_rows(
     for row in rows:  # what one algorithm proves holds for all
         row["lower_bound"] = max(other["lower_bound"] for other in rows if other["depth"] == row["depth"])
     return rows
-
-
-def _lengths(
-    source: Source, tokenizer: Tokenizer | None, options: CorpusOptions, monitor: Monitor
-) -> NDArray[np.int32]:
-    """Tokenise a corpus for its lengths only, in order of arrival: 4 bytes a sequence."""
-    monitor.stage("tokenising", source.total_bytes, "bytes")
-    chunks = [np.zeros(0, dtype=np.int32)]
-    for group in sequences(source.blocks(), tokenizer, options):
-        monitor.advance(sum(len(block.data) for block in group.blocks), group.counts.tokens)
-        chunks.append(group.batch.lengths)
-    return np.concatenate(chunks)

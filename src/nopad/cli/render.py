@@ -16,7 +16,7 @@ from nopad.histogram import Histogram
 from nopad.planning import Plan, lower_bound
 from nopad.store import Manifest
 
-__all__ = ["bars", "console", "describe_bound", "describe_histogram", "outcome", "plan_table"]
+__all__ = ["bars", "console", "describe_bound", "describe_histogram", "fitted", "outcome", "plan_table"]
 
 _BAR = 32
 _PIPE_WIDTH = 160
@@ -52,16 +52,21 @@ def plan_table(rows: Sequence[dict[str, Any]], width: int | None = None) -> Tabl
 
     Above `width` (None: any) the columns that matter least are left out, and the caption names them.
     """
+    return fitted(lambda left_out: _table(rows, left_out), ("strategies", "reached", "padding tokens", "time"), width)
+
+
+def fitted(make: Callable[[Sequence[str]], Table], least: Sequence[str], width: int | None) -> Table:
+    """Return a table within `width`: without as many of the columns `least` as it takes; the caption names them."""
     left_out: list[str] = []
-    table = _table(rows, left_out)
-    for name in ("strategies", "reached", "padding tokens", "time"):
+    table = make(left_out)
+    for name in least:
         if (
             width is None
             or Measurement.get(measuring := Console(width=1000), measuring.options, table).maximum <= width
         ):
             break
         left_out.append(name)
-        table = _table(rows, left_out)
+        table = make(left_out)
     if left_out:
         table.caption = f"narrow terminal: without {', '.join(left_out)}"
     return table

@@ -9,20 +9,35 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from nopad.planning.algorithm import Strategies
 from nopad.planning.rooms import Content, OpenPacks
 
-__all__ = ["fill", "fit_remainder", "over_cover", "pad_remainder", "take_complete"]
+__all__ = ["OverCover", "fill", "fit_remainder", "over_cover", "pad_remainder", "take_complete"]
 
 
-def over_cover(solution: Strategies, demand: Counter[int], capacity: int, depth: int) -> tuple[int, int, int]:
-    """Count as the papers do: sequences without a slot, sequences covered too often, packs.
+class OverCover(NamedTuple):
+    """A solution as the papers count it, before it is repaired.
 
-    Each sequence without a slot counts as a pack of it and its complement, though two of them may share one.
+    Attributes:
+        missing: sequences without a slot.
+        over: sequences that would have to be invented.
+        packs: those of the solution, and one for each sequence without a slot.
+        strategies: different ones among them.
+    """
+
+    missing: int
+    over: int
+    packs: int
+    strategies: int
+
+
+def over_cover(solution: Strategies, demand: Counter[int], capacity: int, depth: int) -> OverCover:
+    """Count as the papers do: each sequence without a slot gets a pack with its complement, though two may share one.
 
     >>> over_cover([(2, (5, 3))], Counter({5: 3, 3: 1}), 8, 2)
-    (1, 2, 3)
+    OverCover(missing=1, over=2, packs=3, strategies=1)
     """
     supply = _supply(solution)
     missing = demand - supply
@@ -30,7 +45,9 @@ def over_cover(solution: Strategies, demand: Counter[int], capacity: int, depth:
     if depth > 1:
         supply.update({capacity - length: count for length, count in missing.items() if length < capacity})
     packs = sum(count for count, _ in solution) + missing.total()
-    return missing.total(), (supply - demand).total(), packs
+    paired = {n: (n, capacity - n) if depth > 1 and n < capacity else (n,) for n in missing}
+    strategies = len({_longest_first(slots) for slots in (*paired.values(), *(slots for _, slots in solution))})
+    return OverCover(missing.total(), (supply - demand).total(), packs, strategies)
 
 
 def fill(solution: Strategies, left: Counter[int]) -> Strategies:

@@ -81,13 +81,14 @@ def least_squares(
         slots, mixture, notes = _solve(name, system, rounded, choices.granularity, capacity, depth)
     solution = list(_whole(mixture, slots, choices.rounding))
     whole = whole_capacity(choices.granularity, capacity)
-    missing, over, before = over_cover(solution, Counter(rounded.to_dict()), whole, depth)
+    covered = over_cover(solution, Counter(rounded.to_dict()), whole, depth)
     facts: dict[str, Any] = {
         "strategies_listed": len(slots),
         "strategies_used": len(solution),
-        "sequences_without_slot": missing,
-        "over_cover": over,
-        "packs_before_repair": before,
+        "sequences_without_slot": covered.missing,
+        "over_cover": covered.over,
+        "packs_before_repair": covered.packs,
+        "strategies_before_repair": covered.strategies,
         "solver": f"scipy {version('scipy')}",
     }
     if choices.only_full:

@@ -1,0 +1,175 @@
+"""How the studies look in a terminal: published, ours and difference under each other, one table a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.table import Table as Grid
+from rich.text import Text
+
+from nopad.cli.render import fitted
+from nopad.histogram import Histogram
+from nopad.study import Compared, Distribution, Redone, StrategyCount, Table
+
+__all__ = [
+    "counts_table",
+    "distributions_table",
+    "matrix_table",
+    "redone_notes",
+    "redone_table",
+    "residuals_table",
+]
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_SPARK = 24
+
+
+def redone_table(table: Table, rows: Sequence[Redone], width: int) -> Group:
+    """Return a published table with three lines a row; a row that the paper does not have has one."""
+
+    def make(left_out: Sequence[str]) -> Grid:
+        columns = [column for column in table.columns if column not in left_out]
+        grid = _grid(["depth", "algorithm", "", *columns])
+        for row in rows:
+            lines = [("published", row.published), ("ours", row.ours), ("difference", row.difference)]
+            lines = [line for line in lines if line[1]] or [("ours", {})]
+            for at, (label, figures) in enumerate(lines):
+                grid.add_row(
+                    *((row.depth, row.name) if at == 0 else ("", "")),
+                    label,
+                    *(_grouped(figures.get(column, "")) for column in columns),
+                    style=_style(label, row),
+                    end_section=at + 1 == len(lines),
+                )
+        return grid
+
+    grid = fitted(make, ("tokens", "strategies", "padding tokens"), width)
+    return _titled(f"{table.name}: {table.what}, capacity {table.capacity}", grid)
+
+
+def redone_notes(rows: Sequence[Redone]) -> Iterator[str]:
+    """Yield what there is to say about the rows."""
+    return (f"{row.name}, depth {row.depth}: {row.note}" for row in rows if row.note)
+
+
+def matrix_table(matrix: Sequence[Sequence[int]], same: bool) -> Group:
+    """Return the packing matrix of capacity 8 and depth 3."""
+    verdict = "as published" if same else "not as published"
+    grid = _grid(["length"])
+    for column in range(len(matrix[0])):
+        grid.add_column(str(column + 1), justify="right")
+    for at, row in enumerate(matrix):
+        grid.add_row(str(at + 1), *("·" if not n else str(n) for n in row))
+    note = Text(
+        "  Each column is a strategy. The last one holds one sequence of length eight, not six as printed.\n", "dim"
+    )
+    return _titled(f"supplement, Table 4: packing matrix of capacity 8, depth 3 ({verdict})", grid, note)
+
+
+def counts_table(counted: Sequence[StrategyCount]) -> Group:
+    """Return how many strategies there are beside the formulas."""
+    heads = ["capacity", "depth", "exact", "equations 5 and 6", "difference", "in the text"]
+    grid = _grid(heads)
+    for at, one in enumerate(counted):
+        grid.add_row(
+            f"{one.capacity:,}" if one.depth == 1 else "",
+            str(one.depth),
+            f"{one.exact:,}",
+            f"{one.formula:,}",
+            f"{one.formula - one.exact:+,}" if one.formula != one.exact else "=",
+            _grouped(one.published),
+            end_section=at + 1 < len(counted) and counted[at + 1].capacity != one.capacity,
+        )
+    return _titled("supplement, D.5.1: strategies that fill a pack exactly", grid)
+
+
+def residuals_table(compared: Sequence[Compared], histogram: Histogram, capacity: int, width: int) -> Group:
+    """Return both columns of ours beside the values of the text."""
+    title = f"supplement, Figures 10 and 11: {histogram.sequences:,} sequences, capacity {capacity}, depth 3"
+
+    def make(left_out: Sequence[str]) -> Grid:
+        heads = [h for h in ("all weights 1", "weighted", "published", "difference", "tolerance") if h not in left_out]
+        grid = _grid(["", *heads])
+        for row in compared:
+            cells = {
+                "all weights 1": _number(row.plain),
+                "weighted": _number(row.weighted),
+                "published": _number(row.published),
+                "difference": "=" if row.difference == 0 else _number(row.difference),
+                "tolerance": ""
+                if row.within is None
+                else f"{'within' if row.within else 'OUTSIDE'} ±{row.tolerance:,}",
+            }
+            grid.add_row(row.what, *(cells[head] for head in heads), style="yellow" if row.within is False else "")
+        return grid
+
+    return _titled(title, fitted(make, ("tolerance",), width))
+
+
+def distributions_table(found: Sequence[Distribution], width: int) -> Group:
+    """Return one row a corpus."""
+    columns: dict[str, Callable[[Distribution], str]] = {
+        "capacity": lambda one: f"{one.capacity:,}",
+        "sequences": lambda one: f"{one.histogram.sequences:,}",
+        "mean": lambda one: f"{one.mean:,.1f}",
+        "median": lambda one: f"{one.median:,}",
+        "full": lambda one: f"{one.full:.1%}",
+        "padding": lambda one: f"{one.padding:.1%}",
+        "lengths, 1 to capacity": sparkline,
+        "theoretical": lambda one: f"{one.theoretical:.3f}",
+        "spfhp": lambda one: f"{one.spfhp:.3f}",
+        "nopad": lambda one: f"{one.factor:.3f}",
+        "possible": lambda one: f"{one.possible:.3f}",
+    }
+
+    def make(left_out: Sequence[str]) -> Grid:
+        shown = {head: show for head, show in columns.items() if head not in left_out}
+        grid = _grid(["corpus", *shown])
+        for one in found:
+            grid.add_row(one.name, *(show(one) for show in shown.values()))
+        return grid
+
+    grid = fitted(make, ("median", "full", "mean", "possible", "sequences", "lengths, 1 to capacity"), width)
+    return _titled("paper, Figure 1: length distributions, and speed-up over one sequence a row", grid)
+
+
+def sparkline(one: Distribution) -> str:
+    """Draw the histogram in one line, the fullest bin at full height."""
+    bars = one.bars(min(_SPARK, one.capacity))
+    top = bars.max()
+    return "".join(_BLOCKS[max(round(8 * share / top), 1) if share else 0] for share in bars)
+
+
+def _titled(title: str, grid: Grid, *below: Text) -> Group:
+    """Put a title above a grid that may be narrower."""
+    return Group(Text(title, "bold"), grid, *below)
+
+
+def _grid(heads: Sequence[str]) -> Grid:
+    grid = Grid(box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")
+    for at, head in enumerate(heads):
+        grid.add_column(
+            head, justify="left" if at < 3 and head in ("depth", "algorithm", "", "corpus") else "right", no_wrap=True
+        )
+    return grid
+
+
+def _style(label: str, row: Redone) -> str:
+    if not row.published:
+        return "green"
+    if label != "difference":
+        return ""
+    return "yellow" if any(text != "=" for text in row.difference.values()) else "dim"
+
+
+def _grouped(figure: str) -> str:
+    """Put commas into a figure of digits only."""
+    return f"{int(figure):,}" if figure.lstrip("+-").isdecimal() and figure[0] not in "+-" else figure
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.3f}" if value % 1 else f"{int(value):,}"

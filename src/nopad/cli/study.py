@@ -1,0 +1,227 @@
+"""``nopad study``: the papers' tables and figures, redone; a verb of verbs, whose bare call lists them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nopad.cli.lengths import read_given
+from nopad.cli.monitor import Bars
+from nopad.cli.options import OverLong, TextUnit, TokenizerSpec
+from nopad.cli.render import console
+from nopad.cli.render_study import (
+    counts_table,
+    distributions_table,
+    matrix_table,
+    redone_notes,
+    redone_table,
+    residuals_table,
+)
+from nopad.errors import OptionError
+from nopad.histogram import Histogram, read_histogram
+from nopad.planning.nnlshp import SHORT_WEIGHT
+from nopad.store import Monitor
+from nopad.study import (
+    Distribution,
+    compare,
+    contrast,
+    count_strategies,
+    distribution,
+    packing_matrix_of_table_4,
+    redo,
+    residuals,
+    tables_for,
+    unpublished_table,
+)
+from nopad.study.charts import CHART_KINDS, check_chart, distributions_chart, residuals_chart, save_chart
+
+__all__ = ["study"]
+
+study = typer.Typer(rich_markup_mode="rich", invoke_without_command=True)
+
+HistogramFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A histogram (.json), such as one of the two published ones.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Plot = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FILE", help=f"Save a picture too: {', '.join(CHART_KINDS)}. Needs nopad[report]."),
+]
+
+_INDEX = """[bold]nopad study[/]: the papers' tables and figures, redone beside the published numbers
+
+  nopad study packing FILE            paper, Table 1; supplement, Tables 2 to 5; how many strategies there are
+  nopad study residuals FILE          supplement, Figures 10 and 11: what least squares leaves over and invents
+  nopad study distributions FILE...   paper, Figure 1: lengths, theoretical and achieved speed-up, side by side
+
+FILE is a histogram. The two published ones are in github.com/graphcore/examples (MIT licence),
+tutorials/blogs_code/packedBERT/histograms.py; docs/papers.md shows how to save them, and explains the errata."""
+
+
+@study.callback(help="Redo the papers' tables and figures beside the published numbers; alone: list them.")
+def index(context: typer.Context) -> None:
+    """List the studies, unless one is asked for."""
+    if context.invoked_subcommand is None:
+        console().print(_INDEX)
+
+
+@study.command()
+def packing(file: HistogramFile, as_json: AsJson = False) -> None:
+    """Redo the packing tables: published, ours, and the difference; then what `optimal` reaches.
+
+    A histogram is recognised by its capacity and number of sequences; of any other, the same rows are shown without
+    published figures.
+
+    Examples:
+      nopad study packing wikipedia.json
+
+      nopad study packing squad.json --json
+    """
+    histogram, capacity = _histogram(file)
+    tables = tables_for(histogram, capacity) or [unpublished_table(histogram, capacity, file.name)]
+    done = []
+    with Bars() as monitor:
+        for table in tables:
+            monitor.stage(table.name, len(table.rows) + 1, "rows")
+            rows = []
+            for row in table.rows:
+                rows.append(redo(table, row, histogram))
+                monitor.advance(1)
+            done.append((table, rows + contrast(table, histogram)))
+    matrix, same = packing_matrix_of_table_4()
+    if as_json:
+        document = {
+            "tables": [
+                {"name": table.name, "what": table.what, "rows": [asdict(row) for row in rows]} for table, rows in done
+            ],
+            "strategy_counts": [asdict(counted) for counted in count_strategies()],
+            "packing_matrix_of_table_4": {"matrix": matrix, "as_published": same},
+        }
+        print(json.dumps(document, indent=1))
+        return
+    screen = console()
+    for table, rows in done:
+        screen.print(redone_table(table, rows, screen.width))
+        _print_notes(redone_notes(rows))
+    screen.print(matrix_table(matrix, same))
+    counted = count_strategies()
+    screen.print(counts_table(counted))
+    _print_notes(f"capacity {c.capacity}, depth {c.depth}: {c.note}" for c in counted if c.note)
+
+
+@study.command(name="residuals")
+def residuals_verb(file: HistogramFile, as_json: AsJson = False, plot: Plot = None) -> None:
+    """Redo Figures 10 and 11: the residual of least squares at each length, with and without weights.
+
+    Examples:
+      nopad study residuals wikipedia.json
+
+      nopad study residuals wikipedia.json --plot residuals.html
+    """
+    if plot is not None:
+        check_chart(plot)
+    histogram, capacity = _histogram(file)
+    with Bars() as monitor:
+        monitor.stage("solving twice", 2, "systems")
+        plain = residuals(histogram, capacity)
+        monitor.advance(1)
+        weighted = residuals(histogram, capacity, weight=SHORT_WEIGHT)
+        monitor.advance(1)
+    compared = compare(plain, weighted, histogram)
+    if plot is not None:
+        save_chart(residuals_chart(plain, weighted), plot)
+    if as_json:
+        document = {
+            "compared": [asdict(row) for row in compared],
+            "residuals": plain.values.tolist(),
+            "residuals_weighted": weighted.values.tolist(),
+        }
+        print(json.dumps(document, indent=1))
+        return
+    screen = console()
+    screen.print(residuals_table(compared, histogram, capacity, screen.width))
+    _print_notes(f"{row.what}: {row.note}" for row in compared if row.note)
+    _print_saved(plot)
+
+
+@study.command()
+def distributions(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...", help="Histograms (.json), lengths (.npy), or corpora (text, JSONL, a folder)."
+        ),
+    ],
+    capacity: Annotated[
+        int | None,
+        typer.Option("--capacity", "-c", metavar="N", help="Most tokens a pack may hold. Default: what a file says."),
+    ] = None,
+    as_json: AsJson = False,
+    plot: Plot = None,
+    tokenizer: TokenizerSpec = None,
+    over_long: OverLong = "error",
+    text_unit: TextUnit = "file",
+) -> None:
+    """Redo Figure 1 for any number of corpora: how long sequences are, and what packing could and does give.
+
+    Examples:
+      nopad study distributions wikipedia.json squad.json
+
+      nopad study distributions squad.json docs/ --capacity 384 --over-long split --plot figure1.svg
+    """
+    if plot is not None:
+        check_chart(plot)
+    with Bars() as monitor:
+        found = [
+            _distribution(file, capacity, monitor, tokenizer, over_long, text_unit) for file in dict.fromkeys(files)
+        ]
+    if plot is not None:
+        save_chart(distributions_chart(found), plot)
+    if as_json:
+        print(json.dumps([one.summary() for one in found], indent=1))
+        return
+    screen = console()
+    screen.print(distributions_table(found, screen.width))
+    _print_saved(plot)
+
+
+def _histogram(file: Path) -> tuple[Histogram, int]:
+    """Read a histogram and the capacity that it must name."""
+    histogram, capacity = read_histogram(file)
+    if capacity is None:
+        raise OptionError(f'{file} does not say for which capacity; add "max_sequence_length": N to it')
+    if not histogram.sequences:
+        raise OptionError(f"{file} holds no sequences")
+    return histogram, capacity
+
+
+def _distribution(
+    file: Path, capacity: int | None, monitor: Monitor, tokenizer: str | None, over_long: str, text_unit: str
+) -> Distribution:
+    given = read_given(
+        file,
+        capacity,
+        monitor,
+        tokenizer=tokenizer,
+        policies={"over_long": over_long},
+        reader={"text_unit": text_unit},
+    )
+    monitor.stage(f"packing {file.name}", None, "")
+    return distribution(file.stem or str(file), given.histogram, given.capacity)
+
+
+def _print_notes(notes: Iterable[str]) -> None:
+    screen = console()
+    for note in notes:
+        screen.print(f"  {note}", style="dim", markup=False, soft_wrap=True)
+    screen.print()
+
+
+def _print_saved(plot: Path | None) -> None:
+    if plot is not None:
+        console().print(f"saved {plot}", markup=False, soft_wrap=True)

@@ -1,0 +1,31 @@
+"""The papers' tables and figures, redone: each a pure function of a histogram that returns published and own figures.
+
+Nothing here knows a published result when it computes: `published` is only what the result is compared with. Only
+the command line imports this room.
+"""
+
+from __future__ import annotations
+
+from nopad.study.distributions import Distribution, distribution
+from nopad.study.packing import Redone, StrategyCount, contrast, count_strategies, packing_matrix_of_table_4, redo
+from nopad.study.published import TABLES, Table, tables_for, unpublished_table
+from nopad.study.residuals import Compared, Residuals, compare, residuals
+
+__all__ = [
+    "TABLES",
+    "Compared",
+    "Distribution",
+    "Redone",
+    "Residuals",
+    "StrategyCount",
+    "Table",
+    "compare",
+    "contrast",
+    "count_strategies",
+    "distribution",
+    "packing_matrix_of_table_4",
+    "redo",
+    "residuals",
+    "tables_for",
+    "unpublished_table",
+]

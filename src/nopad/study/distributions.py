@@ -1,0 +1,113 @@
+"""Figure 1: how lengths are distributed, and the speed-up that packing could and does give.
+
+The theoretical speed-up is capacity x sequences / tokens: no padding, no overhead. The achieved one is the packing
+factor. What the papers' algorithm (`spfhp` without a depth limit) leaves between the two is what a better plan can
+still get; what is above the factor of the proven bound, no plan can. Milliseconds to seconds a corpus.
+
+Source: arXiv 2107.02027, section 2 and figure 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.histogram import Histogram
+from nopad.planning import plan
+
+__all__ = ["Distribution", "distribution"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distribution:
+    """One corpus.
+
+    Attributes:
+        name: for the reader.
+        capacity: in tokens.
+        histogram: its lengths.
+        theoretical: the speed-up without any padding.
+        spfhp: factor that the papers' algorithm reaches, without a depth limit.
+        factor: factor that nopad's default reaches, without a depth limit.
+        possible: factor of the proven bound: no plan exceeds it.
+    """
+
+    name: str
+    capacity: int
+    histogram: Histogram
+    theoretical: float
+    spfhp: float
+    factor: float
+    possible: float
+
+    @property
+    def padding(self) -> float:
+        """Share of padding with one sequence a row."""
+        return 1 - self.histogram.tokens / (self.histogram.sequences * self.capacity)
+
+    @property
+    def full(self) -> float:
+        """Share of sequences that fill the capacity."""
+        return float(self.histogram.counts[self.histogram.lengths == self.capacity].sum()) / self.histogram.sequences
+
+    @property
+    def mean(self) -> float:
+        """Mean length in tokens."""
+        return self.histogram.tokens / self.histogram.sequences
+
+    @property
+    def median(self) -> int:
+        """Length of the middle sequence, the shorter of two."""
+        middle = (self.histogram.sequences - 1) // 2
+        return int(self.histogram.lengths[np.searchsorted(np.cumsum(self.histogram.counts), middle, side="right")])
+
+    def bars(self, bins: int) -> NDArray[np.float64]:
+        """Return the share of sequences in each of `bins` equal ranges of 1 to capacity; float64 ``[bins]``.
+
+        >>> distribution("two", Histogram.from_counts({1: 3, 8: 1}), 8).bars(2).tolist()
+        [0.75, 0.25]
+        """
+        place = (self.histogram.lengths - 1) * bins // self.capacity
+        return np.bincount(place, weights=self.histogram.counts, minlength=bins) / self.histogram.sequences
+
+    def summary(self) -> dict[str, Any]:
+        """Return everything but the histogram itself, JSON-ready."""
+        return {
+            "name": self.name,
+            "capacity": self.capacity,
+            "sequences": self.histogram.sequences,
+            "tokens": self.histogram.tokens,
+            "mean": self.mean,
+            "median": self.median,
+            "full": self.full,
+            "padding": self.padding,
+            "theoretical": self.theoretical,
+            "spfhp": self.spfhp,
+            "factor": self.factor,
+            "possible": self.possible,
+        }
+
+
+def distribution(name: str, histogram: Histogram, capacity: int) -> Distribution:
+    """Measure one corpus.
+
+    Raises:
+        LengthError: a length is above `capacity`.
+
+    >>> found = distribution("pairs", Histogram.from_counts({3: 2, 5: 2}), 8)
+    >>> found.theoretical, found.factor, found.padding
+    (2.0, 2.0, 0.5)
+    """
+    best = plan(histogram, capacity)
+    return Distribution(
+        name=name,
+        capacity=capacity,
+        histogram=histogram,
+        theoretical=best.limit,
+        spfhp=plan(histogram, capacity, algorithm="spfhp").packing_factor,
+        factor=best.packing_factor,
+        possible=histogram.sequences / best.lower_bound if histogram.sequences else 1.0,
+    )

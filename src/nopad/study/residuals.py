@@ -1,0 +1,170 @@
+"""Figures 10 and 11: what least squares leaves over and invents, at each length, with and without weights.
+
+The residual is ``b - A round(x)``: positive where sequences found no slot, negative where slots found no sequence and
+stay padding. Depth 3, as in the papers. Takes as long as `nnlshp` itself, once for each weighting: 15 s each at 512.
+
+Source: supplement to arXiv 2107.02027, D.4.4 and D.4.5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.histogram import Histogram
+from nopad.planning.enumeration import check_size, full_strategies, packing_matrix
+from nopad.planning.least_squares import nnls
+from nopad.planning.nnlshp import SHORT_TOKENS
+from nopad.study.published import FIGURES_ARE_OF, RESIDUALS, tables_for
+
+__all__ = ["Compared", "Residuals", "compare", "residuals"]
+
+DEPTH = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Residuals:
+    """Sequences without a slot (positive) and slots without a sequence (negative), by length.
+
+    Attributes:
+        values: at length i + 1; int64 ``[capacity]``.
+        weight: of lengths up to 8; the others weigh 1.
+        packs: of the rounded solution.
+        strategies: that it uses.
+        strategies_with_leftovers: when each sequence left over gets a pack with its complement.
+    """
+
+    values: NDArray[np.int64]
+    weight: float
+    packs: int
+    strategies: int
+    strategies_with_leftovers: int
+
+    @property
+    def left_over(self) -> int:
+        """Sequences without a slot."""
+        return int(self.values[self.values > 0].sum())
+
+    @property
+    def invented(self) -> int:
+        """Slots without a sequence."""
+        return -int(self.values[self.values < 0].sum())
+
+    @property
+    def padding_tokens(self) -> int:
+        """Tokens of the slots without a sequence."""
+        lengths = np.arange(1, self.values.size + 1)
+        return int(np.maximum(-self.values, 0) @ lengths)
+
+    @property
+    def padding_tokens_of_leftovers(self) -> int:
+        """Tokens of padding if each sequence left over gets a pack of its own: r (capacity - i) at length i."""
+        lengths = np.arange(1, self.values.size + 1)
+        return int(np.maximum(self.values, 0) @ (self.values.size - lengths))
+
+
+def residuals(histogram: Histogram, capacity: int, *, weight: float = 1.0) -> Residuals:
+    """Solve the least squares problem of `nnlshp` and return what it leaves.
+
+    Raises:
+        OptionError: there are too many strategies for this capacity.
+
+    >>> found = residuals(Histogram.from_counts({3: 9, 5: 10, 8: 1}), 8)
+    >>> found.values.tolist(), found.packs, found.padding_tokens_of_leftovers
+    ([0, 0, 0, 0, 1, 0, 0, 0], 10, 3)
+    """
+    check_size("the study of residuals", capacity, min(DEPTH, capacity), 1, 1)
+    strategies = full_strategies(capacity, min(DEPTH, capacity))
+    matrix = packing_matrix(strategies, capacity)
+    demand = np.zeros(capacity)
+    demand[histogram.lengths - 1] = histogram.counts
+    weights = np.ones(capacity)
+    weights[:SHORT_TOKENS] = weight
+    mixture, _ = nnls(weights[:, None] * matrix, weights * demand, maxiter=max(3 * matrix.shape[1], 1000))
+    whole = np.rint(mixture)
+    values = np.rint(demand - matrix @ whole).astype(np.int64)
+    used = {tuple(slots[slots > 0].tolist()) for slots in strategies[whole > 0]}
+    leftovers = [int(length) for length in np.flatnonzero(values > 0) + 1]
+    paired = {tuple(sorted(n for n in (length, capacity - length) if n)) for length in leftovers}
+    return Residuals(
+        values=values,
+        weight=weight,
+        packs=int(whole.sum()),
+        strategies=len(used),
+        strategies_with_leftovers=len(used | paired),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One figure beside what the text states.
+
+    Attributes:
+        what: it is.
+        plain: ours with all weights 1.
+        weighted: ours with light short lengths.
+        published: in the text; None: it states none, or the histogram is not the paper's.
+        difference: ours - published, of the weighting that the text means.
+        tolerance: largest difference that counts as reproduced.
+        within: whether it is; None without a published figure.
+        note: about the published figure.
+    """
+
+    what: str
+    plain: float
+    weighted: float
+    published: float | None = None
+    difference: float | None = None
+    tolerance: float | None = None
+    within: bool | None = None
+    note: str = ""
+
+
+def compare(plain: Residuals, weighted: Residuals, histogram: Histogram) -> list[Compared]:
+    """Put our figures beside those of the text where the histogram is the paper's, else ours alone.
+
+    >>> histogram = Histogram.from_counts({3: 9, 5: 10, 8: 1})
+    >>> found = residuals(histogram, 8)
+    >>> [row.what for row in compare(found, found, histogram) if row.plain == 1]
+    ['residual at length 5', 'sequences left over']
+    """
+    known = bool([t for t in tables_for(histogram, plain.values.size) if t.name == FIGURES_ARE_OF])
+    rows = []
+    light = _figures(weighted, histogram)
+    for what, ours in _figures(plain, histogram).items():
+        text = RESIDUALS.get(what) if known else None
+        if text is None:
+            rows.append(Compared(what=what, plain=ours, weighted=light[what]))
+            continue
+        off = None if text.value is None else (light[what] if text.weighted else ours) - text.value
+        rows.append(
+            Compared(
+                what=what,
+                plain=ours,
+                weighted=light[what],
+                published=text.value,
+                difference=off,
+                tolerance=None if off is None else text.tolerance,
+                within=None if off is None else abs(off) <= text.tolerance,
+                note=text.note,
+            )
+        )
+    return rows
+
+
+def _figures(found: Residuals, histogram: Histogram) -> dict[str, float]:
+    """Return the figures by the names of `published.RESIDUALS`: both ends of the lengths, then totals."""
+    capacity = found.values.size
+    ends = sorted({*range(1, min(8, capacity) + 1), *range(max(capacity - 8, 1), capacity + 1)})
+    return {
+        **{f"residual at length {length}": int(found.values[length - 1]) for length in ends},
+        "sequences left over": found.left_over,
+        "left over, % of all": 100 * found.left_over / histogram.sequences,
+        "slots without a sequence": found.invented,
+        "padding tokens of these slots": found.padding_tokens,
+        "padding tokens of the sequences left over": found.padding_tokens_of_leftovers,
+        "strategies": found.strategies,
+        "strategies, leftovers packed too": found.strategies_with_leftovers,
+    }
