@@ -36,6 +36,12 @@ def shuffled_lengths(histogram: Histogram, seed: int = 0) -> np.ndarray:
     return lengths
 
 
+def lognormal(n: int, median: float, sigma: float, most: int, seed: int = 0) -> np.ndarray:
+    """Lengths from a clipped lognormal."""
+    drawn = np.random.default_rng(seed).lognormal(np.log(median), sigma, n)
+    return np.clip(np.round(drawn), 1, most).astype(np.int32)
+
+
 def long_context() -> np.ndarray:
     """Return 100,000 lengths up to 131,072 with about 22,000 distinct values."""
     rng = np.random.default_rng(0)

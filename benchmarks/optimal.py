@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from inputs import machine, status
+from inputs import lognormal, machine, status
 
 import nopad
 from nopad import Histogram
@@ -41,12 +41,6 @@ REAL = [
 ]
 
 
-def lognormal(seed: int, n: int, median: float, sigma: float, most: int) -> np.ndarray:
-    """Lengths from a clipped lognormal."""
-    drawn = np.random.default_rng(seed).lognormal(np.log(median), sigma, n)
-    return np.clip(np.round(drawn), 1, most).astype(np.int64)
-
-
 def normal(seed: int) -> np.ndarray:
     """200 k lengths around 2,800."""
     return np.clip(np.round(np.random.default_rng(seed).normal(2800, 700, 200_000)), 1, 8192).astype(np.int64)
@@ -61,7 +55,7 @@ def uniform(seed: int) -> np.ndarray:
 DRAWN = [
     (
         "1 M lognormal(350, 1.1)",
-        lambda: lognormal(0, 1_000_000, 350, 1.1, 8192),
+        lambda: lognormal(1_000_000, 350, 1.1, 8192),
         8192,
         {NONE: (1, 0.5), 3: (0.0001, 3), 4: (0.0001, 3), 8: (0.0005, 3), 16: (0.005, 6)},
     ),
@@ -69,13 +63,13 @@ DRAWN = [
     ("200 k uniform(2k, 6k)", lambda: uniform(0), 9216, {3: (0.004, 5), NONE: (0.004, 5)}),
     (
         "20 k lognormal(2500, 0.7)",
-        lambda: lognormal(0, 20_000, 2500, 0.7, 8192),
+        lambda: lognormal(20_000, 2500, 0.7, 8192),
         8192,
         {3: (0.006, 5), 4: (0.005, 5), 8: (0.004, 5), NONE: (0.002, 5)},
     ),
     (
         "100 k lognormal(3000, 1.3)",
-        lambda: lognormal(0, 100_000, 3000, 1.3, 131_072),
+        lambda: lognormal(100_000, 3000, 1.3, 131_072),
         131_072,
         {NONE: (1, 1), 8: (1, 5), 16: (1, 5)},
     ),

@@ -9,15 +9,9 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from inputs import machine, shuffled_lengths, status, wikipedia
+from inputs import lognormal, machine, shuffled_lengths, status, wikipedia
 
 import nopad
-
-
-def lognormal(n: int, median: float, sigma: float, most: int) -> np.ndarray:
-    """Lengths from a clipped lognormal."""
-    drawn = np.random.default_rng(0).lognormal(np.log(median), sigma, n)
-    return np.clip(np.round(drawn), 1, most).astype(np.int32)
 
 
 def median_seconds(lengths: np.ndarray, capacity: int, algorithm: str) -> tuple[float, int]:
