@@ -13,15 +13,14 @@ from datasets import Dataset, disable_progress_bars
 from trl import pack_dataset
 
 disable_progress_bars()
-CHUNK_ROWS = 1_000_000  # 32-bit offsets
 
 
 def prepare(lengths: np.ndarray, capacity: int, variant: str) -> Prepared:
-    chunks = []
-    for begin in range(0, len(lengths), CHUNK_ROWS):
-        offsets = np.concatenate([[0], np.cumsum(lengths[begin : begin + CHUNK_ROWS], dtype=np.int64)])
-        chunks.append(pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.nulls(int(offsets[-1]))))
-    dataset = Dataset(pa.table({"input_ids": pa.chunked_array(chunks)}))
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    small = offsets[-1] < 2**31  # Arrow's usual lists have 32-bit offsets
+    kind, width = (pa.ListArray, pa.int32()) if small else (pa.LargeListArray, pa.int64())
+    rows = kind.from_arrays(pa.array(offsets, width), pa.nulls(int(offsets[-1])))
+    dataset = Dataset(pa.table({"input_ids": rows}))
     options = {} if variant == "rows" else {"batch_size": len(lengths)}
     return lambda: pack_dataset(dataset, seq_length=capacity, strategy="bfd", map_kwargs=options)
 
