@@ -262,9 +262,10 @@ def list_array(indptr: NDArray[Any], values: NDArray[Any]) -> pa.Array:
 
 
 def list_parts(array: pa.Array) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return offsets (from 0) and values of an Arrow list array as NumPy views."""
+    """Return offsets (from 0) and values of an Arrow list array as NumPy views; booleans and strings are copied."""
     offsets = array.offsets.to_numpy()
     if offsets.size == 0:
-        return np.zeros(1, np.int32), array.values.to_numpy()[:0]
+        return np.zeros(1, np.int32), array.values.to_numpy(zero_copy_only=False)[:0]
     first, last = offsets[0], offsets[-1]
-    return (offsets if first == 0 else offsets - first), array.values.to_numpy()[first:last]
+    values = array.values.slice(first, last - first).to_numpy(zero_copy_only=False)
+    return (offsets if first == 0 else offsets - first), values

@@ -41,14 +41,17 @@ def manifest(**changes):
             "packs": 3,
             "sequences": 5,
             "tokens": 22,
-            "source": {"ignored": 0},
+            "source": {"ignored": 0, "left_out": []},
             "tokenizer": None,
             "options": {},
-            "counts": dict.fromkeys(("split", "truncated", "dropped", "empty_skipped", "bad_skipped"), 0)
+            "counts": dict.fromkeys(
+                ("split", "truncated", "dropped", "empty_skipped", "bad_skipped", "stripped", "stripped_tokens"), 0
+            )
             | {"records": 5},
             "plan_sha256": "",
             "sequence_checksum": "",
             "columns": {},
+            "carried": {},
             "rows_per_group": 1,
             "shards": (),
         }
@@ -101,10 +104,13 @@ def test_outcome():
     assert "packs: 3 for 5 sequences (1.67 a pack), exactly the proven minimum of 3" in text
     assert text.endswith("records: 5 records\n")
     counts = manifest().counts | {"split": 2, "truncated": 3, "dropped": 4, "empty_skipped": 5, "bad_skipped": 6}
-    text = outcome(manifest(counts=counts, source={"ignored": 7}), plan).plain
+    counts |= {"stripped": 8, "stripped_tokens": 9000}
+    source = {"ignored": 7, "left_out": ["url", "when"]}
+    text = outcome(manifest(counts=counts, source=source, carried={"labels": "token", "id": "sequence"}), plan).plain
     assert text.endswith(
         "5 records, 2 split, 3 truncated, 4 dropped as over-long, 5 skipped as empty, 6 skipped as bad, "
-        "7 files of another kind not read\n"
+        "8 came with padding (9,000 tokens, removed), 7 files of another kind not read\n"
+        "  columns that ride along: labels, id\n  columns that are left out: url, when\n"
     )
 
 

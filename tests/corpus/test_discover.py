@@ -78,8 +78,9 @@ def test_fields(tmp_path):
     write(tmp_path, {"a.jsonl": b'{"text": "x", "t": "y", "i": [1]}'})
     [block] = open_source(tmp_path, text_field="t").blocks()
     assert [record.text for record in block.records()] == ["y"]
-    source = open_source(tmp_path, ids_field="i")
+    source = open_source(tmp_path, ids_field="i", carry=())
     assert source.kind == "ids"
+    assert source.left_out == ("text", "t")
     assert [record.ids.tolist() for block in source.blocks() for record in block.records()] == [[1]]
 
 
@@ -117,14 +118,15 @@ def test_missing(tmp_path):
 
 
 def test_no_input():
-    assert message([]) == "no input was given; give text files, JSONL files, or folders of them"
+    assert message([]) == "no input was given; give text files, JSONL files, Parquet files, or folders of them"
 
 
 def test_empty_folder(tmp_path):
     write(tmp_path, {".hidden.txt": b"x"})
     assert message(tmp_path) == (
         f"{tmp_path}: the folder is empty (hidden files do not count); "
-        "nopad reads .txt, .text, .md, .rst, .jsonl, .ndjson"
+        "nopad reads .txt, .text, .md, .rst, .jsonl, .ndjson, .parquet, .arrow, .feather, "
+        "text and JSONL also with .gz or .zst"
     )
 
 
@@ -132,7 +134,8 @@ def test_nothing_readable(tmp_path):
     write(tmp_path, {"a.pdf": b"x", "b.docx": b"x"})
     assert message(tmp_path) == (
         f"{tmp_path}: none of its 2 files is of a kind that nopad reads (such as 'a.pdf'); "
-        "nopad reads .txt, .text, .md, .rst, .jsonl, .ndjson"
+        "nopad reads .txt, .text, .md, .rst, .jsonl, .ndjson, .parquet, .arrow, .feather, "
+        "text and JSONL also with .gz or .zst"
     )
 
 
@@ -158,7 +161,7 @@ def test_options(tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", ["train.json", "table.CSV", "a.jsonl.gz", "ids.npy"])
+@pytest.mark.parametrize("name", ["train.json", "table.CSV", "a.parquet.gz", "a.tar.gz", "ids.npy"])
 def test_what_is_known_not_to_be_text_is_not_read_as_text(tmp_path, name):
     path = tmp_path / name
     path.write_text('{"text": "a"}\n')

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from nopad.corpus import BadRecord, Record
 from nopad.corpus.inputs import InputFile
 from nopad.corpus.jsonl import Field, JsonlFile, decode_objects
+from nopad.corpus.selection import Reading
 from nopad.errors import SourceError
 
 TEXT = Field(name="text", kind="text")
@@ -60,7 +61,7 @@ def test_neither_field(tmp_path):
 
 
 def test_a_named_field_is_read_whatever_else_is_there(tmp_path):
-    source = opened(tmp_path, b'{"input_ids": [1], "body": "x"}\n', field=Field(name="body", kind="text"))
+    source = opened(tmp_path, b'{"input_ids": [1], "body": "x"}\n', how=Reading(text_field="body"))
     assert source.kind == "text"
     assert records(source) == [Record(line=1, text="x")]
 

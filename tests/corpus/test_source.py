@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nopad.corpus import CHAIN_START, BadRecord, Block, IterableSource, Record, Source, chain
-from nopad.corpus.source import ids_record, shown, text_record
+from nopad.corpus.records import ids_record, shown, text_record
 from nopad.errors import SourceError
 
 

@@ -46,6 +46,8 @@ def check_manifest(manifest: Manifest, records, wanted, room: int, over_long: st
         "dropped_tokens": lost * (over_long == "drop"),
         "empty_skipped": sum(not ids for ids in records),
         "bad_skipped": 0,
+        "stripped": 0,
+        "stripped_tokens": 0,
     }
 
 

@@ -159,7 +159,7 @@ def test_a_damaged_dataset_is_not_reused(tmp_path, pack):
 @pytest.fixture
 def two_fields(tmp_path):
     path = tmp_path / "two.jsonl"
-    path.write_text("".join(f'{{"a": [{n}, 1], "b": [{n}, 2]}}\n' for n in range(500)))
+    path.write_text("".join(f'{{"a": {[n] * (1 + n % 2)}, "b": {[n] * (1 + n % 2)}}}\n' for n in range(500)))
     return lambda field: open_source(path, ids_field=field, block_bytes=256)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from typing import Any
 
 import typer
@@ -66,6 +67,7 @@ def main(argv: list[str] | None = None) -> None:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
+    warnings.showwarning = _warned
     try:
         code = app([a for a in arguments if a != "--debug"], prog_name="nopad", standalone_mode=False) or 0
         if code == INTERRUPTED:  # typer turns a KeyboardInterrupt into this exit code
@@ -89,6 +91,11 @@ def main(argv: list[str] | None = None) -> None:
     except Exception as error:
         code = _failed(f"{type(error).__name__}: {error} (a bug in nopad; --debug shows where)", BUG, debug)
     sys.exit(code)
+
+
+def _warned(message: Warning | str, *where: Any, **more: Any) -> None:
+    """Print a warning as one line to stderr."""
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold yellow]nopad:[/] {escape(str(message))}")
 
 
 def _failed(message: str, code: int, debug: bool) -> int:

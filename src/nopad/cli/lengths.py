@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.corpus import CorpusOptions, Source, Tokenizer, load_tokenizer, open_source, sequences
+from nopad.corpus.hub import HUB
+from nopad.corpus.remote import is_url
 from nopad.errors import OptionError, SourceError
 from nopad.histogram import Histogram, read_histogram
 from nopad.store import LengthsFile, Monitor
@@ -33,7 +35,7 @@ class Given:
 
 
 def read_given(
-    file: Path,
+    file: str,
     capacity: int | None,
     monitor: Monitor,
     *,
@@ -47,15 +49,16 @@ def read_given(
         OptionError: the file does not say for which capacity, and `capacity` is None.
         SourceError: there is no such file, or nothing in it.
     """
-    if not file.exists():
+    path, elsewhere = Path(file), is_url(file) or file.startswith(HUB)
+    if not elsewhere and not path.exists():
         raise SourceError(f"{file}: no such file or folder; check the path")
     histogram: Histogram | None = None
     lengths: NDArray[Any] | None = None
-    if file.suffix == ".json":
-        histogram, declared = read_histogram(file)
+    if path.suffix == ".json" and not elsewhere:
+        histogram, declared = read_histogram(path)
         capacity = declared if capacity is None else capacity
-    elif file.suffix == ".npy":
-        lengths = LengthsFile(file).lengths
+    elif path.suffix == ".npy" and not elsewhere:
+        lengths = LengthsFile(path).lengths
     if capacity is None:
         raise OptionError(f"{file} does not say for which capacity; give --capacity")
     if histogram is None and lengths is None:
@@ -77,6 +80,6 @@ def _lengths(
     monitor.stage("tokenising", source.total_bytes, "bytes")
     chunks = [np.zeros(0, dtype=np.int32)]
     for group in sequences(source.blocks(), tokenizer, options):
-        monitor.advance(sum(len(block.data) for block in group.blocks), group.counts.tokens)
+        monitor.advance(sum(block.size for block in group.blocks), group.counts.tokens)
         chunks.append(group.batch.lengths)
     return np.concatenate(chunks)

@@ -13,17 +13,22 @@ from nopad.planning.conditions import CONDITIONS
 
 __all__ = [
     "AlgorithmOptions",
+    "Carry",
     "EmptyPolicy",
     "IdsField",
+    "MaskField",
     "OnBadRecord",
     "OverLong",
+    "PadId",
     "Seed",
     "SpecialTokens",
     "TextField",
     "TextUnit",
     "TokenizerSpec",
+    "VocabSize",
     "parse_depth",
     "parse_options",
+    "parse_reader",
 ]
 
 
@@ -69,6 +74,32 @@ IdsField = Annotated[
         rich_help_panel=CORPUS,
     ),
 ]
+Carry = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--carry",
+        metavar="COLUMN",
+        help="A column that rides along, or none. Repeatable. Default: beside ids all that can, beside text none.",
+        rich_help_panel=CORPUS,
+    ),
+]
+MaskField = Annotated[
+    str | None,
+    typer.Option(
+        "--mask-field",
+        metavar="FIELD",
+        help="Marks padding with 0, or none. Default: 'attention_mask' where present.",
+        rich_help_panel=CORPUS,
+    ),
+]
+PadId = Annotated[
+    int | None,
+    typer.Option("--pad-id", metavar="ID", help="Cut this id off both ends of ready-made ids.", rich_help_panel=CORPUS),
+]
+VocabSize = Annotated[
+    int | None,
+    typer.Option("--vocab-size", metavar="N", help="Ready-made ids of N or above are bad.", rich_help_panel=CORPUS),
+]
 Seed = Annotated[
     int,
     typer.Option(
@@ -106,6 +137,32 @@ def parse_options(given: list[str] | None) -> dict[str, Any]:
         except ValueError:
             options[name] = value
     return options
+
+
+def parse_reader(
+    text_unit: corpus.TextUnit,
+    text_field: str | None,
+    ids_field: str | None,
+    carry: list[str] | None,
+    mask_field: str | None,
+    pad_id: int | None,
+) -> dict[str, Any]:
+    """Return the options of `open_source`; "none" stands for nothing at all.
+
+    Raises:
+        OptionError: "none" beside names.
+    """
+    names = carry or []
+    if "none" in names and len(names) > 1:
+        raise OptionError(f"--carry none stands alone, and here with {', '.join(n for n in names if n != 'none')}")
+    return {
+        "text_unit": text_unit,
+        "text_field": text_field,
+        "ids_field": ids_field,
+        "carry": "auto" if not names else () if names == ["none"] else tuple(names),
+        "mask_field": "auto" if mask_field is None else None if mask_field == "none" else mask_field,
+        "pad_id": pad_id,
+    }
 
 
 def parse_depth(text: str | None) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,17 +11,22 @@ from nopad.assignment import Order
 from nopad.cli.monitor import Bars
 from nopad.cli.options import (
     AlgorithmOptions,
+    Carry,
     EmptyPolicy,
     IdsField,
+    MaskField,
     OnBadRecord,
     OverLong,
+    PadId,
     Seed,
     SpecialTokens,
     TextField,
     TextUnit,
     TokenizerSpec,
+    VocabSize,
     parse_depth,
     parse_options,
+    parse_reader,
 )
 from nopad.cli.render import console, outcome
 from nopad.corpus import CorpusOptions, Source, load_tokenizer, open_source
@@ -36,9 +41,11 @@ __all__ = ["open_inputs", "pack"]
 
 def pack(
     inputs: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            metavar="INPUT...", help="Text files, JSONL files, or folders of them; lengths.npy with --index-only."
+            metavar="INPUT...",
+            help="Files (text, JSONL, Parquet, Arrow), folders or URLs of them, memory-mapped arrays, hf:NAME; "
+            "lengths.npy with --index-only.",
         ),
     ],
     out: Annotated[
@@ -77,6 +84,10 @@ def pack(
     text_unit: TextUnit = "file",
     text_field: TextField = None,
     ids_field: IdsField = None,
+    carry: Carry = None,
+    mask_field: MaskField = None,
+    pad_id: PadId = None,
+    vocab_size: VocabSize = None,
 ) -> None:
     """Pack a corpus into a dataset of Parquet shards; run the same command again to finish an interrupted job.
 
@@ -84,6 +95,8 @@ def pack(
       nopad pack corpus/ -o packed --capacity 2048 --over-long split
 
       nopad pack a.jsonl b.jsonl -o packed --capacity 512 --depth 8 --tokenizer tokenizer.json
+
+      nopad pack tokenised/*.parquet -o packed --capacity 4096 --carry labels --over-long truncate
 
       nopad pack lengths.npy -o index --capacity 512 --index-only
     """
@@ -93,9 +106,9 @@ def pack(
         over_long=over_long,
         empty=empty,
         on_bad_record=on_bad_record,
+        vocab_size=vocab_size,
     )
-    reader = {"text_unit": text_unit, "text_field": text_field, "ids_field": ids_field}
-    source = open_inputs(inputs, reader)
+    source = open_inputs(inputs, parse_reader(text_unit, text_field, ids_field, carry, mask_field, pad_id))
     needs_tokenizer = not isinstance(source, LengthsFile) and source.kind != "ids"
     packing = PackOptions(
         depth=parse_depth(depth),
@@ -127,11 +140,11 @@ def pack(
     )
 
 
-def open_inputs(inputs: list[Path], reader: dict[str, str | None]) -> Source:
+def open_inputs(inputs: list[str], reader: dict[str, Any]) -> Source:
     """Open what the user named: one ``.npy`` of lengths, or a corpus."""
-    if len(inputs) == 1 and inputs[0].suffix == ".npy":
+    if len(inputs) == 1 and inputs[0].endswith(".npy"):
         return LengthsFile(inputs[0])
     for path in inputs:
-        if path.suffix == ".npy":
+        if path.endswith(".npy"):
             raise OptionError(f"{path} holds lengths; give one lengths file, and nothing beside it")
-    return open_source(inputs, **reader)  # type: ignore[arg-type]
+    return open_source(inputs, **reader)

@@ -17,14 +17,17 @@ from nopad.cli.options import (
     AlgorithmOptions,
     EmptyPolicy,
     IdsField,
+    MaskField,
     OnBadRecord,
     OverLong,
+    PadId,
     SpecialTokens,
     TextField,
     TextUnit,
     TokenizerSpec,
     parse_depth,
     parse_options,
+    parse_reader,
 )
 from nopad.cli.render import console, describe_bound, describe_histogram, plan_table
 from nopad.errors import OptionError
@@ -42,9 +45,9 @@ DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 8, 16, None)
 
 def plan(
     file: Annotated[
-        Path,
+        str,
         typer.Argument(
-            metavar="FILE", help="A histogram (.json), lengths (.npy), or a corpus (text, JSONL, a folder)."
+            metavar="FILE", help="A histogram (.json), lengths (.npy), or a corpus: a file, a folder, a URL, hf:NAME."
         ),
     ],
     capacity: Annotated[
@@ -90,6 +93,8 @@ def plan(
     text_unit: TextUnit = "file",
     text_field: TextField = None,
     ids_field: IdsField = None,
+    mask_field: MaskField = None,
+    pad_id: PadId = None,
 ) -> None:
     """Plan packs and print a table of algorithms and depths, each against the proven lower bound.
 
@@ -121,7 +126,7 @@ def plan(
                 "empty": empty,
                 "on_bad_record": on_bad_record,
             },
-            reader={"text_unit": text_unit, "text_field": text_field, "ids_field": ids_field},
+            reader=parse_reader(text_unit, text_field, ids_field, ["none"], mask_field, pad_id),
         )
         histogram, capacity = given.histogram, given.capacity
         if algorithm is None and given.lengths is None and histogram.sequences > MAX_DRAWN:

@@ -132,12 +132,16 @@ def outcome(manifest: Manifest, plan: Plan) -> Text:
         ("dropped", "dropped as over-long"),
         ("empty_skipped", "skipped as empty"),
         ("bad_skipped", "skipped as bad"),
+        ("stripped", f"came with padding ({counts['stripped_tokens']:,} tokens, removed)"),
     ):
         if counts[name]:
             parts.append(f"{counts[name]:,} {word}")
     if manifest.source["ignored"]:
         parts.append(f"{counted(manifest.source['ignored'], 'file')} of another kind not read")
     text.append(f"  records: {', '.join(parts)}\n")
+    for what, names in (("ride along", list(manifest.carried)), ("are left out", manifest.source["left_out"])):
+        if names:
+            text.append(f"  columns that {what}: {', '.join(names)}\n")
     return text
 
 

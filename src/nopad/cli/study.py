@@ -12,7 +12,7 @@ import typer
 
 from nopad.cli.lengths import read_given
 from nopad.cli.monitor import Bars
-from nopad.cli.options import OverLong, TextUnit, TokenizerSpec
+from nopad.cli.options import OverLong, TextUnit, TokenizerSpec, parse_reader
 from nopad.cli.render import console
 from nopad.cli.render_study import (
     counts_table,
@@ -152,10 +152,8 @@ def residuals_verb(file: HistogramFile, as_json: AsJson = False, plot: Plot = No
 @study.command()
 def distributions(
     files: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE...", help="Histograms (.json), lengths (.npy), or corpora (text, JSONL, a folder)."
-        ),
+        list[str],
+        typer.Argument(metavar="FILE...", help="Histograms (.json), lengths (.npy), or corpora."),
     ],
     capacity: Annotated[
         int | None,
@@ -201,7 +199,7 @@ def _histogram(file: Path) -> tuple[Histogram, int]:
 
 
 def _distribution(
-    file: Path, capacity: int | None, monitor: Monitor, tokenizer: str | None, over_long: str, text_unit: str
+    file: str, capacity: int | None, monitor: Monitor, tokenizer: str | None, over_long: str, text_unit: TextUnit
 ) -> Distribution:
     given = read_given(
         file,
@@ -209,10 +207,10 @@ def _distribution(
         monitor,
         tokenizer=tokenizer,
         policies={"over_long": over_long},
-        reader={"text_unit": text_unit},
+        reader=parse_reader(text_unit, None, None, ["none"], None, None),
     )
-    monitor.stage(f"packing {file.name}", None, "")
-    return distribution(file.stem or str(file), given.histogram, given.capacity)
+    monitor.stage(f"packing {file}", None, "")
+    return distribution(Path(file).stem or file, given.histogram, given.capacity)
 
 
 def _print_notes(notes: Iterable[str]) -> None:

@@ -14,6 +14,7 @@ from nopad.cli.options import TokenizerSpec
 from nopad.cli.pack import open_inputs
 from nopad.cli.render import console
 from nopad.corpus import load_tokenizer
+from nopad.corpus.discover import READER_OPTIONS
 from nopad.errors import CorruptError, FormatError, OptionError
 from nopad.store import Manifest
 from nopad.store import verify as find_problems
@@ -27,7 +28,7 @@ def verify(
         bool, typer.Option("--deep", help="Also compare every token with the source; needs --source.")
     ] = False,
     source: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option("--source", "-s", metavar="INPUT", help="What the dataset was packed from. Repeatable."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help='Print {"ok": ..., "problems": [...]}.')] = False,
@@ -61,7 +62,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _problems(path: Path, inputs: list[Path], tokenizer: str | None) -> list[str]:
+def _problems(path: Path, inputs: list[str], tokenizer: str | None) -> list[str]:
     """Return what is wrong with `path`; what is wrong with the source or the tokenizer is the caller's error."""
     against: dict[str, Any] = {}
     try:
@@ -69,8 +70,7 @@ def _problems(path: Path, inputs: list[Path], tokenizer: str | None) -> list[str
     except (CorruptError, FormatError) as error:
         return [str(error)]
     if manifest:
-        reader = {name: manifest.options.get(name) for name in ("text_unit", "text_field", "ids_field")}
-        reader["text_unit"] = reader["text_unit"] or "file"
+        reader = {name: manifest.options[name] for name in READER_OPTIONS if name in manifest.options}
         against["source"] = open_inputs(inputs, reader)
         against["tokenizer"] = load_tokenizer(tokenizer) if manifest.tokenizer else None
     with Bars() as monitor:

@@ -4,26 +4,34 @@
 `CorpusOptions`; `chain` fingerprints what was read. A new kind of input is a subclass of `Source`.
 """
 
+from nopad.corpus.arrays import ArrayFolder
 from nopad.corpus.discover import open_source
+from nopad.corpus.objects import DatasetSource, DictSource
 from nopad.corpus.options import CorpusOptions, Counts, Empty, OnBadRecord, OverLong
 from nopad.corpus.pipeline import Group, SequenceBatch, sequences
-from nopad.corpus.source import CHAIN_START, BadRecord, Block, IterableSource, Record, Source, chain
+from nopad.corpus.records import BadRecord, Carried, Record, Records
+from nopad.corpus.source import CHAIN_START, Block, IterableSource, Source, chain
 from nopad.corpus.stdlib import stdlib_texts
 from nopad.corpus.text import TextUnit
 from nopad.corpus.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
     "CHAIN_START",
+    "ArrayFolder",
     "BadRecord",
     "Block",
+    "Carried",
     "CorpusOptions",
     "Counts",
+    "DatasetSource",
+    "DictSource",
     "Empty",
     "Group",
     "IterableSource",
     "OnBadRecord",
     "OverLong",
     "Record",
+    "Records",
     "SequenceBatch",
     "Source",
     "TextUnit",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Literal, get_args
 
-from nopad.corpus.source import MAX_ID
+from nopad.corpus.records import MAX_ID
 from nopad.corpus.tokenizer import Tokenizer
 from nopad.errors import FormatError, OptionError
 
@@ -21,7 +21,8 @@ class CorpusOptions:
 
     `special_tokens`: put the tokenizer's special tokens around text; ready-made ids never get any.
     `over_long`: content is cut so that with its special tokens it fills the capacity; `split` keeps all pieces.
-    `empty`: documents without a single content token. `on_bad_record`: what cannot be decoded.
+    `empty`: documents without a single content token. `on_bad_record`: what cannot be decoded. `vocab_size`: a record
+    with a ready-made id of this or above is bad; None: not checked.
     """
 
     capacity: int
@@ -29,10 +30,13 @@ class CorpusOptions:
     over_long: OverLong = "error"
     empty: Empty = "skip"
     on_bad_record: OnBadRecord = "error"
+    vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         if type(self.capacity) is not int or not 1 <= self.capacity <= MAX_ID:
             raise OptionError(f"capacity is {self.capacity!r}; it must be an integer from 1 to {MAX_ID}")
+        if self.vocab_size is not None and not (type(self.vocab_size) is int and self.vocab_size >= 1):
+            raise OptionError(f"vocab_size is {self.vocab_size!r}; it must be an integer of at least 1")
         if type(self.special_tokens) is not bool:
             raise OptionError(f"special_tokens is {self.special_tokens!r}; it must be True or False")
         for name, allowed in (("over_long", OverLong), ("empty", Empty), ("on_bad_record", OnBadRecord)):
@@ -64,7 +68,8 @@ class Counts:
 
     `records`: all of them, skipped ones included (empty lines of a JSONL file are none). `sequences`, `tokens`: what
     came out, special tokens included. `truncated`, `split`, `dropped`: records over the room for content, by policy;
-    `*_tokens`: content tokens that did not come out. `empty_skipped`, `bad_skipped`: records.
+    `*_tokens`: content tokens that did not come out. `empty_skipped`, `bad_skipped`: records. `stripped`: records that
+    came padded, `stripped_tokens`: their padding, which is no content.
     """
 
     records: int = 0
@@ -77,6 +82,8 @@ class Counts:
     dropped_tokens: int = 0
     empty_skipped: int = 0
     bad_skipped: int = 0
+    stripped: int = 0
+    stripped_tokens: int = 0
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)})

@@ -10,23 +10,28 @@ no extra time while the tokeniser is busy. Memory: two groups. When reading fail
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nopad.corpus.options import CorpusOptions, Counts
 from nopad.corpus.policy import assemble, cut, cut_counts
-from nopad.corpus.source import BadRecord, Block
+from nopad.corpus.records import BadRecord, Record, Records, run_of, within_vocabulary
+from nopad.corpus.source import Block
 from nopad.corpus.tokenizer import Tokenizer
 from nopad.errors import OptionError, RecordError, SourceError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 GROUP_BYTES = 2 << 20
 
 _NONE = np.empty(0, dtype=np.int32)
+_NO_LENGTHS = np.empty(0, dtype=np.int64)
 
 _Tokens = Callable[[], tuple[NDArray[np.int32], NDArray[np.int64]]]
 
@@ -37,13 +42,15 @@ class SequenceBatch:
 
     `tokens`: int32[sum of lengths]. `lengths`: int32[n]. `record`: int64[n], number of the record in its source,
     counted from 0 over all records, skipped ones included. `start`: int64[n], where in the record's content the
-    sequence starts; 0 unless split.
+    sequence starts; 0 unless split. Carried: `token_columns` like `tokens`, `sequence_columns` as Arrow arrays [n].
     """
 
     tokens: NDArray[np.int32]
     lengths: NDArray[np.int32]
     record: NDArray[np.int64]
     start: NDArray[np.int64]
+    token_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    sequence_columns: Mapping[str, pa.Array] = field(default_factory=dict)
 
 
 class Group(NamedTuple):
@@ -54,15 +61,20 @@ class Group(NamedTuple):
     blocks: list[Block]
 
 
+class _Part(NamedTuple):
+    """A run of good records of one block; `first` is the number of its first record."""
+
+    block: Block
+    run: Records
+    first: int
+
+
 @dataclass(slots=True)
 class _Gathered:
-    """The good records of a group, in order, as parallel lists; `bad` ones were skipped; `failure` ended the group."""
+    """The good records of a group, in order; `bad` ones were skipped; `failure` ended the group."""
 
     blocks: list[Block]
-    content: list[str | NDArray[np.int32]] = field(default_factory=list)
-    record: list[int] = field(default_factory=list)
-    line: list[int] = field(default_factory=list)
-    block: list[Block] = field(default_factory=list)
+    parts: list[_Part] = field(default_factory=list)
     records: int = 0
     bad: int = 0
     failure: RecordError | None = None
@@ -70,11 +82,21 @@ class _Gathered:
     @property
     def is_text(self) -> bool:
         """Of a group without any record: False."""
-        return bool(self.content) and isinstance(self.content[0], str)
+        return bool(self.parts) and self.parts[0].run.texts is not None
+
+    @property
+    def record(self) -> NDArray[np.int64]:
+        """Number of each good record."""
+        runs = [np.arange(part.first, part.first + part.run.lines.size) for part in self.parts]
+        return np.concatenate([np.empty(0, dtype=np.int64), *runs])
 
     def place(self, index: int) -> str:
         """Where a good record is, for messages."""
-        return self.block[index].place(self.line[index])
+        for part in self.parts:
+            if index < part.run.lines.size:
+                return part.block.place(int(part.run.lines[index]))
+            index -= part.run.lines.size
+        raise IndexError(index)
 
 
 def sequences(
@@ -99,7 +121,7 @@ def _groups(
     blocks: Iterable[Block], tokenizer: Tokenizer | None, options: CorpusOptions, record: int, group_bytes: int
 ) -> Iterator[Group]:
     """See `sequences`. While group k comes out, k + 1 is being tokenised."""
-    first: dict[type, str] = {}
+    first: dict[bool, str] = {}
     waiting: tuple[_Gathered, _Tokens] | None = None
     with ThreadPoolExecutor(1, thread_name_prefix="nopad-tokenize") as pool:
         for group in _runs(blocks, group_bytes):
@@ -120,7 +142,7 @@ def _runs(blocks: Iterable[Block], group_bytes: int) -> Iterator[list[Block]]:
     size = 0
     for block in blocks:
         group.append(block)
-        size += len(block.data)
+        size += block.size
         if size >= group_bytes:
             yield group
             group, size = [], 0
@@ -132,44 +154,54 @@ def _gather(blocks: list[Block], first_record: int, options: CorpusOptions) -> _
     """Decode up to the first record that is not allowed, which is kept: an earlier one may yet fail on its length."""
     out = _Gathered(blocks)
     for block in blocks:
-        for record in block.records():
-            if isinstance(record, BadRecord):
-                if options.on_bad_record == "error":
-                    reason = f"{block.place(record.line)}: {record.reason}; repair it, or choose --on-bad-record skip"
-                    out.failure = RecordError(reason)
-                    return out
-                out.bad += 1
-            else:
-                out.content.append(record.content)
-                out.record.append(first_record + out.records)
-                out.line.append(record.line)
-                out.block.append(block)
+        for run in _columns(block.records(), options):
+            if isinstance(run, Records):
+                out.parts.append(_Part(block, run, first_record + out.records))
+                out.records += run.lines.size
+                continue
+            if options.on_bad_record == "error":
+                reason = f"{block.place(run.line)}: {run.reason}; repair it, or choose --on-bad-record skip"
+                out.failure = RecordError(reason)
+                return out
+            out.bad += 1
             out.records += 1
     return out
 
 
-def _check_kind(gathered: _Gathered, first: dict[type, str]) -> None:
+def _columns(found: Iterable[Record | Records | BadRecord], options: CorpusOptions) -> Iterator[Records | BadRecord]:
+    """Put single records into columns, and leave ids out that are not in the vocabulary."""
+    single: list[Record] = []
+    for one in found:
+        if isinstance(one, Record):
+            single.append(one)
+            continue
+        for run in run_of(single):
+            yield from within_vocabulary(run, options.vocab_size)
+        single = []
+        yield from within_vocabulary(one, options.vocab_size) if isinstance(one, Records) else (one,)
+    for run in run_of(single):
+        yield from within_vocabulary(run, options.vocab_size)
+
+
+def _check_kind(gathered: _Gathered, first: dict[bool, str]) -> None:
     """Raise SourceError when text and ready-made ids are mixed: one would get special tokens and the other not."""
-    for kind in set(map(type, gathered.content)):
-        if kind not in first:
-            index = next(i for i, content in enumerate(gathered.content) if type(content) is kind)
-            first[kind] = gathered.place(index)
+    for part in gathered.parts:
+        is_text = part.run.texts is not None
+        if is_text not in first:
+            first[is_text] = part.block.place(int(part.run.lines[0]))
     if len(first) > 1:
-        raise SourceError(
-            f"{first[str]} is text and {first[np.ndarray]} is ready-made ids; pack them in two separate jobs"
-        )
+        raise SourceError(f"{first[True]} is text and {first[False]} is ready-made ids; pack them in two separate jobs")
 
 
 def _start(gathered: _Gathered, tokenizer: Tokenizer | None, pool: Executor) -> _Tokens:
     """Begin to tokenise; calling the result waits and gives (content tokens int32[sum], lengths int64[n])."""
-    ids = [content for content in gathered.content if not isinstance(content, str)]
-    texts = [content for content in gathered.content if isinstance(content, str)]
-    if not texts:
-        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-        return lambda: (np.concatenate([_NONE, *ids]), lengths)
+    if not gathered.is_text:
+        tokens = np.concatenate([_NONE, *(p.run.tokens for p in gathered.parts if p.run.tokens is not None)])
+        lengths = np.concatenate([_NO_LENGTHS, *(p.run.lengths for p in gathered.parts if p.run.lengths is not None)])
+        return lambda: (tokens, lengths)
     if tokenizer is None:
         raise OptionError(f"{gathered.place(0)} is text, and no tokenizer was given; give one")
-    encodings = pool.submit(tokenizer.encodings, texts)
+    encodings = pool.submit(tokenizer.encodings, [t for part in gathered.parts for t in part.run.texts or ()])
     return lambda: tokenizer.flatten(encodings.result())
 
 
@@ -183,11 +215,20 @@ def _finish(gathered: _Gathered, tokens: _Tokens, tokenizer: Tokenizer | None, o
         raise gathered.failure
     pieces = cut(lengths, room, options.over_long)
     around = (tokenizer.prefix, tokenizer.suffix) if tokenizer and special else (_NONE, _NONE)
+    runs = [part.run for part in gathered.parts]
     batch = SequenceBatch(
         tokens=assemble(content, lengths, pieces, *around),
         lengths=(pieces.length + special).astype(np.int32),
-        record=np.array(gathered.record, dtype=np.int64)[pieces.row],
+        record=gathered.record[pieces.row],
         start=pieces.start,
+        token_columns={
+            name: assemble(np.concatenate([run.token_columns[name] for run in runs]), lengths, pieces)
+            for name in (runs[0].token_columns if runs else ())
+        },
+        sequence_columns={
+            name: _joined([run.sequence_columns[name] for run in runs]).take(pieces.row)
+            for name in (runs[0].sequence_columns if runs else ())
+        },
     )
     counts = Counts(
         records=gathered.records,
@@ -195,9 +236,17 @@ def _finish(gathered: _Gathered, tokens: _Tokens, tokenizer: Tokenizer | None, o
         tokens=batch.tokens.size,
         empty_skipped=int((lengths == 0).sum()),
         bad_skipped=gathered.bad,
+        stripped=sum(int(np.count_nonzero(run.padding)) for run in runs if run.padding is not None),
+        stripped_tokens=sum(int(run.padding.sum()) for run in runs if run.padding is not None),
         **cut_counts(lengths, room, options.over_long),
     )
     return Group(batch, counts, gathered.blocks)
+
+
+def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.concat_arrays(arrays)
 
 
 def _check_lengths(

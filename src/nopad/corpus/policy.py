@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,20 +45,25 @@ def cut_counts(lengths: NDArray[np.int64], room: int, over_long: OverLong) -> di
 
 
 def assemble(
-    tokens: NDArray[np.int32],
+    tokens: NDArray[Any],
     lengths: NDArray[np.int64],
     pieces: Pieces,
-    prefix: NDArray[np.int32],
-    suffix: NDArray[np.int32],
-) -> NDArray[np.int32]:
-    """The pieces of records laid end to end in `tokens`, each with `prefix` and `suffix` around it: int32[sum]."""
+    prefix: NDArray[np.int32] | None = None,
+    suffix: NDArray[np.int32] | None = None,
+) -> NDArray[Any]:
+    """The pieces of records laid end to end in `tokens`, each with `prefix` and `suffix` around it; dtype kept."""
+    before, after = 0 if prefix is None else prefix.size, 0 if suffix is None else suffix.size
     source = (np.cumsum(lengths) - lengths)[pieces.row] + pieces.start
-    end = np.cumsum(pieces.length + (prefix.size + suffix.size))
-    begin = end - suffix.size - pieces.length
+    end = np.cumsum(pieces.length + (before + after))
+    begin = end - after - pieces.length
     total = int(pieces.length.sum())
+    if total == tokens.size and not before + after:  # nothing was cut
+        return tokens
     offset = np.arange(total) - np.repeat(np.cumsum(pieces.length) - pieces.length, pieces.length)
-    out = np.empty(total + pieces.row.size * (prefix.size + suffix.size), dtype=np.int32)
+    out = np.empty(total + pieces.row.size * (before + after), dtype=tokens.dtype)
     out[np.repeat(begin, pieces.length) + offset] = tokens[np.repeat(source, pieces.length) + offset]
-    out[(begin - prefix.size)[:, None] + np.arange(prefix.size)] = prefix
-    out[(end - suffix.size)[:, None] + np.arange(suffix.size)] = suffix
+    if prefix is not None:
+        out[(begin - before)[:, None] + np.arange(before)] = prefix
+    if suffix is not None:
+        out[(end - after)[:, None] + np.arange(after)] = suffix
     return out

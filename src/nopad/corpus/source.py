@@ -1,10 +1,11 @@
 """The seam between a corpus and everything that reads one: a `Source` is a stream of `Block`s.
 
-A block is a run of whole records with its raw bytes: the unit of reading, hashing and resuming. Decoding is lazy: a
-job that resumes reads and hashes the blocks it already has (0.6 GB/s) and decodes only the new ones. The same input
-gives the same blocks, always; a corpus never has to fit in memory, but each block does (4 MiB, or one larger record).
+A block is a run of whole records, as raw bytes or as an Arrow table: the unit of reading, hashing and resuming.
+Decoding is lazy: a job that resumes reads and hashes the blocks it already has (0.6 GB/s) and decodes only the new
+ones. The same input gives the same blocks, always; a corpus never has to fit in memory, but each block does (4 MiB, or
+one larger record).
 
-To add a source: subclass `Source`, write `blocks()`, give each block a decoder that is a pure function of its bytes.
+To add a source: subclass `Source`, write `blocks()`, give each block a decoder that is a pure function of its data.
 `IterableSource` is the smallest example and the test double.
 """
 
@@ -15,46 +16,21 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nopad.corpus.records import BadRecord, Carried, Kind, Record, Records, ids_record, text_record
 from nopad.errors import SourceError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 BLOCK_BYTES = 4 << 20
 CHAIN_START = bytes(32)
-MAX_ID = 2**31 - 1
 
-Kind = Literal["text", "ids"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """One document: either `text`, or ready-made `ids` (int32[n]); `line` is 1-based, 1 for a whole-file document."""
-
-    line: int
-    text: str | None = None
-    ids: NDArray[np.int32] | None = None
-
-    @property
-    def content(self) -> str | NDArray[np.int32]:
-        """Whichever of the two is set."""
-        if self.text is not None:
-            return self.text
-        assert self.ids is not None
-        return self.ids
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BadRecord:
-    """One record that cannot be decoded, and why (no file, no line, no advice: those are added by who reports it)."""
-
-    line: int
-    reason: str
-
-
-Decoder = Callable[[bytes, int], Iterator[Record | BadRecord]]
+Decoder = Callable[[Any, int], Iterator[Record | Records | BadRecord]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,19 +42,38 @@ class Block:
     """
 
     name: str
-    data: bytes
+    data: bytes | pa.RecordBatch
     decoder: Decoder
     first_line: int = 1
     path: str = ""
     whole: bool = False
 
-    def records(self) -> Iterator[Record | BadRecord]:
+    @property
+    def size(self) -> int:
+        """Bytes of content: of the values, where it is a table, however they happen to lie in memory."""
+        if isinstance(self.data, bytes):
+            return len(self.data)
+        from nopad.corpus.digest import content_bytes
+
+        return content_bytes(self.data)
+
+    def digest(self) -> bytes:
+        """SHA-256 of the content, 32 bytes; of a table, the same however it lies in memory."""
+        if isinstance(self.data, bytes):
+            return hashlib.sha256(self.data).digest()
+        from nopad.corpus.digest import content_digest
+
+        return content_digest(self.data)
+
+    def records(self) -> Iterator[Record | Records | BadRecord]:
         """Decode lazily; never raises for bad content, which comes out as `BadRecord`."""
         return self.decoder(self.data, self.first_line)
 
     def place(self, line: int) -> str:
         """Where a record is, for messages: `docs/a.jsonl, line 7`."""
-        return self.path or self.name if self.whole else f"{self.path or self.name}, line {line}"
+        if self.whole:
+            return self.path or self.name
+        return f"{self.path or self.name}, {'line' if isinstance(self.data, bytes) else 'row'} {line}"
 
 
 class Source(ABC):
@@ -90,6 +85,10 @@ class Source(ABC):
     """Sum of the block sizes, for a progress bar."""
     ignored: tuple[str, ...] = ()
     """Files that were found but that no reader handles, to be shown to the user."""
+    carried: tuple[Carried, ...] = ()
+    """Columns that ride along, the same for every record."""
+    left_out: tuple[str, ...] = ()
+    """Columns that do not, to be shown to the user."""
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:
@@ -99,7 +98,7 @@ class Source(ABC):
         """(name, bytes) per file in reading order: lets a refused resume say which file changed."""
         return []
 
-    def settings(self) -> dict[str, str | None]:
+    def settings(self) -> dict[str, Any]:
         """How the bytes are read (fields, units): with the same bytes, other settings are another source.
 
         Kept in the manifest; a job that was started with other settings is not resumed.
@@ -124,7 +123,7 @@ class IterableSource(Source):
                 f"{name}: record {text} is text and record {ids} is ready-made ids; pack them in two separate jobs"
             )
         self.kind = None if not texts else "text" if texts[0] else "ids"
-        self.total_bytes = sum(len(block.data) for block in self.blocks())
+        self.total_bytes = sum(block.size for block in self.blocks())
 
     def blocks(self) -> Iterator[Block]:
         """Blocks whose data is the canonical JSON array of their items."""
@@ -146,38 +145,7 @@ def chain(digest: bytes, block: Block) -> bytes:
     and not on how the bytes are read (unit, fields): those are settings, which a job must compare by themselves.
     """
     name = block.name.encode("utf-8", "surrogateescape")
-    return hashlib.sha256(digest + name + b"\0" + hashlib.sha256(block.data).digest()).digest()
-
-
-def text_record(text: str, line: int, label: str) -> Record | BadRecord:
-    """A text record; bad when it holds half a surrogate pair, which JSON can spell and UTF-8 cannot."""
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            code = f"\\u{ord(text[error.start]):04x}"
-            return BadRecord(line=line, reason=f"{label} holds a lone surrogate, {code}, at character {error.start}")
-    return Record(line=line, text=text)
-
-
-def ids_record(values: list[Any], line: int, label: str) -> Record | BadRecord:
-    """A record of ready-made ids; bad, with position and value, when one is no integer or outside int32."""
-    if set(map(type, values)) <= {int}:  # not isinstance: True is an int too
-        try:
-            ids = np.array(values, dtype=np.int32)
-        except OverflowError:
-            pass
-        else:
-            if not (ids < 0).any():
-                return Record(line=line, ids=ids)
-    bad = next(i for i, v in enumerate(values) if type(v) is not int or not 0 <= v <= MAX_ID)
-    return BadRecord(line=line, reason=f"{label}[{bad}] is {shown(values[bad])}; ids are integers from 0 to {MAX_ID}")
-
-
-def shown(value: object, limit: int = 40) -> str:
-    """A JSON value as the user wrote it, shortened to `limit` characters."""
-    text = json.dumps(value, ensure_ascii=True)
-    return text if len(text) <= limit else text[:limit] + "..."
+    return hashlib.sha256(digest + name + b"\0" + block.digest()).digest()
 
 
 def _plain(ids: Sequence[int] | NDArray[np.integer]) -> list[int]:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from nopad.corpus.inputs import InputFile, not_utf8
-from nopad.corpus.source import BLOCK_BYTES, BadRecord, Block, Kind, Record, Source
+from nopad.corpus.records import BadRecord, Kind, Record
+from nopad.corpus.source import BLOCK_BYTES, Block, Source
 
 TextUnit = Literal["file", "line"]
 
@@ -27,7 +28,7 @@ class TextFile(Source):
         self._file = file
         self._unit = unit
         self._block_bytes = block_bytes
-        self.total_bytes = file.size
+        self.total_bytes = None if file.compression else file.size
 
     def blocks(self) -> Iterator[Block]:
         """One block for a whole-file document, else blocks of whole lines."""

@@ -8,6 +8,7 @@ anything else. Memory: about 16 bytes a sequence, plus a few row groups; tokens 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,13 +35,15 @@ from nopad.planning.front import ARRIVAL_ALGORITHMS, check_options, complete_opt
 from nopad.planning.plan import Plan
 from nopad.store.index import write_index
 from nopad.store.lengths import LengthsFile
-from nopad.store.manifest import PLAN, Manifest, Shard, tool_versions
+from nopad.store.manifest import PLAN, POLICIES, Manifest, Shard, tool_versions
 from nopad.store.monitor import Monitor, Silent
 from nopad.store.shards import SHARD_TOKENS, Columns, Layout, write_shards
 from nopad.store.spool import Progress, Spool
 from nopad.store.workspace import Workspace
 
 __all__ = ["PackOptions", "pack_corpus"]
+
+SUSPICIOUS = 16  # so many sequences of one length look like padding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,9 +151,7 @@ class _Job:
             "prefix": self.tokenizer.prefix.tolist(),
             "suffix": self.tokenizer.suffix.tolist(),
         }
-        options = {
-            name: getattr(self.corpus, name) for name in ("special_tokens", "over_long", "empty", "on_bad_record")
-        }
+        options = {name: getattr(self.corpus, name) for name in POLICIES}
         return {
             "kind": "index" if self.index_only else "packed",
             "capacity": self.corpus.capacity,
@@ -172,14 +173,30 @@ class _Job:
     def run(self, commit_every_s: float) -> Manifest:
         """Do what is left to do; every step finds out by itself."""
         progress, columns = self._lengths() if isinstance(self.source, LengthsFile) else self._spool(commit_every_s)
+        self._warn_of_padding(columns)
         made, packs = self._plan_and_assign(columns)
         layout = Layout.of(len(packs), self.corpus.capacity, self.packing.shard_tokens)
         shards = self._write(packs, columns, layout)
         return self._publish(progress, made, columns, layout, shards)
 
+    def _warn_of_padding(self, columns: Columns) -> None:
+        """Say that all sequences are equally long where that looks like padding nobody has marked."""
+        n, first = columns.lengths.size, int(columns.lengths[0])
+        if self.source.kind == "ids" and n >= SUSPICIOUS and first > 1 and bool((columns.lengths == first).all()):
+            warnings.warn(
+                f"all {n:,} sequences have {first} tokens: if they are padded, name the mask (mask_field, "
+                "--mask-field) or the padding id (pad_id, --pad-id), or padding is packed as content",
+                stacklevel=2,
+            )
+
     def _spool(self, commit_every_s: float) -> tuple[Progress, Columns]:
         """Tokenise what is not in the spool yet."""
-        spool = Spool(self.workspace.work, keep_tokens=not self.index_only, commit_every_s=commit_every_s)
+        spool = Spool(
+            self.workspace.work,
+            keep_tokens=not self.index_only,
+            carried=self.source.carried,
+            commit_every_s=commit_every_s,
+        )
         self.monitor.stage("tokenising", self.source.total_bytes, "bytes")
         blocks = spool.remaining(self.source, self.monitor.advance)
         try:
@@ -192,7 +209,7 @@ class _Job:
                 first = spool.progress.counts.records
                 for group in sequences(blocks, self.tokenizer, self.corpus, first_record=first):
                     spool.append(group.batch, group.counts, group.blocks)
-                    self.monitor.advance(sum(len(block.data) for block in group.blocks), group.counts.tokens)
+                    self.monitor.advance(sum(block.size for block in group.blocks), group.counts.tokens)
             counts = spool.progress.counts
             _check_any(counts)
             spool.finish()
@@ -307,11 +324,13 @@ class _Job:
                 "files": len(inventory),
                 "bytes": progress.consumed_bytes,
                 "ignored": len(self.source.ignored),
+                "left_out": list(self.source.left_out),
             },
             counts=progress.counts.to_dict(),
             plan_sha256=made.fingerprint,
             sequence_checksum=f"{int(checksum):016x}",
             columns={} if self.index_only else {f.name: str(f.type) for f in columns.schema()},
+            carried={} if self.index_only else {column.name: column.per for column in self.source.carried},
             rows_per_group=layout.rows_per_group,
             shards=shards,
         )

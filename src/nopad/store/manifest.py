@@ -15,12 +15,13 @@ from nopad.corpus import Counts
 from nopad.errors import CorruptError, FormatError
 from nopad.files import write_atomic
 
-__all__ = ["MANIFEST", "PLAN", "Manifest", "Shard", "tool_versions"]
+__all__ = ["MANIFEST", "PLAN", "POLICIES", "Manifest", "Shard", "tool_versions"]
 
 MANIFEST = "nopad.json"
 PLAN = "plan.json"
 FORMAT = "nopad.packed"
 FORMAT_VERSION = 1
+POLICIES = ("special_tokens", "over_long", "empty", "on_bad_record", "vocab_size")  # of CorpusOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +45,14 @@ class Manifest:
         capacity, depth, algorithm, seed, order: how it was packed.
         packs, sequences, tokens: totals.
         source: ``sha256`` (chained over blocks), ``records``, ``files``, ``bytes``, ``ignored`` (files no
-            reader takes).
+            reader takes), ``left_out`` (columns that did not ride along).
         tokenizer: ``sha256``, ``vocab_size``, ``prefix``, ``suffix``; None for ready-made ids.
         options: policies and field names that shaped the sequences.
         counts: what happened to the records (truncated, split, dropped, skipped, ...).
         plan_sha256: of ``plan.json``.
         sequence_checksum: order-free checksum of all (record, start, length) triples, hex.
         columns: name -> Arrow type.
+        carried: name -> "token" or "sequence", of the columns that rode along.
         rows_per_group: packs in each row group but the last of a shard.
         shards: the data files, in order.
         tool_versions: of the packages that shape the bytes.
@@ -72,6 +74,7 @@ class Manifest:
     plan_sha256: str
     sequence_checksum: str
     columns: Mapping[str, str]
+    carried: Mapping[str, str]
     rows_per_group: int
     shards: tuple[Shard, ...]
     tool_versions: Mapping[str, str] = field(default_factory=dict)
@@ -137,11 +140,15 @@ def _soundness(m: Manifest) -> Iterator[tuple[str, bool]]:
     yield "tokens", _is_count(m.tokens)
     for name in ("algorithm", "order", "plan_sha256", "sequence_checksum"):
         yield name, isinstance(getattr(m, name), str)
-    yield "source", _has(m.source, "sha256", "records", "files", "bytes", "ignored")
+    yield "source", _has(m.source, "sha256", "records", "files", "bytes", "ignored", "left_out")
     yield "tokenizer", m.tokenizer is None or _has(m.tokenizer, "sha256", "vocab_size", "prefix", "suffix")
-    yield "options", _has(m.options, "special_tokens", "over_long", "empty", "on_bad_record")
+    yield "options", _has(m.options, *POLICIES)
     yield "counts", _has(m.counts, *(f.name for f in fields(Counts))) and all(map(_is_count, m.counts.values()))
     yield "columns", _has(m.columns) and bool(m.columns) == (m.kind == "packed")
+    yield (
+        "carried",
+        _has(m.carried) and all(per in ("token", "sequence") and name in m.columns for name, per in m.carried.items()),
+    )
     yield "tool_versions", _has(m.tool_versions)
     numbers = [number for s in m.shards for number in (s.packs, s.sequences, s.tokens, s.bytes)]
     names = [name for s in m.shards for name in (s.file, s.sha256)]

@@ -333,7 +333,8 @@ class PackedDataset:
             raise CorruptError(f"{name} has no column {missing[0]}; see `nopad verify`")
         parts = {name: list_parts(table.column(name).combine_chunks()) for name in table.column_names}
         indptr = parts["seq_lens"][0]
-        sequences = {name: parts.pop(name)[1] for name in _PER_SEQUENCE if name in parts}
+        per_sequence = [*_PER_SEQUENCE, *(name for name, per in self.manifest.carried.items() if per == "sequence")]
+        sequences = {name: parts.pop(name)[1] for name in per_sequence if name in parts}
         token_indptr = next(iter(parts.values()))[0]
         return Block(indptr, token_indptr, sequences, {name: values for name, (_, values) in parts.items()})
 

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from nopad import _kernels
+from nopad.corpus.selection import is_string
 from nopad.files import preparing, replacing, sha256_file
 from nopad.packs import Packs, list_array
 from nopad.store.manifest import Shard
@@ -50,6 +51,7 @@ class Columns:
         start: int64 ``[n]``, where a piece begins in its record's content; None when no record is split.
         begin: int64 ``[n]``, where each sequence begins in the token columns.
         tokens: per-token columns, name -> flat array, usually memory-mapped.
+        values: per-sequence columns that ride along, name -> Arrow array ``[n]``.
     """
 
     lengths: NDArray[np.int32]
@@ -57,12 +59,14 @@ class Columns:
     start: NDArray[np.int64] | None
     begin: NDArray[np.int64]
     tokens: Mapping[str, NDArray[Any]]
+    values: Mapping[str, pa.Array] = field(default_factory=dict)
 
     def schema(self) -> pa.Schema:
         """Return the Arrow schema of a shard; nothing in it is nullable."""
         kinds = {"seq_lens": pa.int32(), "seq_index": pa.int64()}
         if self.start is not None:
             kinds["seq_start"] = pa.int64()
+        kinds |= {n: pa.string() if is_string(column.type) else column.type for n, column in self.values.items()}
         kinds |= {name: pa.from_numpy_dtype(column.dtype) for name, column in self.tokens.items()}
         return pa.schema(
             [
@@ -169,7 +173,7 @@ def _write_shard(
     path = folder / layout.name(shard)
     rows = layout.rows(shard)
     schema = columns.schema()
-    encoding = {f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in schema.names}
+    encoding = {f"{f.name}.list.element": _encoding(f.type.value_type) for f in schema}
     tokens, scratch = 0, dict[str, NDArray[Any]]()
     with (
         preparing(path) as partial,
@@ -210,6 +214,21 @@ def gather(packs: Packs, columns: Columns, schema: pa.Schema, scratch: dict[str,
         if name not in scratch or scratch[name].size < ends[-1]:
             scratch[name] = np.empty(int(ends[-1]), dtype=column.dtype)
         out = scratch[name][: ends[-1]]
-        _kernels.gather_tokens(column, begin, lengths, out)
+        _kernels.gather_tokens(as_integers(column), begin, lengths, as_integers(out))
         lists[name] = (ends, out)
-    return pa.table([list_array(*lists[name]) for name in schema.names], schema=schema), int(ends[-1])
+    arrays = {name: list_array(*parts) for name, parts in lists.items()}
+    for name, column in columns.values.items():
+        kind = schema.field(name).type
+        taken = column.take(pa.array(packs.sequence)).cast(kind.value_type)
+        arrays[name] = pa.ListArray.from_arrays(pa.array(indptr), taken, type=kind)
+    return pa.table([arrays[name] for name in schema.names], schema=schema), int(ends[-1])
+
+
+def as_integers(column: NDArray[Any]) -> NDArray[Any]:
+    """View any fixed-width values as integers of their width, so that a kernel is compiled once a width."""
+    return column.view(f"i{column.dtype.itemsize}")
+
+
+def _encoding(kind: pa.DataType) -> str:
+    """Byte streams shrink numbers; Parquet has them for nothing else."""
+    return "PLAIN" if is_string(kind) or pa.types.is_boolean(kind) else "BYTE_STREAM_SPLIT"

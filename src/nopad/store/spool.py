@@ -1,8 +1,8 @@
 """The spool of a running job: sequences as flat files, and a journal that says how far they can be trusted.
 
-``OUT/.work/`` holds the tokens, lengths, record numbers and piece starts of all sequences so far, appended and then
-committed together: the data is fsynced first, one journal line after it. A reader trusts the last whole journal line
-and cuts the files back to it, so a kill at any moment loses at most what came since the last commit.
+``OUT/.work/`` holds the tokens, lengths, record numbers, piece starts and carried columns of all sequences so far,
+appended and then committed together: the data is fsynced first, one journal line after it. A reader trusts the last
+whole journal line and cuts the files back to it, so a kill at any moment loses at most what came since the last commit.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from nopad.corpus import CHAIN_START, Block, Counts, SequenceBatch, Source, chain
+from nopad.corpus import CHAIN_START, Block, Carried, Counts, SequenceBatch, Source, chain
 from nopad.errors import ResumeError
 from nopad.files import fsync_folder, storage_errors
 from nopad.store.shards import Columns
+from nopad.store.spool_files import spool_files, text_array
 
 __all__ = ["Progress", "Spool"]
-
-_FILES: dict[str, Any] = {"tokens": np.int32, "lengths": np.int32, "record": np.int64, "start": np.int64}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,16 +63,26 @@ class Progress:
 class Spool:
     """Appends sequences and commits them; opens where the last commit left off.
 
-    Cost: a commit fsyncs four files, so it happens at most every `commit_every_s` seconds and at the end.
+    Cost: a commit fsyncs its files, four and one or two for each carried column, so it happens at most every
+    `commit_every_s` seconds and at the end.
     """
 
-    def __init__(self, folder: Path, *, keep_tokens: bool = True, commit_every_s: float = 2.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep_tokens: bool = True,
+        carried: Sequence[Carried] = (),
+        commit_every_s: float = 2.0,
+    ) -> None:
         """Open or create the spool in an existing `folder`; without `keep_tokens`, only lengths and places are kept."""
         self._folder = folder
-        self._names = [name for name in _FILES if keep_tokens or name != "tokens"]
+        self._layout = spool_files(keep_tokens, carried)
+        self._carried = carried if keep_tokens else ()
         self._journal = folder / "journal.jsonl"
         self._commit_every_s = commit_every_s
         self._files: dict[str, Any] = {}
+        self._text_bytes: dict[str, int] = {}
         self.history = self._read_journal()
         self.progress = self.history[-1] if self.history else Progress()
 
@@ -96,7 +106,7 @@ class Spool:
             at += 1
             since = since or block.name
             digest = chain(digest, block)
-            on_bytes(len(block.data))
+            on_bytes(block.size)
             committed = trusted.get(at)
             if committed is not None:
                 if committed.chain != digest.hex():
@@ -113,8 +123,12 @@ class Spool:
         if not self._files:
             self._open()
         with storage_errors("spooling tokens to", self._folder):
-            for name in self._names:
-                self._files[name].write(np.ascontiguousarray(getattr(batch, name), dtype=_FILES[name]).data)
+            for name, file in self._layout.items():
+                values = np.ascontiguousarray(file.values(batch), dtype=file.dtype)
+                if file.per == "end" and values.size:
+                    values = values + self._text_bytes[name]
+                    self._text_bytes[name] = int(values[-1])
+                self._files[name].write(values.data)
         digest = bytes.fromhex(self.progress.chain)
         for block in blocks:
             digest = chain(digest, block)
@@ -123,7 +137,7 @@ class Spool:
             blocks=self.progress.blocks + len(blocks),
             chain=digest.hex(),
             last=blocks[-1].name,
-            consumed_bytes=self.progress.consumed_bytes + sum(len(block.data) for block in blocks),
+            consumed_bytes=self.progress.consumed_bytes + sum(block.size for block in blocks),
             counts=self.progress.counts + counts,
         )
         if time.monotonic() - self._committed_at >= self._commit_every_s:
@@ -161,27 +175,54 @@ class Spool:
 
     def columns(self, *, split: bool) -> Columns:
         """Map the finished spool; `split` keeps the piece starts. About 8 bytes a sequence are in memory."""
-        arrays = {name: self._map(name) for name in self._names}
+        arrays = {name: self._map(name) for name in self._layout}
         begin = np.zeros(arrays["lengths"].size, dtype=np.int64)
         np.cumsum(arrays["lengths"][:-1], out=begin[1:])
+        tokens = {"input_ids": arrays["tokens"]} if "tokens" in arrays else {}
+        values = {}
+        for at, column in enumerate(self._carried):
+            array = arrays[f"column-{at}"]
+            if column.per == "token":
+                tokens[column.name] = array
+            elif column.type == "string":
+                values[column.name] = text_array(arrays[f"column-{at}-ends"], array)
+            else:
+                values[column.name] = pa.array(array)
         return Columns(
             lengths=arrays["lengths"],
             record=arrays["record"],
             start=arrays["start"] if split else None,
             begin=begin,
-            tokens={"input_ids": arrays["tokens"]} if "tokens" in arrays else {},
+            tokens=tokens,
+            values=values,
         )
 
     def _map(self, name: str) -> NDArray[Any]:
-        path = self._folder / f"{name}.bin"
-        size = self._size(name)
-        if path.stat().st_size < size * np.dtype(_FILES[name]).itemsize:
+        path, size, dtype = self._path(name), self._size(name), self._layout[name].dtype
+        if path.stat().st_size < size * np.dtype(dtype).itemsize:
             raise ResumeError(f"{path} is shorter than its journal says; {_WAY_OUT}")
-        return np.memmap(path, dtype=_FILES[name], mode="r", shape=(size,))
+        if not size:  # no text at all
+            return np.empty(0, dtype=dtype)
+        return np.memmap(path, dtype=dtype, mode="r", shape=(size,))
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.bin"
 
     def _size(self, name: str) -> int:
         """How many items of a file the journal vouches for."""
-        return self.progress.counts.tokens if name == "tokens" else self.progress.counts.sequences
+        counts, per = self.progress.counts, self._layout[name].per
+        if per == "token":
+            return counts.tokens
+        if per == "sequence":
+            return counts.sequences
+        if not counts.sequences:
+            return 0
+        if per == "end":
+            return counts.sequences + 1
+        ends = self._path(f"{name}-ends")
+        if ends.stat().st_size < 8 * (counts.sequences + 1):
+            raise ResumeError(f"{ends} is shorter than its journal says; {_WAY_OUT}")
+        return int(np.memmap(ends, dtype=np.int64, mode="r")[counts.sequences])
 
     def _read_journal(self) -> list[Progress]:
         """Return all whole journal lines; a torn last one is cut off."""
@@ -205,13 +246,18 @@ class Spool:
     def _open(self) -> None:
         """Open the files for appending, cut back to what the journal vouches for."""
         with storage_errors("opening the spool in", self._folder):
-            for name in self._names:
-                file = open(self._folder / f"{name}.bin", "ab", buffering=1 << 20)  # noqa: SIM115 - closed by `close`
+            sizes = {name: self._size(name) for name in self._layout}
+            for name, layout in self._layout.items():
+                file = open(self._path(name), "ab", buffering=1 << 20)  # noqa: SIM115 - closed by `close`
                 self._files[name] = file
-                trusted = self._size(name) * np.dtype(_FILES[name]).itemsize
+                trusted = sizes[name] * np.dtype(layout.dtype).itemsize
                 if os.fstat(file.fileno()).st_size < trusted:
                     raise ResumeError(f"{file.name} is shorter than its journal says; {_WAY_OUT}")
                 os.truncate(file.fileno(), trusted)
+                if layout.per == "end":
+                    self._text_bytes[name] = sizes[name.removesuffix("-ends")]
+                    if not trusted:
+                        file.write(bytes(8))  # the first string begins at 0
         self._committed_at = time.monotonic()
 
 

@@ -59,7 +59,7 @@ class Workspace:
         monitor.stage("checking the source", source.total_bytes, "bytes")
         for block in source.blocks():
             digest = chain(digest, block)
-            monitor.advance(len(block.data))
+            monitor.advance(block.size)
         if digest.hex() != manifest.source["sha256"]:
             raise OutputExistsError(
                 f"{self.out} already holds a packed dataset of another source; choose another folder"

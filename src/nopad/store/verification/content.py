@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,9 @@ from nopad.planning.plan import Plan
 from nopad.store.manifest import MANIFEST, PLAN, Manifest
 from nopad.store.monitor import Monitor
 from nopad.store.reader import Block, PackedDataset
+from nopad.store.shards import as_integers
 
-__all__ = ["Content", "content_problems", "dealing_problems", "hash_tokens", "read_content"]
+__all__ = ["Content", "content_problems", "dealing_problems", "hash_tokens", "hash_values", "read_content"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +32,7 @@ class Content:
     Attributes:
         record, start: where each sequence comes from; int64 ``[n]``, ascending.
         lengths: int32 ``[n]``.
-        hashes: of the tokens, uint64 ``[n]``, or empty when not asked for.
+        hashes: of the tokens and of each carried column, name -> uint64 ``[n]``; empty when not asked for.
         sequence: number (place in source order) of the sequence in each slot, pack after pack; int64 ``[n]``.
         sizes: sequences in each pack; ``[packs]``.
     """
@@ -37,7 +40,7 @@ class Content:
     record: NDArray[np.int64]
     start: NDArray[np.int64]
     lengths: NDArray[np.int32]
-    hashes: NDArray[np.uint64]
+    hashes: Mapping[str, NDArray[np.uint64]]
     sequence: NDArray[np.int64]
     sizes: NDArray[np.int64]
 
@@ -49,7 +52,7 @@ class _Gathered:
     record: list[NDArray[np.int64]] = field(default_factory=list)
     start: list[NDArray[np.int64]] = field(default_factory=list)
     lengths: list[NDArray[np.int32]] = field(default_factory=list)
-    hashes: list[NDArray[np.uint64]] = field(default_factory=list)
+    hashes: dict[str, list[NDArray[np.uint64]]] = field(default_factory=lambda: defaultdict(list))
     sizes: list[NDArray[np.int64]] = field(default_factory=list)
 
     def add(self, block: Block, *, hashes: bool) -> None:
@@ -60,14 +63,16 @@ class _Gathered:
         self.start.append(block.sequences.get("seq_start", np.zeros(record.size, dtype=np.int64)))
         self.sizes.append(np.diff(block.indptr).astype(np.int64))
         if hashes:
-            self.hashes.append(hash_tokens(block.tokens["input_ids"], lens))
+            for name, column in block.tokens.items():
+                self.hashes[name].append(hash_tokens(column, lens))
+            for name in block.sequences.keys() - {"seq_lens", "seq_index", "seq_start"}:
+                self.hashes[name].append(hash_values(block.sequences[name]))
 
     def in_source_order(self) -> Content:
         """Sort everything by record and start."""
         none = np.zeros(0, dtype=np.int64)
         record, start, sizes = (np.concatenate([none, *parts]) for parts in (self.record, self.start, self.sizes))
         lengths = np.concatenate([np.zeros(0, dtype=np.int32), *self.lengths])
-        hashes = np.concatenate([np.zeros(0, dtype=np.uint64), *self.hashes])
         order = np.lexsort((start, record))
         sequence = np.empty(order.size, dtype=np.int64)
         sequence[order] = np.arange(order.size)
@@ -75,17 +80,26 @@ class _Gathered:
             record=record[order],
             start=start[order],
             lengths=lengths[order],
-            hashes=hashes[order] if hashes.size == order.size else hashes,
+            hashes={name: np.concatenate(parts)[order] for name, parts in self.hashes.items()},
             sequence=sequence,
             sizes=sizes,
         )
 
 
-def hash_tokens(tokens: NDArray[np.int32], lengths: NDArray[np.int32]) -> NDArray[np.uint64]:
-    """Return a 64-bit hash of each run of tokens."""
+def hash_tokens(tokens: NDArray[Any], lengths: NDArray[np.int32]) -> NDArray[np.uint64]:
+    """Return a 64-bit hash of each run of values of any fixed width."""
     out = np.empty(lengths.size, dtype=np.uint64)
-    _kernels.token_hashes(tokens, lengths, out)
+    _kernels.token_hashes(as_integers(tokens), lengths, out)
     return out
+
+
+def hash_values(values: NDArray[Any]) -> NDArray[np.uint64]:
+    """Return a 64-bit hash of each value: a number, a boolean, or a string (an object array)."""
+    if values.dtype != object:
+        return hash_tokens(np.ascontiguousarray(values), np.ones(values.size, dtype=np.int32))
+    encoded = [text.encode() for text in values]
+    lengths = np.fromiter(map(len, encoded), np.int32, len(encoded))
+    return hash_tokens(np.frombuffer(b"".join(encoded), np.int8), lengths)
 
 
 def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -> tuple[Content | None, list[str]]:

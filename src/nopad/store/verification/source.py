@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.corpus import CHAIN_START, CorpusOptions, Counts, Group, Source, Tokenizer, chain, sequences
+from nopad.corpus import CHAIN_START, CorpusOptions, Counts, Group, SequenceBatch, Source, Tokenizer, chain, sequences
 from nopad.errors import RecordError
 from nopad.store.lengths import LengthsFile
-from nopad.store.manifest import MANIFEST, Manifest
+from nopad.store.manifest import MANIFEST, POLICIES, Manifest
 from nopad.store.monitor import Monitor
-from nopad.store.verification.content import Content, hash_tokens
+from nopad.store.verification.content import Content, hash_tokens, hash_values
 
 __all__ = ["source_problems"]
 
@@ -38,16 +38,15 @@ def source_problems(
     if tokenizer is not None and tokenizer.fingerprint != expected:
         problems.append(f"packed with another tokenizer: SHA-256 {expected}, this one has {tokenizer.fingerprint}")
         return problems
-    names = ("special_tokens", "over_long", "empty", "on_bad_record")
-    options = CorpusOptions(capacity=m.capacity, **{name: m.options[name] for name in names})
+    options = CorpusOptions(capacity=m.capacity, **{name: m.options[name] for name in POLICIES})
     monitor.stage("comparing with the source", source.total_bytes, "bytes")
     digest, at, size, counts = CHAIN_START, 0, 0, Counts()
     for group in _groups(source, tokenizer, options, problems):
         counts += group.counts
         for block in group.blocks:
             digest = chain(digest, block)
-            size += len(block.data)
-            monitor.advance(len(block.data))
+            size += block.size
+            monitor.advance(block.size)
         batch = group.batch
         here = slice(at, at + batch.lengths.size)
         pairs: list[tuple[NDArray[Any], NDArray[Any]]] = [
@@ -55,13 +54,13 @@ def source_problems(
             (start[here], batch.start),
             (lengths[here], batch.lengths),
         ]
-        if content.hashes.size:
-            pairs.append((content.hashes[here], hash_tokens(batch.tokens, batch.lengths)))
         for i in _first_difference(pairs):
-            problems.append(
-                f"record {batch.record[i]}, piece from token {batch.start[i]}: not the tokens that the source gives"
-            )
+            problems.append(_differs(batch, i, "the tokens"))
             return problems
+        for name, hashes in _hashes(batch).items() if content.hashes else ():
+            for i in _first_difference([(content.hashes[name][here], hashes)]):
+                problems.append(_differs(batch, i, "the tokens" if name == "input_ids" else f"the values of {name!r}"))
+                return problems
         at += batch.lengths.size
     if at != record.size:
         problems.append(f"the source gives {at:,} sequences, the packs hold {record.size:,}")
@@ -75,6 +74,19 @@ def source_problems(
         if stated != made:
             problems.append(f"{MANIFEST} states {stated:,} {name}, the source gives {made:,}")
     return problems
+
+
+def _differs(batch: SequenceBatch, i: int, what: str) -> str:
+    return f"record {batch.record[i]}, piece from token {batch.start[i]}: not {what} that the source gives"
+
+
+def _hashes(batch: SequenceBatch) -> dict[str, NDArray[np.uint64]]:
+    """Hash everything that was packed of each sequence."""
+    tokens = {"input_ids": batch.tokens, **batch.token_columns}
+    return {
+        **{name: hash_tokens(column, batch.lengths) for name, column in tokens.items()},
+        **{name: hash_values(v.to_numpy(zero_copy_only=False)) for name, v in batch.sequence_columns.items()},
+    }
 
 
 def _groups(

@@ -1,0 +1,38 @@
+"""Datasets by their name on the Hugging Face hub: ``hf:NAME``, ``hf:NAME:SPLIT``, ``hf:NAME@CONFIG:SPLIT``.
+
+Needs the package `datasets`, which caches what it fetches; with a cached dataset no network is needed.
+"""
+
+from __future__ import annotations
+
+from nopad.corpus.objects import DatasetSource
+from nopad.corpus.selection import Reading
+from nopad.errors import MissingExtraError, SourceError
+
+__all__ = ["HUB", "load_hub"]
+
+HUB = "hf:"
+
+
+def load_hub(spec: str, how: Reading) -> DatasetSource:
+    """Load a dataset by name; the split is "train" where none is named.
+
+    Raises:
+        MissingExtraError: `datasets` is not installed.
+        SourceError: there is no such dataset, configuration or split, or no network.
+    """
+    name, _, split = spec.removeprefix(HUB).partition(":")
+    name, _, config = name.partition("@")
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingExtraError(f"{spec}: datasets of the Hugging Face hub need: pip install datasets") from error
+    try:
+        loaded = datasets.load_dataset(name, config or None, split=split or "train")
+    except Exception as error:  # offline, no such name, no such split: the hub has one class for each
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise SourceError(
+            f"{spec}: could not be had from the Hugging Face hub ({reason}); "
+            "check the name and the network, or give files"
+        ) from error
+    return DatasetSource(loaded, how, name=spec)

@@ -1,0 +1,217 @@
+"""Python objects as sources: dicts, and datasets of Hugging Face."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nopad.corpus.records import shown
+from nopad.corpus.rows import decode_rows
+from nopad.corpus.selection import Reading, is_list, is_string
+from nopad.corpus.source import Block
+from nopad.corpus.tables import TableSource
+from nopad.errors import SourceError
+
+__all__ = ["DatasetSource", "DictSource", "schema_of", "to_batch"]
+
+
+class DatasetSource(TableSource):
+    """A `datasets.Dataset` or `datasets.IterableDataset`; the latter is read from its start at every pass."""
+
+    def __init__(self, dataset: Any, how: Reading | None = None, *, name: str = "dataset", rows: int = 1000) -> None:
+        """Look at the columns; an iterable dataset without features gives its first rows for that."""
+        self._dataset = dataset.with_format("arrow")
+        self._rows = rows
+        if dataset.features is not None:
+            schema = dataset.features.arrow_schema
+        else:
+            schema = next(iter(self._tables()), pa.table({})).schema
+        super().__init__(name, name, schema, how or Reading())
+        self._length = getattr(dataset, "num_rows", None)
+
+    def _tables(self) -> Iterator[pa.Table]:
+        return iter(self._dataset.iter(batch_size=self._rows))
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Batches of a fixed number of rows."""
+        for table in self._tables():
+            missing = [name for name in self.selection.columns if name not in table.schema.names]
+            if missing:
+                raise SourceError(
+                    f"{self._path}: no column {missing[0]!r} from here on; it has {', '.join(table.schema.names)}"
+                )
+            yield from table.select(self.selection.columns).combine_chunks().to_batches()
+
+    def inventory(self) -> list[tuple[str, int]]:
+        """Number of rows, where it is known."""
+        return [(self._name, self._length)] if self._length is not None else []
+
+
+class DictSource(TableSource):
+    """Dicts from Python, such as ``{"input_ids": [...], "label": 3}``; `items` is re-read at every pass.
+
+    A function that returns a new iterator lets a job resume; an iterator can be read once.
+
+    Raises:
+        SourceError: there is no item, one is no dict, or an iterator is to be read again.
+    """
+
+    def __init__(
+        self,
+        items: Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]],
+        how: Reading | None = None,
+        *,
+        name: str = "memory",
+        rows: int = 1000,
+    ) -> None:
+        """Take the columns and their types from the first `rows` items."""
+        self._items = items
+        self._rows = rows
+        self._once: Iterator[list[Mapping[str, Any]]] | None = None
+        chunks = self._chunks(name)
+        first = next(chunks, None)
+        if first is None:
+            raise SourceError(f"{name}: no item; give at least one dict")
+        schema = schema_of(first)
+        if isinstance(items, Iterator):
+            self._once = _again(first, chunks)
+        super().__init__(name, name, schema, how or Reading())
+        self._schema = pa.schema([schema.field(column) for column in self.selection.columns])
+
+    def _chunks(self, name: str) -> Iterator[list[Mapping[str, Any]]]:
+        chunk: list[Mapping[str, Any]] = []
+        for number, item in enumerate(self._items() if callable(self._items) else self._items, 1):
+            if not isinstance(item, Mapping):
+                raise SourceError(f"{name}, row {number}: {type(item).__name__}, not a dict; give dicts of columns")
+            chunk.append(item)
+            if len(chunk) == self._rows:
+                yield chunk
+                chunk = []
+        if chunk:
+            yield chunk
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Batches of a fixed number of rows; null where a value has not the type of its column."""
+        return (batch for batch, _ in self._converted())
+
+    def blocks(self) -> Iterator[Block]:
+        """One block a batch; it knows which rows did not fit."""
+        row = 1
+        for batch, bad in self._converted():
+            decoder = partial(decode_rows, selection=self.selection, known_bad=bad)
+            yield Block(name=self._name, data=batch, decoder=decoder, first_line=row, path=self._path)
+            row += batch.num_rows
+
+    def _converted(self) -> Iterator[tuple[pa.RecordBatch, dict[int, str]]]:
+        if isinstance(self._items, Iterator):
+            if self._once is None:
+                raise SourceError(
+                    f"{self._name}: an iterator can be read once; give a function that returns a new one, or a list"
+                )
+            chunks, self._once = self._once, None
+        else:
+            chunks = self._chunks(self._name)
+        return (to_batch(chunk, self._schema) for chunk in chunks)
+
+
+def _again(first: list[Any], rest: Iterator[list[Any]]) -> Iterator[list[Any]]:
+    yield first
+    yield from rest
+
+
+def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
+    """Return the type of each key's values; null where Arrow has none. Integers and floats together are floats.
+
+    >>> [str(field.type) for field in schema_of([{"a": 1, "b": [2]}, {"a": 0.5, "b": []}])]
+    ['double', 'list<item: int64>']
+    """
+    return pa.schema(
+        [pa.field(str(key), _type_of(items, key)) for key in dict.fromkeys(k for item in items for k in item)]
+    )
+
+
+def _type_of(items: Sequence[Mapping[str, Any]], key: str) -> pa.DataType:
+    values = [item[key] for item in items if item.get(key) is not None]
+    try:
+        found = pa.array(values).type
+    except _MISFITS:  # they do not fit together: the first one counts
+        try:
+            found = pa.array(values[:1]).type
+        except _MISFITS:
+            return pa.null()
+    return pa.list_(pa.int64()) if is_list(found) and pa.types.is_null(found.value_type) else found
+
+
+def to_batch(items: Sequence[Mapping[str, Any]], schema: pa.Schema) -> tuple[pa.RecordBatch, dict[int, str]]:
+    """Put dicts into columns, the first of them the content; rows with a value of another type are null there, and come with the reason.
+
+    >>> batch, bad = to_batch([{"a": 1}, {"a": 0.5}, {}], pa.schema({"a": pa.int64()}))
+    >>> batch.to_pydict(), bad
+    ({'a': [1, None, None]}, {2: "no 'a'", 1: "'a' is 0.5, not int64"})
+    """
+    bad: dict[int, str] = {}
+    columns = {}
+    for at, field in enumerate(schema):
+        values = [item.get(field.name) for item in items]
+        for row, item in enumerate(items):
+            if field.name not in item:
+                bad.setdefault(row, f"no {field.name!r}" + ("; it rides along with the others" if at else ""))
+        try:
+            if not _fit(values, field.type):
+                raise TypeError
+            columns[field.name] = pa.array(values, type=field.type)
+        except _MISFITS:
+            for row, value in enumerate(values):
+                try:
+                    if not _fit([value], field.type):
+                        raise TypeError
+                    pa.array([value], type=field.type)
+                except _MISFITS:
+                    bad.setdefault(row, f"{field.name!r} is {shown(value)}, not {field.type}")
+                    values[row] = None
+            columns[field.name] = pa.array(values, type=field.type)
+    return pa.RecordBatch.from_pydict(columns, schema=schema), bad
+
+
+def _fit(values: Sequence[Any], kind: pa.DataType) -> bool:
+    """Whether all values are of this type as they are: Arrow would make 0 of 0.5, and 1 of True, without a word."""
+    if is_list(kind):
+        arrays = [value for value in values if isinstance(value, np.ndarray)]
+        lists = [value for value in values if value is not None and not isinstance(value, np.ndarray)]
+        inside = kind.value_type
+        if not all(isinstance(value, list | tuple) for value in lists):
+            return False
+        return all(array.dtype.kind in _KINDS[_kind(inside)] for array in arrays) and _fit(
+            list(chain.from_iterable(lists)), inside
+        )
+    wanted = _TYPES.get(_kind(kind))
+    return wanted is None or all(issubclass(found, wanted) and _exact(found, kind) for found in set(map(type, values)))
+
+
+def _exact(found: type, kind: pa.DataType) -> bool:
+    """Whether a type is not just a subclass: True is an int to Python."""
+    return not (issubclass(found, bool) and not pa.types.is_boolean(kind))
+
+
+def _kind(kind: pa.DataType) -> str:
+    if pa.types.is_boolean(kind):
+        return "bool"
+    if pa.types.is_integer(kind):
+        return "int"
+    return "float" if pa.types.is_floating(kind) else "str" if is_string(kind) else "other"
+
+
+_NONE = type(None)
+_TYPES: dict[str, tuple[type, ...]] = {
+    "bool": (bool, np.bool_, _NONE),
+    "int": (int, np.integer, _NONE),
+    "float": (float, int, np.floating, np.integer, _NONE),
+    "str": (str, _NONE),
+}
+_KINDS = {"bool": "b", "int": "iu", "float": "fiu", "str": "U", "other": ""}
+_MISFITS = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError)

@@ -1,0 +1,185 @@
+"""What a block of a corpus decodes to: single records, runs of records in columns, and bad ones with the reason.
+
+A decoder yields them in order. Files of lines give `Record`s; tables give `Records`, a run between two bad rows, which
+costs nothing per record. `run_of` makes the second of the first, so that everything behind sees columns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "MAX_ID",
+    "BadRecord",
+    "Carried",
+    "Kind",
+    "Record",
+    "Records",
+    "ids_record",
+    "run_of",
+    "shown",
+    "text_record",
+    "within_vocabulary",
+]
+
+MAX_ID = 2**31 - 1
+
+Kind = Literal["text", "ids"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One document: either `text`, or ready-made `ids` (int32[n]); `line` is 1-based, 1 for a whole-file document."""
+
+    line: int
+    text: str | None = None
+    ids: NDArray[np.int32] | None = None
+
+    @property
+    def content(self) -> str | NDArray[np.int32]:
+        """Whichever of the two is set."""
+        if self.text is not None:
+            return self.text
+        assert self.ids is not None
+        return self.ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadRecord:
+    """One record that cannot be decoded, and why (no file, no line, no advice: those are added by who reports it)."""
+
+    line: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """A column that rides along: `per` "token", one value beside each id, or "sequence", one for each record.
+
+    `type` is the Arrow name of one value, such as "int64", "float" or "string".
+    """
+
+    name: str
+    per: Literal["token", "sequence"]
+    type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """A run of good records, in columns.
+
+    Attributes:
+        lines: 1-based position of each in its file; int64 ``[n]``.
+        texts: of each; None when they are ready-made ids.
+        tokens: ids of all, end to end; int32 ``[sum of lengths]``; None when they are texts.
+        lengths: of each in tokens; int64 ``[n]``; None when they are texts.
+        token_columns: carried, end to end like `tokens`.
+        sequence_columns: carried, Arrow arrays ``[n]``.
+        padding: how much was removed from each; int64 ``[n]``; None where nothing marks padding.
+    """
+
+    lines: NDArray[np.int64]
+    texts: list[str] | None = None
+    tokens: NDArray[np.int32] | None = None
+    lengths: NDArray[np.int64] | None = None
+    token_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    sequence_columns: Mapping[str, pa.Array] = field(default_factory=dict)
+    padding: NDArray[np.int64] | None = None
+
+    def part(self, begin: int, end: int) -> Records:
+        """Return records `begin` to `end` of a run of ids."""
+        assert self.tokens is not None
+        assert self.lengths is not None
+        bounds = np.concatenate([[0], np.cumsum(self.lengths)])
+        tokens = slice(int(bounds[begin]), int(bounds[end]))
+        return Records(
+            lines=self.lines[begin:end],
+            tokens=self.tokens[tokens],
+            lengths=self.lengths[begin:end],
+            token_columns={name: values[tokens] for name, values in self.token_columns.items()},
+            sequence_columns={name: values.slice(begin, end - begin) for name, values in self.sequence_columns.items()},
+            padding=None if self.padding is None else self.padding[begin:end],
+        )
+
+
+def run_of(records: Sequence[Record]) -> Iterator[Records]:
+    """Put single records into columns: one run, or more where texts and ids alternate.
+
+    >>> [run] = run_of([Record(line=1, text="a"), Record(line=2, text="b")])
+    >>> run.texts, run.lines.tolist()
+    (['a', 'b'], [1, 2])
+    """
+    begin = 0
+    for end in range(1, len(records) + 1):
+        if end < len(records) and (records[end].text is None) == (records[begin].text is None):
+            continue
+        run = records[begin:end]
+        lines = np.fromiter((record.line for record in run), np.int64, len(run))
+        if run[0].text is not None:
+            yield Records(lines=lines, texts=[record.text for record in run if record.text is not None])
+        else:
+            ids = [record.ids for record in run if record.ids is not None]
+            lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+            yield Records(lines=lines, tokens=np.concatenate(ids), lengths=lengths)
+        begin = end
+
+
+def within_vocabulary(run: Records, vocab_size: int | None) -> Iterator[Records | BadRecord]:
+    """Yield a run of ids without the records that hold an id of `vocab_size` or above, and these as bad ones."""
+    if vocab_size is None or run.tokens is None or run.lengths is None or run.tokens.max(initial=0) < vocab_size:
+        yield run
+        return
+    ends = np.cumsum(run.lengths)
+    at = 0
+    for place in np.flatnonzero(run.tokens >= vocab_size).tolist():
+        row = int(np.searchsorted(ends, place, side="right"))
+        if row < at:
+            continue  # the second one of that record
+        if row > at:
+            yield run.part(at, row)
+        inside = place - int(ends[row] - run.lengths[row])
+        reason = f"id {inside} is {run.tokens[place]}, beyond the vocabulary of {vocab_size}"
+        yield BadRecord(line=int(run.lines[row]), reason=reason)
+        at = row + 1
+    if at < run.lines.size:
+        yield run.part(at, run.lines.size)
+
+
+def text_record(text: str, line: int, label: str) -> Record | BadRecord:
+    """A text record; bad when it holds half a surrogate pair, which JSON can spell and UTF-8 cannot."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            code = f"\\u{ord(text[error.start]):04x}"
+            return BadRecord(line=line, reason=f"{label} holds a lone surrogate, {code}, at character {error.start}")
+    return Record(line=line, text=text)
+
+
+def ids_record(values: list[Any], line: int, label: str) -> Record | BadRecord:
+    """A record of ready-made ids; bad, with position and value, when one is no integer or outside int32."""
+    if set(map(type, values)) <= {int}:  # not isinstance: True is an int too
+        try:
+            ids = np.array(values, dtype=np.int32)
+        except OverflowError:
+            pass
+        else:
+            if not (ids < 0).any():
+                return Record(line=line, ids=ids)
+    bad = next(i for i, v in enumerate(values) if type(v) is not int or not 0 <= v <= MAX_ID)
+    return BadRecord(line=line, reason=f"{label}[{bad}] is {shown(values[bad])}; ids are integers from 0 to {MAX_ID}")
+
+
+def shown(value: object, limit: int = 40) -> str:
+    """A JSON value as the user wrote it, shortened to `limit` characters."""
+    text = json.dumps(value, ensure_ascii=True, default=repr)
+    return text if len(text) <= limit else text[:limit] + "..."

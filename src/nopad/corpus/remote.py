@@ -1,0 +1,102 @@
+"""Files that are not on this machine's disk: any URL that pyarrow or, where installed, fsspec opens.
+
+``s3://``, ``gs://`` and ``hdfs://`` are pyarrow's own; other schemes (``https://``, ``memory://``, ``az://``) need
+fsspec and its package for that scheme. Credentials are theirs: environment, configuration files, or the URL.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from nopad.errors import MissingExtraError, SourceError
+
+__all__ = ["Remote", "find_remote", "is_url"]
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """A file of a `pyarrow.fs.FileSystem`."""
+
+    filesystem: Any
+    path: str
+
+    def random(self) -> Any:
+        """Open for reading at any place."""
+        return self.filesystem.open_input_file(self.path)
+
+    def stream(self) -> Any:
+        """Open for reading from start to end; nothing is decompressed."""
+        return self.filesystem.open_input_stream(self.path, compression=None)
+
+    def size(self) -> int:
+        """Its size now."""
+        return int(self.filesystem.get_file_info(self.path).size)
+
+
+def is_url(text: str) -> bool:
+    """Whether this is a URL and not a path.
+
+    >>> is_url("s3://bucket/a.parquet"), is_url("a.parquet")
+    (True, False)
+    """
+    return bool(_URL.match(text))
+
+
+def find_remote(url: str) -> list[tuple[str, str, int, Remote]]:
+    """Return (url, name, size, file) of what is at a URL: one file, or all files under it, sorted by name.
+
+    Raises:
+        SourceError: there is nothing, or it cannot be listed: no credentials, no network.
+        MissingExtraError: the scheme needs a package that is not installed.
+    """
+    import pyarrow.fs as pafs
+
+    scheme = url.split("://")[0].lower()
+    try:
+        filesystem, root = _filesystem(url, scheme)
+        here = filesystem.get_file_info(root)
+        if here.type == pafs.FileType.File:
+            return [(url, here.base_name, here.size, Remote(filesystem=filesystem, path=here.path))]
+        inside = filesystem.get_file_info(pafs.FileSelector(root, recursive=True))
+    except (MissingExtraError, SourceError):
+        raise
+    except FileNotFoundError as error:
+        raise SourceError(f"{url}: nothing there; check the URL") from error
+    except Exception as error:  # every store has errors of its own
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SourceError(
+            f"{url}: cannot be opened ({reason}); check the URL, the network and your credentials for {scheme}://"
+        ) from error
+    found = []
+    for info in inside:
+        name = info.path[len(root) :].lstrip("/") if info.path.startswith(root) else info.path
+        if info.type == pafs.FileType.File and not any(part.startswith(".") for part in name.split("/")):
+            found.append((f"{url.rstrip('/')}/{name}", name, info.size, Remote(filesystem=filesystem, path=info.path)))
+    return sorted(found, key=lambda entry: entry[1].encode())
+
+
+def _filesystem(url: str, scheme: str) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path in it."""
+    import pyarrow as pa
+    import pyarrow.fs as pafs
+
+    if scheme in ("s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss", "file"):
+        try:
+            return pafs.FileSystem.from_uri(url)  # type: ignore[no-any-return]
+        except pa.ArrowNotImplementedError:
+            pass  # this build of pyarrow lacks it
+    try:
+        import fsspec
+    except ImportError as error:
+        raise MissingExtraError(f"{url}: opening {scheme}:// needs fsspec: pip install fsspec") from error
+    try:
+        filesystem, path = fsspec.core.url_to_fs(url)
+    except ImportError as error:  # the scheme's own package
+        raise MissingExtraError(f"{url}: {error}") from error
+    except ValueError as error:
+        raise SourceError(f"{url}: {error}; nopad reads paths, and URLs that pyarrow or fsspec opens") from error
+    return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), path

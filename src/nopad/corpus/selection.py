@@ -1,0 +1,202 @@
+"""Which columns of a table are read: chosen from its schema once, before anything is read.
+
+What could only fail later is refused here: a column that is missing, twice there, or of a type that nothing can be
+made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from nopad.corpus.records import MAX_ID, Carried, Kind, shown
+from nopad.errors import OptionError, SourceError
+
+__all__ = ["Reading", "Selection", "is_list", "is_string", "select"]
+
+MASK = "attention_mask"
+RESERVED = ("seq_lens", "seq_index", "seq_start")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What the user says about the columns of tables and the fields of objects.
+
+    Attributes:
+        text_field, ids_field: which holds text, or ready-made ids; None, None: ``input_ids`` where there is one, else
+            ``text``.
+        carry: names of columns that ride along; "auto": all that can, beside ready-made ids; none, beside text.
+        mask_field: which marks padding with 0; "auto": ``attention_mask`` where there is one; None: none does.
+        pad_id: cut off runs of this id at both ends.
+    """
+
+    text_field: str | None = None
+    ids_field: str | None = None
+    carry: tuple[str, ...] | Literal["auto"] = "auto"
+    mask_field: str | None = "auto"
+    pad_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.text_field is not None and self.ids_field is not None:
+            raise OptionError(
+                f"text_field {self.text_field!r} and ids_field {self.ids_field!r} exclude each other; give one of them"
+            )
+        if self.pad_id is not None and not (type(self.pad_id) is int and 0 <= self.pad_id <= MAX_ID):
+            raise OptionError(f"pad_id is {self.pad_id!r}; it must be an integer from 0 to {MAX_ID}")
+        if self.pad_id is not None and self.mask_field not in ("auto", None):
+            raise OptionError("mask_field and pad_id exclude each other; give one of them")
+
+    def settings(self) -> dict[str, Any]:
+        """Return all of it, JSON-ready: with the same bytes, another reading is another source."""
+        carry = self.carry if self.carry == "auto" else list(self.carry)
+        return {**asdict(self), "carry": carry}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which columns of a table are read: the same for all tables of a source.
+
+    Attributes:
+        content: holds text or ids.
+        kind: which of the two.
+        mask: marks padding; None: none does.
+        pad_id: marks padding; None: none does.
+        carried: ride along.
+        left_out: do not.
+    """
+
+    content: str
+    kind: Kind
+    mask: str | None = None
+    pad_id: int | None = None
+    carried: tuple[Carried, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of all columns that are read."""
+        return [self.content, *([self.mask] if self.mask else []), *(column.name for column in self.carried)]
+
+
+def select(schema: pa.Schema, reading: Reading, place: str) -> Selection:
+    """Choose the columns of a table.
+
+    Raises:
+        SourceError: a column is missing, or of a type that cannot be read; the message names it, its type and `place`.
+
+    >>> ids = pa.list_(pa.int64())
+    >>> schema = pa.schema({"input_ids": ids, "attention_mask": ids, "label": pa.int64()})
+    >>> chosen = select(schema, Reading(), "a.parquet")
+    >>> chosen.content, chosen.mask, chosen.carried
+    ('input_ids', 'attention_mask', (Carried(name='label', per='sequence', type='int64'),))
+    """
+    content, kind = _content(schema, reading, place)
+    mask = None
+    if kind == "ids" and reading.pad_id is None and reading.mask_field is not None:
+        mask = _mask(schema, reading.mask_field, place)
+    others = [name for name in schema.names if name not in (content, mask)]
+    if reading.carry == "auto":
+        carried = [c for name in others if (c := _carried(schema, name, kind)) and name not in RESERVED]
+        carried = carried if kind == "ids" else []
+    else:
+        carried = [_asked(schema, name, kind, content, place) for name in reading.carry]
+    names = {column.name for column in carried}
+    return Selection(
+        content=content,
+        kind=kind,
+        mask=mask,
+        pad_id=reading.pad_id if kind == "ids" else None,
+        carried=tuple(carried),
+        left_out=tuple(name for name in others if name not in names),
+    )
+
+
+def _content(schema: pa.Schema, reading: Reading, place: str) -> tuple[str, Kind]:
+    """Find the column of text or ids, and check its type."""
+    name = reading.ids_field or reading.text_field
+    if name is None:
+        name = next((n for n in ("input_ids", "text") if n in schema.names), None)
+        if name is None:
+            raise SourceError(
+                f"{place}: neither a column 'input_ids' nor 'text'; it has {_names(schema)}; "
+                "choose one with --text-field or --ids-field"
+            )
+    _check_once(schema, name, place)
+    kind: Kind = "text" if name == reading.text_field or (name == "text" and not reading.ids_field) else "ids"
+    found = schema.field(name).type
+    fits = is_string(found) if kind == "text" else is_list(found) and pa.types.is_integer(found.value_type)
+    if not fits:
+        wanted = "strings" if kind == "text" else "lists of integers"
+        raise SourceError(
+            f"{place}: the column {name!r} is {found}, not {wanted}; choose another column, or convert it"
+        )
+    return name, kind
+
+
+def _mask(schema: pa.Schema, field: str, place: str) -> str | None:
+    """Find the column that marks padding."""
+    if field == "auto":
+        found = MASK in schema.names and is_list(schema.field(MASK).type)
+        return MASK if found else None
+    _check_once(schema, field, place)
+    kind = schema.field(field).type
+    if not is_list(kind) or not (pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type)):
+        raise SourceError(f"{place}: the mask column {field!r} is {kind}, not lists of 0 and 1")
+    return field
+
+
+def _asked(schema: pa.Schema, name: str, kind: Kind, content: str, place: str) -> Carried:
+    """Check a column that the user wants to carry."""
+    _check_once(schema, name, place)
+    if name in (*RESERVED, content):
+        raise SourceError(f"{place}: the column {name!r} cannot ride along: nopad writes one of that name; rename it")
+    found = _carried(schema, name, kind)
+    if found is None:
+        beside = "" if kind == "ids" else ", and lists are beside text, whose tokens are not yet known"
+        raise SourceError(
+            f"{place}: the column {name!r} is {schema.field(name).type}, which cannot ride along{beside}; "
+            "numbers, booleans and strings can, and beside ready-made ids lists of numbers of the same lengths"
+        )
+    return found
+
+
+def _carried(schema: pa.Schema, name: str, kind: Kind) -> Carried | None:
+    """Say how a column rides along; None when it cannot."""
+    found = schema.field(name).type
+    found = found.value_type if pa.types.is_dictionary(found) else found
+    if is_list(found):
+        inside = found.value_type
+        return Carried(name=name, per="token", type=str(inside)) if kind == "ids" and _is_number(inside) else None
+    if _is_number(found) or is_string(found):
+        return Carried(name=name, per="sequence", type="string" if is_string(found) else str(found))
+    return None
+
+
+def _check_once(schema: pa.Schema, name: str, place: str) -> None:
+    times = schema.names.count(name)
+    if times != 1:
+        what = "no column" if not times else f"{times} columns"
+        raise SourceError(f"{place}: {what} {name!r}; it has {_names(schema)}")
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether rows are lists, of any kind."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def is_string(kind: pa.DataType) -> bool:
+    """Whether rows are strings, of any kind."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _names(schema: pa.Schema, limit: int = 12) -> str:
+    names: Sequence[str] = schema.names
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"the columns {', '.join(map(shown, names[:limit]))}{more}" if names else "no columns"

@@ -1,0 +1,87 @@
+"""Which files a spool has: one for each thing that is known of a token or a sequence, two for strings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from nopad.corpus import Carried, SequenceBatch
+
+__all__ = ["SpoolFile", "spool_files", "text_array"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpoolFile:
+    """One file.
+
+    Attributes:
+        dtype: of its values.
+        per: how many there are: one a token, one a sequence, one a sequence and a leading 0 ("end": where each string
+            ends), or one a byte of all strings ("text").
+        values: of a batch; ends are counted from 0 in each batch.
+    """
+
+    dtype: Any
+    per: Literal["token", "sequence", "end", "text"]
+    values: Callable[[SequenceBatch], Any]
+
+
+def spool_files(keep_tokens: bool, carried: Sequence[Carried]) -> dict[str, SpoolFile]:
+    """Return the files of a spool by name; carried columns are numbered, for their names may be anything."""
+    files = {"tokens": SpoolFile(dtype=np.int32, per="token", values=lambda batch: batch.tokens)} if keep_tokens else {}
+    files |= {
+        "lengths": SpoolFile(dtype=np.int32, per="sequence", values=lambda batch: batch.lengths),
+        "record": SpoolFile(dtype=np.int64, per="sequence", values=lambda batch: batch.record),
+        "start": SpoolFile(dtype=np.int64, per="sequence", values=lambda batch: batch.start),
+    }
+    if not keep_tokens:
+        return files
+    for at, column in enumerate(carried):
+        name = f"column-{at}"
+        if column.type == "string":
+            files[f"{name}-ends"] = SpoolFile(dtype=np.int64, per="end", values=partial(_ends, column.name))
+            files[name] = SpoolFile(dtype=np.uint8, per="text", values=partial(_text, column.name))
+            continue
+        of = _of_tokens if column.per == "token" else _of_sequences
+        dtype = pa.type_for_alias(column.type).to_pandas_dtype()
+        files[name] = SpoolFile(dtype=dtype, per=column.per, values=partial(of, column.name))
+    return files
+
+
+def text_array(ends: NDArray[np.int64], text: NDArray[np.uint8]) -> pa.LargeStringArray:
+    """View both files of a column of strings as an Arrow array."""
+    return pa.LargeStringArray.from_buffers(ends.size - 1, pa.py_buffer(ends), pa.py_buffer(text))
+
+
+def _of_tokens(name: str, batch: SequenceBatch) -> NDArray[Any]:
+    return batch.token_columns[name]
+
+
+def _of_sequences(name: str, batch: SequenceBatch) -> NDArray[Any]:
+    values: NDArray[Any] = batch.sequence_columns[name].to_numpy(zero_copy_only=False)
+    return values
+
+
+def _offsets(name: str, batch: SequenceBatch) -> tuple[NDArray[np.int64], Any]:
+    array = batch.sequence_columns[name].cast(pa.large_string())
+    offsets = np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array) + 1]
+    return offsets, array.buffers()[2]
+
+
+def _ends(name: str, batch: SequenceBatch) -> NDArray[np.int64]:
+    offsets, _ = _offsets(name, batch)
+    ends: NDArray[np.int64] = offsets[1:] - offsets[0]
+    return ends
+
+
+def _text(name: str, batch: SequenceBatch) -> NDArray[np.uint8]:
+    offsets, data = _offsets(name, batch)
+    if data is None or not offsets.size:
+        return np.empty(0, dtype=np.uint8)
+    return np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]

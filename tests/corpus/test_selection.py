@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from nopad.corpus import Carried
+from nopad.corpus.selection import Reading, select
+from nopad.errors import OptionError, SourceError
+
+IDS = pa.list_(pa.int32())
+FULL = pa.schema(
+    {
+        "input_ids": IDS,
+        "attention_mask": pa.list_(pa.int8()),
+        "token_type_ids": pa.large_list(pa.int8()),
+        "loss_weight": pa.list_(pa.float16(), 4),
+        "label": pa.int64(),
+        "score": pa.float32(),
+        "ok": pa.bool_(),
+        "id": pa.large_string(),
+        "kind": pa.dictionary(pa.int8(), pa.string()),
+        "when": pa.timestamp("s"),
+        "nested": pa.list_(pa.list_(pa.int32())),
+        "words": pa.list_(pa.string()),
+        "nothing": pa.null(),
+        "text": pa.string(),
+    }
+)
+
+
+def test_ids_take_everything_that_can_ride_along():
+    found = select(FULL, Reading(), "a")
+    assert (found.content, found.kind, found.mask) == ("input_ids", "ids", "attention_mask")
+    assert [(column.name, column.per, column.type) for column in found.carried] == [
+        ("token_type_ids", "token", "int8"),
+        ("loss_weight", "token", "halffloat"),
+        ("label", "sequence", "int64"),
+        ("score", "sequence", "float"),
+        ("ok", "sequence", "bool"),
+        ("id", "sequence", "string"),
+        ("kind", "sequence", "string"),
+        ("text", "sequence", "string"),
+    ]
+    assert found.left_out == ("when", "nested", "words", "nothing")
+    assert found.columns[:3] == ["input_ids", "attention_mask", "token_type_ids"]
+
+
+def test_text_takes_what_is_asked_for():
+    assert select(FULL, Reading(text_field="text"), "a").carried == ()
+    found = select(FULL, Reading(text_field="text", carry=("label", "id")), "a")
+    assert found.kind == "text"
+    assert found.mask is None
+    assert found.carried == (
+        Carried(name="label", per="sequence", type="int64"),
+        Carried(name="id", per="sequence", type="string"),
+    )
+
+
+def test_text_is_read_where_there_are_no_ids():
+    assert select(pa.schema({"text": pa.string(), "url": pa.string()}), Reading(), "a").left_out == ("url",)
+
+
+def test_masks():
+    assert select(FULL, Reading(mask_field=None), "a").mask is None
+    assert select(FULL, Reading(pad_id=0), "a").mask is None
+    assert select(FULL, Reading(pad_id=0), "a").pad_id == 0
+    other = pa.schema({"input_ids": IDS, "m": pa.list_(pa.bool_()), "attention_mask": pa.string()})
+    assert select(other, Reading(mask_field="m"), "a").mask == "m"
+    assert select(other, Reading(), "a").mask is None  # not a mask, whatever its name
+
+
+@pytest.mark.parametrize(
+    ("schema", "reading", "message"),
+    [
+        ({"ids": IDS}, {}, "a: neither a column 'input_ids' nor 'text'; it has the columns \"ids\"; choose one with "),
+        ({}, {}, "it has no columns; choose one"),
+        ({"input_ids": pa.int32()}, {}, "a: the column 'input_ids' is int32, not lists of integers; choose another"),
+        ({"input_ids": pa.list_(pa.float64())}, {}, "is list<item: double>, not lists of integers"),
+        ({"text": pa.list_(pa.string())}, {}, "is list<item: string>, not strings"),
+        ({"t": pa.int8()}, {"text_field": "t"}, "the column 't' is int8, not strings"),
+        ({"input_ids": IDS}, {"ids_field": "x"}, "a: no column 'x'; it has the columns \"input_ids\""),
+        ({"input_ids": IDS}, {"carry": ("labels",)}, "a: no column 'labels'; it has"),
+        ({"input_ids": IDS}, {"carry": ("input_ids",)}, "the column 'input_ids' cannot ride along: nopad writes one"),
+        ({"input_ids": IDS, "seq_lens": IDS}, {"carry": ("seq_lens",)}, "the column 'seq_lens' cannot ride along"),
+        (
+            {"input_ids": IDS, "n": pa.list_(IDS)},
+            {"carry": ("n",)},
+            "'n' is list<item: list<item: int32>>, which cannot",
+        ),
+        (
+            {"text": pa.string(), "n": IDS},
+            {"carry": ("n",)},
+            "and lists are beside text, whose tokens are not yet known",
+        ),
+        ({"input_ids": IDS, "m": pa.int8()}, {"mask_field": "m"}, "the mask column 'm' is int8, not lists of 0 and 1"),
+        ({"input_ids": IDS}, {"mask_field": "m"}, "no column 'm'"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(schema, reading, message):
+    with pytest.raises(SourceError) as caught:
+        select(pa.schema(schema), Reading(**reading), "a")
+    assert message in str(caught.value)
+
+
+def test_a_column_that_is_there_twice():
+    schema = pa.schema([("input_ids", IDS), ("label", pa.int8()), ("label", pa.int8())])
+    with pytest.raises(SourceError, match="a: 2 columns 'label'"):
+        select(schema, Reading(carry=("label",)), "a")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"text_field": "a", "ids_field": "b"}, "text_field 'a' and ids_field 'b' exclude each other"),
+        ({"pad_id": -1}, "pad_id is -1; it must be an integer from 0 to 2147483647"),
+        ({"pad_id": True}, "pad_id is True"),
+        ({"pad_id": 0, "mask_field": "m"}, "mask_field and pad_id exclude each other"),
+    ],
+)
+def test_options_that_mean_nothing(options, message):
+    with pytest.raises(OptionError, match=message):
+        Reading(**options)

@@ -1,0 +1,389 @@
+from __future__ import annotations
+
+import gzip
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nopad.corpus import ArrayFolder, CorpusOptions, DatasetSource, DictSource, open_source, sequences
+from nopad.corpus.selection import Reading
+from nopad.errors import MissingExtraError, RecordError, SourceError
+
+ROWS = [{"input_ids": [i, i + 1], "labels": [i, -1], "label": i} for i in range(100)]
+
+
+def write(path, rows=ROWS, **columns):
+    pq.write_table(pa.table(columns) if columns else pa.Table.from_pylist(rows), path)
+    return path
+
+
+def counted(source, **options):
+    options = CorpusOptions(**{"capacity": 64} | options)
+    groups = list(sequences(source.blocks(), None, options))
+    tokens = [token for group in groups for token in group.batch.tokens.tolist()]
+    return tokens, sum((group.counts for group in groups[1:]), groups[0].counts)
+
+
+def refusal(*inputs, **options) -> str:
+    with pytest.raises(SourceError) as caught:
+        open_source(list(inputs), **options)
+    return str(caught.value)
+
+
+class TestFiles:
+    def test_a_parquet_file_cut_short(self, tmp_path):
+        path = write(tmp_path / "a.parquet")
+        path.write_bytes(path.read_bytes()[:-100])
+        assert refusal(path).startswith(f"{path}: not a whole Parquet file (Parquet magic bytes not found in footer")
+
+    def test_an_arrow_file_that_is_none(self, tmp_path):
+        path = tmp_path / "a.arrow"
+        path.write_bytes(b"ARROW1 or so")
+        assert refusal(path).startswith(f"{path}: not a whole Arrow file (")
+
+    def test_a_parquet_file_damaged_inside(self, tmp_path):
+        path = tmp_path / "a.parquet"
+        pq.write_table(pa.Table.from_pylist(ROWS), path, compression="zstd", use_dictionary=False)
+        data = bytearray(path.read_bytes())
+        data[20:60] = bytes(40)
+        path.write_bytes(data)
+        with pytest.raises(SourceError, match=r"a.parquet: (not a whole Parquet file|cannot be read) \("):
+            list(open_source(path).blocks())
+
+    def test_a_column_missing_in_one_of_twenty(self, tmp_path):
+        for i in range(20):
+            rows = ROWS if i != 13 else [{k: v for k, v in row.items() if k != "labels"} for row in ROWS]
+            write(tmp_path / f"{i:02d}.parquet", rows)
+        assert refusal(tmp_path) == (
+            f"the column 'labels' is not alike in all files: int64 per token in {tmp_path}/00.parquet, "
+            f"no such column in {tmp_path}/13.parquet; make them alike, or name the columns to carry with --carry"
+        )
+        assert refusal(tmp_path, carry=["labels"]) == (
+            f'{tmp_path}/13.parquet: no column \'labels\'; it has the columns "input_ids", "label"'
+        )
+        assert open_source(tmp_path, carry=["label"]).left_out == ("labels",)
+
+    def test_a_type_that_changes_between_files(self, tmp_path):
+        write(tmp_path / "a.parquet")
+        write(tmp_path / "b.parquet", [{**row, "label": float(row["label"])} for row in ROWS])
+        assert "the column 'label' is not alike in all files: int64 per sequence in" in refusal(tmp_path)
+        assert "double per sequence in" in refusal(tmp_path)
+
+    def test_content_of_another_type_in_one_file(self, tmp_path):
+        write(tmp_path / "a.parquet")
+        write(tmp_path / "b.parquet", input_ids=[["a"], ["b"]])
+        assert refusal(tmp_path) == (
+            f"{tmp_path}/b.parquet: the column 'input_ids' is list<element: string>, not lists of integers; "
+            "choose another column, or convert it"
+        )
+
+    def test_text_beside_ids(self, tmp_path):
+        write(tmp_path / "a.parquet")
+        write(tmp_path / "b.parquet", text=["x"])
+        assert refusal(tmp_path).startswith(f"{tmp_path}/b.parquet holds text and {tmp_path}/a.parquet ready-made ids")
+
+    def test_a_bad_row_names_file_and_row(self, tmp_path):
+        rows = [dict(row) for row in ROWS]
+        rows[41]["labels"] = [1]
+        source = open_source(write(tmp_path / "a.parquet", rows))
+        with pytest.raises(RecordError) as caught:
+            counted(source)
+        assert str(caught.value) == (
+            f"{tmp_path}/a.parquet, row 42: 'labels' has 1 values beside 2 in 'input_ids'; "
+            "repair it, or choose --on-bad-record skip"
+        )
+        tokens, counts = counted(source, on_bad_record="skip")
+        assert (counts.records, counts.sequences, counts.bad_skipped) == (100, 99, 1)
+        assert tokens == [token for i, row in enumerate(rows) if i != 41 for token in row["input_ids"]]
+
+    def test_ids_beyond_the_vocabulary(self, tmp_path):
+        source = open_source(write(tmp_path / "a.parquet"))
+        with pytest.raises(RecordError, match=r"a.parquet, row 98: id 1 is 98, beyond the vocabulary of 98; repair"):
+            counted(source, vocab_size=98)
+        _, counts = counted(source, vocab_size=98, on_bad_record="skip")
+        assert (counts.sequences, counts.bad_skipped) == (97, 3)
+        assert counted(source, vocab_size=101)[1].bad_skipped == 0
+
+    def test_padding_is_counted(self, tmp_path):
+        rows = [
+            {"input_ids": [1, 2, 0, 0], "attention_mask": [1, 1, 0, 0]},
+            {"input_ids": [1] * 4, "attention_mask": [1] * 4},
+        ]
+        source = open_source(write(tmp_path / "a.parquet", rows))
+        tokens, counts = counted(source)
+        assert tokens == [1, 2, 1, 1, 1, 1]
+        assert (counts.stripped, counts.stripped_tokens) == (1, 2)
+
+    @pytest.mark.parametrize("block_bytes", [1, 300, 1 << 20])
+    def test_blocks_do_not_change_the_sequences(self, tmp_path, block_bytes):
+        source = open_source(write(tmp_path / "a.parquet"), block_bytes=block_bytes)
+        assert len(list(source.blocks())) == {1: 100, 300: 12, 1 << 20: 1}[block_bytes]
+        assert counted(source)[0] == [token for row in ROWS for token in row["input_ids"]]
+
+    def test_a_damaged_tail_of_a_compressed_file(self, tmp_path):
+        path = tmp_path / "a.jsonl.gz"
+        path.write_bytes(gzip.compress(b'{"text": "hello"}\n' * 10_000)[:-20])
+        with pytest.raises(SourceError, match=r"a.jsonl.gz: cannot be read \(Truncated compressed stream\)"):
+            list(open_source(path).blocks())
+
+    def test_what_is_not_compressed_at_all(self, tmp_path):
+        (tmp_path / "a.txt.gz").write_bytes(b"plain")
+        with pytest.raises(SourceError, match=r"a.txt.gz: cannot be read \(zlib inflate failed"):
+            list(open_source(tmp_path).blocks())
+
+
+class TestJsonl:
+    def lines(self, tmp_path, *rows, **options):
+        path = tmp_path / "a.jsonl"
+        path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+        return open_source(path, **options)
+
+    def test_fields_ride_along_and_bad_ones_are_told(self, tmp_path):
+        source = self.lines(
+            tmp_path,
+            {"input_ids": [1, 2], "labels": [3, 4], "name": "a"},
+            {"input_ids": [5], "labels": [6], "name": 7},
+            "",
+            "broken",
+            {"input_ids": [8], "labels": [9]},
+            {"input_ids": [10], "labels": [11, 12], "name": "b"},
+            {"input_ids": [13], "labels": [14], "name": "c", "more": 1},
+            carry=["labels", "name"],
+        )
+        assert source.left_out == ("more",)
+        [block] = source.blocks()
+        found = list(block.records())
+        assert [(run.line, run.reason) for run in found if hasattr(run, "reason")] == [
+            (2, "'name' is 7, not string"),
+            (4, "broken JSON: Expecting value at column 1"),
+            (5, "no 'name'; it rides along with the others"),
+            (6, "'labels' has 2 values beside 1 in 'input_ids'"),
+        ]
+        _, counts = counted(source, on_bad_record="skip")
+        assert (counts.records, counts.sequences, counts.bad_skipped) == (6, 2, 4)
+        group = next(sequences(source.blocks(), None, CorpusOptions(capacity=8, on_bad_record="skip")))
+        assert group.batch.record.tolist() == [0, 5]
+        assert group.batch.token_columns["labels"].tolist() == [3, 4, 14]
+        assert group.batch.sequence_columns["name"].to_pylist() == ["a", "c"]
+
+    def test_a_mask_is_used(self, tmp_path):
+        source = self.lines(tmp_path, {"input_ids": [1, 0], "attention_mask": [1, 0]})
+        assert counted(source)[0] == [1]
+
+    def test_text_with_a_field(self, tmp_path):
+        source = self.lines(tmp_path, {"text": "a", "id": "x"}, {"text": "b", "id": "y"}, carry=["id"])
+        [run] = [found for block in source.blocks() for found in block.records()]
+        assert (run.texts, run.sequence_columns["id"].to_pylist()) == (["a", "b"], ["x", "y"])
+        assert self.lines(tmp_path, {"text": "a", "id": "x"}).left_out == ("id",)
+
+    def test_a_field_that_the_first_object_lacks(self, tmp_path):
+        with pytest.raises(SourceError, match=r"a.jsonl, line 2: no column 'labels'; it has the columns \"input_ids\""):
+            self.lines(tmp_path, {"input_ids": []}, {"input_ids": [1]}, carry=["labels"])
+
+
+class TestArrays:
+    def arrays(self, folder, **arrays):
+        folder.mkdir(exist_ok=True)
+        for name, values in arrays.items():
+            np.save(folder / f"{name}.npy", np.asarray(values))
+        return folder
+
+    def test_columns_by_their_length(self, tmp_path):
+        folder = self.arrays(
+            tmp_path / "a",
+            ids=np.array([1, 2, 3, 4, 5], np.uint16),
+            offsets=[0, 2, 2, 5],
+            labels=np.array([1, 2, 3, 4, 5], np.int8),
+            weight=np.array([0.5, 1, 2], np.float32),
+        )
+        source = open_source(folder)
+        [group] = sequences(source.blocks(), None, CorpusOptions(capacity=8))
+        assert group.batch.tokens.tolist() == [1, 2, 3, 4, 5]
+        assert group.batch.record.tolist() == [0, 2]
+        assert group.batch.token_columns["labels"].dtype == np.int8
+        assert group.batch.sequence_columns["weight"].to_pylist() == [0.5, 2]
+        assert group.counts.empty_skipped == 1
+
+    @pytest.mark.parametrize("block_bytes", [8, 40, 1 << 20])
+    def test_blocks_do_not_change_the_sequences(self, tmp_path, block_bytes):
+        lengths = np.random.default_rng(0).integers(0, 5, 50)
+        folder = self.arrays(
+            tmp_path / "a", ids=np.arange(lengths.sum()), offsets=np.concatenate([[0], np.cumsum(lengths)])
+        )
+        source = ArrayFolder(folder, open_source(folder)._files[0]._how, block_bytes=block_bytes)
+        assert counted(source)[0] == list(range(lengths.sum()))
+
+    @pytest.mark.parametrize(
+        ("arrays", "message"),
+        [
+            ({"offsets": [0, 1]}, "no array of integers ids.npy"),
+            ({"ids": [0.5], "offsets": [0, 1]}, "no array of integers ids.npy"),
+            (
+                {"ids": [1, 2], "offsets": [0, 1]},
+                "offsets.npy goes from [0] to [1], and must go from 0 to the 2 values",
+            ),
+            ({"ids": [1, 2], "offsets": [1, 2]}, "offsets.npy goes from [1] to [2]"),
+            (
+                {"ids": [1, 2], "offsets": [0, 2], "x": [1, 2, 3]},
+                "x.npy has 3 values; one a token would be 2, one a sequence 1",
+            ),
+            ({"ids": [[1, 2]], "offsets": [0, 2]}, "ids.npy: an array of shape (1, 2) and type int64; columns are"),
+            ({"ids": ["a"], "offsets": [0, 1]}, "ids.npy: an array of shape (1,) and type <U1; columns are"),
+        ],
+    )
+    def test_arrays_that_do_not_fit(self, tmp_path, arrays, message):
+        assert message in refusal(self.arrays(tmp_path / "a", **arrays))
+
+    def test_offsets_that_fall(self, tmp_path):
+        folder = self.arrays(tmp_path / "a", ids=[1, 2, 3], offsets=[0, 2, 1, 3])
+        with pytest.raises(SourceError, match=r"offsets.npy falls from 2 to 1 at 1"):
+            list(open_source(folder).blocks())
+
+    def test_no_npy_file(self, tmp_path):
+        folder = self.arrays(tmp_path / "a", offsets=[0])
+        (folder / "ids.npy").write_bytes(b"no")
+        assert "ids.npy: not an .npy file of numbers" in refusal(folder)
+
+
+class TestPython:
+    def test_values_of_another_type_are_bad_records(self):
+        source = DictSource([*ROWS, {"input_ids": [1], "labels": [1], "label": "x"}, {"label": 3}], rows=40)
+        with pytest.raises(RecordError, match=r"memory, row 101: 'label' is \"x\", not int64; repair it"):
+            counted(source)
+        assert counted(source, on_bad_record="skip")[1].bad_skipped == 2
+
+    @pytest.mark.parametrize(
+        ("good", "bad"),
+        [
+            (1, 0.5),
+            (1, True),
+            (1, 2**70),
+            (0.5, "x"),
+            (0.5, True),
+            (True, 1),
+            ("a", 1),
+            ([1], [0.5]),
+            ([1], [True]),
+            ([1], "a"),
+            ([0.5], ["a"]),
+            (np.array([1]), np.array([0.5])),
+            ([1], [[1]]),
+        ],
+    )
+    def test_nothing_is_made_to_fit(self, good, bad):
+        rows = [{"input_ids": [1], "x": value} for value in (good, bad, None)]
+        _, counts = counted(DictSource(rows, Reading(carry=("x",)), rows=1), on_bad_record="skip")
+        assert (counts.sequences, counts.bad_skipped) == (1, 2)
+
+    @pytest.mark.parametrize(
+        ("first", "also"),
+        [(1, np.int8(3)), (0.5, 3), (0.5, np.float32(1)), (True, np.bool_(False)), ([1], np.array([3])), ([1], (3,))],
+    )
+    def test_what_fits_as_it_is(self, first, also):
+        rows = [{"input_ids": [1], "x": value} for value in (first, also)]
+        assert counted(DictSource(rows, Reading(carry=("x",))))[1].sequences == 2
+
+    def test_an_iterator_can_be_read_once(self):
+        source = open_source(iter(ROWS))
+        assert len(list(source.blocks())) == 1
+        with pytest.raises(SourceError, match="memory: an iterator can be read once; give a function"):
+            list(source.blocks())
+        again = open_source(lambda: iter(ROWS))
+        assert len(list(again.blocks())) == len(list(again.blocks())) == 1
+
+    @pytest.mark.parametrize(
+        ("items", "message"),
+        [
+            (lambda: iter(()), "memory: no item; give at least one dict"),
+            (iter([{"input_ids": [1]}, 3]), "memory, row 2: int, not a dict; give dicts of columns"),
+            ([{"ids": [1]}], "memory: neither a column 'input_ids' nor 'text'"),
+            ([{"input_ids": [[1]]}], "memory: the column 'input_ids' is list<item: list<item: int64>>, not lists"),
+        ],
+    )
+    def test_items_that_cannot_be_read(self, items, message):
+        with pytest.raises(SourceError) as caught:
+            open_source(items)
+        assert message in str(caught.value)
+
+    def test_a_dataset_whose_columns_change(self):
+        import datasets
+
+        def rows():
+            yield {"input_ids": [1], "label": 1}
+
+        dataset = datasets.IterableDataset.from_generator(rows)
+        assert dataset.features is None
+        source = open_source(dataset)
+        assert [column.name for column in source.carried] == ["label"]
+        assert counted(source)[0] == [1]
+        assert isinstance(source, DatasetSource)
+
+
+class TestElsewhere:
+    def test_a_url_where_nothing_is(self):
+        assert refusal("memory://nowhere/a.parquet").startswith("memory://nowhere/a.parquet: nothing there")
+
+    def test_a_scheme_that_nobody_knows(self):
+        assert "frob://a: Protocol not known: frob" in refusal("frob://a")
+
+    def test_a_store_without_credentials(self, monkeypatch):
+        def refuse(url, scheme):
+            raise OSError("AWS Error ACCESS_DENIED: no credentials")
+
+        monkeypatch.setattr("nopad.corpus.remote._filesystem", refuse)
+        assert refusal("s3://private/a.parquet") == (
+            "s3://private/a.parquet: cannot be opened (AWS Error ACCESS_DENIED: no credentials); "
+            "check the URL, the network and your credentials for s3://"
+        )
+
+    def test_a_scheme_whose_package_is_missing(self, monkeypatch):
+        import sys
+
+        monkeypatch.setitem(sys.modules, "fsspec", None)
+        with pytest.raises(MissingExtraError, match=r"memory://a: opening memory:// needs fsspec: pip install fsspec"):
+            open_source("memory://a")
+
+    def test_a_folder_with_text_compressed_and_not(self):
+        import fsspec
+
+        files = fsspec.filesystem("memory")
+        files.pipe("/folder/b.txt.gz", gzip.compress(b"zipped"))
+        files.pipe("/folder/sub/a.txt", b"plain")
+        files.pipe("/folder/.hidden.txt", b"hidden")
+        files.pipe("/folder/c.pdf", b"not read")
+        source = open_source("memory://folder")
+        assert [(block.name, block.data) for block in source.blocks()] == [
+            ("b.txt.gz", b"zipped"),
+            ("sub/a.txt", b"plain"),
+        ]
+        assert source.ignored == ("c.pdf",)
+        assert "none of its 1 files is of a kind that nopad reads" in refusal("memory://folder/c.pdf")
+
+    def test_a_name_on_the_hub_without_network(self, monkeypatch):
+        import datasets
+
+        def refuse(name, config, split):
+            raise ConnectionError(f"Couldn't reach {name!r} on the Hub")
+
+        monkeypatch.setattr(datasets, "load_dataset", refuse)
+        assert refusal("hf:some/name") == (
+            "hf:some/name: could not be had from the Hugging Face hub (Couldn't reach 'some/name' on the Hub); "
+            "check the name and the network, or give files"
+        )
+
+    def test_a_name_on_the_hub(self, monkeypatch):
+        import datasets
+
+        asked = []
+
+        def load(name, config, split):
+            asked.append((name, config, split))
+            return datasets.Dataset.from_list(ROWS)
+
+        monkeypatch.setattr(datasets, "load_dataset", load)
+        for spec in ("hf:some/name", "hf:some/name:test", "hf:some/name@en:train[:1%]"):
+            assert counted(open_source(spec))[1].sequences == 100
+        assert asked == [("some/name", None, "train"), ("some/name", None, "test"), ("some/name", "en", "train[:1%]")]
