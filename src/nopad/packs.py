@@ -196,6 +196,23 @@ class Packs:
         }
         write_arrow(Path(path), table.replace_schema_metadata({f"nopad.{k}": v for k, v in header.items()}))
 
+    def to_dataset(self, dataset: Any, *, columns: str = "nopad") -> Any:
+        """Return the packs of a `datasets.Dataset` as another one, in memory, one row a pack.
+
+        Sequence i is row i of `dataset`, whose ``input_ids`` are the tokens. Columns of one value a token become flat
+        lists, columns of one value a row lists of them; ``seq_lens`` and ``seq_index`` come first. `columns`: "trl"
+        calls the first ``seq_lengths``, as TRL does.
+
+        Raises:
+            PlanMismatchError: `dataset` has more or fewer rows than there are sequences.
+            LengthError: a pack would exceed the capacity: these are packs of something else.
+            OptionError: there is no column ``input_ids``.
+            MissingExtraError: `datasets` is not installed.
+        """
+        from nopad.store.from_dataset import packed_rows  # here, so that packs alone need no such library
+
+        return packed_rows(self, dataset, columns)
+
     @classmethod
     def load(cls, path: str | Path) -> Packs:
         """Map a file that `save` wrote; nothing is read until it is used.

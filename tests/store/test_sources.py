@@ -17,7 +17,7 @@ import pytest
 from nopad import open_packed, pack_corpus, verify
 from nopad.corpus import CorpusOptions, open_source, sequences
 from nopad.corpus.objects import DatasetSource, DictSource
-from nopad.errors import OutputExistsError
+from nopad.errors import OptionError, OutputExistsError
 from nopad.store import PackOptions
 
 N = 10_000
@@ -316,3 +316,19 @@ def test_other_columns_are_another_job(rows, tmp_path):
     pack_corpus(open_source(rows[:50]), tmp_path / "packed", CorpusOptions(capacity=CAPACITY))
     with pytest.raises(OutputExistsError, match=r"carry was auto, now \['label'\]"):
         pack_corpus(open_source(rows[:50], carry=["label"]), tmp_path / "packed", CorpusOptions(capacity=CAPACITY))
+
+
+def test_columns_named_as_trl_does(rows, tmp_path):
+    options, packing = CorpusOptions(capacity=CAPACITY), PackOptions(columns="trl")
+    made = pack_corpus(DictSource(rows[:200]), tmp_path / "packed", options, packing=packing)
+    assert verify(tmp_path / "packed", source=DictSource(rows[:200])) == []
+    loaded = datasets.load_dataset(
+        "parquet", data_dir=str(tmp_path / "packed" / "shards"), split="train", cache_dir=str(tmp_path / "hf")
+    )
+    assert "seq_lens" not in loaded.column_names
+    for theirs, ours in zip(loaded, open_packed(tmp_path / "packed"), strict=True):
+        assert sum(theirs["seq_lengths"]) == len(theirs["input_ids"]) == len(theirs["labels"])
+        assert theirs["seq_lengths"] == ours.seq_lens.tolist() == ours["seq_lens"].tolist()
+    assert made.lens_column == "seq_lengths"
+    with pytest.raises(OptionError, match="unknown columns 'hf'; they are named as nopad or trl does"):
+        PackOptions(columns="hf")

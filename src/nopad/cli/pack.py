@@ -76,6 +76,9 @@ def pack(
     shard_tokens: Annotated[
         int, typer.Option("--shard-tokens", metavar="N", help="About how many tokens a file holds.")
     ] = SHARD_TOKENS,
+    columns: Annotated[
+        str, typer.Option("--columns", metavar="NAMES", help="trl: name the column of lengths as TRL does.")
+    ] = "nopad",
     tokenizer: TokenizerSpec = None,
     over_long: OverLong = "error",
     empty: EmptyPolicy = "skip",
@@ -118,6 +121,7 @@ def pack(
         arrival_window=arrival_window,
         options=parse_options(option),
         shard_tokens=shard_tokens,
+        columns=columns,
     )
     reused = (out / MANIFEST).exists()
     with Bars() as monitor:

@@ -148,7 +148,9 @@ def _type_of(items: Sequence[Mapping[str, Any]], key: str) -> pa.DataType:
 
 
 def to_batch(items: Sequence[Mapping[str, Any]], schema: pa.Schema) -> tuple[pa.RecordBatch, dict[int, str]]:
-    """Put dicts into columns, the first of them the content; rows with a value of another type are null there, and come with the reason.
+    """Put dicts into columns, the first of them the content.
+
+    A value of another type is null there, and its row comes with the reason.
 
     >>> batch, bad = to_batch([{"a": 1}, {"a": 0.5}, {}], pa.schema({"a": pa.int64()}))
     >>> batch.to_pydict(), bad

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -35,7 +35,7 @@ from nopad.planning.front import ARRIVAL_ALGORITHMS, check_options, complete_opt
 from nopad.planning.plan import Plan
 from nopad.store.index import write_index
 from nopad.store.lengths import LengthsFile
-from nopad.store.manifest import PLAN, POLICIES, Manifest, Shard, tool_versions
+from nopad.store.manifest import LENGTHS, PLAN, POLICIES, Manifest, Shard, tool_versions
 from nopad.store.monitor import Monitor, Silent
 from nopad.store.shards import SHARD_TOKENS, Columns, Layout, write_shards
 from nopad.store.spool import Progress, Spool
@@ -50,7 +50,8 @@ SUSPICIOUS = 16  # so many sequences of one length look like padding
 class PackOptions:
     """How sequences are packed; see `nopad.pack` for the meaning of each, `nopad.store.shards` for the file sizes.
 
-    `options` are those of the algorithm, and the conditions.
+    `options` are those of the algorithm, and the conditions. `columns`: "trl" calls the column of lengths
+    ``seq_lengths``, as TRL does, instead of ``seq_lens``.
     """
 
     depth: int | None = None
@@ -60,8 +61,11 @@ class PackOptions:
     arrival_window: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     shard_tokens: int = SHARD_TOKENS
+    columns: str = "nopad"
 
     def __post_init__(self) -> None:
+        if self.columns not in LENGTHS:
+            raise OptionError(f"unknown columns {self.columns!r}; they are named as {' or '.join(LENGTHS)} does")
         if self.order not in get_args(Order):
             raise OptionError(f"unknown order {self.order!r}; it is 'random' or 'source'")
         if type(self.shard_tokens) is not int or self.shard_tokens < 1:
@@ -165,6 +169,7 @@ class _Job:
                 **self.source.settings(),
                 "shard_tokens": self.packing.shard_tokens,
                 "arrival_window": self.packing.arrival_window,
+                "columns": self.packing.columns,
                 **self.packing.options,
             },
             "tool_versions": tool_versions("numpy", "pyarrow", "tokenizers"),
@@ -173,6 +178,7 @@ class _Job:
     def run(self, commit_every_s: float) -> Manifest:
         """Do what is left to do; every step finds out by itself."""
         progress, columns = self._lengths() if isinstance(self.source, LengthsFile) else self._spool(commit_every_s)
+        columns = replace(columns, lens_name=LENGTHS[self.packing.columns])
         self._warn_of_padding(columns)
         made, packs = self._plan_and_assign(columns)
         layout = Layout.of(len(packs), self.corpus.capacity, self.packing.shard_tokens)

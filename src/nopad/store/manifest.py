@@ -15,10 +15,11 @@ from nopad.corpus import Counts
 from nopad.errors import CorruptError, FormatError
 from nopad.files import write_atomic
 
-__all__ = ["MANIFEST", "PLAN", "POLICIES", "Manifest", "Shard", "tool_versions"]
+__all__ = ["LENGTHS", "MANIFEST", "PLAN", "POLICIES", "Manifest", "Shard", "tool_versions"]
 
 MANIFEST = "nopad.json"
 PLAN = "plan.json"
+LENGTHS = {"nopad": "seq_lens", "trl": "seq_lengths"}  # how the column of lengths is named, for whom
 FORMAT = "nopad.packed"
 FORMAT_VERSION = 1
 POLICIES = ("special_tokens", "over_long", "empty", "on_bad_record", "vocab_size")  # of CorpusOptions
@@ -78,6 +79,11 @@ class Manifest:
     rows_per_group: int
     shards: tuple[Shard, ...]
     tool_versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def lens_column(self) -> str:
+        """What the column of lengths is called in the shards."""
+        return LENGTHS[self.options.get("columns", "nopad")]
 
     @property
     def efficiency(self) -> float:
@@ -142,7 +148,7 @@ def _soundness(m: Manifest) -> Iterator[tuple[str, bool]]:
         yield name, isinstance(getattr(m, name), str)
     yield "source", _has(m.source, "sha256", "records", "files", "bytes", "ignored", "left_out")
     yield "tokenizer", m.tokenizer is None or _has(m.tokenizer, "sha256", "vocab_size", "prefix", "suffix")
-    yield "options", _has(m.options, *POLICIES)
+    yield "options", _has(m.options, *POLICIES) and m.options.get("columns", "nopad") in LENGTHS
     yield "counts", _has(m.counts, *(f.name for f in fields(Counts))) and all(map(_is_count, m.counts.values()))
     yield "columns", _has(m.columns) and bool(m.columns) == (m.kind == "packed")
     yield (

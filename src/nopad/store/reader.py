@@ -332,6 +332,7 @@ class PackedDataset:
             name = self.path / self.manifest.shards[file].file
             raise CorruptError(f"{name} has no column {missing[0]}; see `nopad verify`")
         parts = {name: list_parts(table.column(name).combine_chunks()) for name in table.column_names}
+        parts["seq_lens"] = parts.pop(self.manifest.lens_column)
         indptr = parts["seq_lens"][0]
         per_sequence = [*_PER_SEQUENCE, *(name for name, per in self.manifest.carried.items() if per == "sequence")]
         sequences = {name: parts.pop(name)[1] for name in per_sequence if name in parts}

@@ -52,6 +52,7 @@ class Columns:
         begin: int64 ``[n]``, where each sequence begins in the token columns.
         tokens: per-token columns, name -> flat array, usually memory-mapped.
         values: per-sequence columns that ride along, name -> Arrow array ``[n]``.
+        lens_name: what the column of lengths is called in the shards.
     """
 
     lengths: NDArray[np.int32]
@@ -60,10 +61,11 @@ class Columns:
     begin: NDArray[np.int64]
     tokens: Mapping[str, NDArray[Any]]
     values: Mapping[str, pa.Array] = field(default_factory=dict)
+    lens_name: str = "seq_lens"
 
     def schema(self) -> pa.Schema:
         """Return the Arrow schema of a shard; nothing in it is nullable."""
-        kinds = {"seq_lens": pa.int32(), "seq_index": pa.int64()}
+        kinds = {self.lens_name: pa.int32(), "seq_index": pa.int64()}
         if self.start is not None:
             kinds["seq_start"] = pa.int64()
         kinds |= {n: pa.string() if is_string(column.type) else column.type for n, column in self.values.items()}
@@ -206,7 +208,7 @@ def gather(packs: Packs, columns: Columns, schema: pa.Schema, scratch: dict[str,
     lengths = columns.lengths[packs.sequence]
     indptr = packs.indptr.astype(np.int32)
     ends = np.concatenate([[0], np.cumsum(lengths)])[indptr].astype(np.int32)
-    lists = {"seq_lens": (indptr, lengths), "seq_index": (indptr, columns.record[packs.sequence])}
+    lists = {columns.lens_name: (indptr, lengths), "seq_index": (indptr, columns.record[packs.sequence])}
     if columns.start is not None:
         lists["seq_start"] = (indptr, columns.start[packs.sequence])
     begin = columns.begin[packs.sequence]
