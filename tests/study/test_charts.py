@@ -9,7 +9,8 @@ import pytest
 
 from nopad import Histogram
 from nopad.errors import MissingExtraError, OptionError
-from nopad.study.charts import CHART_KINDS, check_chart, distributions_chart, residuals_chart, save_chart
+from nopad.report.drawing import CHART_KINDS, check_chart, save_chart
+from nopad.study.charts import distributions_chart, residuals_chart
 from nopad.study.distributions import distribution
 from nopad.study.residuals import residuals
 

@@ -16,6 +16,7 @@ import nopad
 from nopad.cli.demo import demo
 from nopad.cli.pack import pack
 from nopad.cli.plan import plan
+from nopad.cli.report import report
 from nopad.cli.study import study
 from nopad.cli.verify import verify
 from nopad.errors import NopadError, StorageError
@@ -41,7 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for verb in (demo, plan, pack, verify):
+for verb in (demo, plan, pack, verify, report):
     app.command()(verb)
 app.add_typer(study, name="study")
 

@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 
 from nopad.cli.monitor import Bars
 from nopad.cli.options import Seed, TokenizerSpec
-from nopad.cli.plan import DEPTHS, table_rows
+from nopad.cli.plan import table_rows
 from nopad.cli.render import console, describe_histogram, outcome, plan_table
 from nopad.corpus import CorpusOptions, load_tokenizer, open_source, stdlib_texts
-from nopad.errors import CorruptError
+from nopad.errors import CorruptError, MissingExtraError
 from nopad.files import replacing, storage_errors
 from nopad.histogram import Histogram
 from nopad.planning import Plan
+from nopad.planning.comparison import DEPTHS
 from nopad.planning.front import QUICK_ALGORITHMS
+from nopad.report import read_subject, write_report
 from nopad.store import PackOptions, open_packed, pack_corpus
 from nopad.store import verify as find_problems
 from nopad.store.manifest import MANIFEST, PLAN
@@ -68,6 +70,8 @@ def demo(
         rows = table_rows(
             lengths, histogram, capacity, list(QUICK_ALGORITHMS), list(DEPTHS), seed=seed, monitor=monitor
         )
+        monitor.stage("drawing the report", None, "")
+        drawn = _draw(out, folder / "report.html")
     screen.print(
         f"[bold]nopad demo[/]: docstrings and comments of Python {platform.python_version()}'s standard library"
     )
@@ -84,6 +88,10 @@ def demo(
         markup=False,
         soft_wrap=True,
     )
+    if drawn is not None:
+        screen.print(f"  {drawn}  open it in a browser: packs as coloured bars\n", markup=False, soft_wrap=True)
+    else:
+        screen.print("  (a report.html too, with: pip install 'nopad[report]')\n", markup=False)
     screen.print("Try next:")
     command = ".venv/bin/nopad" if Path(sys.prefix) == Path(".venv").absolute() else "nopad"
     for line in (
@@ -92,6 +100,15 @@ def demo(
         f"verify {out} --deep --source {text}",
     ):
         screen.print(f"  {command} {line}", markup=False, soft_wrap=True)
+
+
+def _draw(out: Path, path: Path) -> Path | None:
+    """Write the report where its libraries are installed."""
+    try:
+        write_report([read_subject(out)], path)
+    except MissingExtraError:
+        return None
+    return path
 
 
 def _lengths_in_source_order(out: Path) -> NDArray[np.int32]:

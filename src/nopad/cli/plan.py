@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,15 +30,14 @@ from nopad.cli.options import (
 from nopad.cli.render import console, describe_bound, describe_histogram, plan_table
 from nopad.errors import OptionError
 from nopad.histogram import Histogram
-from nopad.planning import ALGORITHMS
-from nopad.planning import plan as make_plan
+from nopad.planning import ALGORITHMS, Plan
+from nopad.planning.comparison import DEPTHS, compare
 from nopad.planning.front import ARRIVAL_ALGORITHMS, MAX_DRAWN, QUICK_ALGORITHMS, check_options, complete_options
-from nopad.store import Monitor, Silent
+from nopad.store import Monitor
 
-__all__ = ["DEPTHS", "plan", "table_rows"]
+__all__ = ["plan", "table_rows"]
 
 _ALGORITHM_HELP = f"One of {', '.join(ALGORITHMS)}. Repeatable. Default: {', '.join(QUICK_ALGORITHMS)}."
-DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 8, 16, None)
 
 
 def plan(
@@ -175,34 +172,25 @@ def table_rows(
     depths: list[int | None],
     *,
     seed: int = 0,
-    options: Mapping[str, Any] | None = None,
+    options: dict[str, Any] | None = None,
     output: Path | None = None,
-    monitor: Monitor | None = None,
+    monitor: Monitor,
 ) -> list[dict[str, Any]]:
-    """Plan every algorithm at every depth; return `Plan.summary` rows with the seconds each took.
+    """Compare algorithms and depths, with progress; save each plan to `output` (there is one, where it is given)."""
 
-    `given` are the lengths in order of arrival where they are known, for the algorithms that follow it.
-    """
-    monitor = monitor or Silent()
-    rows = []
-    for name in set(algorithms) & {*ARRIVAL_ALGORITHMS, "auto", "optimal"}:
-        make_plan([1, 2, 2, 3, 3, 3], 5, algorithm=name)  # compile before the clock starts
-    for name in algorithms:
-        monitor.stage(f"planning {name}", len(depths), "depths")
-        for depth in depths:
-            started = time.perf_counter()
-            made = make_plan(
-                given if name in ARRIVAL_ALGORITHMS else histogram,
-                capacity,
-                depth=depth,
-                algorithm=name,
-                seed=seed,
-                **(options or {}),
-            )
-            rows.append({**made.summary(), "seconds": time.perf_counter() - started, "notes": list(made.notes)})
-            monitor.advance(1)
-            if output is not None:
-                made.save(output)
-    for row in rows:  # what one algorithm proves holds for all
-        row["lower_bound"] = max(other["lower_bound"] for other in rows if other["depth"] == row["depth"])
-    return rows
+    def done(made: Plan) -> None:
+        monitor.advance(1)
+        if output is not None:
+            made.save(output)
+
+    return compare(
+        given,
+        histogram,
+        capacity,
+        algorithms,
+        depths,
+        seed=seed,
+        options=options,
+        on_start=lambda name: monitor.stage(f"planning {name}", len(depths), "depths"),
+        on_plan=done,
+    )

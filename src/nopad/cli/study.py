@@ -25,6 +25,7 @@ from nopad.cli.render_study import (
 from nopad.errors import OptionError
 from nopad.histogram import Histogram, read_histogram
 from nopad.planning.nnlshp import SHORT_WEIGHT
+from nopad.report.drawing import CHART_KINDS, check_chart, save_chart
 from nopad.store import Monitor
 from nopad.study import (
     Distribution,
@@ -38,7 +39,7 @@ from nopad.study import (
     tables_for,
     unpublished_table,
 )
-from nopad.study.charts import CHART_KINDS, check_chart, distributions_chart, residuals_chart, save_chart
+from nopad.study.charts import distributions_chart, residuals_chart
 
 __all__ = ["study"]
 

@@ -1,31 +1,24 @@
-"""The figures as pictures: one chart each, saved as HTML that works offline, SVG, PNG, or Vega-Lite JSON.
-
-Needs the extra `report` (altair, vl-convert).
-"""
+"""The figures as pictures: one altair chart each. Needs the extra `report`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nopad.errors import MissingExtraError, OptionError
-from nopad.files import write_atomic
+from nopad.report.drawing import BLUE, ORANGE, load_altair
 from nopad.study.distributions import Distribution
 from nopad.study.residuals import Residuals
 
-__all__ = ["CHART_KINDS", "check_chart", "distributions_chart", "residuals_chart", "save_chart"]
+__all__ = ["distributions_chart", "residuals_chart"]
 
-CHART_KINDS = (".html", ".svg", ".png", ".json")
-_BLUE, _ORANGE = "#0072b2", "#d55e00"  # Okabe and Ito: told apart by everyone
 _BINS = 64
 
 
 def residuals_chart(plain: Residuals, weighted: Residuals) -> Any:
     """Figures 10 and 11 as an altair chart: the residual by length; below with light short lengths."""
-    alt = _altair()
+    alt = load_altair()
     panels = []
     for found, title in (
         (plain, "all lengths weigh 1 (figure 10)"),
@@ -45,7 +38,7 @@ def residuals_chart(plain: Residuals, weighted: Residuals) -> Any:
                 color=alt.Color(
                     "kind:N",
                     title="residual",
-                    scale=alt.Scale(domain=["no slot", "no sequence"], range=[_ORANGE, _BLUE]),
+                    scale=alt.Scale(domain=["no slot", "no sequence"], range=[ORANGE, BLUE]),
                 ),
                 tooltip=["length:Q", "residual:Q", "kind:N"],
             )
@@ -55,7 +48,7 @@ def residuals_chart(plain: Residuals, weighted: Residuals) -> Any:
 
 def distributions_chart(found: Sequence[Distribution]) -> Any:
     """Figure 1 as an altair chart: share of sequences by length, one panel a corpus with its two speed-ups."""
-    alt = _altair()
+    alt = load_altair()
     panels = []
     for one in found:
         bins = min(_BINS, one.capacity)
@@ -72,7 +65,7 @@ def distributions_chart(found: Sequence[Distribution]) -> Any:
                 width=280,
                 height=160,
             )
-            .mark_bar(color=_BLUE)
+            .mark_bar(color=BLUE)
             .encode(
                 x=alt.X("from:Q", bin="binned", title="length in tokens", scale=alt.Scale(domain=[0, one.capacity])),
                 x2="to:Q",
@@ -85,46 +78,3 @@ def distributions_chart(found: Sequence[Distribution]) -> Any:
             )
         )
     return alt.concat(*panels, columns=3)
-
-
-def check_chart(path: Path) -> None:
-    """Refuse a chart that could not be saved, before anything is computed.
-
-    Raises:
-        OptionError: the suffix is none of `CHART_KINDS`, or the folder is not there.
-        MissingExtraError: altair or vl-convert is not installed.
-    """
-    if path.suffix not in CHART_KINDS:
-        raise OptionError(f"{path}: a chart is saved as one of {', '.join(CHART_KINDS)}")
-    if not path.parent.is_dir():
-        raise OptionError(f"{path}: there is no folder {path.parent}; make it, or choose another path")
-    _altair()
-
-
-def save_chart(chart: Any, path: Path) -> None:
-    """Save a chart in the format of its suffix, whole or not at all.
-
-    Raises:
-        StorageError: it cannot be written.
-    """
-    import vl_convert
-
-    spec = chart.to_json()
-    if path.suffix == ".html":
-        content = vl_convert.vegalite_to_html(spec, bundle=True).encode()
-    elif path.suffix == ".svg":
-        content = vl_convert.vegalite_to_svg(spec).encode()
-    elif path.suffix == ".png":
-        content = vl_convert.vegalite_to_png(spec, scale=2)
-    else:
-        content = spec.encode()
-    write_atomic(path, content)
-
-
-def _altair() -> Any:
-    try:
-        import altair
-        import vl_convert  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(f"charts need {error.name}: pip install 'nopad[report]'") from error
-    return altair

@@ -1,0 +1,61 @@
+"""Every algorithm at every depth, timed: the table of `nopad plan` and of the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from nopad.histogram import Histogram
+from nopad.planning.front import ARRIVAL_ALGORITHMS
+from nopad.planning.front import plan as make_plan
+from nopad.planning.plan import Plan
+
+__all__ = ["DEPTHS", "compare"]
+
+DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 8, 16, None)
+
+
+def compare(
+    given: Histogram | ArrayLike,
+    histogram: Histogram,
+    capacity: int,
+    algorithms: Sequence[str],
+    depths: Sequence[int | None],
+    *,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+    on_start: Callable[[str], None] = lambda name: None,
+    on_plan: Callable[[Plan], None] = lambda plan: None,
+) -> list[dict[str, Any]]:
+    """Plan every algorithm at every depth; return `Plan.summary` rows with the seconds each took.
+
+    `given` are the lengths in order of arrival where they are known, for the algorithms that follow it. `on_start` is
+    called before each algorithm, `on_plan` with each plan.
+
+    >>> rows = compare([5, 3, 4], Histogram.from_lengths([5, 3, 4]), 8, ["lpfhp"], [1, None])
+    >>> [(row["depth"], row["packs"]) for row in rows]
+    [(1, 3), (None, 2)]
+    """
+    rows = []
+    for name in set(algorithms) & {*ARRIVAL_ALGORITHMS, "auto", "optimal"}:
+        make_plan([1, 2, 2, 3, 3, 3], 5, algorithm=name)  # compile before the clock starts
+    for name in algorithms:
+        on_start(name)
+        for depth in depths:
+            started = time.perf_counter()
+            made = make_plan(
+                given if name in ARRIVAL_ALGORITHMS else histogram,
+                capacity,
+                depth=depth,
+                algorithm=name,
+                seed=seed,
+                **(options or {}),
+            )
+            rows.append({**made.summary(), "seconds": time.perf_counter() - started, "notes": list(made.notes)})
+            on_plan(made)
+    for row in rows:  # what one algorithm proves holds for all
+        row["lower_bound"] = max(other["lower_bound"] for other in rows if other["depth"] == row["depth"])
+    return rows

@@ -1,0 +1,178 @@
+"""The charts of the report, one function each: a subject in, an altair chart out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nopad.report.drawing import BLUE, COLOURS, ORANGE, load_altair
+from nopad.report.subject import Subject
+
+__all__ = ["CHARTS", "depth_chart", "efficiency_chart", "fill_chart", "length_chart", "packs_chart"]
+
+BINS = 64
+PACK_HEIGHT = 15
+
+
+def length_chart(subject: Subject) -> Any:
+    """How long sequences are: share of sequences and of tokens by length."""
+    alt = load_altair()
+    histogram, capacity = subject.histogram, subject.plan.capacity
+    bins = min(BINS, capacity)
+    edges = (-(-np.arange(bins + 1) * capacity // bins)).tolist()
+    place = (histogram.lengths - 1) * bins // capacity
+    sequences = np.bincount(place, weights=histogram.counts, minlength=bins)
+    tokens = np.bincount(place, weights=histogram.counts * histogram.lengths, minlength=bins)
+    rows = [
+        {
+            "from": edges[b],
+            "to": edges[b + 1],
+            "share": sequences[b] / sequences.sum(),
+            "tokens": tokens[b] / tokens.sum(),
+        }
+        for b in range(bins)
+    ]
+    return (
+        alt.Chart(alt.Data(values=rows))
+        .mark_bar(color=BLUE)
+        .encode(
+            x=alt.X("from:Q", bin="binned", title="length in tokens", scale=alt.Scale(domain=[0, capacity])),
+            x2="to:Q",
+            y=alt.Y("share:Q", title="share of sequences", axis=alt.Axis(format="%")),
+            tooltip=[
+                alt.Tooltip("from:Q", title="longer than"),
+                alt.Tooltip("to:Q", title="up to"),
+                alt.Tooltip("share:Q", title="of the sequences", format=".2%"),
+                alt.Tooltip("tokens:Q", title="of the tokens", format=".2%"),
+            ],
+        )
+        .properties(height=220)
+    )
+
+
+def efficiency_chart(subject: Subject) -> Any:
+    """How full packs are by depth: each algorithm, and the most that any plan could reach."""
+    alt = load_altair()
+    depths = list(dict.fromkeys(_depth(row["depth"]) for row in subject.comparison))
+    rows = []
+    for row in subject.comparison:
+        rows.append(
+            {
+                "depth": _depth(row["depth"]),
+                "algorithm": row["algorithm"],
+                "efficiency": row["efficiency"],
+                "packs": row["packs"],
+            }
+        )
+        best = row["tokens"] / (row["lower_bound"] * subject.plan.capacity)
+        rows.append(
+            {
+                "depth": _depth(row["depth"]),
+                "algorithm": "proven limit",
+                "efficiency": best,
+                "packs": row["lower_bound"],
+            }
+        )
+    names = [*dict.fromkeys(row["algorithm"] for row in subject.comparison), "proven limit"]
+    x = alt.X("depth:N", sort=depths, title="most sequences a pack may hold", axis=alt.Axis(labelAngle=0))
+    y = alt.Y("efficiency:Q", title="efficiency", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False))
+    colours = alt.Scale(domain=names, range=[*COLOURS[: len(names) - 1], "#888888"])
+    colour = alt.Color("algorithm:N", scale=colours, sort=names, title=None, legend=alt.Legend(orient="bottom"))
+    tooltip = ["algorithm:N", "depth:N", alt.Tooltip("efficiency:Q", format=".3%"), alt.Tooltip("packs:Q", format=",")]
+    base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y, color=colour, tooltip=tooltip)
+    lines = base.transform_filter("datum.algorithm != 'proven limit'").mark_line(point=True)
+    limit = base.transform_filter("datum.algorithm == 'proven limit'").mark_tick(
+        thickness=2, width=26, orient="horizontal"
+    )
+    return alt.layer(lines, limit).properties(height=220)
+
+
+def fill_chart(subject: Subject) -> Any:
+    """How full the packs are."""
+    alt = load_altair()
+    sums, counts = subject.fills()
+    share = np.minimum(sums * 20 // subject.plan.capacity, 19)
+    full = sums == subject.plan.capacity
+    packs = np.bincount(share[~full], weights=counts[~full], minlength=20)
+    rows = [{"fill": f"{5 * b}–{5 * b + 5} %", "packs": int(n)} for b, n in enumerate(packs)]
+    rows.append({"fill": "full", "packs": int(counts[full].sum())})
+    first = next(at for at, row in enumerate(rows) if row["packs"])
+    return _bars(alt, rows[first:], "fill", "tokens in a pack, of its capacity")
+
+
+def depth_chart(subject: Subject) -> Any:
+    """How many sequences share a pack."""
+    alt = load_altair()
+    packs = np.bincount(np.diff(subject.plan.indptr), weights=subject.plan.counts).astype(np.int64)
+    deepest = packs.size - 1
+    width = -(-deepest // 24)
+    rows = []
+    for begin in range(1, deepest + 1, width):
+        end = min(begin + width - 1, deepest)
+        rows.append(
+            {"depth": str(begin) if begin == end else f"{begin}–{end}", "packs": int(packs[begin : end + 1].sum())}
+        )
+    return _bars(alt, rows, "depth", "sequences in a pack")
+
+
+def packs_chart(subject: Subject) -> Any:
+    """Packs as bars: each colour a sequence, hatched grey what stays empty."""
+    alt = load_altair()
+    rows = []
+    for number, pack in enumerate(subject.packs):
+        at = 0
+        for place, (length, record) in enumerate(pack):
+            what = f"{length:,} tokens" + ("" if record is None else f", record {record:,}")
+            rows.append({"pack": number, "from": at, "to": at + length, "colour": place % len(COLOURS), "what": what})
+            at += length
+        if at < subject.plan.capacity:
+            empty = f"{subject.plan.capacity - at:,} slots empty"
+            rows.append({"pack": number, "from": at, "to": subject.plan.capacity, "colour": -1, "what": empty})
+    colours = alt.Scale(domain=[-1, *range(len(COLOURS))], range=["#8884", *COLOURS])
+    return (
+        alt.Chart(alt.Data(values=rows))
+        .mark_bar(stroke="#fff8", strokeWidth=0.6)
+        .encode(
+            x=alt.X(
+                "from:Q",
+                scale=alt.Scale(domain=[0, subject.plan.capacity], nice=False),
+                title=None,
+                axis=alt.Axis(orient="top", grid=False),
+            ),
+            x2="to:Q",
+            y=alt.Y("pack:O", axis=None, scale=alt.Scale(paddingInner=0.15)),
+            color=alt.Color("colour:O", scale=colours, legend=None),
+            tooltip=[alt.Tooltip("what:N", title="sequence")],
+        )
+        .properties(height=PACK_HEIGHT * len(subject.packs))
+    )
+
+
+CHARTS = {
+    "packs": packs_chart,
+    "lengths": length_chart,
+    "efficiency": efficiency_chart,
+    "fill": fill_chart,
+    "depth": depth_chart,
+}
+
+
+def _bars(alt: Any, rows: list[dict[str, Any]], name: str, title: str) -> Any:
+    order = [row[name] for row in rows]
+    total = sum(row["packs"] for row in rows)
+    rows = [{**row, "share": row["packs"] / total} for row in rows]
+    return (
+        alt.Chart(alt.Data(values=rows))
+        .mark_bar(color=ORANGE)
+        .encode(
+            x=alt.X(f"{name}:N", sort=order, title=title, axis=alt.Axis(labelAngle=-40, labelOverlap=True)),
+            y=alt.Y("share:Q", title="share of packs", axis=alt.Axis(format="%")),
+            tooltip=[f"{name}:N", alt.Tooltip("packs:Q", format=","), alt.Tooltip("share:Q", format=".3%")],
+        )
+        .properties(height=180)
+    )
+
+
+def _depth(depth: int | None) -> str:
+    return "no limit" if depth is None else str(depth)

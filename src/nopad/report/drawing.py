@@ -1,0 +1,66 @@
+"""What every chart needs: altair where it is installed, colours that everyone can tell apart, and saving.
+
+Needs the extra `report` (altair, vl-convert).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nopad.errors import MissingExtraError, OptionError
+from nopad.files import write_atomic
+
+__all__ = ["BLUE", "CHART_KINDS", "COLOURS", "ORANGE", "check_chart", "load_altair", "save_chart"]
+
+CHART_KINDS = (".html", ".svg", ".png", ".json")
+BLUE, ORANGE = "#0072b2", "#d55e00"
+COLOURS = (BLUE, "#e69f00", "#009e73", "#cc79a7", "#56b4e9", ORANGE, "#f0e442")  # Okabe and Ito, without black
+
+
+def check_chart(path: Path) -> None:
+    """Refuse a chart that could not be saved, before anything is computed.
+
+    Raises:
+        OptionError: the suffix is none of `CHART_KINDS`, or the folder is not there.
+        MissingExtraError: altair or vl-convert is not installed.
+    """
+    if path.suffix not in CHART_KINDS:
+        raise OptionError(f"{path}: a chart is saved as one of {', '.join(CHART_KINDS)}")
+    if not path.parent.is_dir():
+        raise OptionError(f"{path}: there is no folder {path.parent}; make it, or choose another path")
+    load_altair()
+
+
+def save_chart(chart: Any, path: Path) -> None:
+    """Save an altair chart in the format of its suffix, whole or not at all.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    import vl_convert
+
+    spec = chart.to_json()
+    if path.suffix == ".html":
+        content = vl_convert.vegalite_to_html(spec, bundle=True).encode()
+    elif path.suffix == ".svg":
+        content = vl_convert.vegalite_to_svg(spec).encode()
+    elif path.suffix == ".png":
+        content = vl_convert.vegalite_to_png(spec, scale=2)
+    else:
+        content = spec.encode()
+    write_atomic(path, content)
+
+
+def load_altair() -> Any:
+    """Return altair.
+
+    Raises:
+        MissingExtraError: it or vl-convert is not installed.
+    """
+    try:
+        import altair
+        import vl_convert  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(f"charts need {error.name}: pip install 'nopad[report]'") from error
+    return altair

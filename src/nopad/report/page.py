@@ -1,0 +1,81 @@
+"""One self-contained page: the template filled, all charts as specifications, Vega once. Works with the network off."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nopad.errors import OptionError
+from nopad.files import write_atomic
+from nopad.report.charts import CHARTS
+from nopad.report.drawing import load_altair, save_chart
+from nopad.report.subject import Subject
+
+__all__ = ["THROUGHPUT", "write_pictures", "write_report"]
+
+THROUGHPUT = 100_000.0  # slots a second and accelerator, unless the user says otherwise
+HERE = Path(__file__).resolve().parent
+
+
+def write_report(subjects: Sequence[Subject], path: Path, *, throughput: float = THROUGHPUT) -> None:
+    """Write the page, whole or not at all.
+
+    Raises:
+        MissingExtraError: altair or vl-convert is not installed.
+        OptionError: no subject, or a throughput that is not above 0.
+        StorageError: it cannot be written.
+    """
+    load_altair()
+    if not subjects:
+        raise OptionError("nothing to report on; give a histogram, a plan, or a packed dataset")
+    if not throughput > 0:
+        raise OptionError(f"throughput must be above 0 slots a second, got {throughput}")
+    import jinja2
+    import vl_convert
+
+    specs = {}
+    for number, subject in enumerate(subjects):
+        for name, make in CHARTS.items():
+            specs[f"{name}-{number}"] = _flexible(make(subject))
+    loader = jinja2.FileSystemLoader(HERE)
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    script = vl_convert.javascript_bundle((HERE / "page.js").read_text(encoding="utf-8"))
+    page = environment.get_template("page.html.j2").render(
+        subjects=subjects,
+        throughput=throughput,
+        specs=_safe(json.dumps(specs, separators=(",", ":"))),
+        style=(HERE / "page.css").read_text(encoding="utf-8"),
+        script=script.replace("</script", "<\\/script"),
+    )
+    write_atomic(path, page.encode())
+
+
+def write_pictures(subjects: Sequence[Subject], folder: Path) -> list[Path]:
+    """Save every chart as PNG, twice the size of the screen; return the files.
+
+    Raises:
+        MissingExtraError: altair or vl-convert is not installed.
+        StorageError: one cannot be written.
+    """
+    files = []
+    for subject in subjects:
+        for name, make in CHARTS.items():
+            chart = make(subject)
+            files.append(folder / f"{subject.name}-{name}.png")
+            save_chart(chart.properties(width=640, background="white"), files[-1])
+    return files
+
+
+def _flexible(chart: Any) -> dict[str, Any]:
+    """Return a specification that is as wide as its place on the page."""
+    spec: dict[str, Any] = chart.to_dict()
+    spec.pop("config", None)
+    spec.pop("$schema", None)
+    return {**spec, "width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
+
+
+def _safe(text: str) -> str:
+    """Keep a name such as </script> from ending the element that holds it."""
+    return text.replace("<", "\\u003c")

@@ -1,0 +1,227 @@
+"""What a report is about: a histogram, a plan, or a packed dataset, in one shape.
+
+Of a histogram the default plan is shown. Packs are a sample, evenly spaced: of a dataset real packs with their record
+numbers, of a plan its strategies as often as they come. O(lengths) for histograms and plans, milliseconds for datasets.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.errors import FormatError, OptionError
+from nopad.histogram import Histogram, read_histogram
+from nopad.planning import Plan, plan
+from nopad.planning.comparison import DEPTHS, compare
+from nopad.store import Manifest, open_packed
+from nopad.store.manifest import PLAN
+
+__all__ = ["Subject", "read_subject"]
+
+ALGORITHMS = ("auto", "lpfhp", "spfhp")
+SHOWN_PACKS = 120
+SHOWN_SEQUENCES = 4000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """One thing to report on.
+
+    Attributes:
+        name: for the reader.
+        kind: "histogram", "plan" or "dataset".
+        plan: how it is, or would be, packed.
+        comparison: `Plan.summary` rows of several algorithms and depths.
+        packs: a sample; each pack as (length, record number or None) pairs.
+        outcome: what became of the records, (what, how many) pairs; empty where there were none.
+        facts: fingerprints and versions, (name, value) pairs.
+        command: that makes it again, with INPUT for what is not known.
+    """
+
+    name: str
+    kind: str
+    plan: Plan
+    comparison: Sequence[Mapping[str, Any]]
+    packs: Sequence[Sequence[tuple[int, int | None]]]
+    outcome: Sequence[tuple[str, int]] = ()
+    facts: Sequence[tuple[str, str]] = ()
+    command: str = ""
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def histogram(self) -> Histogram:
+        """Its lengths."""
+        return self.plan.histogram
+
+    @property
+    def padding_before(self) -> float:
+        """Share of padding with one sequence a row."""
+        return 1 - self.plan.tokens / (self.plan.sequences * self.plan.capacity)
+
+    @property
+    def padding_after(self) -> float:
+        """Share of padding in packs."""
+        return 1 - self.plan.efficiency
+
+    def hours_saved(self, throughput: float) -> float:
+        """GPU-hours saved per million sequences, at so many slots a second."""
+        saved_slots = 1e6 * self.plan.capacity * (1 - self.plan.packs / self.plan.sequences)
+        return saved_slots / throughput / 3600
+
+    def fills(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return tokens in each strategy's packs, and how many packs follow it."""
+        sums = np.add.reduceat(self.plan.lengths, self.plan.indptr[:-1])
+        return sums, self.plan.counts
+
+
+def read_subject(path: Path) -> Subject:
+    """Read what is at a path.
+
+    Raises:
+        FormatError: it is neither a histogram, nor a plan, nor a packed dataset.
+        OptionError: a histogram does not say for which capacity, or holds nothing.
+    """
+    if path.is_dir():
+        return _dataset(path)
+    if not path.is_file():
+        raise FormatError(f"{path}: no such file or folder; give a histogram, a plan, or a packed dataset")
+    try:
+        made = Plan.load(path)
+    except FormatError as not_a_plan:
+        try:
+            histogram, capacity = read_histogram(path)
+        except FormatError as error:
+            raise FormatError(f"{path} is neither a plan ({not_a_plan}) nor a histogram ({error})") from error
+        return _histogram(path, histogram, capacity)
+    comparison = compare(made.histogram, made.histogram, made.capacity, ALGORITHMS, DEPTHS)
+    return Subject(
+        name=path.name.removesuffix(".json").removesuffix(".plan"),
+        kind="plan",
+        plan=made,
+        comparison=comparison,
+        packs=_strategies(made),
+        facts=_plan_facts(made),
+        command=shlex.join(["nopad", "plan", "INPUT", *_plan_arguments(made), "-o", path.name]),
+        notes=made.notes,
+    )
+
+
+def _histogram(path: Path, histogram: Histogram, capacity: int | None) -> Subject:
+    if capacity is None:
+        raise OptionError(f'{path} does not say for which capacity; add "max_sequence_length": N to it')
+    if not histogram.sequences:
+        raise OptionError(f"{path} holds no sequences")
+    made = plan(histogram, capacity)
+    return Subject(
+        name=path.stem,
+        kind="histogram",
+        plan=made,
+        comparison=compare(histogram, histogram, capacity, ALGORITHMS, DEPTHS),
+        packs=_strategies(made),
+        facts=[("histogram, SHA-256", histogram.fingerprint)],
+        command=shlex.join(["nopad", "plan", path.name, *_plan_arguments(made)]),
+        notes=made.notes,
+    )
+
+
+def _dataset(path: Path) -> Subject:
+    manifest, made = Manifest.load(path), Plan.load(path / PLAN)
+    counts = manifest.counts
+    named = {
+        "records read": counts["records"],
+        "sequences packed": counts["sequences"],
+        "records split": counts["split"],
+        "records truncated": counts["truncated"],
+        "tokens cut off": counts["truncated_tokens"],
+        "records dropped as over-long": counts["dropped"],
+        "records skipped as empty": counts["empty_skipped"],
+        "records skipped as bad": counts["bad_skipped"],
+        "records that came padded": counts["stripped"],
+        "files of another kind": manifest.source["ignored"],
+    }
+    histogram = made.histogram
+    return Subject(
+        name=path.name,
+        kind="dataset",
+        plan=made,
+        comparison=compare(histogram, histogram, made.capacity, ALGORITHMS, DEPTHS),
+        packs=_real_packs(path, manifest.packs),
+        outcome=[(what, count) for what, count in named.items() if count],
+        facts=[
+            ("source, SHA-256", manifest.source["sha256"]),
+            *([("tokenizer, SHA-256", manifest.tokenizer["sha256"])] if manifest.tokenizer else []),
+            *_plan_facts(made),
+            ("columns", ", ".join(manifest.columns) or "none: an index beside its source"),
+            ("made with", ", ".join(f"{name} {version}" for name, version in manifest.tool_versions.items())),
+        ],
+        command=_pack_command(manifest, path.name),
+        notes=made.notes,
+    )
+
+
+def _pack_command(manifest: Manifest, out: str) -> str:
+    """Return the command that makes a dataset again; where its source lies is not stored."""
+    given: dict[str, Any] = {"--capacity": manifest.capacity, "--seed": manifest.seed or None}
+    given |= {"--depth": manifest.depth, "--order": manifest.order if manifest.order != "random" else None}
+    given["--algorithm"] = manifest.algorithm if manifest.algorithm != "auto" else None
+    defaults = {
+        "over_long": "error",
+        "empty": "skip",
+        "on_bad_record": "error",
+        "text_unit": "file",
+        "columns": "nopad",
+    }
+    names = (*defaults, "text_field", "ids_field", "mask_field", "pad_id", "vocab_size", "arrival_window")
+    for name in names:
+        value = manifest.options.get(name, defaults.get(name))
+        if value not in (defaults.get(name), "auto"):
+            given[f"--{name.replace('_', '-')}"] = "none" if value is None else value
+    words = ["nopad", "pack", "INPUT", "-o", out]
+    words += [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    carry = manifest.options.get("carry", "auto")
+    for name in [] if carry == "auto" else carry or ["none"]:
+        words += ["--carry", name]
+    if not manifest.options["special_tokens"]:
+        words.append("--no-special-tokens")
+    return shlex.join([*words, *(["--index-only"] if manifest.kind == "index" else [])])
+
+
+def _plan_arguments(made: Plan) -> list[str]:
+    depth = "none" if made.depth is None else str(made.depth)
+    return ["--capacity", str(made.capacity), "--algorithm", made.algorithm, "--depth", depth]
+
+
+def _plan_facts(made: Plan) -> list[tuple[str, str]]:
+    proven = f"{made.lower_bound:,} packs, by {made.bound.proof}"
+    return [("plan, SHA-256", made.fingerprint), ("proven minimum", proven)]
+
+
+def _strategies(made: Plan) -> list[list[tuple[int, int | None]]]:
+    """Return the packs at evenly spaced places of the plan."""
+    ends = np.cumsum(made.counts)
+    wanted = np.unique(np.linspace(0, int(ends[-1]) - 1, SHOWN_PACKS).astype(np.int64))
+    packs: list[list[tuple[int, int | None]]] = []
+    for s in np.searchsorted(ends, wanted, side="right").tolist():
+        lengths = made.lengths[made.indptr[s] : made.indptr[s + 1]].tolist()
+        packs.append([(length, None) for length in lengths])
+    return _enough(packs)
+
+
+def _real_packs(path: Path, number: int) -> list[list[tuple[int, int | None]]]:
+    """Return packs at evenly spaced places of a dataset."""
+    dataset = open_packed(path)
+    wanted = np.unique(np.linspace(0, number - 1, SHOWN_PACKS).astype(np.int64)).tolist()
+    rows = [dataset[at] for at in wanted]
+    return _enough([list(zip(row.seq_lens.tolist(), row.seq_index.tolist(), strict=True)) for row in rows])
+
+
+def _enough(packs: list[list[tuple[int, int | None]]]) -> list[list[tuple[int, int | None]]]:
+    """Cut a sample where it would make the page heavy: packs of a thousand sequences are seen as well in a few."""
+    sizes = np.cumsum([len(pack) for pack in packs])
+    return packs[: max(int(np.searchsorted(sizes, SHOWN_SEQUENCES, side="right")), 1)]

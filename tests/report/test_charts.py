@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from nopad.report.charts import CHARTS, depth_chart, efficiency_chart, fill_chart, length_chart, packs_chart
+
+
+def values(chart) -> list[dict]:
+    return chart.to_dict()["data"]["values"]
+
+
+def test_lengths(subject):
+    rows = values(length_chart(subject))
+    assert sum(row["share"] for row in rows) == pytest.approx(1)
+    assert sum(row["tokens"] for row in rows) == pytest.approx(1)
+    assert (rows[0]["from"], rows[-1]["to"]) == (0, subject.plan.capacity)
+    histogram = subject.histogram
+    for row in rows:
+        inside = (histogram.lengths > row["from"]) & (histogram.lengths <= row["to"])
+        assert row["share"] == pytest.approx(histogram.counts[inside].sum() / histogram.sequences)
+
+
+def test_efficiency_never_exceeds_the_proven_limit(subject):
+    rows = values(efficiency_chart(subject))
+    limits = {row["depth"]: row["efficiency"] for row in rows if row["algorithm"] == "proven limit"}
+    assert list(limits) == ["1", "2", "3", "4", "8", "16", "no limit"]
+    for row in rows:
+        assert row["efficiency"] <= limits[row["depth"]]
+    assert {row["algorithm"] for row in rows} == {"auto", "lpfhp", "spfhp", "proven limit"}
+
+
+def test_fill_and_depth_count_every_pack(subject):
+    for chart in (fill_chart(subject), depth_chart(subject)):
+        rows = values(chart)
+        assert sum(row["packs"] for row in rows) == subject.plan.packs
+        assert sum(row["share"] for row in rows) == pytest.approx(1)
+    full = sum(count for count, lengths in subject.plan.strategies if sum(lengths) == subject.plan.capacity)
+    assert values(fill_chart(subject))[-1]["packs"] == full
+    assert len(values(depth_chart(subject))) <= 24
+
+
+def test_packs_are_bars_without_gaps(subject):
+    rows = values(packs_chart(subject))
+    for number, pack in enumerate(subject.packs):
+        bars = [row for row in rows if row["pack"] == number]
+        assert [row["from"] for row in bars] == [0, *(row["to"] for row in bars[:-1])]
+        assert bars[-1]["to"] == subject.plan.capacity
+        lengths = [row["to"] - row["from"] for row in bars if row["colour"] >= 0]
+        assert lengths == [length for length, _ in pack]
+        for (_, record), row in zip(pack, bars, strict=False):
+            assert record is None or row["what"].endswith(f", record {record:,}")
+
+
+def test_every_chart_can_be_drawn(subject):
+    import vl_convert
+
+    for make in CHARTS.values():
+        assert vl_convert.vegalite_to_svg(make(subject).properties(width=300).to_json()).startswith("<svg")
