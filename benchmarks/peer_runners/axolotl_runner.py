@@ -23,7 +23,7 @@ def prepare(lengths: np.ndarray, capacity: int, variant: str) -> Prepared:
 
 def convert(batches: list[list[list[int]]], lengths: np.ndarray) -> dict[str, np.ndarray]:
     indptr, items = csr(members for batch in batches for members in batch)
-    return {"indptr": indptr, "items": items}
+    return {"packs": np.array(sum(map(len, batches))), "indptr": indptr, "items": items}
 
 
 run(prepare, convert)

@@ -48,7 +48,7 @@ def prepare(lengths: np.ndarray, capacity: int, variant: str) -> Prepared:
 
 def convert(packs: list[list[int]], lengths: np.ndarray) -> dict[str, np.ndarray]:
     indptr, items = csr(packs)
-    return {"indptr": indptr, "items": items}
+    return {"packs": np.array(len(packs)), "indptr": indptr, "items": items}
 
 
 run(prepare, convert)

@@ -13,7 +13,7 @@ def prepare(lengths: np.ndarray, capacity: int, variant: str) -> Prepared:
 
 
 def convert(packs: nopad.Packs, lengths: np.ndarray) -> dict[str, np.ndarray]:
-    return {"indptr": packs.indptr, "items": packs.sequence}
+    return {"packs": np.array(len(packs)), "indptr": packs.indptr, "items": packs.sequence}
 
 
 run(prepare, convert)

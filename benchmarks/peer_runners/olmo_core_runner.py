@@ -19,7 +19,8 @@ def convert(result: Any, lengths: np.ndarray) -> dict[str, np.ndarray]:
     instances, documents, _ = result
     indptr, places = csr(instances)
     begins = np.cumsum(lengths, dtype=np.int64) - lengths
-    return {"indptr": indptr, "items": np.searchsorted(begins, documents[:, 0])[places]}
+    items = np.searchsorted(begins, documents[:, 0])[places]
+    return {"packs": np.array(len(instances)), "indptr": indptr, "items": items}
 
 
 run(prepare, convert)

@@ -122,7 +122,8 @@ def test_a_folder(tmp_path, build_tokenizer):
 
 def test_a_folder_without(tmp_path):
     assert message(lambda: load_tokenizer(tmp_path)) == (
-        f"{tmp_path}: no tokenizer.json in this folder; give a folder or file made by tokenizers"
+        f"{tmp_path}: no tokenizer.json in this folder, and transformers cannot read it either "
+        "(Couldn't instantiate the backend tokenizer from one of: ); give another one"
     )
 
 

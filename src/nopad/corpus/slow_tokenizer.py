@@ -1,0 +1,80 @@
+"""Tokenizers of transformers that are written in Python, with the methods of `tokenizers` that we use. One core."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["SlowBackend", "SlowEncoding"]
+
+
+_WHERE_FROM = (
+    "name_or_path",
+    "is_local",
+    "local_files_only",
+    "model_max_length",
+)  # settings that do not change what a text becomes
+
+
+@dataclass(frozen=True, slots=True)
+class SlowEncoding:
+    """What one text became."""
+
+    ids: list[int]
+    special_tokens_mask: list[int]
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return len(self.ids)
+
+
+class SlowBackend:
+    """Speaks for a Python tokenizer of transformers; it never truncates and never pads."""
+
+    def __init__(self, given: Any) -> None:
+        """Wrap it; nothing of it is changed."""
+        self._given = given
+
+    def no_truncation(self) -> None:
+        """Do nothing: each call says so."""
+
+    def no_padding(self) -> None:
+        """Do nothing: each call says so."""
+
+    def get_vocab_size(self, with_added_tokens: bool = True) -> int:
+        """Return the number of tokens, added ones included."""
+        return len(self._given)
+
+    def id_to_token(self, token: int) -> str | None:
+        """Return the text of a token."""
+        text: str | None = self._given.convert_ids_to_tokens(token)
+        return text
+
+    def to_str(self) -> str:
+        """Return all that its result depends on, as JSON: for a fingerprint."""
+        settings = {
+            name: repr(value)
+            for name, value in self._given.init_kwargs.items()
+            if value is not None and name not in _WHERE_FROM and "file" not in name
+        }
+        what = {"class": type(self._given).__name__, "vocabulary": self._given.get_vocab(), "settings": settings}
+        return json.dumps(what, sort_keys=True)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> SlowEncoding:
+        """Encode one text."""
+        ids = self._call(text, add_special_tokens)
+        bare = ids if not add_special_tokens else self._call(text, False)
+        inside = len(ids) - len(bare)
+        first = next((at for at in range(inside + 1) if ids[at : at + len(bare)] == bare), 0)
+        mask = [int(not first <= at < first + len(bare)) for at in range(len(ids))]
+        return SlowEncoding(ids, mask)
+
+    def encode_batch_fast(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[SlowEncoding]:
+        """Encode texts, one after the other."""
+        return [SlowEncoding(self._call(text, add_special_tokens), []) for text in texts]
+
+    def _call(self, text: str, special: bool) -> list[int]:
+        found = self._given(text, add_special_tokens=special, truncation=False, padding=False, verbose=False)
+        return list(found["input_ids"])
