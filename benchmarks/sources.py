@@ -82,7 +82,9 @@ def main() -> None:
             "JSONL (a tenth)": (folder / "rows.jsonl", lambda: [json.loads(line) for line in lines]),
             "JSONL gzip (a tenth)": (
                 folder / "rows.jsonl.gz",
-                lambda: [json.loads(line) for line in gzip.open(folder / "rows.jsonl.gz")],
+                lambda: [
+                    json.loads(line) for line in gzip.decompress((folder / "rows.jsonl.gz").read_bytes()).splitlines()
+                ],
             ),
         }
         for form, (given, alone) in forms.items():

@@ -108,7 +108,7 @@ def test_table_names_the_bound_and_draws_greedy(call, histogram):
     lines = ran.splitlines()
     assert lines[:2] == ["5 sequences of 2 to 8 tokens, 22 in all", "one sequence a row of 8: 45.0% padding"]
     assert "greedy: arrival order drawn from the histogram with seed 0" in lines
-    assert "No plan, however deep, can use fewer than 3 packs: at best 1.6667 sequences a pack, 91.667% eff" in ran
+    assert "No plan, however deep, can use fewer than 3 packs: no more than 1.6667 sequences a pack, 91.667% eff" in ran
     assert "…" not in ran
 
 
@@ -250,7 +250,7 @@ def test_golden_greedy(call, shared):
         (["-c", "0"], "capacity must be an integer from 1 to 2147483647, got 0"),
         (["-c", "-4"], "capacity must be an integer from 1 to 2147483647, got -4"),
         (["-c", "2147483648"], "capacity must be an integer from 1 to 2147483647, got 2147483648"),
-        (["-c", "7"], "1 sequences are above the capacity of 7 (the longest has 8 tokens); truncate, split or drop"),
+        (["-c", "7"], "1 sequence is above the capacity of 7 (the longest has 8 tokens); truncate, split or drop"),
         (["-d", "0"], "depth must be an integer >= 1, or none for unlimited, got '0'"),
         (["-d", "-1"], "depth must be an integer >= 1, or none for unlimited, got '-1'"),
         (["-d", "1.5"], "depth must be an integer >= 1, or none for unlimited, got '1.5'"),

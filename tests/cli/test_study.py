@@ -87,7 +87,7 @@ def test_residuals_as_json(call, small):
     assert len(document["residuals"]) == len(document["residuals_weighted"]) == 16
     named = {row["what"]: row["plain"] for row in document["compared"]}
     assert named["sequences left over"] == sum(r for r in document["residuals"] if r > 0)
-    assert [named[f"residual at length {n}"] for n in range(9, 17)] == document["residuals"][8:]
+    assert [named[f"length {n}"] for n in range(9, 17)] == document["residuals"][8:]
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_residuals_of_the_published_wikipedia(call, shared):
     ran = call("study", "residuals", shared("wikipedia_bert_512.json"))
     assert ran.count("within ±") == 20
     assert "OUTSIDE" not in ran
-    assert "residual at length 504: the text prints 8 values for the 9 lengths" in ran
+    assert "length 504: the text prints 8 values for the 9 lengths" in ran
 
 
 def test_distributions_side_by_side(call, small, jsonl, words, tmp_path):

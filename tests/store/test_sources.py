@@ -213,7 +213,7 @@ def test_a_changed_value_is_found(rows, expected, column):
     }[type(value)]()
     [problem] = verify(folder, source=DictSource(changed))
     what = "the tokens" if column == "input_ids" else f"the values of {column!r}"
-    assert problem == f"record 77, piece from token 0: not {what} that the source gives"
+    assert problem == f"record 77, piece from token 0: not {what} that this source gives"
 
 
 @pytest.mark.parametrize("at", [1000, 6000, 9900])

@@ -179,7 +179,7 @@ def test_swapped_tokens_are_found_only_with_the_source(dataset, source, rewrite_
     assert nopad.verify(dataset) == []
     record, start = min(swapped)
     assert only(nopad.verify(dataset, source=source)) == (
-        f"record {record}, piece from token {start}: not the tokens that the source gives"
+        f"record {record}, piece from token {start}: not the tokens that this source gives"
     )
 
 
@@ -196,7 +196,7 @@ def test_a_changed_token_in_the_source(either, make_records, only):
 def test_a_longer_and_a_shorter_source(either, make_records, only):
     records, held = make_records(100, high=40), Manifest.load(either).sequences
     longer = nopad.verify(either, source=IterableSource([*records, [1, 2]]))
-    assert only(longer) == "record 100, piece from token 0: not the tokens that the source gives"
+    assert only(longer) == "record 100, piece from token 0: not the tokens that this source gives"
     shorter = nopad.verify(either, source=IterableSource(records[:99]))
     gone = -(-len(records[99]) // 16)
     assert shorter[0] == f"the source gives {held - gone:,} sequences, the packs hold {held:,}"
@@ -221,7 +221,8 @@ def test_another_tokenizer(tmp_path, pack, words, only):
     assert nopad.verify(tmp_path / "out", source=source, tokenizer=words) == []
     inner = type(words)(words._inner.from_str(words._inner.to_str().replace('"w9"', '"v9"')))
     assert only(nopad.verify(tmp_path / "out", source=source, tokenizer=inner)) == (
-        f"packed with another tokenizer: SHA-256 {words.fingerprint}, this one has {inner.fingerprint}"
+        f"packed with another tokenizer than the tokenizer: SHA-256 {words.fingerprint}, this one has "
+        f"{inner.fingerprint}; give the one it was packed with (--tokenizer)"
     )
     with pytest.raises(OptionError, match="no tokenizer was given"):
         nopad.verify(tmp_path / "out", source=source)

@@ -24,8 +24,8 @@ class TestWikipedia:
         stated = {what: row for what, row in rows.items() if row.within is not None}
         assert len(stated) == 8 + 8 + 4
         assert all(row.within for row in stated.values())
-        assert rows["residual at length 504"].plain == pytest.approx(3970, abs=2)  # the value that the text lost
-        assert rows["residual at length 504"].published is None
+        assert rows["length 504"].plain == pytest.approx(3970, abs=2)  # the value that the text lost
+        assert rows["length 504"].published is None
 
     def test_totals(self, found):
         plain, weighted = found
@@ -60,7 +60,7 @@ def test_another_dataset_has_no_published_figures():
     assert {(row.published, row.difference, row.tolerance, row.within, row.note) for row in rows} == {
         (None, None, None, None, "")
     }
-    assert [row.what for row in rows][:17] == [f"residual at length {n}" for n in (*range(1, 9), *range(24, 33))]
+    assert [row.what for row in rows][:17] == [f"length {n}" for n in (*range(1, 9), *range(24, 33))]
 
 
 def test_a_difference_outside_its_tolerance_is_said():
@@ -69,16 +69,16 @@ def test_a_difference_outside_its_tolerance_is_said():
     values[0], values[511] = -4622, 3
     made = Residuals(values=values, weight=1.0, packs=1, strategies=2, strategies_with_leftovers=634)
     rows = {row.what: row for row in compare(made, made, histogram)}
-    assert (rows["residual at length 1"].difference, rows["residual at length 1"].within) == (-2, True)
-    assert (rows["residual at length 512"].difference, rows["residual at length 512"].within) == (3, False)
-    assert rows["strategies, leftovers packed too"].within is True
+    assert (rows["length 1"].difference, rows["length 1"].within) == (-2, True)
+    assert (rows["length 512"].difference, rows["length 512"].within) == (3, False)
+    assert rows["strategies with leftovers"].within is True
     assert rows["sequences left over"].within is False
 
 
 def test_a_tiny_capacity():
     made = residuals(Histogram.from_counts({1: 3}), 1)
     assert (made.values.tolist(), made.packs) == ([0], 3)
-    assert next(row.what for row in compare(made, made, Histogram.from_counts({1: 3}))) == "residual at length 1"
+    assert next(row.what for row in compare(made, made, Histogram.from_counts({1: 3}))) == "length 1"
 
 
 def test_too_large_a_capacity_is_refused():

@@ -59,6 +59,8 @@ def read_given(
         capacity = declared if capacity is None else capacity
     elif path.suffix == ".npy" and not elsewhere:
         lengths = LengthsFile(path).lengths
+    if (histogram is not None or lengths is not None) and policies.get("over_long", "error") != "error":
+        raise OptionError(f"--over-long is for corpora: {file} holds lengths, not records; change the lengths in it")
     if capacity is None:
         raise OptionError(f"{file} does not say for which capacity; give --capacity")
     if histogram is None and lengths is None:

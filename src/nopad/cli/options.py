@@ -133,7 +133,7 @@ def parse_options(given: list[str] | None) -> dict[str, Any]:
         if name in options:
             raise OptionError(f"--option {name} is given twice")
         try:
-            options[name] = json.loads(value)
+            options[name] = json.loads({"None": "null", "True": "true", "False": "false"}.get(value, value))
         except ValueError:
             options[name] = value
     return options

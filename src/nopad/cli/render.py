@@ -39,11 +39,14 @@ def describe_histogram(histogram: Histogram, capacity: int) -> str:
 
 def describe_bound(histogram: Histogram, capacity: int, rows: Sequence[dict[str, Any]]) -> str:
     """One line: how good any plan can be, by the best bound that a plan of unlimited depth has proven."""
-    proven = [row["lower_bound"] for row in rows if row["depth"] is None]
-    least = max([lower_bound(histogram, capacity, None).packs, *proven])
+    unlimited = [row for row in rows if row["depth"] is None]
+    least = max([lower_bound(histogram, capacity, None).packs, *(row["lower_bound"] for row in unlimited)])
+    reached = any(row["packs"] == least for row in unlimited)
+    searched = any(row["algorithm"] in ("auto", "optimal") for row in unlimited)
     return (
-        f"No plan, however deep, can use fewer than {least:,} packs: at best {histogram.sequences / least:.4f} "
-        f"sequences a pack, {histogram.tokens / (least * capacity):.3%} efficiency."
+        f"No plan, however deep, can use fewer than {counted(least, 'pack')}: no more than "
+        f"{histogram.sequences / least:.4f} sequences a pack, {histogram.tokens / (least * capacity):.3%} efficiency."
+        + ("" if reached or searched else "\n(A quick bound: -a auto -d none may prove a tighter one.)")
     )
 
 

@@ -22,7 +22,7 @@ __all__ = [
     "residuals_table",
 ]
 
-_BLOCKS = " ▁▂▃▄▅▆▇█"
+_BLOCKS = "·▁▂▃▄▅▆▇█"
 _SPARK = 24
 
 
@@ -90,7 +90,10 @@ def residuals_table(compared: Sequence[Compared], histogram: Histogram, capacity
     title = f"supplement, Figures 10 and 11: {histogram.sequences:,} sequences, capacity {capacity}, depth 3"
 
     def make(left_out: Sequence[str]) -> Grid:
-        heads = [h for h in ("all weights 1", "weighted", "published", "difference", "tolerance") if h not in left_out]
+        compared_too = (
+            ("published", "difference", "tolerance") if any(row.within is not None for row in compared) else ()
+        )
+        heads = [head for head in ("all weights 1", "weighted", *compared_too) if head not in left_out]
         grid = _grid(["", *heads])
         for row in compared:
             cells = {
@@ -100,12 +103,12 @@ def residuals_table(compared: Sequence[Compared], histogram: Histogram, capacity
                 "difference": "=" if row.difference == 0 else _number(row.difference),
                 "tolerance": ""
                 if row.within is None
-                else f"{'within' if row.within else 'OUTSIDE'} ±{row.tolerance:,}",
+                else f"{'within' if row.within else 'OUTSIDE'} ±{_number(row.tolerance)}",
             }
             grid.add_row(row.what, *(cells[head] for head in heads), style="yellow" if row.within is False else "")
         return grid
 
-    return _titled(title, fitted(make, ("tolerance",), width))
+    return _titled(title, fitted(make, ("tolerance", "difference", "published"), width))
 
 
 def distributions_table(found: Sequence[Distribution], width: int) -> Group:
@@ -131,7 +134,7 @@ def distributions_table(found: Sequence[Distribution], width: int) -> Group:
             grid.add_row(one.name, *(show(one) for show in shown.values()))
         return grid
 
-    grid = fitted(make, ("median", "full", "mean", "possible", "sequences", "lengths, 1 to capacity"), width)
+    grid = fitted(make, ("mean", "median", "full", "sequences", "spfhp", "capacity", "padding"), width)
     return _titled("paper, Figure 1: length distributions, and speed-up over one sequence a row", grid)
 
 
@@ -172,4 +175,6 @@ def _grouped(figure: str) -> str:
 def _number(value: float | None) -> str:
     if value is None:
         return ""
+    if 0 < abs(value) < 0.1:
+        return f"{value:g}"
     return f"{value:,.3f}" if value % 1 else f"{int(value):,}"

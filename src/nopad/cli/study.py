@@ -51,8 +51,13 @@ HistogramFile = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Plot = Annotated[
     Path | None,
-    typer.Option("--plot", metavar="FILE", help=f"Save a picture too: {', '.join(CHART_KINDS)}. Needs nopad[report]."),
+    typer.Option(
+        "--plot", metavar="FILE", help=f"Save a picture too: {', '.join(CHART_KINDS)}. Needs the extra report."
+    ),
 ]
+
+_LEGEND = "  Above 0: sequences that found no slot. Below 0: slots that found no sequence, and stay padding."
+_UNPUBLISHED = "  This is not the published dataset: there are no figures to compare with."
 
 _INDEX = """[bold]nopad study[/]: the papers' tables and figures, redone beside the published numbers
 
@@ -146,6 +151,9 @@ def residuals_verb(file: HistogramFile, as_json: AsJson = False, plot: Plot = No
         return
     screen = console()
     screen.print(residuals_table(compared, histogram, capacity, screen.width))
+    screen.print(
+        _LEGEND if any(row.within is not None for row in compared) else f"{_LEGEND}\n{_UNPUBLISHED}", style="dim"
+    )
     _print_notes(f"{row.what}: {row.note}" for row in compared if row.note)
     _print_saved(plot)
 

@@ -12,10 +12,11 @@ from rich.markup import escape
 from nopad.cli.monitor import Bars
 from nopad.cli.options import TokenizerSpec
 from nopad.cli.pack import open_inputs
-from nopad.cli.render import console
+from nopad.cli.render import console, counted
 from nopad.corpus import load_tokenizer
 from nopad.corpus.discover import READER_OPTIONS
 from nopad.errors import CorruptError, FormatError, OptionError
+from nopad.planning import Plan
 from nopad.store import Manifest
 from nopad.store import verify as find_problems
 
@@ -83,11 +84,17 @@ def _problems(path: Path, inputs: list[str], tokenizer: str | None) -> list[str]
 def _proven(path: Path, deep: bool) -> str:
     """Say what has been proven."""
     if not path.is_dir():
-        return "the plan covers its histogram exactly, within capacity and depth, and its lower bound holds"
+        made = Plan.load(path)
+        above = made.packs - made.lower_bound
+        state = f"{above:,} above it" if above else "so none is better"
+        return (
+            f"{counted(made.packs, 'pack')} for {counted(made.sequences, 'sequence')}, within capacity and depth; "
+            f"lower bound {made.lower_bound:,}, proven again by {made.bound.proof}: {state}"
+        )
     m = Manifest.load(path)
     what = "token" if m.kind == "packed" else "length"  # an index holds no tokens
     tokens = f" every {what} compared with its source," if deep else ""
     return (
-        f"{m.sequences:,} sequences, each in exactly one of {m.packs:,} packs,{tokens} "
+        f"{counted(m.sequences, 'sequence')}, each in exactly one of {counted(m.packs, 'pack')},{tokens} "
         "none above capacity or depth, all checksums true"
     )

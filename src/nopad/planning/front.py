@@ -145,8 +145,9 @@ def plan(
     if histogram.max_length > capacity:
         over = exact_sum(histogram.counts[histogram.lengths > capacity])
         raise LengthError(
-            f"{over:,} sequences are above the capacity of {capacity} (the longest has {histogram.max_length} tokens); "
-            f"truncate, split or drop them, or take a capacity of at least {histogram.max_length}"
+            f"{over:,} sequence{' is' if over == 1 else 's are'} above the capacity of {capacity} (the longest has "
+            f"{histogram.max_length} tokens); truncate, split or drop them, or take a capacity of at least "
+            f"{histogram.max_length}"
         )
     check_conditions(conditions, histogram, capacity)
     if algorithm in HISTOGRAM_ALGORITHMS:

@@ -231,9 +231,11 @@ class Plan:
             for s in np.flatnonzero(sizes > self.depth)[:3]:
                 found.append(f"strategy {s} holds {sizes[s]} sequences, above the depth of {self.depth}")
         found += broken_conditions(self.options, self.strategies, self.capacity)
-        proven = bound_under(self.options, self.histogram, self.capacity, self.depth, self.bound.certificate).packs
-        if self.bound.packs != proven:
-            found.append(f"lower bound is stated as {self.bound.packs}, {proven} can be proven")
+        proven = bound_under(self.options, self.histogram, self.capacity, self.depth, self.bound.certificate)
+        if self.bound.packs != proven.packs:
+            found.append(f"lower bound is stated as {self.bound.packs}, {proven.packs} can be proven")
+        elif self.bound.proof != proven.proof:
+            found.append(f"the proof of the lower bound is stated as {self.bound.proof!r}, it is {proven.proof!r}")
         return found
 
     def to_json(self) -> str:

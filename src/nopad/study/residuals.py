@@ -128,7 +128,7 @@ def compare(plain: Residuals, weighted: Residuals, histogram: Histogram) -> list
     >>> histogram = Histogram.from_counts({3: 9, 5: 10, 8: 1})
     >>> found = residuals(histogram, 8)
     >>> [row.what for row in compare(found, found, histogram) if row.plain == 1]
-    ['residual at length 5', 'sequences left over']
+    ['length 5', 'sequences left over']
     """
     known = bool([t for t in tables_for(histogram, plain.values.size) if t.name == FIGURES_ARE_OF])
     rows = []
@@ -159,12 +159,12 @@ def _figures(found: Residuals, histogram: Histogram) -> dict[str, float]:
     capacity = found.values.size
     ends = sorted({*range(1, min(8, capacity) + 1), *range(max(capacity - 8, 1), capacity + 1)})
     return {
-        **{f"residual at length {length}": int(found.values[length - 1]) for length in ends},
+        **{f"length {length}": int(found.values[length - 1]) for length in ends},
         "sequences left over": found.left_over,
         "left over, % of all": 100 * found.left_over / histogram.sequences,
         "slots without a sequence": found.invented,
         "padding tokens of these slots": found.padding_tokens,
-        "padding tokens of the sequences left over": found.padding_tokens_of_leftovers,
+        "their padding, one a pack": found.padding_tokens_of_leftovers,
         "strategies": found.strategies,
-        "strategies, leftovers packed too": found.strategies_with_leftovers,
+        "strategies with leftovers": found.strategies_with_leftovers,
     }

@@ -129,6 +129,11 @@ class _Search:
             self.notes.append(f"the linear-program solver gave up ({self.budget.trouble}): the best plan until then")
         if self.budget.used == before:
             self.notes.append("the budget allowed no linear program: best-fit, and the cheap bounds")
+        elif self.budget.spent() and not self.budget.out_of_time and not self._good():
+            self.notes.append(
+                f"stopped by its budget of {self.budget.used} linear programs: a larger one (programs) may find a "
+                "better plan, or a better bound"
+            )
 
     def _exact(self) -> None:
         """Every distinct length is an item."""

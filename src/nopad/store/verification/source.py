@@ -36,7 +36,10 @@ def source_problems(
         tokenizer = None
     expected = m.tokenizer and m.tokenizer["sha256"]
     if tokenizer is not None and tokenizer.fingerprint != expected:
-        problems.append(f"packed with another tokenizer: SHA-256 {expected}, this one has {tokenizer.fingerprint}")
+        problems.append(
+            f"packed with another tokenizer than {tokenizer.name}: SHA-256 {expected}, this one has "
+            f"{tokenizer.fingerprint}; give the one it was packed with (--tokenizer)"
+        )
         return problems
     options = CorpusOptions(capacity=m.capacity, **{name: m.options[name] for name in POLICIES})
     monitor.stage("comparing with the source", source.total_bytes, "bytes")
@@ -77,7 +80,7 @@ def source_problems(
 
 
 def _differs(batch: SequenceBatch, i: int, what: str) -> str:
-    return f"record {batch.record[i]}, piece from token {batch.start[i]}: not {what} that the source gives"
+    return f"record {batch.record[i]}, piece from token {batch.start[i]}: not {what} that this source gives"
 
 
 def _hashes(batch: SequenceBatch) -> dict[str, NDArray[np.uint64]]:
