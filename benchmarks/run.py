@@ -15,6 +15,7 @@ QUICK = (
     "baselines",
     "assignment",
     "tokenising",
+    "sources",
     "materialise",
     "reader",
 )

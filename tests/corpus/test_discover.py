@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from nopad.corpus import open_source
+from nopad.corpus.records import one_by_one
 from nopad.errors import OptionError, SourceError
 
 
@@ -50,7 +51,7 @@ def test_files_and_folders_keep_the_order_given(tmp_path):
     blocks = list(source.blocks())
     assert [block.name for block in blocks] == ["z.txt", "a.txt", "b.jsonl", "y"]
     assert [block.path for block in blocks] == [str(tmp_path / n) for n in ("z.txt", "in/a.txt", "in/b.jsonl", "y")]
-    assert [record.text for block in blocks for record in block.records()] == ["z", "a", "b", "y"]
+    assert [record.text for block in blocks for record in one_by_one(block.records())] == ["z", "a", "b", "y"]
 
 
 def test_names_do_not_depend_on_where_the_input_is(tmp_path, monkeypatch):
@@ -71,17 +72,17 @@ def test_links_are_followed_but_not_round_in_circles(tmp_path):
 def test_lines_of_a_text_file(tmp_path):
     write(tmp_path, {"a.txt": b"a\nb\n"})
     [block] = open_source(tmp_path, text_unit="line").blocks()
-    assert [record.text for record in block.records()] == ["a", "b"]
+    assert [record.text for record in one_by_one(block.records())] == ["a", "b"]
 
 
 def test_fields(tmp_path):
     write(tmp_path, {"a.jsonl": b'{"text": "x", "t": "y", "i": [1]}'})
     [block] = open_source(tmp_path, text_field="t").blocks()
-    assert [record.text for record in block.records()] == ["y"]
+    assert [record.text for record in one_by_one(block.records())] == ["y"]
     source = open_source(tmp_path, ids_field="i", carry=())
     assert source.kind == "ids"
     assert source.left_out == ("text", "t")
-    assert [record.ids.tolist() for block in source.blocks() for record in block.records()] == [[1]]
+    assert [record.ids.tolist() for block in source.blocks() for record in one_by_one(block.records())] == [[1]]
 
 
 def test_an_unreadable_file_in_the_middle_is_found_before_anything_is_read(tmp_path):

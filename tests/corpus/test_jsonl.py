@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from nopad.corpus import BadRecord, Record
 from nopad.corpus.inputs import InputFile
 from nopad.corpus.jsonl import Field, JsonlFile, decode_objects
+from nopad.corpus.records import one_by_one
 from nopad.corpus.selection import Reading
 from nopad.errors import SourceError
 
@@ -23,7 +24,7 @@ def opened(tmp_path, data: bytes, **options) -> JsonlFile:
 
 
 def records(source: JsonlFile) -> list[Record | BadRecord]:
-    return [record for block in source.blocks() for record in block.records()]
+    return [record for block in source.blocks() for record in one_by_one(block.records())]
 
 
 def reason(line: bytes, field: Field = TEXT) -> str:
@@ -138,7 +139,7 @@ def test_many_keys_are_not_all_listed():
 
 def test_bad_lines_do_not_hide_the_others():
     data = b'{"text": "a"}\n{"text": \n{"text": "c"}\n'
-    good, bad, also = decode_objects(data, 10, field=TEXT)
+    good, bad, also = one_by_one(decode_objects(data, 10, field=TEXT))
     assert (good, also) == (Record(line=10, text="a"), Record(line=12, text="c"))
     assert bad == BadRecord(line=11, reason="broken JSON: Expecting value at column 10")
 
@@ -147,7 +148,7 @@ def test_bad_lines_do_not_hide_the_others():
 def test_any_text_survives(texts, ascii_only):
     texts = [text.encode("utf-8", "ignore").decode() for text in texts]
     data = "".join(json.dumps({"text": text}, ensure_ascii=ascii_only) + "\n" for text in texts).encode()
-    assert [record.text for record in decode_objects(data, 1, field=TEXT)] == texts
+    assert [record.text for record in one_by_one(decode_objects(data, 1, field=TEXT))] == texts
 
 
 @given(st.binary(max_size=60))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nopad.corpus import CHAIN_START, BadRecord, Block, IterableSource, Record, Source, chain
-from nopad.corpus.records import ids_record, shown, text_record
+from nopad.corpus.records import ids_record, one_by_one, shown, text_record
 from nopad.errors import SourceError
 
 
@@ -28,7 +28,7 @@ def test_iterable_source_gives_texts_in_blocks_of_records():
     source = IterableSource(["a", "é", "c"], block_records=2)
     blocks = list(source.blocks())
     assert [json.loads(b.data) for b in blocks] == [["a", "é"], ["c"]]
-    assert [list(b.records()) for b in blocks] == [
+    assert [list(one_by_one(b.records())) for b in blocks] == [
         [Record(line=1, text="a"), Record(line=2, text="é")],
         [Record(line=3, text="c")],
     ]
@@ -42,7 +42,7 @@ def test_iterable_source_gives_ids_from_lists_and_arrays():
     source = IterableSource([[1, 2], np.array([3], dtype=np.uint16), [np.int64(4)], []])
     [only] = source.blocks()
     assert only.data == b"[[1,2],[3],[4],[]]"
-    ids = [record.ids for record in only.records()]
+    ids = [record.ids for record in one_by_one(only.records())]
     assert [array.tolist() for array in ids] == [[1, 2], [3], [4], []]
     assert {array.dtype for array in ids} == {np.dtype(np.int32)}
     assert source.kind == "ids"

@@ -4,6 +4,7 @@ import pytest
 
 from nopad.corpus import BadRecord, Record
 from nopad.corpus.inputs import InputFile
+from nopad.corpus.records import one_by_one
 from nopad.corpus.text import TextFile
 
 
@@ -15,7 +16,7 @@ def texts(tmp_path, data: bytes, **options):
     assert b"".join(block.data for block in blocks) == data
     assert source.total_bytes == len(data)
     assert source.inventory() == [("a.txt", len(data))]
-    return [record for block in blocks for record in block.records()]
+    return [record for block in blocks for record in one_by_one(block.records())]
 
 
 @pytest.mark.parametrize(

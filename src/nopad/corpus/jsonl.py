@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from nopad.corpus.inputs import InputFile, not_utf8
 from nopad.corpus.objects import schema_of, to_batch
-from nopad.corpus.records import BadRecord, Kind, Record, Records, ids_record, shown, text_record
+from nopad.corpus.records import BadRecord, Kind, Record, Records, ids_record, shown, text_run
 from nopad.corpus.rows import decode_rows
 from nopad.corpus.selection import Reading, Selection, select
 from nopad.corpus.source import BLOCK_BYTES, Block, Decoder, Source
@@ -154,15 +154,25 @@ def _in_columns(
         yield from decode_rows(batch, np.array(lines), selection=selection, known_bad=bad)
 
 
-def decode_objects(data: bytes, first_line: int, *, field: Field) -> Iterator[Record | BadRecord]:
+def decode_objects(data: bytes, first_line: int, *, field: Field) -> Iterator[Records | Record | BadRecord]:
     """One record per line that is not empty."""
+    texts: list[str] = []
+    lines: list[int] = []
     for line, raw in enumerate(data.split(b"\n"), first_line):
-        if raw and raw != b"\r":
-            yield _record(raw, line, field)
+        if not raw or raw == b"\r":
+            continue
+        value = _parse(raw, line)
+        if field.kind == "text" and type(value) is dict and type(value.get(field.name)) is str:
+            texts.append(value[field.name])
+            lines.append(line)
+            continue
+        yield from text_run(texts, np.array(lines, dtype=np.int64), repr(field.name)) if texts else ()
+        texts, lines = [], []
+        yield _record(value, line, field)
+    yield from text_run(texts, np.array(lines, dtype=np.int64), repr(field.name)) if texts else ()
 
 
-def _record(raw: bytes, line: int, field: Field) -> Record | BadRecord:
-    value = _parse(raw, line)
+def _record(value: Any, line: int, field: Field) -> Record | BadRecord:
     if isinstance(value, BadRecord):
         return value
     if not isinstance(value, dict):
@@ -174,8 +184,6 @@ def _record(raw: bytes, line: int, field: Field) -> Record | BadRecord:
         if isinstance(content, list):
             return ids_record(content, line, field.name)
         return BadRecord(line=line, reason=f"{field.name!r} is {_described(content)}, not a list of ids")
-    if isinstance(content, str):
-        return text_record(content, line, repr(field.name))
     return BadRecord(line=line, reason=f"{field.name!r} is {_described(content)}, not a string")
 
 

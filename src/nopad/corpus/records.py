@@ -7,7 +7,7 @@ costs nothing per record. `run_of` makes the second of the first, so that everyt
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,9 +25,11 @@ __all__ = [
     "Record",
     "Records",
     "ids_record",
+    "one_by_one",
     "run_of",
     "shown",
     "text_record",
+    "text_run",
     "within_vocabulary",
 ]
 
@@ -133,6 +135,22 @@ def run_of(records: Sequence[Record]) -> Iterator[Records]:
         begin = end
 
 
+def one_by_one(found: Iterable[Record | Records | BadRecord]) -> Iterator[Record | BadRecord]:
+    """Take runs apart, for whoever wants single records; what rides along is left out.
+
+    >>> [record.text for record in one_by_one([Records(lines=np.array([1, 2]), texts=["a", "b"])])]
+    ['a', 'b']
+    """
+    for one in found:
+        if not isinstance(one, Records):
+            yield one
+        elif one.texts is not None:
+            yield from (Record(line=int(line), text=text) for line, text in zip(one.lines, one.texts, strict=True))
+        elif one.tokens is not None and one.lengths is not None:
+            pieces = np.split(one.tokens, np.cumsum(one.lengths)[:-1])
+            yield from (Record(line=int(line), ids=ids) for line, ids in zip(one.lines, pieces, strict=True))
+
+
 def within_vocabulary(run: Records, vocab_size: int | None) -> Iterator[Records | BadRecord]:
     """Yield a run of ids without the records that hold an id of `vocab_size` or above, and these as bad ones."""
     if vocab_size is None or run.tokens is None or run.lengths is None or run.tokens.max(initial=0) < vocab_size:
@@ -152,6 +170,17 @@ def within_vocabulary(run: Records, vocab_size: int | None) -> Iterator[Records 
         at = row + 1
     if at < run.lines.size:
         yield run.part(at, run.lines.size)
+
+
+def text_run(texts: list[str], lines: NDArray[np.int64], label: str) -> Iterator[Records | Record | BadRecord]:
+    """A run of texts, in one piece unless one of them is bad: a tenth of the time of one record after the other."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        for text, line in zip(texts, lines.tolist(), strict=True):
+            yield text_record(text, line, label)
+    else:
+        yield Records(lines=lines, texts=texts)
 
 
 def text_record(text: str, line: int, label: str) -> Record | BadRecord:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.corpus.records import BadRecord, Carried, Kind, Record, Records, ids_record, text_record
+from nopad.corpus.records import BadRecord, Carried, Kind, Record, Records, ids_record, text_run
 from nopad.errors import SourceError
 
 if TYPE_CHECKING:
@@ -153,6 +153,10 @@ def _plain(ids: Sequence[int] | NDArray[np.integer]) -> list[int]:
     return [int(value) if isinstance(value, np.integer) else value for value in values]
 
 
-def _decode_array(data: bytes, first_line: int) -> Iterator[Record | BadRecord]:
-    for line, item in enumerate(json.loads(data), first_line):
-        yield text_record(item, line, "the text") if isinstance(item, str) else ids_record(item, line, "ids")
+def _decode_array(data: bytes, first_line: int) -> Iterator[Records | Record | BadRecord]:
+    items = json.loads(data)
+    if items and isinstance(items[0], str):
+        yield from text_run(items, np.arange(first_line, first_line + len(items)), "the text")
+        return
+    for line, item in enumerate(items, first_line):
+        yield ids_record(item, line, "ids")
