@@ -3,7 +3,7 @@
 Without a named field, the first object of each file decides: `input_ids` when it is there, else `text`. The first
 thousand with content show the types of what rides along. Empty lines are passed over (and count as lines, not as
 records); everything else that is no such object comes out as a `BadRecord`.
-Standard library parser, one core: 70 MB/s of text, several times what a tokeniser takes; 6 M ids/s.
+Parsed by orjson on one core, many times faster than any tokenizer; what it refuses, the standard library judges.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import orjson
 import pyarrow as pa
 
 from nopad.corpus.inputs import InputFile, not_utf8
@@ -28,8 +29,6 @@ from nopad.errors import SourceError
 
 BYTE_ORDER_MARK = "\ufeff"
 TYPICAL = 1000  # objects that show what types the fields have
-
-_DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,13 +189,16 @@ def _record(value: Any, line: int, field: Field) -> Record | BadRecord:
 def _parse(raw: bytes, line: int) -> Any:
     """The JSON value of one line, or a BadRecord."""
     try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return _parse_slowly(raw, line)
+
+
+def _parse_slowly(raw: bytes, line: int) -> Any:
+    """What the standard library makes of a line that orjson refuses: a value (of NaN, say), or the reason."""
+    try:
         text = raw.decode()
-        text = text.removeprefix(BYTE_ORDER_MARK) if line == 1 else text
-        try:
-            value, end = _DECODER.raw_decode(text)  # half the time of json.loads, but stops at the end of the value
-        except json.JSONDecodeError:
-            end = -1
-        return value if end == len(text) else json.loads(text)
+        return json.loads(text.removeprefix(BYTE_ORDER_MARK) if line == 1 else text)
     except UnicodeDecodeError as error:
         reason = not_utf8(raw, error, "line")
     except json.JSONDecodeError as error:
