@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nopad.errors import FormatError, OptionError, PlanMismatchError
+from nopad.errors import FormatError, LengthError, MissingExtraError, OptionError, PlanMismatchError
 from nopad.files import replacing
 from nopad.histogram import as_lengths
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Packs", "index_dtype"]
 
 FORMAT_VERSION = 1
+LENGTHS = {"nopad": "seq_lens", "trl": "seq_lengths"}  # how the column of lengths is named, for whom
 
 
 def index_dtype(n: int) -> type[np.int32] | type[np.int64]:
@@ -209,9 +210,46 @@ class Packs:
             OptionError: there is no column ``input_ids``.
             MissingExtraError: `datasets` is not installed.
         """
-        from nopad.store.from_dataset import packed_rows  # here, so that packs alone need no such library
+        try:
+            import datasets
+        except ImportError as error:
+            raise MissingExtraError("to_dataset needs: pip install datasets") from error
+        if columns not in LENGTHS:
+            raise OptionError(f"unknown columns {columns!r}; they are named as {' or '.join(LENGTHS)} does")
+        if "input_ids" not in dataset.column_names:
+            raise OptionError(f"the dataset has no column 'input_ids'; it has {', '.join(dataset.column_names)}")
+        if len(dataset) != self.sequences:
+            raise PlanMismatchError(
+                f"the packs hold {self.sequences:,} sequences, the dataset has {len(dataset):,} rows"
+            )
+        return datasets.Dataset(self._gathered(dataset.with_format("arrow")[:], LENGTHS[columns]))
 
-        return packed_rows(self, dataset, columns)
+    def _gathered(self, table: pa.Table, lens_name: str) -> pa.Table:
+        """Return the rows of a table by pack: columns of one value a token flat, all others as lists."""
+        import pyarrow as pa
+
+        table = table.take(pa.array(self.sequence))
+        arrays = {name: table.column(name).combine_chunks() for name in table.column_names}
+        lists = [
+            name for name, array in arrays.items() if pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
+        ]
+        parts = {name: list_parts(arrays[name]) for name in lists}
+        lengths = np.diff(parts["input_ids"][0]).astype(np.int32)
+        ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])[self.indptr]
+        over = np.flatnonzero(np.diff(ends) > self.capacity)
+        if over.size:
+            raise LengthError(
+                f"pack {over[0]} would hold {np.diff(ends)[over[0]]} tokens, above the capacity of {self.capacity}: "
+                "these are not the packs of this dataset"
+            )
+        kind = pa.LargeListArray if self.indptr.dtype == np.int64 else pa.ListArray
+        out = {lens_name: list_array(self.indptr, lengths), "seq_index": list_array(self.indptr, self.sequence)}
+        for name, array in arrays.items():
+            if name in parts and np.array_equal(np.diff(parts[name][0]), lengths):
+                out[name] = list_array(ends, parts[name][1])
+            else:
+                out[name] = kind.from_arrays(pa.array(self.indptr), array)
+        return pa.table(out)
 
     @classmethod
     def load(cls, path: str | Path) -> Packs:

@@ -30,12 +30,12 @@ from nopad.errors import (
 )
 from nopad.files import storage_errors
 from nopad.histogram import as_lengths
-from nopad.packs import Packs
+from nopad.packs import LENGTHS, Packs
 from nopad.planning.front import ARRIVAL_ALGORITHMS, check_options, complete_options, plan, summarise
 from nopad.planning.plan import Plan
 from nopad.store.index import write_index
 from nopad.store.lengths import LengthsFile
-from nopad.store.manifest import LENGTHS, PLAN, POLICIES, Manifest, Shard, tool_versions
+from nopad.store.manifest import PLAN, POLICIES, Manifest, Shard, tool_versions
 from nopad.store.monitor import Monitor, Silent
 from nopad.store.shards import SHARD_TOKENS, Columns, Layout, write_shards
 from nopad.store.spool import Progress, Spool

@@ -14,12 +14,12 @@ from typing import Any, Literal
 from nopad.corpus import Counts
 from nopad.errors import CorruptError, FormatError
 from nopad.files import write_atomic
+from nopad.packs import LENGTHS
 
-__all__ = ["LENGTHS", "MANIFEST", "PLAN", "POLICIES", "Manifest", "Shard", "tool_versions"]
+__all__ = ["MANIFEST", "PLAN", "POLICIES", "Manifest", "Shard", "tool_versions"]
 
 MANIFEST = "nopad.json"
 PLAN = "plan.json"
-LENGTHS = {"nopad": "seq_lens", "trl": "seq_lengths"}  # how the column of lengths is named, for whom
 FORMAT = "nopad.packed"
 FORMAT_VERSION = 1
 POLICIES = ("special_tokens", "over_long", "empty", "on_bad_record", "vocab_size")  # of CorpusOptions
