@@ -370,3 +370,12 @@ def test_a_histogram_too_large_to_draw_is_planned_without_greedy(call, tmp_path)
     path.write_text('{"5": 1099511627776, "3": 1099511627776}')
     assert {row["algorithm"] for row in rows(call, path, "-c", 8, "-d", "none")} == set(QUICK_ALGORITHMS) - {"greedy"}
     assert call("plan", path, "-c", 8, "-a", "greedy").code == 2
+
+
+def test_an_option_chooses_the_algorithms_that_know_it(call, histogram):
+    rows = json.loads(call("plan", histogram, "-d", "none", "-O", "programs=3", "-O", "align=2", "--json"))
+    assert [row["algorithm"] for row in rows] == ["auto"]
+    rows = json.loads(call("plan", histogram, "-d", "none", "-O", "distribute=False", "--json"))
+    assert [row["algorithm"] for row in rows] == ["lpfhp"]
+    assert "has no option 'programs'" in call("plan", histogram, "-a", "ffd", "-O", "programs=3").error()
+    assert "has no option 'frob'" in call("plan", histogram, "-O", "frob=3").error()

@@ -32,7 +32,14 @@ from nopad.errors import OptionError
 from nopad.histogram import Histogram
 from nopad.planning import ALGORITHMS, Plan
 from nopad.planning.comparison import DEPTHS, compare
-from nopad.planning.front import ARRIVAL_ALGORITHMS, MAX_DRAWN, QUICK_ALGORITHMS, check_options, complete_options
+from nopad.planning.front import (
+    ARRIVAL_ALGORITHMS,
+    MAX_DRAWN,
+    QUICK_ALGORITHMS,
+    check_options,
+    complete_options,
+    quick_algorithms,
+)
 from nopad.store import Monitor
 
 __all__ = ["plan", "table_rows"]
@@ -104,8 +111,8 @@ def plan(
 
       nopad plan histogram.json -a lpfhp -d none -o lpfhp.plan.json
     """
-    algorithms = algorithm or list(QUICK_ALGORITHMS)
     options = parse_options(option)
+    algorithms = algorithm or quick_algorithms(options)
     depths = [parse_depth(text) for text in depth] if depth else list(DEPTHS)
     _check_output(output, len(algorithms), len(depths))
     for name in algorithms:

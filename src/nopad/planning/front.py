@@ -174,6 +174,17 @@ def complete_options(algorithm: str, options: Mapping[str, Any]) -> tuple[dict[s
     return chosen.complete(algorithm, own, CONDITIONS), conditions
 
 
+def quick_algorithms(options: Mapping[str, Any]) -> list[str]:
+    """Return the algorithms of a table: of `QUICK_ALGORITHMS` those that know these options, or all where none does.
+
+    >>> quick_algorithms({"programs": 9, "align": 8}), quick_algorithms({}) == list(QUICK_ALGORITHMS)
+    (['auto'], True)
+    """
+    own = {name for name in options if name not in CONDITIONS}
+    known = {**HISTOGRAM_ALGORITHMS, **ARRIVAL_ALGORITHMS}
+    return [name for name in QUICK_ALGORITHMS if own <= known[name].options.keys()] or list(QUICK_ALGORITHMS)
+
+
 def _given(conditions: Mapping[str, Any]) -> dict[str, Any]:
     """Return the conditions that ask for something."""
     return {name: value for name, value in conditions.items() if value != CONDITIONS[name].default}
