@@ -136,3 +136,30 @@ def one_by_one():
         return Counter(tuple(sorted(pack, reverse=True)) for pack in packs)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def fewest():
+    """The optimum by branch and bound over all placements."""
+    return _fewest
+
+
+def _fewest(lengths, capacity, depth):
+    """The optimum by branch and bound over all placements."""
+    best = len(lengths)
+    ordered = sorted(lengths, reverse=True)
+
+    def place(i, packs):
+        nonlocal best
+        if len(packs) >= best:
+            return
+        if i == len(ordered):
+            best = len(packs)
+            return
+        for p, (room, used) in enumerate(packs):
+            if room >= ordered[i] and (depth is None or used < depth) and (room, used) not in packs[:p]:
+                place(i + 1, [*packs[:p], (room - ordered[i], used + 1), *packs[p + 1 :]])
+        place(i + 1, [*packs, (capacity - ordered[i], 1)])
+
+    place(0, [])
+    return best

@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nopad import ALGORITHMS, Histogram, plan
@@ -12,7 +12,7 @@ from nopad.errors import LengthError, OptionError
 from nopad.histogram import MAX_LENGTH
 from nopad.planning import lower_bound
 from nopad.planning.algorithm import Algorithm
-from nopad.planning.front import HISTOGRAM_ALGORITHMS, summarise
+from nopad.planning.front import ARRIVAL_ALGORITHMS, HISTOGRAM_ALGORITHMS, summarise
 from nopad.planning.greedy import greedy
 
 DEPTH = st.none() | st.integers(1, 6) | st.just(1000)  # a depth far above the capacity means nothing
@@ -222,3 +222,28 @@ def test_options_and_lengths_are_checked_before_any_work(monkeypatch, lengths):
         plan(lengths, 8)
     with pytest.raises(OptionError):
         plan(lengths, 0)
+
+
+CHOSEN = [
+    (algorithm, {name: value})
+    for algorithm, known in {**HISTOGRAM_ALGORITHMS, **ARRIVAL_ALGORITHMS}.items()
+    for name, option in known.options.items()
+    for value in option.choices
+    or {"granularity": (2, 3), "programs": (0, 1, 5), "seconds": (None, 1)}.get(name, (1, 2, 5))
+]
+
+
+@pytest.mark.parametrize(("algorithm", "options"), [*((name, {}) for name in ALGORITHMS), *CHOSEN], ids=str)
+@settings(max_examples=30)
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=10),
+    capacity=st.integers(4, 12),
+    depth=st.integers(1, 4) | st.none(),
+)
+def test_no_option_beats_the_optimum_or_proves_too_much(fewest, algorithm, options, lengths, capacity, depth):
+    lengths = [min(length, capacity) for length in lengths]
+    possible = fewest(lengths, capacity, depth)
+    made = plan(lengths, capacity, depth=depth, algorithm=algorithm, **options)
+    assert made.histogram == Histogram.from_lengths(lengths)
+    assert made.lower_bound <= possible <= made.packs
+    assert made.problems() == []

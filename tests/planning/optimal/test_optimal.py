@@ -12,30 +12,9 @@ from nopad.planning.optimal.master import SolverError
 DEPTH = st.none() | st.integers(1, 4)
 
 
-def fewest(lengths, capacity, depth):
-    """The optimum by branch and bound over all placements."""
-    best = len(lengths)
-    ordered = sorted(lengths, reverse=True)
-
-    def place(i, packs):
-        nonlocal best
-        if len(packs) >= best:
-            return
-        if i == len(ordered):
-            best = len(packs)
-            return
-        for p, (room, used) in enumerate(packs):
-            if room >= ordered[i] and (depth is None or used < depth) and (room, used) not in packs[:p]:
-                place(i + 1, [*packs[:p], (room - ordered[i], used + 1), *packs[p + 1 :]])
-        place(i + 1, [*packs, (capacity - ordered[i], 1)])
-
-    place(0, [])
-    return best
-
-
 @settings(max_examples=400)
 @given(st.integers(2, 12), st.lists(st.integers(1, 12), min_size=1, max_size=10), DEPTH)
-def test_optimal_is_the_optimum(capacity, lengths, depth):
+def test_optimal_is_the_optimum(fewest, capacity, lengths, depth):
     lengths = [min(length, capacity) for length in lengths]
     possible = fewest(lengths, capacity, depth)
     made = plan(lengths, capacity, depth=depth, algorithm="optimal")
