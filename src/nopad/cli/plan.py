@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from numpy.typing import NDArray
 
 from nopad.cli.lengths import read_given
 from nopad.cli.monitor import Bars
@@ -29,7 +28,6 @@ from nopad.cli.options import (
 )
 from nopad.cli.render import console, describe_bound, describe_histogram, plan_table
 from nopad.errors import OptionError
-from nopad.histogram import Histogram
 from nopad.planning import ALGORITHMS, Plan
 from nopad.planning.comparison import DEPTHS, compare
 from nopad.planning.front import (
@@ -171,33 +169,16 @@ def _check_output(output: Path | None, algorithms: int, depths: int) -> None:
         raise OptionError(f"{output}: there is no folder {output.parent}; make it, or choose another --output")
 
 
-def table_rows(
-    given: Histogram | NDArray[Any],
-    histogram: Histogram,
-    capacity: int,
-    algorithms: list[str],
-    depths: list[int | None],
-    *,
-    seed: int = 0,
-    options: dict[str, Any] | None = None,
-    output: Path | None = None,
-    monitor: Monitor,
-) -> list[dict[str, Any]]:
-    """Compare algorithms and depths, with progress; save each plan to `output` (there is one, where it is given)."""
+def table_rows(*what: Any, monitor: Monitor, output: Path | None = None, **how: Any) -> list[dict[str, Any]]:
+    """Call `compare` with progress; save each plan to `output` (there is one, where it is given)."""
+    depths = len(what[-1])
 
     def done(made: Plan) -> None:
         monitor.advance(1)
         if output is not None:
             made.save(output)
 
-    return compare(
-        given,
-        histogram,
-        capacity,
-        algorithms,
-        depths,
-        seed=seed,
-        options=options,
-        on_start=lambda name: monitor.stage(f"planning {name}", len(depths), "depths"),
-        on_plan=done,
-    )
+    def begun(name: str) -> None:
+        monitor.stage(f"planning {name}", depths, "depths")
+
+    return compare(*what, on_start=begun, on_plan=done, **how)

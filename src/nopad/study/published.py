@@ -90,6 +90,11 @@ def _counts(text: str) -> dict[str, str]:
     return dict(zip(COUNTS, text.split(), strict=True))
 
 
+def _counted(depth: str, name: str, limit: int | None, figures: str, **more: Any) -> Row:
+    """Return a row of counts of the algorithm that bears the printed name."""
+    return Row(depth=depth, name=name, algorithm=name.lower(), limit=limit, printed=_counts(figures), **more)
+
+
 def _short(efficiency: str, factor: str) -> dict[str, str]:
     return {EFFICIENCY: efficiency, FACTOR: factor}
 
@@ -129,37 +134,18 @@ TABLE_2 = Table(
     sequences=88_641,
     columns=COUNTS,
     rows=(
-        Row(
-            depth="1",
-            name="none",
-            algorithm="none",
-            limit=1,
-            printed=_counts("348 88641 34038144 18788665 44.801 1.000"),
-        ),
-        Row(
-            depth="2",
-            name="SPFHP",
-            algorithm="spfhp",
-            limit=2,
-            printed=_counts("348 45335 17408640 2159161 87.597 1.955"),
-        ),
-        Row(
-            depth="3",
-            name="NNLSHP",
-            algorithm="nnlshp",
-            limit=3,
+        _counted("1", "none", 1, "348 88641 34038144 18788665 44.801 1.000"),
+        _counted("2", "SPFHP", 2, "348 45335 17408640 2159161 87.597 1.955"),
+        _counted(
+            "3",
+            "NNLSHP",
+            3,
+            "398 40808 15670272 420793 97.310 2.172",
             options={"weighting": "capacity"},
-            printed=_counts("398 40808 15670272 420793 97.310 2.172"),
             note=f"{_NNLSHP_NOTE}; weight sqrt(8 / 768), not listing 3's 0.09; "
             "the printed counts give 97.315 %; a few packs depend on the solver's build",
         ),
-        Row(
-            depth="3/max",
-            name="SPFHP",
-            algorithm="spfhp",
-            limit=None,
-            printed=_counts("344 40711 15633024 383545 97.547 2.177"),
-        ),
+        _counted("3/max", "SPFHP", None, "344 40711 15633024 383545 97.547 2.177"),
     ),
 )
 
@@ -170,7 +156,7 @@ TABLE_5 = Table(
     sequences=16_279_552,
     columns=COUNTS,
     rows=tuple(
-        Row(depth=depth, name="LPFHP", algorithm="lpfhp", limit=limit, printed=_counts(figures))
+        _counted(depth, "LPFHP", limit, figures)
         for depth, limit, figures in (
             ("1", 1, "508 16279552 8335130624 4170334451 49.967 1.000"),
             ("2", 2, "634 10099081 5170729472 1005933299 80.546 1.612"),
@@ -201,8 +187,8 @@ TABLE_3 = tuple(
         sequences=int(_counts(alone)["packs"]),
         columns=COUNTS,
         rows=(
-            Row(depth="1", name="none", algorithm="none", limit=1, printed=_counts(alone)),
-            Row(depth=depth, name="SPFHP", algorithm="spfhp", limit=None, printed=_counts(packed)),
+            _counted("1", "none", 1, alone),
+            _counted(depth, "SPFHP", None, packed),
         ),
     )
     for name, (depth, alone, packed) in _GLUE.items()
