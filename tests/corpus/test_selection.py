@@ -60,6 +60,15 @@ def test_text_is_read_where_there_are_no_ids():
     assert select(pa.schema({"text": pa.string(), "url": pa.string()}), Reading(), "a").left_out == ("url",)
 
 
+def test_a_column_never_takes_the_place_of_the_content():
+    schema = pa.schema({"tokens": IDS, "input_ids": IDS, "labels": IDS})
+    found = select(schema, Reading(ids_field="tokens"), "a")
+    assert [column.name for column in found.carried] == ["labels"]
+    assert found.left_out == ("input_ids",)
+    with pytest.raises(SourceError, match="the column 'input_ids' cannot ride along: nopad writes one of that name"):
+        select(schema, Reading(ids_field="tokens", carry=("input_ids",)), "a")
+
+
 def test_masks():
     assert select(FULL, Reading(mask_field=None), "a").mask is None
     assert select(FULL, Reading(pad_id=0), "a").mask is None

@@ -42,8 +42,6 @@ from nopad.store import Monitor
 
 __all__ = ["plan", "table_rows"]
 
-_ALGORITHM_HELP = f"One of {', '.join(ALGORITHMS)}. Repeatable. Default: {', '.join(QUICK_ALGORITHMS)}."
-
 
 def plan(
     file: Annotated[

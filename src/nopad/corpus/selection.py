@@ -18,7 +18,7 @@ from nopad.errors import OptionError, SourceError
 __all__ = ["Reading", "Selection", "is_list", "is_string", "select"]
 
 MASK = "attention_mask"
-RESERVED = ("seq_lens", "seq_lengths", "seq_index", "seq_start")
+RESERVED = ("input_ids", "seq_lens", "seq_lengths", "seq_index", "seq_start")  # what nopad itself writes
 
 
 @dataclass(frozen=True, kw_only=True)

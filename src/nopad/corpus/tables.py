@@ -73,7 +73,6 @@ class ParquetFile(TableSource):
             self._metadata = pq.read_metadata(opened)
             schema = self._metadata.schema.to_arrow_schema()
         super().__init__(file.name, str(file.path), schema, how)
-        self.total_bytes = None
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Row groups, cut into batches of about `block_bytes`."""
@@ -99,7 +98,6 @@ class ArrowFile(TableSource):
         with _tables(file, "Arrow"), file.random() as opened:
             schema = _opened(opened).schema
         super().__init__(file.name, str(file.path), schema, how)
-        self.total_bytes = None
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The file's own batches, cut into pieces of about `block_bytes`."""

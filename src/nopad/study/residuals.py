@@ -130,7 +130,7 @@ def compare(plain: Residuals, weighted: Residuals, histogram: Histogram) -> list
     >>> [row.what for row in compare(found, found, histogram) if row.plain == 1]
     ['length 5', 'sequences left over']
     """
-    known = bool([t for t in tables_for(histogram, plain.values.size) if t.name == FIGURES_ARE_OF])
+    known = any(table.name == FIGURES_ARE_OF for table in tables_for(histogram, plain.values.size))
     rows = []
     light = _figures(weighted, histogram)
     for what, ours in _figures(plain, histogram).items():
