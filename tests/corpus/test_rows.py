@@ -138,3 +138,11 @@ def test_nothing():
         (1, [], {}),
         (2, [], {}),
     ]
+
+
+@pytest.mark.parametrize("null", [[True, False, False], [False, True, False], [False, False, True], [True, True, True]])
+def test_values_under_a_null_are_nobodys(null):
+    values = pa.array([-5 if null[row] else row for row in (0, 0, 1, 1, 2, 2)], pa.int32())
+    array = pa.ListArray.from_arrays(pa.array([0, 2, 4, 6], pa.int32()), values, mask=pa.array(null))
+    found = decode(pa.RecordBatch.from_arrays([array], ["input_ids"]))
+    assert found == [(row + 1, "'input_ids' is null") if null[row] else (row + 1, [row] * 2, {}) for row in range(3)]

@@ -138,13 +138,13 @@ def numbers(flat: pa.Array) -> NDArray[Any]:
 
 def _mark_first(bad: dict[int, str], ragged: _Ragged, places: NDArray[np.int64], reason: Any) -> None:
     """Give each row that has one of these places a reason, by the first of them."""
-    if not places.size:
-        return
     held = np.flatnonzero(ragged.lengths)
+    if not places.size or not held.size:
+        return
     row = held[np.searchsorted(ragged.begins[held], places, side="right") - 1]
     inside = places - ragged.begins[row]
     for place, at, which in zip(places.tolist(), inside.tolist(), row.tolist(), strict=True):
-        if at < ragged.lengths[which]:
+        if 0 <= at < ragged.lengths[which]:  # else it lies under a null
             bad.setdefault(which, reason(at, ragged.values[place]))
 
 
