@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -173,17 +174,26 @@ def test_a_closed_stdout_is_no_error(command, histogram):
 def test_interrupting_a_plan_says_so_and_exits_130(command, tmp_path, words):
     path = tmp_path / "big.jsonl"
     path.write_text(('{"text": "' + "w1 w2 w3 " * 40 + '"}\n') * 100_000)
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command("plan", path, "-c", 512, "-t", words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    for _ in range(200):  # until it reads the corpus: before, Python itself may be interrupted while it imports
-        opened = f"/proc/{process.pid}/fd"
-        if any(os.path.realpath(os.path.join(opened, fd)) == str(path) for fd in os.listdir(opened)):
-            break
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    ) as process:
+        # Until it reads the corpus: before, Python itself may be interrupted while it imports.
+        deadline = time.monotonic() + 60
+        while str(path) not in open_files(process.pid) and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, "", "nopad: interrupted\n")
+
+
+def open_files(pid: int) -> set[str]:
+    """What a process has open now; a file it closes while we look is left out."""
+    folder, found = f"/proc/{pid}/fd", set()
+    for number in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):
+            found.add(os.readlink(os.path.join(folder, number)))
+    return found
 
 
 @pytest.mark.parametrize("verb", VERBS)

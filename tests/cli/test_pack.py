@@ -246,14 +246,14 @@ def test_sigint_is_resumable(command, run, words, tmp_path):
     path.write_text("".join(f'{{"text": "{f"w{i % 50} " * (1 + i % 60)}"}}\n' for i in range(200_000)))
     job = ("pack", path, "-c", 64, "-t", words, "-o")
     out, straight = tmp_path / "out", tmp_path / "straight"
-    process = subprocess.Popen(command(*job, out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    for _ in range(500):
-        if (out / ".work" / "job.json").exists():
-            break
-        time.sleep(0.01)
-    time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    printed, err = process.communicate(timeout=60)
+    with subprocess.Popen(command(*job, out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not (out / ".work" / "job.json").exists() and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        printed, err = process.communicate(timeout=60)
     assert (process.returncode, printed) == (130, "")
     assert err == f"nopad: stopped; what is done is kept in {out / '.work'}: run the same command again to go on\n"
 
