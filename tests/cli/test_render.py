@@ -7,6 +7,7 @@ from rich.console import Console
 
 import nopad
 from nopad.cli.render import _BAR, bars, describe_histogram, outcome, plan_table, seconds
+from nopad.corpus import Counts
 from nopad.store import Manifest
 
 ROW = {
@@ -44,10 +45,8 @@ def manifest(**changes):
             "source": {"ignored": 0, "left_out": []},
             "tokenizer": None,
             "options": {},
-            "counts": dict.fromkeys(
-                ("split", "truncated", "dropped", "empty_skipped", "bad_skipped", "stripped", "stripped_tokens"), 0
-            )
-            | {"records": 5},
+            "counts": Counts(records=5).to_dict(),
+            "sources": [],
             "plan_sha256": "",
             "sequence_checksum": "",
             "columns": {},

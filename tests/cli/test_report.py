@@ -36,3 +36,12 @@ def test_wrong_use(call, histogram, tmp_path, monkeypatch, arguments, message):
     assert (ran.code, ran) == (2, "")
     assert message in ran.error()
     assert not (tmp_path / "report.html").exists()
+
+
+def test_both_datasets_of_a_job_stand_side_by_side(call, mixed, tmp_path):
+    ran = call("report", mixed, "-o", tmp_path / "r.html")
+    assert ran.code == 0
+    page = (tmp_path / "r.html").read_text()
+    assert "mixed/train" in page
+    assert "mixed/validation" in page
+    assert "Tokens by source" in page

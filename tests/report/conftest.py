@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import nopad
+from nopad.corpus import IterableSource
+from nopad.corpus.mixture import MixtureSource
 from nopad.report import Subject, read_subject
 
 LENGTHS = [5, 3, 4, 2, 8, 1, 1, 7, 6, 2] * 12
@@ -48,9 +50,19 @@ def dataset(folder, rows) -> Path:
 
 
 @pytest.fixture(scope="session")
-def subjects(histogram, plan, dataset) -> list[Subject]:
-    """One of each kind, in this order."""
-    return [read_subject(path) for path in (histogram, plan, dataset)]
+def mixture(folder) -> Path:
+    """Two datasets of two sources; the long one has tokens dropped."""
+    long, short = ([[at] * n for at, n in enumerate(lengths)] for lengths in (LENGTHS, [1, 2, 3] * 40))
+    source = MixtureSource({"long": IterableSource(long), "short": IterableSource(short)})
+    packing = nopad.PackOptions(weights={"long": 1, "short": 2}, validation=0.1)
+    nopad.pack_corpus(source, folder / "mixed", nopad.CorpusOptions(capacity=7, over_long="drop"), packing=packing)
+    return folder / "mixed"
+
+
+@pytest.fixture(scope="session")
+def subjects(histogram, plan, dataset, mixture) -> list[Subject]:
+    """One of each kind, in this order, and one of named sources."""
+    return [read_subject(path) for path in (histogram, plan, dataset, mixture / "train")]
 
 
 @pytest.fixture(params=["histogram", "plan", "dataset"])

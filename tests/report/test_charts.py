@@ -2,7 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from nopad.report.charts import CHARTS, depth_chart, efficiency_chart, fill_chart, length_chart, packs_chart
+from nopad.report import read_subject
+from nopad.report.charts import (
+    charts_of,
+    depth_chart,
+    efficiency_chart,
+    fill_chart,
+    length_chart,
+    packs_chart,
+    source_chart,
+)
 
 
 def values(chart) -> list[dict]:
@@ -47,12 +56,25 @@ def test_packs_are_bars_without_gaps(subject):
         assert bars[-1]["to"] == subject.plan.capacity
         lengths = [row["to"] - row["from"] for row in bars if row["colour"] >= 0]
         assert lengths == [length for length, _ in pack]
-        for (_, record), row in zip(pack, bars, strict=False):
-            assert record is None or row["what"].endswith(f", record {record:,}")
+        for (length, record), row in zip(pack, bars, strict=False):
+            assert row["what"] == f"{length:,} tokens" + (f", {record}" if record else "")
 
 
 def test_every_chart_can_be_drawn(subject):
     import vl_convert
 
-    for make in CHARTS.values():
-        assert vl_convert.vegalite_to_svg(make(subject).properties(width=300).to_json()).startswith("<svg")
+    charts = charts_of(subject)
+    assert ("sources" in charts) == bool(subject.sources)
+    for chart in charts.values():
+        assert vl_convert.vegalite_to_svg(chart.properties(width=300).to_json()).startswith("<svg")
+
+
+@pytest.mark.parametrize(("split", "other"), [("train", "held out"), ("validation", "not held out")])
+def test_tokens_of_each_source_add_up(mixture, split, other):
+    subject = read_subject(mixture / split)
+    rows = source_chart(subject).to_dict()["data"]["values"]
+    assert [row["fate"] for row in rows[:4]] == ["packed", other, "left out by weight", "cut off or dropped"]
+    for part in subject.sources:
+        mine = {row["fate"]: row["tokens"] for row in rows if row["source"].split(",")[0] == part["name"]}
+        assert sum(mine.values()) == {"long": 12 * 39, "short": 240}[part["name"]]
+        assert mine["packed"] == part["tokens"]

@@ -29,7 +29,7 @@ def test_a_histogram_is_shown_with_the_default_plan(subjects, histogram):
     assert found.outcome == ()
     for pack in found.packs:
         assert sum(length for length, _ in pack) <= 8
-        assert {record for _, record in pack} == {None}
+        assert {record for _, record in pack} == {""}
 
 
 def test_a_plan_is_shown_as_it_is(subjects, plan):
@@ -54,7 +54,9 @@ def test_a_dataset_is_shown_with_real_packs(subjects, dataset):
         "records skipped as empty": 1,
     }
     rows = [packed[at] for at in np.linspace(0, len(packed) - 1, min(SHOWN_PACKS, len(packed))).astype(int)]
-    assert [[record for _, record in pack] for pack in found.packs] == [row.seq_index.tolist() for row in rows]
+    assert [[record for _, record in pack] for pack in found.packs] == [
+        [f"record {record}" for record in row.seq_index.tolist()] for row in rows
+    ]
     assert [[length for length, _ in pack] for pack in found.packs] == [row.seq_lens.tolist() for row in rows]
     assert dict(found.facts)["source, SHA-256"] == packed.manifest.source["sha256"]
     assert dict(found.facts)["plan, SHA-256"] == packed.manifest.plan_sha256
@@ -131,3 +133,21 @@ def test_a_folder_that_is_no_dataset(tmp_path):
     (tmp_path / ".work").mkdir()
     with pytest.raises(CorruptError, match="an unfinished packing job"):
         read_subject(tmp_path)
+
+
+def test_a_split_of_named_sources(mixture):
+    train, held = (read_subject(mixture / name) for name in ("train", "validation"))
+    assert (train.name, held.name) == ("mixed/train", "mixed/validation")
+    assert train.command == held.command
+    assert train.command == (
+        "nopad pack long=INPUT short=INPUT -o mixed --capacity 7 --over-long drop --validation 0.1 "
+        "--weight long=1 --weight short=2"
+    )
+    counts = dict(train.outcome)
+    assert counts["records read"] == 240
+    assert counts["records held out"] == held.plan.sequences
+    assert counts["records left out by weight"] == dict(held.outcome)["records left out by weight"] > 0
+    named = {record.split(",")[0] for pack in train.packs for _, record in pack}
+    assert named == {"long", "short"}
+    numbers = [int(record.split()[-1]) for pack in train.packs for _, record in pack]
+    assert max(numbers) < 120

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import nopad
 from nopad.corpus import IterableSource, open_source
-from nopad.store import Manifest, job
+from nopad.store import Manifest, build
 from nopad.store.shards import write_shards
 
 CLS, SEP = 1, 2
@@ -48,6 +48,10 @@ def check_manifest(manifest: Manifest, records, wanted, room: int, over_long: st
         "bad_skipped": 0,
         "stripped": 0,
         "stripped_tokens": 0,
+        "other_split": 0,
+        "other_split_tokens": 0,
+        "left_by_weight": 0,
+        "left_by_weight_tokens": 0,
     }
 
 
@@ -153,7 +157,7 @@ def test_threads_and_commits_do_not_change_the_bytes(
 ):
     source = IterableSource(make_records(120), block_records=5)
     pack(source, tmp_path / "plain")
-    monkeypatch.setattr(job, "write_shards", lambda *args, **kwargs: write_shards(*args, threads=threads, **kwargs))
+    monkeypatch.setattr(build, "write_shards", lambda *args, **kwargs: write_shards(*args, threads=threads, **kwargs))
     pack(source, tmp_path / "other", commit_every_s=commit_every_s)
     assert tree(tmp_path / "plain") == tree(tmp_path / "other")
 

@@ -18,7 +18,7 @@ from nopad.errors import (
     RecordError,
     ResumeError,
 )
-from nopad.store import job
+from nopad.store import build
 
 
 def test_the_same_call_again_reuses_the_dataset(tmp_path, pack, make_records, break_at):
@@ -127,7 +127,7 @@ def test_a_bad_length_leaves_nothing_behind(tmp_path, pack, monkeypatch):
     def refuse(*_, **__):
         raise LengthError("no such length")
 
-    monkeypatch.setattr(job, "plan", refuse)
+    monkeypatch.setattr(build, "plan", refuse)
     with pytest.raises(LengthError):
         pack(IterableSource([[1]]), tmp_path / "out")
     assert os.listdir(tmp_path) == []

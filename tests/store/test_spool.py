@@ -38,7 +38,7 @@ def half(tmp_path, groups):
 
 
 def test_progress_lines():
-    progress = Progress(blocks=3, chain="ab", last="ä", consumed_bytes=9, counts=Counts(records=4), complete=True)
+    progress = Progress(blocks=3, chain="ab", last="ä", consumed_bytes=9, parts={"a": Counts(records=4)}, complete=True)
     assert Progress.from_line(progress.to_line()) == progress
     assert progress.to_line().endswith(b"}\n")
 

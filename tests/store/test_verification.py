@@ -79,7 +79,16 @@ def changed(value):
 
 # Not to be known from a dataset alone; `order` and `seed` could be, by dealing the plan out again.
 UNPROVEN = {"seed", "order", "tool_versions", "source", "options"}
-UNPROVEN_COUNTS = {"truncated", "truncated_tokens", "split", "dropped_tokens", "stripped", "stripped_tokens"}
+UNPROVEN_COUNTS = {
+    "truncated",
+    "truncated_tokens",
+    "split",
+    "dropped_tokens",
+    "stripped",
+    "stripped_tokens",
+    "other_split_tokens",
+    "left_by_weight_tokens",
+}
 
 
 def test_an_edited_manifest_is_found_out_whatever_was_edited(either):

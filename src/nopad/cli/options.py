@@ -25,10 +25,14 @@ __all__ = [
     "TextField",
     "TextUnit",
     "TokenizerSpec",
+    "Validation",
     "VocabSize",
+    "Weight",
     "parse_depth",
     "parse_options",
     "parse_reader",
+    "parse_share",
+    "parse_weights",
 ]
 
 
@@ -100,6 +104,24 @@ VocabSize = Annotated[
     int | None,
     typer.Option("--vocab-size", metavar="N", help="Ready-made ids of N or above are bad.", rich_help_panel=CORPUS),
 ]
+Weight = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--weight",
+        metavar="NAME=W",
+        help="Share of the tokens for a named source; one for each of them. No record comes twice.",
+        rich_help_panel=CORPUS,
+    ),
+]
+Validation = Annotated[
+    str | None,
+    typer.Option(
+        "--validation",
+        metavar="SHARE",
+        help="Hold out this share of the records, such as 1% or 0.01, as a dataset of their own.",
+        rich_help_panel=CORPUS,
+    ),
+]
 Seed = Annotated[
     int,
     typer.Option(
@@ -163,6 +185,42 @@ def parse_reader(
         "mask_field": "auto" if mask_field is None else None if mask_field == "none" else mask_field,
         "pad_id": pad_id,
     }
+
+
+def parse_weights(given: list[str] | None) -> dict[str, float] | None:
+    """Read ``NAME=W`` pairs; None where there are none.
+
+    Raises:
+        OptionError: one is no such pair, or a name comes twice.
+    """
+    weights: dict[str, float] = {}
+    for text in given or []:
+        name, _, value = text.partition("=")
+        try:
+            weight = float(value)
+        except ValueError:
+            raise OptionError(f"--weight must be NAME=NUMBER, such as web=3, got {text!r}") from None
+        if name in weights:
+            raise OptionError(f"--weight {name} is given twice")
+        weights[name] = weight
+    return weights or None
+
+
+def parse_share(text: str | None) -> float:
+    """Read a share: ``1%`` or ``0.01``; 0 where there is none.
+
+    Raises:
+        OptionError: it is no number.
+
+    >>> parse_share("1%"), parse_share("0.01"), parse_share(None)
+    (0.01, 0.01, 0.0)
+    """
+    if text is None:
+        return 0.0
+    try:
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise OptionError(f"--validation must be a share such as 1% or 0.01, got {text!r}") from None
 
 
 def parse_depth(text: str | None) -> int | None:

@@ -23,17 +23,22 @@ from nopad.cli.options import (
     TextField,
     TextUnit,
     TokenizerSpec,
+    Validation,
     VocabSize,
+    Weight,
     parse_depth,
     parse_options,
     parse_reader,
+    parse_share,
+    parse_weights,
 )
 from nopad.cli.render import console, outcome
 from nopad.corpus import CorpusOptions, Source, load_tokenizer, open_source
+from nopad.corpus.mixture import NAME
 from nopad.errors import OptionError
 from nopad.planning import ALGORITHMS, Plan
-from nopad.store import LengthsFile, PackOptions, pack_corpus
-from nopad.store.manifest import MANIFEST, PLAN
+from nopad.store import LengthsFile, Manifest, PackOptions, pack_corpus
+from nopad.store.manifest import MANIFEST, PLAN, split_folders
 from nopad.store.shards import SHARD_TOKENS
 
 __all__ = ["open_inputs", "pack"]
@@ -45,7 +50,7 @@ def pack(
         typer.Argument(
             metavar="INPUT...",
             help="Files (text, JSONL, Parquet, Arrow), folders or URLs of them, memory-mapped arrays, hf:NAME; "
-            "lengths.npy with --index-only.",
+            "lengths.npy with --index-only. NAME=INPUT for each: sources that are counted apart.",
         ),
     ],
     out: Annotated[
@@ -91,6 +96,8 @@ def pack(
     mask_field: MaskField = None,
     pad_id: PadId = None,
     vocab_size: VocabSize = None,
+    weight: Weight = None,
+    validation: Validation = None,
 ) -> None:
     """Pack a corpus into a dataset of Parquet shards; run the same command again to finish an interrupted job.
 
@@ -102,6 +109,8 @@ def pack(
       nopad pack tokenised/*.parquet -o packed --capacity 4096 --carry labels --over-long truncate
 
       nopad pack lengths.npy -o index --capacity 512 --index-only
+
+      nopad pack web=web/ code=code/ -o packed -c 4096 --weight web=3 --weight code=1 --validation 1%
     """
     options = CorpusOptions(
         capacity=capacity,
@@ -122,10 +131,12 @@ def pack(
         options=parse_options(option),
         shard_tokens=shard_tokens,
         columns=columns,
+        weights=parse_weights(weight),
+        validation=parse_share(validation),
     )
-    reused = (out / MANIFEST).exists()
+    reused = (out / MANIFEST).exists() or bool(split_folders(out))
     with Bars() as monitor:
-        manifest = pack_corpus(
+        pack_corpus(
             source,
             out,
             options,
@@ -135,20 +146,37 @@ def pack(
             monitor=monitor,
         )
     screen = console()
-    screen.print(outcome(manifest, Plan.load(out / PLAN)))
+    for folder in split_folders(out) or [out]:
+        manifest = Manifest.load(folder)
+        if folder != out:
+            screen.print(f"[bold]{folder.name}[/]")
+        screen.print(outcome(manifest, Plan.load(folder / PLAN)))
+        size = sum(shard.bytes for shard in manifest.shards)
+        screen.print(f"  {folder}: {manifest.kind} dataset, {size:,} bytes", markup=False, soft_wrap=True)
     if reused:
         screen.print("  [green]already packed[/]: the source is the same, and every file has its checksum")
-    size = sum(shard.bytes for shard in manifest.shards)
-    screen.print(
-        f"  {out}: {manifest.kind} dataset, {size:,} bytes. Next: nopad verify {out}", markup=False, soft_wrap=True
-    )
+    screen.print(f"  Next: nopad verify {out}", markup=False, soft_wrap=True)
 
 
 def open_inputs(inputs: list[str], reader: dict[str, Any]) -> Source:
-    """Open what the user named: one ``.npy`` of lengths, or a corpus."""
+    """Open what the user named: one ``.npy`` of lengths, a corpus, or several with a name each.
+
+    Raises:
+        OptionError: a file of lengths beside something else, or names for some inputs only.
+    """
     if len(inputs) == 1 and inputs[0].endswith(".npy"):
         return LengthsFile(inputs[0])
     for path in inputs:
         if path.endswith(".npy"):
             raise OptionError(f"{path} holds lengths; give one lengths file, and nothing beside it")
-    return open_source(inputs, **reader)
+    named: dict[str, list[str]] = {}
+    for given in inputs:
+        name, equals, path = given.partition("=")
+        if equals and NAME.fullmatch(name) and not Path(given).exists():
+            named.setdefault(name, []).append(path)
+    if not named:
+        return open_source(inputs, **reader)
+    if sum(map(len, named.values())) < len(inputs):
+        plain = next(given for given in inputs if given.partition("=")[0] not in named)
+        raise OptionError(f"{plain} has no name, and others have; write NAME={plain}, or name none")
+    return open_source(named, **reader)

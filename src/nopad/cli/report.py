@@ -13,6 +13,7 @@ from nopad.errors import OptionError
 from nopad.report import read_subject, write_pictures, write_report
 from nopad.report.drawing import load_altair
 from nopad.report.page import THROUGHPUT
+from nopad.store.manifest import split_folders
 
 __all__ = ["report"]
 
@@ -44,7 +45,7 @@ def report(
             raise OptionError(f"there is no folder {folder}; make it, or choose another")
     with Bars() as monitor:
         subjects = []
-        for path in dict.fromkeys(paths):
+        for path in dict.fromkeys(found for given in paths for found in split_folders(given) or [given]):
             monitor.stage(f"planning {path.name}", None, "")
             subjects.append(read_subject(path))
         monitor.stage("drawing", None, "")

@@ -19,6 +19,7 @@ from nopad.errors import CorruptError, FormatError, OptionError
 from nopad.planning import Plan
 from nopad.store import Manifest
 from nopad.store import verify as find_problems
+from nopad.store.manifest import split_folders
 
 __all__ = ["verify"]
 
@@ -58,7 +59,8 @@ def verify(
         for problem in problems:
             screen.print(f"[red]✗[/] {escape(problem)}", soft_wrap=True)
         if not problems:
-            screen.print(f"[green]✓[/] {escape(str(path))}: {_proven(path, deep)}", soft_wrap=True)
+            for whole in split_folders(path) or [path]:
+                screen.print(f"[green]✓[/] {escape(str(whole))}: {_proven(whole, deep)}", soft_wrap=True)
     if problems:
         raise typer.Exit(1)
 
@@ -67,7 +69,7 @@ def _problems(path: Path, inputs: list[str], tokenizer: str | None) -> list[str]
     """Return what is wrong with `path`; what is wrong with the source or the tokenizer is the caller's error."""
     against: dict[str, Any] = {}
     try:
-        manifest = Manifest.load(path) if inputs else None
+        manifest = Manifest.load((split_folders(path) or [path])[0]) if inputs else None
     except (CorruptError, FormatError) as error:
         return [str(error)]
     if manifest:

@@ -16,6 +16,7 @@ from nopad.corpus.arrays import ArrayFolder
 from nopad.corpus.hub import HUB, load_hub
 from nopad.corpus.inputs import COMPRESSIONS, InputFile, reading
 from nopad.corpus.jsonl import JsonlFile
+from nopad.corpus.mixture import MixtureSource
 from nopad.corpus.objects import DatasetSource, DictSource
 from nopad.corpus.remote import find_remote, is_url
 from nopad.corpus.selection import Reading
@@ -78,7 +79,8 @@ def open_source(
     r"""The source that reads `inputs`; see `Reading` for what is read of them.
 
     `inputs`: a path, URL or ``hf:NAME``, or several in the order in which they are read; a `datasets.Dataset` or
-    `IterableDataset`; or dicts: a list, an iterator, or a function that returns a new iterator.
+    `IterableDataset`; or dicts: a list, an iterator, or a function that returns a new iterator. A mapping of names to
+    such inputs is a mixture, each of which is counted apart and may get a weight (`PackOptions.weights`).
 
     Raises OptionError for options that no reader has, SourceError for a path that is missing, unreadable, given twice
     or without anything to read, for text and ready-made ids in one job, and for files whose columns differ; each names
@@ -100,6 +102,17 @@ def open_source(
         mask_field=mask_field,
         pad_id=pad_id,
     )
+    if isinstance(inputs, Mapping):
+        if hasattr(inputs, "with_format"):
+            splits = ", ".join(map(str, inputs))
+            raise SourceError(f"this DatasetDict holds several splits ({splits}); give one of them, or a dict of those")
+        if not inputs:
+            raise SourceError("the mapping of named inputs is empty; give at least one NAME: INPUT")
+        options: dict[str, Any] = {**vars(how), "text_unit": text_unit, "block_bytes": block_bytes}
+        sources = {name: open_source(given, **options) for name, given in inputs.items()}
+        for at in range(len(sources)):
+            _check_alike(list(sources.values())[: at + 1], list(sources)[: at + 1])
+        return MixtureSource(sources)
     from_python = _from_python(inputs, how)
     if from_python is not None:
         return from_python

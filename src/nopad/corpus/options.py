@@ -69,7 +69,9 @@ class Counts:
     `records`: all of them, skipped ones included (empty lines of a JSONL file are none). `sequences`, `tokens`: what
     came out, special tokens included. `truncated`, `split`, `dropped`: records over the room for content, by policy;
     `*_tokens`: content tokens that did not come out. `empty_skipped`, `bad_skipped`: records. `stripped`: records that
-    came padded, `stripped_tokens`: their padding, which is no content.
+    came padded, `stripped_tokens`: their padding, which is no content. Of a dataset made of a part of a source:
+    `other_split`: records in the other one, held out or not; `left_by_weight`: records in none, so that the sources
+    have their weights; `*_tokens`: theirs, special tokens included.
     """
 
     records: int = 0
@@ -84,6 +86,10 @@ class Counts:
     bad_skipped: int = 0
     stripped: int = 0
     stripped_tokens: int = 0
+    other_split: int = 0
+    other_split_tokens: int = 0
+    left_by_weight: int = 0
+    left_by_weight_tokens: int = 0
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)})

@@ -137,10 +137,13 @@ def _groups(
 
 
 def _runs(blocks: Iterable[Block], group_bytes: int) -> Iterator[list[Block]]:
-    """Whole blocks until there are `group_bytes`."""
+    """Whole blocks of one part of the source until there are `group_bytes`."""
     group: list[Block] = []
     size = 0
     for block in blocks:
+        if group and group[-1].part != block.part:
+            yield group
+            group, size = [], 0
         group.append(block)
         size += block.size
         if size >= group_bytes:

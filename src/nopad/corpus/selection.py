@@ -18,7 +18,8 @@ from nopad.errors import OptionError, SourceError
 __all__ = ["Reading", "Selection", "is_list", "is_string", "select"]
 
 MASK = "attention_mask"
-RESERVED = ("input_ids", "seq_lens", "seq_lengths", "seq_index", "seq_start")  # what nopad itself writes
+# what nopad itself writes
+RESERVED = ("input_ids", "seq_lens", "seq_lengths", "seq_index", "seq_start", "seq_source")
 
 
 @dataclass(frozen=True, kw_only=True)

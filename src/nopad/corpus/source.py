@@ -39,6 +39,7 @@ class Block:
 
     `name` goes into fingerprints: a POSIX path relative to the input folder, or a bare file name, never absolute.
     `path` goes into messages: where the user finds it. `whole`: the block is one document, so lines mean nothing.
+    `part`: which of several sources in one it belongs to.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Block:
     first_line: int = 1
     path: str = ""
     whole: bool = False
+    part: str = ""
 
     @property
     def size(self) -> int:
@@ -89,6 +91,8 @@ class Source(ABC):
     """Columns that ride along, the same for every record."""
     left_out: tuple[str, ...] = ()
     """Columns that do not, to be shown to the user."""
+    parts: tuple[str, ...] = ("",)
+    """Names of the sources in it, in reading order; one without a name unless several were named."""
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:

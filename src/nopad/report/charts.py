@@ -9,7 +9,15 @@ import numpy as np
 from nopad.report.drawing import BLUE, COLOURS, ORANGE, load_altair
 from nopad.report.subject import Subject
 
-__all__ = ["CHARTS", "depth_chart", "efficiency_chart", "fill_chart", "length_chart", "packs_chart"]
+__all__ = [
+    "charts_of",
+    "depth_chart",
+    "efficiency_chart",
+    "fill_chart",
+    "length_chart",
+    "packs_chart",
+    "source_chart",
+]
 
 BINS = 64
 PACK_HEIGHT = 15
@@ -123,7 +131,7 @@ def packs_chart(subject: Subject) -> Any:
     for number, pack in enumerate(subject.packs):
         at = 0
         for place, (length, record) in enumerate(pack):
-            what = f"{length:,} tokens" + ("" if record is None else f", record {record:,}")
+            what = f"{length:,} tokens" + (f", {record}" if record else "")
             rows.append({"pack": number, "from": at, "to": at + length, "colour": place % len(COLOURS), "what": what})
             at += length
         if at < subject.plan.capacity:
@@ -149,13 +157,60 @@ def packs_chart(subject: Subject) -> Any:
     )
 
 
-CHARTS = {
-    "packs": packs_chart,
-    "lengths": length_chart,
-    "efficiency": efficiency_chart,
-    "fill": fill_chart,
-    "depth": depth_chart,
-}
+def source_chart(subject: Subject) -> Any:
+    """What became of the tokens of each named source."""
+    alt = load_altair()
+    fates = {
+        "packed": "tokens",
+        "not held out" if subject.split == "validation" else "held out": "other_split_tokens",
+        "left out by weight": "left_by_weight_tokens",
+        "cut off or dropped": None,
+    }
+    rows = []
+    for part in subject.sources:
+        weight = "" if part["weight"] is None else f", weight {part['weight']:g}"
+        for place, (fate, key) in enumerate(fates.items()):
+            tokens = part["truncated_tokens"] + part["dropped_tokens"] if key is None else part[key]
+            share = part["tokens"] / subject.plan.tokens
+            rows.append({"source": part["name"] + weight, "fate": fate, "at": place, "tokens": tokens, "share": share})
+    used = [fate for fate in fates if any(row["tokens"] for row in rows if row["fate"] == fate)]
+    colours = dict(zip(fates, [BLUE, "#e69f00", "#999999", ORANGE], strict=True))
+    return (
+        alt.Chart(alt.Data(values=[row for row in rows if row["fate"] in used]))
+        .mark_bar()
+        .encode(
+            y=alt.Y("source:N", sort=None, title=None, axis=alt.Axis(labelLimit=160)),
+            x=alt.X("tokens:Q", title="tokens", axis=alt.Axis(format="~s")),
+            order=alt.Order("at:Q"),
+            color=alt.Color(
+                "fate:N",
+                title=None,
+                sort=used,
+                scale=alt.Scale(domain=used, range=[colours[fate] for fate in used]),
+                legend=alt.Legend(orient="bottom"),
+            ),
+            tooltip=[
+                "source:N",
+                "fate:N",
+                alt.Tooltip("tokens:Q", format=","),
+                alt.Tooltip("share:Q", title="of all packed tokens", format=".2%"),
+            ],
+        )
+        .properties(height=34 * len(subject.sources))
+    )
+
+
+def charts_of(subject: Subject) -> dict[str, Any]:
+    """Return all its charts by name; that of its sources where they are named."""
+    makers = {
+        "packs": packs_chart,
+        "lengths": length_chart,
+        "efficiency": efficiency_chart,
+        "fill": fill_chart,
+        "depth": depth_chart,
+        **({"sources": source_chart} if subject.sources else {}),
+    }
+    return {name: make(subject) for name, make in makers.items()}
 
 
 def _bars(alt: Any, rows: list[dict[str, Any]], name: str, title: str) -> Any:

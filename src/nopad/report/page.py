@@ -9,7 +9,7 @@ from typing import Any
 
 from nopad.errors import OptionError
 from nopad.files import write_atomic
-from nopad.report.charts import CHARTS
+from nopad.report.charts import charts_of
 from nopad.report.drawing import load_altair, save_chart
 from nopad.report.subject import Subject
 
@@ -37,8 +37,8 @@ def write_report(subjects: Sequence[Subject], path: Path, *, throughput: float =
 
     specs = {}
     for number, subject in enumerate(subjects):
-        for name, make in CHARTS.items():
-            specs[f"{name}-{number}"] = _flexible(make(subject))
+        for name, chart in charts_of(subject).items():
+            specs[f"{name}-{number}"] = _flexible(chart)
     loader = jinja2.FileSystemLoader(HERE)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     script = vl_convert.javascript_bundle((HERE / "page.js").read_text(encoding="utf-8"))
@@ -61,9 +61,8 @@ def write_pictures(subjects: Sequence[Subject], folder: Path) -> list[Path]:
     """
     files = []
     for subject in subjects:
-        for name, make in CHARTS.items():
-            chart = make(subject)
-            files.append(folder / f"{subject.name}-{name}.png")
+        for name, chart in charts_of(subject).items():
+            files.append(folder / f"{subject.name.replace('/', '-')}-{name}.png")
             save_chart(chart.properties(width=640, background="white"), files[-1])
     return files
 

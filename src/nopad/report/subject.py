@@ -19,7 +19,7 @@ from nopad.errors import FormatError, OptionError
 from nopad.histogram import Histogram, read_histogram
 from nopad.planning import Plan, plan
 from nopad.planning.comparison import DEPTHS, compare
-from nopad.store import Manifest, open_packed
+from nopad.store import Manifest, PackedRow, open_packed
 from nopad.store.manifest import PLAN
 
 __all__ = ["Subject", "read_subject"]
@@ -38,21 +38,25 @@ class Subject:
         kind: "histogram", "plan" or "dataset".
         plan: how it is, or would be, packed.
         comparison: `Plan.summary` rows of several algorithms and depths.
-        packs: a sample; each pack as (length, record number or None) pairs.
+        packs: a sample; each pack as (length, which record or "") pairs.
         outcome: what became of the records, (what, how many) pairs; empty where there were none.
         facts: fingerprints and versions, (name, value) pairs.
         command: that makes it again, with INPUT for what is not known.
+        sources: what the manifest says of each named source.
+        split: "train" or "validation" where a share was held out.
     """
 
     name: str
     kind: str
     plan: Plan
     comparison: Sequence[Mapping[str, Any]]
-    packs: Sequence[Sequence[tuple[int, int | None]]]
+    packs: Sequence[Sequence[tuple[int, str]]]
     outcome: Sequence[tuple[str, int]] = ()
     facts: Sequence[tuple[str, str]] = ()
     command: str = ""
     notes: Sequence[str] = field(default_factory=tuple)
+    sources: Sequence[Mapping[str, Any]] = ()
+    split: str | None = None
 
     @property
     def histogram(self) -> Histogram:
@@ -132,7 +136,7 @@ def _histogram(path: Path, histogram: Histogram, capacity: int | None) -> Subjec
 
 def _dataset(path: Path, comparison: Sequence[Mapping[str, Any]] | None) -> Subject:
     manifest, made = Manifest.load(path), Plan.load(path / PLAN)
-    counts = manifest.counts
+    counts, split = manifest.counts, manifest.options.get("split")
     named = {
         "records read": counts["records"],
         "sequences packed": counts["sequences"],
@@ -143,14 +147,16 @@ def _dataset(path: Path, comparison: Sequence[Mapping[str, Any]] | None) -> Subj
         "records skipped as empty": counts["empty_skipped"],
         "records skipped as bad": counts["bad_skipped"],
         "records that came padded": counts["stripped"],
+        f"records {'held out' if split == 'train' else 'not held out'}": counts["other_split"],
+        "records left out by weight": counts["left_by_weight"],
         "files of another kind": manifest.source["ignored"],
     }
     return Subject(
-        name=path.name,
+        name=f"{path.resolve().parent.name}/{path.name}" if split else path.name,
         kind="dataset",
         plan=made,
         comparison=comparison or compare(made.histogram, made.histogram, made.capacity, ALGORITHMS, DEPTHS),
-        packs=_real_packs(path, manifest.packs),
+        packs=_real_packs(path, manifest),
         outcome=[(what, count) for what, count in named.items() if count],
         facts=[
             ("source, SHA-256", manifest.source["sha256"]),
@@ -159,8 +165,10 @@ def _dataset(path: Path, comparison: Sequence[Mapping[str, Any]] | None) -> Subj
             ("columns", ", ".join(manifest.columns) or "none: an index beside its source"),
             ("made with", ", ".join(f"{name} {version}" for name, version in manifest.tool_versions.items())),
         ],
-        command=_pack_command(manifest, path.name),
+        command=_pack_command(manifest, path.resolve().parent.name if split else path.name),
         notes=made.notes,
+        sources=manifest.sources,
+        split=split,
     )
 
 
@@ -176,13 +184,16 @@ def _pack_command(manifest: Manifest, out: str) -> str:
         "text_unit": "file",
         "columns": "nopad",
     }
-    names = (*defaults, "text_field", "ids_field", "mask_field", "pad_id", "vocab_size", "arrival_window")
+    names = (*defaults, "text_field", "ids_field", "mask_field", "pad_id", "vocab_size", "arrival_window", "validation")
     for name in names:
         value = manifest.options.get(name, defaults.get(name))
         if value not in (defaults.get(name), "auto"):
             given[f"--{name.replace('_', '-')}"] = "none" if value is None else value
-    words = ["nopad", "pack", "INPUT", "-o", out]
+    inputs = [f"{part['name']}=INPUT" for part in manifest.sources] or ["INPUT"]
+    words = ["nopad", "pack", *inputs, "-o", out]
     words += [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    for name, weight in (manifest.options.get("weights") or {}).items():
+        words += ["--weight", f"{name}={weight:g}"]
     carry = manifest.options.get("carry", "auto")
     for name in [] if carry == "auto" else carry or ["none"]:
         words += ["--carry", name]
@@ -201,26 +212,34 @@ def _plan_facts(made: Plan) -> list[tuple[str, str]]:
     return [("plan, SHA-256", made.fingerprint), ("proven minimum", proven)]
 
 
-def _strategies(made: Plan) -> list[list[tuple[int, int | None]]]:
+def _strategies(made: Plan) -> list[list[tuple[int, str]]]:
     """Return the packs at evenly spaced places of the plan."""
     ends = np.cumsum(made.counts)
     wanted = np.unique(np.linspace(0, int(ends[-1]) - 1, SHOWN_PACKS).astype(np.int64))
-    packs: list[list[tuple[int, int | None]]] = []
+    packs: list[list[tuple[int, str]]] = []
     for s in np.searchsorted(ends, wanted, side="right").tolist():
         lengths = made.lengths[made.indptr[s] : made.indptr[s + 1]].tolist()
-        packs.append([(length, None) for length in lengths])
+        packs.append([(length, "") for length in lengths])
     return _enough(packs)
 
 
-def _real_packs(path: Path, number: int) -> list[list[tuple[int, int | None]]]:
+def _real_packs(path: Path, manifest: Manifest) -> list[list[tuple[int, str]]]:
     """Return packs at evenly spaced places of a dataset."""
     dataset = open_packed(path)
-    wanted = np.unique(np.linspace(0, number - 1, SHOWN_PACKS).astype(np.int64)).tolist()
+    parts = manifest.sources
+
+    def which(row: PackedRow) -> list[str]:
+        if not parts:
+            return [f"record {record:,}" for record in row.seq_index.tolist()]
+        pairs = zip(row["seq_source"].tolist(), row.seq_index.tolist(), strict=True)
+        return [f"{parts[s]['name']}, record {record - parts[s]['first_record']:,}" for s, record in pairs]
+
+    wanted = np.unique(np.linspace(0, manifest.packs - 1, SHOWN_PACKS).astype(np.int64)).tolist()
     rows = [dataset[at] for at in wanted]
-    return _enough([list(zip(row.seq_lens.tolist(), row.seq_index.tolist(), strict=True)) for row in rows])
+    return _enough([list(zip(row.seq_lens.tolist(), which(row), strict=True)) for row in rows])
 
 
-def _enough(packs: list[list[tuple[int, int | None]]]) -> list[list[tuple[int, int | None]]]:
+def _enough(packs: list[list[tuple[int, str]]]) -> list[list[tuple[int, str]]]:
     """Cut a sample where it would make the page heavy: packs of a thousand sequences are seen as well in a few."""
     sizes = np.cumsum([len(pack) for pack in packs])
     return packs[: max(int(np.searchsorted(sizes, SHOWN_SEQUENCES, side="right")), 1)]

@@ -1,9 +1,10 @@
 """Packed datasets on disk: the job that writes them, their manifest, reading them back, and proving them."""
 
-from nopad.store.job import PackOptions, pack_corpus
+from nopad.store.job import pack_corpus
 from nopad.store.lengths import LengthsFile
 from nopad.store.manifest import Manifest, Shard
 from nopad.store.monitor import Monitor, Silent
+from nopad.store.options import PackOptions
 from nopad.store.reader import Block, PackedDataset, PackedRow, open_packed
 from nopad.store.verification import verify
 

@@ -1,7 +1,8 @@
 """Index-only datasets: which sequence goes where, beside a source that stays untouched (virtual packing).
 
 ``packs.arrow`` is `Packs.save`'s file: sequence numbers by pack. ``sequences.arrow`` has one row a sequence: its
-`length` in the narrowest unsigned type, and `record` and `start` where they are not simply 0, 1, 2, ... and 0.
+`length` in the narrowest unsigned type, `record` and `start` where they are not simply 0, 1, 2, ... and 0, and `source`
+where sources are named.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ def write_index(packs: Packs, columns: Columns, folder: Path) -> tuple[Shard, ..
         fields["record"] = columns.record
     if columns.start is not None:
         fields["start"] = columns.start
+    if columns.source is not None:
+        fields["source"] = columns.source
     table = pa.table({name: pa.array(values) for name, values in fields.items()})
     write_arrow(folder / SEQUENCES, table)
     tokens = int(columns.lengths.sum(dtype=np.int64))
@@ -70,6 +73,7 @@ def read_index(folder: Path) -> tuple[Packs, Columns]:
         lengths=lengths,
         record=found.get("record", np.arange(lengths.size)),
         start=found.get("start"),
+        source=found.get("source"),
         begin=np.zeros(0, dtype=np.int64),
         tokens={},
     )

@@ -9,67 +9,38 @@ anything else. Memory: about 16 bytes a sequence, plus a few row groups; tokens 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
-from nopad.assignment import Order, assign, pack
 from nopad.corpus import CHAIN_START, CorpusOptions, Counts, Source, Tokenizer, chain, sequences
 from nopad.errors import (
-    FormatError,
     InputError,
     InterruptedJobError,
     LengthError,
     OptionError,
-    PlanMismatchError,
     RecordError,
     ResumeError,
 )
-from nopad.files import storage_errors
 from nopad.histogram import as_lengths
-from nopad.packs import LENGTHS, Packs
-from nopad.planning.front import ARRIVAL_ALGORITHMS, check_options, complete_options, plan, summarise
-from nopad.planning.plan import Plan
-from nopad.store.index import write_index
+from nopad.packs import LENGTHS
+from nopad.planning.front import check_options, complete_options
+from nopad.store.build import Builder
+from nopad.store.choice import check_shares, choose
 from nopad.store.lengths import LengthsFile
-from nopad.store.manifest import PLAN, POLICIES, Manifest, Shard, tool_versions
+from nopad.store.manifest import POLICIES, SPLITS, Manifest, tool_versions
 from nopad.store.monitor import Monitor, Silent
-from nopad.store.shards import SHARD_TOKENS, Columns, Layout, write_shards
+from nopad.store.options import PackOptions
+from nopad.store.shards import Columns
 from nopad.store.spool import Progress, Spool
 from nopad.store.workspace import Workspace
 
-__all__ = ["PackOptions", "pack_corpus"]
+__all__ = ["pack_corpus"]
 
 SUSPICIOUS = 16  # so many sequences of one length look like padding
-
-
-@dataclass(frozen=True, kw_only=True)
-class PackOptions:
-    """How sequences are packed; see `nopad.pack` for the meaning of each, `nopad.store.shards` for the file sizes.
-
-    `options` are those of the algorithm, and the conditions. `columns`: "trl" calls the column of lengths
-    ``seq_lengths``, as TRL does, instead of ``seq_lens``.
-    """
-
-    depth: int | None = None
-    algorithm: str = "auto"
-    seed: int = 0
-    order: Order = "random"
-    arrival_window: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    shard_tokens: int = SHARD_TOKENS
-    columns: str = "nopad"
-
-    def __post_init__(self) -> None:
-        if self.columns not in LENGTHS:
-            raise OptionError(f"unknown columns {self.columns!r}; they are named as {' or '.join(LENGTHS)} does")
-        if self.order not in get_args(Order):
-            raise OptionError(f"unknown order {self.order!r}; it is 'random' or 'source'")
-        if type(self.shard_tokens) is not int or self.shard_tokens < 1:
-            raise OptionError(f"shard_tokens must be an integer of at least 1, got {self.shard_tokens!r}")
 
 
 def pack_corpus(
@@ -85,12 +56,15 @@ def pack_corpus(
 ) -> Manifest:
     """Pack a corpus into a dataset folder, or finish or reuse what an equal call left there.
 
+    With a share to hold out there are two datasets, ``OUT/train`` and ``OUT/validation``, and the manifest of the first
+    is returned.
+
     Args:
         source: where the records come from; see `nopad.corpus`.
         out: the dataset folder: new, empty, or left by an equal call.
         corpus: capacity and policies.
         tokenizer: for text; ready-made ids need none.
-        packing: algorithm, depth, seed, order.
+        packing: algorithm, depth, seed, order; weights of sources, the share to hold out.
         index_only: write which sequence goes where beside an untouched source, and no tokens.
         monitor: is told the progress.
         commit_every_s: how often the spool is made durable.
@@ -116,14 +90,13 @@ def pack_corpus(
     job = _Job(workspace, source, corpus, tokenizer, packing or PackOptions(), index_only, monitor or Silent())
     check_options(corpus.capacity, job.packing.depth, job.packing.algorithm, job.packing.seed)
     complete_options(job.packing.algorithm, job.packing.options)
-    settings = job.settings()
-    done = workspace.finished(settings, source, job.monitor)
-    if done is not None:
-        return done
-    with workspace.claim(settings, source):
+    check_shares(job.packing.weights, job.packing.validation, source.parts)
+    if job.is_finished():
+        return job.finished()
+    with workspace.claim(job.settings(), source):
         try:
             # Another process may just have finished it.
-            return workspace.finished(settings, source, job.monitor) or job.run(commit_every_s)
+            return job.finished() if job.is_finished() else job.run(commit_every_s)
         except KeyboardInterrupt as error:
             raise InterruptedJobError(
                 f"stopped; what is done is kept in {workspace.work}: run the same command again to go on"
@@ -135,7 +108,7 @@ def pack_corpus(
             raise
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Job:
     """The arguments of `pack_corpus`, and its steps."""
 
@@ -147,7 +120,34 @@ class _Job:
     index_only: bool
     monitor: Monitor
 
-    def settings(self) -> dict[str, Any]:
+    @property
+    def splits(self) -> tuple[str | None, ...]:
+        """The datasets that it makes: one, or two with names."""
+        return SPLITS if self.packing.validation else (None,)
+
+    def is_finished(self) -> bool:
+        """Whether all its datasets are there."""
+        return all(self.workspace.part(split).has_manifest() for split in self.splits)
+
+    def finished(self) -> Manifest:
+        """Return the manifest of the (first) dataset after proving that this job would make what is there."""
+        manifests = [
+            self.workspace.part(split).finished(self.settings(split), self.fingerprint) for split in self.splits
+        ]
+        self.workspace.clear()
+        return manifests[0]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the source, which is read for it."""
+        digest = CHAIN_START
+        self.monitor.stage("checking the source", self.source.total_bytes, "bytes")
+        for block in self.source.blocks():
+            digest = chain(digest, block)
+            self.monitor.advance(block.size)
+        return digest.hex()
+
+    def settings(self, split: str | None = None) -> dict[str, Any]:
         """Everything but the input that the result depends on: the part of the manifest that is known beforehand."""
         tokenizer = self.tokenizer and {
             "sha256": self.tokenizer.fingerprint,
@@ -170,6 +170,9 @@ class _Job:
                 "shard_tokens": self.packing.shard_tokens,
                 "arrival_window": self.packing.arrival_window,
                 "columns": self.packing.columns,
+                "weights": self.packing.weights and dict(self.packing.weights),
+                "validation": self.packing.validation or None,
+                "split": split,
                 **self.packing.options,
             },
             "tool_versions": tool_versions("numpy", "pyarrow", "tokenizers"),
@@ -180,10 +183,61 @@ class _Job:
         progress, columns = self._lengths() if isinstance(self.source, LengthsFile) else self._spool(commit_every_s)
         columns = replace(columns, lens_name=LENGTHS[self.packing.columns])
         self._warn_of_padding(columns)
-        made, packs = self._plan_and_assign(columns)
-        layout = Layout.of(len(packs), self.corpus.capacity, self.packing.shard_tokens)
-        shards = self._write(packs, columns, layout)
-        return self._publish(progress, made, columns, layout, shards)
+        counts = {name: progress.parts.get(name, Counts()) for name in self.source.parts}
+        chosen = self._choose(columns, counts)
+        manifests = [self._build(split, progress, *chosen[split]) for split in self.splits]
+        self.workspace.clear()
+        return manifests[0]
+
+    def _choose(
+        self, columns: Columns, parts: dict[str, Counts]
+    ) -> dict[str | None, tuple[Columns, dict[str, Counts]]]:
+        """Return the sequences of each dataset, and what became of the records of each part of the source."""
+        if not self.packing.validation and self.packing.weights is None and self.source.parts == ("",):
+            return {None: (columns, parts)}
+        choice = choose(
+            columns.record,
+            columns.lengths,
+            {name: counts.records for name, counts in parts.items()},
+            weights=self.packing.weights,
+            validation=self.packing.validation,
+            seed=self.packing.seed,
+        )
+        if self.source.parts != ("",):
+            columns = replace(columns, source=choice.part)
+        return {
+            split: (columns.take(choice.of(split)), choice.counts(parts, columns.record, columns.lengths, split))
+            for split in self.splits
+        }
+
+    def _build(self, split: str | None, progress: Progress, columns: Columns, parts: dict[str, Counts]) -> Manifest:
+        """Make one dataset, or reuse it where an interrupted run has finished it."""
+        workspace = self.workspace.part(split)
+        if split and workspace.has_manifest():
+            return Manifest.load(workspace.out)
+        counts = sum(parts.values(), Counts())
+        firsts = np.cumsum([0, *(part.records for part in parts.values())]).tolist()
+        weights = (split != "validation" and self.packing.weights) or {}
+        sources = [
+            {"name": name, "weight": weights.get(name), "first_record": first, **part.to_dict()}
+            for first, (name, part) in zip(firsts, parts.items(), strict=False)
+        ]
+        builder = Builder(workspace, self.corpus.capacity, self.packing, self.index_only, self.monitor)
+        return builder.build(
+            columns,
+            **self.settings(split),
+            source={
+                "sha256": progress.chain,
+                "records": counts.records,
+                "files": len(self.source.inventory()),
+                "bytes": progress.consumed_bytes,
+                "ignored": len(self.source.ignored),
+                "left_out": list(self.source.left_out),
+            },
+            counts=counts.to_dict(),
+            sources=[] if self.source.parts == ("",) else sources,
+            carried={} if self.index_only else {column.name: column.per for column in self.source.carried},
+        )
 
     def _warn_of_padding(self, columns: Columns) -> None:
         """Say that all sequences are equally long where that looks like padding nobody has marked."""
@@ -237,114 +291,7 @@ class _Job:
         nothing = np.zeros(0, dtype=np.int64)
         columns = Columns(lengths=lengths, record=np.arange(lengths.size), start=None, begin=nothing, tokens={})
         size = self.source.total_bytes or 0
-        return Progress(chain=digest.hex(), consumed_bytes=size, counts=counts, complete=True), columns
-
-    def _plan_and_assign(self, columns: Columns) -> tuple[Plan, Packs]:
-        """Plan, or reread the stored plan; then deal the sequences out."""
-        self.monitor.stage("planning", None, "")
-        stored = self.workspace.work / PLAN
-        how: dict[str, Any] = {"seed": self.packing.seed, "order": self.packing.order}
-        what: dict[str, Any] = {"depth": self.packing.depth, "algorithm": self.packing.algorithm}
-        capacity, options = self.corpus.capacity, self.packing.options
-        if self.packing.algorithm in ARRIVAL_ALGORITHMS or self.packing.arrival_window is not None:
-            packs = pack(
-                columns.lengths, capacity, arrival_window=self.packing.arrival_window, **what, **how, **options
-            )
-            made = self._summary(packs, columns)
-        else:
-            made = self._stored_plan() or plan(columns.lengths, capacity, **what, **options)
-            try:
-                packs = assign(made, columns.lengths, **how)
-            except PlanMismatchError as error:  # lengths that are not spooled are free to change under a stored plan
-                raise ResumeError(
-                    f"the source changed since the job in {self.workspace.out} started: {error}; "
-                    "put it back as it was, or delete the folder to start over"
-                ) from error
-        if not stored.exists():
-            made.save(stored)
-        return made, packs
-
-    def _summary(self, packs: Packs, columns: Columns) -> Plan:
-        """Describe packs that came without a plan; say what a window costs."""
-        algorithm, depth = self.packing.algorithm, self.packing.depth
-        own, conditions = complete_options(algorithm, self.packing.options)
-        notes: tuple[str, ...] = ()
-        window = self.packing.arrival_window
-        if window is not None:
-            free = plan(columns.lengths, packs.capacity, depth=depth, algorithm=algorithm, **self.packing.options).packs
-            notes = (f"packed {window:,} sequences at a time: {len(packs) - free:+,} packs against all at once",)
-        return summarise(packs, columns.lengths, algorithm=algorithm, options={**own, **conditions}, notes=notes)
-
-    def _stored_plan(self) -> Plan | None:
-        """Reread the plan that an interrupted run has made, if it got that far."""
-        stored = self.workspace.work / PLAN
-        try:
-            return Plan.load(stored) if stored.exists() else None
-        except FormatError as error:
-            raise ResumeError(f"{error}; delete {self.workspace.out} to start over") from error
-
-    def _write(self, packs: Packs, columns: Columns, layout: Layout) -> tuple[Shard, ...]:
-        """Write the shards that are not there yet, or the index."""
-        work = self.workspace.work
-        if self.index_only:
-            self.monitor.stage("writing the index", None, "")
-            return write_index(packs, columns, work)
-        self.monitor.stage("writing", int(columns.lengths.sum(dtype=np.int64)), "tokens")
-        noted = self.workspace.noted_shards()
-        if (self.workspace.out / "shards").exists():  # killed while publishing: all shards are finished and in place
-            if len(noted) != layout.shards:
-                raise ResumeError(f"{work / 'shards.jsonl'} is damaged; delete {self.workspace.out} to start over")
-            return tuple(noted[name] for name in sorted(noted))
-        with storage_errors("creating", work / "shards"):
-            (work / "shards").mkdir(exist_ok=True)
-        tokens = sum(shard.tokens for shard in noted.values())
-        self.monitor.advance(tokens, tokens)
-        return write_shards(
-            packs,
-            columns,
-            work,
-            layout,
-            finished=noted,
-            on_shard=self.workspace.note_shard,
-            on_tokens=lambda tokens: self.monitor.advance(tokens, tokens),
-        )
-
-    def _publish(
-        self, progress: Progress, made: Plan, columns: Columns, layout: Layout, shards: tuple[Shard, ...]
-    ) -> Manifest:
-        """Move the finished files into place and write the manifest last."""
-        from nopad import _kernels
-
-        zeros = np.zeros(1, dtype=np.int64)
-        start = np.broadcast_to(zeros, columns.record.shape) if columns.start is None else columns.start
-        checksum = _kernels.tag_sum(columns.record, start, columns.lengths)
-        inventory = self.source.inventory()
-        manifest = Manifest(
-            **self.settings(),
-            packs=made.packs,
-            sequences=made.sequences,
-            tokens=made.tokens,
-            source={
-                "sha256": progress.chain,
-                "records": progress.counts.records,
-                "files": len(inventory),
-                "bytes": progress.consumed_bytes,
-                "ignored": len(self.source.ignored),
-                "left_out": list(self.source.left_out),
-            },
-            counts=progress.counts.to_dict(),
-            plan_sha256=made.fingerprint,
-            sequence_checksum=f"{int(checksum):016x}",
-            columns={} if self.index_only else {f.name: str(f.type) for f in columns.schema()},
-            carried={} if self.index_only else {column.name: column.per for column in self.source.carried},
-            rows_per_group=layout.rows_per_group,
-            shards=shards,
-        )
-        self.workspace.move_into_place(sorted({shard.file.split("/")[0] for shard in shards}))
-        made.save(self.workspace.out / PLAN)
-        manifest.save(self.workspace.out)
-        self.workspace.clear()
-        return manifest
+        return Progress(chain=digest.hex(), consumed_bytes=size, parts={"": counts}, complete=True), columns
 
 
 def _check_any(counts: Counts) -> None:

@@ -6,7 +6,7 @@ No time and no path stands in it: same input, same bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -16,12 +16,13 @@ from nopad.errors import CorruptError, FormatError
 from nopad.files import write_atomic
 from nopad.packs import LENGTHS
 
-__all__ = ["MANIFEST", "PLAN", "POLICIES", "Manifest", "Shard", "tool_versions"]
+__all__ = ["MANIFEST", "PLAN", "POLICIES", "SPLITS", "Manifest", "Shard", "split_folders", "tool_versions"]
 
 MANIFEST = "nopad.json"
 PLAN = "plan.json"
 FORMAT = "nopad.packed"
 FORMAT_VERSION = 1
+SPLITS = ("train", "validation")  # folders of a job with a held-out share
 POLICIES = ("special_tokens", "over_long", "empty", "on_bad_record", "vocab_size")  # of CorpusOptions
 
 
@@ -50,6 +51,8 @@ class Manifest:
         tokenizer: ``sha256``, ``vocab_size``, ``prefix``, ``suffix``; None for ready-made ids.
         options: policies and field names that shaped the sequences.
         counts: what happened to the records (truncated, split, dropped, skipped, ...).
+        sources: the same for each of several named sources, in the order of their numbers in ``seq_source``, with
+            ``name``, ``weight`` (None: all of it) and ``first_record`` (number of its first record).
         plan_sha256: of ``plan.json``.
         sequence_checksum: order-free checksum of all (record, start, length) triples, hex.
         columns: name -> Arrow type.
@@ -72,6 +75,7 @@ class Manifest:
     tokenizer: Mapping[str, Any] | None
     options: Mapping[str, Any]
     counts: Mapping[str, int]
+    sources: Sequence[Mapping[str, Any]]
     plan_sha256: str
     sequence_checksum: str
     columns: Mapping[str, str]
@@ -112,6 +116,8 @@ class Manifest:
                 raise CorruptError(
                     f"{folder} holds an unfinished packing job; run the same `nopad pack` again to finish it"
                 )
+            if split_folders(folder):
+                raise FormatError(f"{folder} holds two datasets; open {' or '.join(map(str, split_folders(folder)))}")
             raise FormatError(f"{folder} is no packed dataset: it has no {MANIFEST}")
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
@@ -150,6 +156,7 @@ def _soundness(m: Manifest) -> Iterator[tuple[str, bool]]:
     yield "tokenizer", m.tokenizer is None or _has(m.tokenizer, "sha256", "vocab_size", "prefix", "suffix")
     yield "options", _has(m.options, *POLICIES) and m.options.get("columns", "nopad") in LENGTHS
     yield "counts", _has(m.counts, *(f.name for f in fields(Counts))) and all(map(_is_count, m.counts.values()))
+    yield "sources", isinstance(m.sources, list) and all(map(_is_part, m.sources))
     yield "columns", _has(m.columns) and bool(m.columns) == (m.kind == "packed")
     yield (
         "carried",
@@ -167,6 +174,23 @@ def _is_count(value: object, *, least: int = 0) -> bool:
 
 def _has(value: object, *keys: str) -> bool:
     return isinstance(value, dict) and set(keys) <= set(value)
+
+
+def _is_part(part: object) -> bool:
+    """Whether this describes one of several named sources."""
+    if not isinstance(part, dict) or not isinstance(part.get("name"), str) or "weight" not in part:
+        return False
+    return all(_is_count(part.get(name)) for name in ("first_record", *(f.name for f in fields(Counts))))
+
+
+def split_folders(folder: str | Path) -> list[Path]:
+    """Return the datasets that a job with a held-out share leaves in its folder; none where there are none.
+
+    >>> split_folders("no such folder")
+    []
+    """
+    found = [Path(folder) / name for name in SPLITS]
+    return found if all((path / MANIFEST).is_file() for path in found) else []
 
 
 def tool_versions(*packages: str) -> dict[str, str]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Block", "PackedDataset", "PackedRow", "open_packed"]
 
 _AHEAD = 8
-_PER_SEQUENCE = ("seq_lens", "seq_index", "seq_start")
+_PER_SEQUENCE = ("seq_lens", "seq_index", "seq_start", "seq_source")
 
 
 class Block:
@@ -40,7 +40,8 @@ class Block:
     Attributes:
         indptr: where each pack begins in the per-sequence columns; ``[packs + 1]``.
         token_indptr: where each pack begins in the per-token columns; ``[packs + 1]``.
-        sequences: per-sequence columns: ``seq_lens``, ``seq_index``, ``seq_start`` when records were split.
+        sequences: per-sequence columns: ``seq_lens``, ``seq_index``, ``seq_start`` when records were split,
+            ``seq_source`` when sources were named.
         tokens: per-token columns, without padding; none in an index-only dataset.
         bounds, token_bounds: the two index arrays as lists: slicing with their integers is three times as fast.
     """
@@ -366,4 +367,6 @@ class PackedDataset:
         }
         if columns.start is not None:
             sequences["seq_start"] = columns.start[chosen.sequence]
+        if columns.source is not None:
+            sequences["seq_source"] = columns.source[chosen.sequence]
         return Block(chosen.indptr, np.zeros(len(chosen) + 1, dtype=np.int64), sequences, {})

@@ -52,6 +52,7 @@ class Columns:
         begin: int64 ``[n]``, where each sequence begins in the token columns.
         tokens: per-token columns, name -> flat array, usually memory-mapped.
         values: per-sequence columns that ride along, name -> Arrow array ``[n]``.
+        source: number of the source that each comes from, where they are named; int32 ``[n]``.
         lens_name: what the column of lengths is called in the shards.
     """
 
@@ -61,13 +62,28 @@ class Columns:
     begin: NDArray[np.int64]
     tokens: Mapping[str, NDArray[Any]]
     values: Mapping[str, pa.Array] = field(default_factory=dict)
+    source: NDArray[np.int32] | None = None
     lens_name: str = "seq_lens"
+
+    def take(self, chosen: NDArray[np.int64]) -> Columns:
+        """Return the sequences of these numbers; the token columns stay as they are."""
+        return replace(
+            self,
+            lengths=self.lengths[chosen],
+            record=self.record[chosen],
+            start=None if self.start is None else self.start[chosen],
+            begin=self.begin[chosen] if self.begin.size else self.begin,
+            values={name: column.take(pa.array(chosen)) for name, column in self.values.items()},
+            source=None if self.source is None else self.source[chosen],
+        )
 
     def schema(self) -> pa.Schema:
         """Return the Arrow schema of a shard; nothing in it is nullable."""
         kinds = {self.lens_name: pa.int32(), "seq_index": pa.int64()}
         if self.start is not None:
             kinds["seq_start"] = pa.int64()
+        if self.source is not None:
+            kinds["seq_source"] = pa.int32()
         kinds |= {n: pa.string() if is_string(column.type) else column.type for n, column in self.values.items()}
         kinds |= {name: pa.from_numpy_dtype(column.dtype) for name, column in self.tokens.items()}
         return pa.schema(
@@ -211,6 +227,8 @@ def gather(packs: Packs, columns: Columns, schema: pa.Schema, scratch: dict[str,
     lists = {columns.lens_name: (indptr, lengths), "seq_index": (indptr, columns.record[packs.sequence])}
     if columns.start is not None:
         lists["seq_start"] = (indptr, columns.start[packs.sequence])
+    if columns.source is not None:
+        lists["seq_source"] = (indptr, columns.source[packs.sequence])
     begin = columns.begin[packs.sequence]
     for name, column in columns.tokens.items():
         if name not in scratch or scratch[name].size < ends[-1]:

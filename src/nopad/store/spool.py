@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -38,7 +38,7 @@ class Progress:
         chain: digest of those blocks, hex; the fingerprint of the source once `complete`.
         last: name of the last block consumed.
         consumed_bytes: source bytes consumed.
-        counts: what became of the records.
+        parts: what became of the records of each part of the source.
         complete: the whole source is in the spool.
     """
 
@@ -46,8 +46,13 @@ class Progress:
     chain: str = CHAIN_START.hex()
     last: str = ""
     consumed_bytes: int = 0
-    counts: Counts = field(default_factory=Counts)
+    parts: Mapping[str, Counts] = field(default_factory=dict)
     complete: bool = False
+
+    @property
+    def counts(self) -> Counts:
+        """What became of all records."""
+        return sum(self.parts.values(), Counts())
 
     def to_line(self) -> bytes:
         """Return one journal line."""
@@ -57,7 +62,7 @@ class Progress:
     def from_line(cls, line: bytes) -> Progress:
         """Parse one journal line; ValueError when it is torn."""
         document = json.loads(line)
-        return cls(**{**document, "counts": Counts.from_dict(document["counts"])})
+        return cls(**{**document, "parts": {name: Counts.from_dict(n) for name, n in document["parts"].items()}})
 
 
 class Spool:
@@ -119,7 +124,7 @@ class Spool:
             )
 
     def append(self, batch: SequenceBatch, counts: Counts, blocks: list[Block]) -> None:
-        """Add the sequences of `blocks`; they count once committed, which happens by itself now and then."""
+        """Add the sequences of `blocks`, all of one part; they count once committed: by itself now and then."""
         if not self._files:
             self._open()
         with storage_errors("spooling tokens to", self._folder):
@@ -129,7 +134,7 @@ class Spool:
                     values = values + self._text_bytes[name]
                     self._text_bytes[name] = int(values[-1])
                 self._files[name].write(values.data)
-        digest = bytes.fromhex(self.progress.chain)
+        digest, part = bytes.fromhex(self.progress.chain), blocks[0].part
         for block in blocks:
             digest = chain(digest, block)
         self.progress = replace(
@@ -138,7 +143,7 @@ class Spool:
             chain=digest.hex(),
             last=blocks[-1].name,
             consumed_bytes=self.progress.consumed_bytes + sum(block.size for block in blocks),
-            counts=self.progress.counts + counts,
+            parts={**self.progress.parts, part: self.progress.parts.get(part, Counts()) + counts},
         )
         if time.monotonic() - self._committed_at >= self._commit_every_s:
             self.commit()

@@ -15,11 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nopad.corpus import CHAIN_START, Source, chain
+from nopad.corpus import Source
 from nopad.errors import CorruptError, OutputBusyError, OutputExistsError, ResumeError
 from nopad.files import PARTIAL_SUFFIX, fsync_folder, sha256_file, storage_errors, write_atomic
 from nopad.store.manifest import MANIFEST, Manifest, Shard
-from nopad.store.monitor import Monitor
 
 __all__ = ["Workspace"]
 
@@ -34,20 +33,28 @@ class Workspace:
         work: where everything unfinished lives.
     """
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, work: Path | None = None) -> None:
         """Touch nothing yet."""
         self.out = out
-        self.work = out / WORK
+        self.work = work or out / WORK
 
-    def finished(self, settings: Mapping[str, Any], source: Source, monitor: Monitor) -> Manifest | None:
-        """Return the manifest of the dataset that this very job would make; None when there is no dataset.
+    def part(self, split: str | None) -> Workspace:
+        """Return the workspace of one of several datasets of a job, in a folder of its own; None: this one."""
+        return self if split is None else Workspace(self.out / split, self.work / split)
+
+    def has_manifest(self) -> bool:
+        """Whether there is a finished dataset."""
+        return (self.out / MANIFEST).exists()
+
+    def finished(self, settings: Mapping[str, Any], fingerprint: str) -> Manifest:
+        """Return the manifest of the dataset that is there, after proving that this very job would make it.
+
+        `fingerprint` is that of the source.
 
         Raises:
-            OutputExistsError: there is a dataset, made with other settings or of another source.
-            CorruptError: there is one, and a file of it is missing or damaged.
+            OutputExistsError: it was made with other settings or of another source.
+            CorruptError: a file of it is missing or damaged.
         """
-        if not (self.out / MANIFEST).exists():
-            return None
         manifest = Manifest.load(self.out)
         wanted = {name: value for name, value in settings.items() if name != "tool_versions"}
         changed = _differences({name: getattr(manifest, name) for name in wanted}, wanted)
@@ -55,12 +62,7 @@ class Workspace:
             raise OutputExistsError(
                 f"{self.out} already holds a packed dataset made with other settings ({changed}); choose another folder"
             )
-        digest = CHAIN_START
-        monitor.stage("checking the source", source.total_bytes, "bytes")
-        for block in source.blocks():
-            digest = chain(digest, block)
-            monitor.advance(block.size)
-        if digest.hex() != manifest.source["sha256"]:
+        if fingerprint != manifest.source["sha256"]:
             raise OutputExistsError(
                 f"{self.out} already holds a packed dataset of another source; choose another folder"
             )
@@ -68,7 +70,7 @@ class Workspace:
             path = self.out / shard.file
             if not path.is_file() or sha256_file(path) != shard.sha256:
                 raise CorruptError(f"{path} is missing or damaged; delete {self.out} to pack again")
-        shutil.rmtree(self.work, ignore_errors=True)  # a job killed between its manifest and its clean-up leaves it
+        self.clear()  # a job killed between its manifest and its clean-up leaves it
         return manifest
 
     @contextmanager
@@ -131,7 +133,7 @@ class Workspace:
             fsync_folder(self.out)
 
     def clear(self) -> None:
-        """Remove the work folder of a finished job."""
+        """Remove what a finished dataset needs no more."""
         shutil.rmtree(self.work, ignore_errors=True)
 
     def _holds_something_else(self) -> bool:

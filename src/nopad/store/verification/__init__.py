@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nopad.corpus import Source, Tokenizer
 from nopad.errors import CorruptError, FormatError
 from nopad.files import sha256_file
 from nopad.planning.plan import Plan
-from nopad.store.manifest import MANIFEST, PLAN, Manifest
+from nopad.store.manifest import MANIFEST, PLAN, Manifest, split_folders
 from nopad.store.monitor import Monitor, Silent
 from nopad.store.verification.content import content_problems, dealing_problems, read_content
 from nopad.store.verification.files import file_problems
@@ -36,7 +39,7 @@ def verify(
     """Return everything that is wrong with a plan file or a packed dataset; an empty list proves it whole.
 
     Args:
-        path: a ``*.plan.json`` file, or a dataset folder.
+        path: a ``*.plan.json`` file, a dataset folder, or one with both datasets of a job that held a share out.
         source: what the dataset was packed from: compare every token with it.
         tokenizer: the one it was packed with, when `source` is text.
         monitor: is told the progress.
@@ -53,33 +56,56 @@ def verify(
     ...     nopad.verify(out), nopad.verify(out, source=source)
     ([], [])
     """
-    path = Path(path)
-    if path.is_dir():
-        return _dataset_problems(path, source, tokenizer, monitor or Silent())[:_MOST]
-    return Plan.load(path).problems()
+    path, monitor = Path(path), monitor or Silent()
+    if not path.is_dir():
+        return Plan.load(path).problems()
+    if split_folders(path):
+        return _split_problems(path, source, tokenizer, monitor)[:_MOST]
+    return _dataset_problems(path, source, tokenizer, monitor)[0][:_MOST]
 
 
-def _dataset_problems(folder: Path, source: Source | None, tokenizer: Tokenizer | None, monitor: Monitor) -> list[str]:
-    """Check plan, files, content, dealing and source, in this order; what cannot be read ends it early."""
+def _split_problems(folder: Path, source: Source | None, tokenizer: Tokenizer | None, monitor: Monitor) -> list[str]:
+    """Check both datasets, and that no record is in both."""
+    problems: list[str] = []
+    records: list[NDArray[np.int64]] = []
+    for path in split_folders(folder):
+        found, record = _dataset_problems(path, source, tokenizer, monitor)
+        problems += [f"{path.name}: {problem}" for problem in found]
+        records.append(record)
+    if not problems:
+        trained, held_out = records
+        for both in np.intersect1d(trained, held_out)[:3]:
+            problems.append(f"record {both} is held out and trained on")
+    return problems
+
+
+def _dataset_problems(
+    folder: Path, source: Source | None, tokenizer: Tokenizer | None, monitor: Monitor
+) -> tuple[list[str], NDArray[np.int64]]:
+    """Check plan, files, content, dealing and source, in this order; what cannot be read ends it early.
+
+    The second result is the record of each sequence, as far as known.
+    """
+    none = np.zeros(0, dtype=np.int64)
     try:
         manifest = Manifest.load(folder)
     except CorruptError as error:
-        return [str(error)]
+        return [str(error)], none
     plan, problems = _plan_problems(folder, manifest)
     found, readable = file_problems(folder, manifest, monitor)
     problems += found
     if plan is None or not readable:
-        return problems
+        return problems, none
     content, found = read_content(folder, manifest, monitor, hashes=source is not None and manifest.kind == "packed")
     problems += found
     if content is None:
-        return problems
+        return problems, none
     problems += content_problems(content, manifest, plan)
     if not problems:
         problems += dealing_problems(content, manifest, plan)
     if source is not None and not problems:
         problems += source_problems(content, manifest, source, tokenizer, monitor)
-    return problems
+    return problems, content.record
 
 
 def _plan_problems(folder: Path, manifest: Manifest) -> tuple[Plan | None, list[str]]:

@@ -22,6 +22,8 @@ from nopad.store.monitor import Monitor
 from nopad.store.reader import Block, PackedDataset
 from nopad.store.shards import as_integers
 
+LOST = ("dropped", "empty_skipped", "bad_skipped", "other_split", "left_by_weight")  # counts of records not packed
+
 __all__ = ["Content", "content_problems", "dealing_problems", "hash_tokens", "hash_values", "read_content"]
 
 
@@ -32,6 +34,7 @@ class Content:
     Attributes:
         record, start: where each sequence comes from; int64 ``[n]``, ascending.
         lengths: int32 ``[n]``.
+        source: number of the source that each comes from; int32 ``[n]``; zeros where they are not named.
         hashes: of the tokens and of each carried column, name -> uint64 ``[n]``; empty when not asked for.
         sequence: number (place in source order) of the sequence in each slot, pack after pack; int64 ``[n]``.
         sizes: sequences in each pack; ``[packs]``.
@@ -40,6 +43,7 @@ class Content:
     record: NDArray[np.int64]
     start: NDArray[np.int64]
     lengths: NDArray[np.int32]
+    source: NDArray[np.int32]
     hashes: Mapping[str, NDArray[np.uint64]]
     sequence: NDArray[np.int64]
     sizes: NDArray[np.int64]
@@ -52,6 +56,7 @@ class _Gathered:
     record: list[NDArray[np.int64]] = field(default_factory=list)
     start: list[NDArray[np.int64]] = field(default_factory=list)
     lengths: list[NDArray[np.int32]] = field(default_factory=list)
+    source: list[NDArray[np.int32]] = field(default_factory=list)
     hashes: dict[str, list[NDArray[np.uint64]]] = field(default_factory=lambda: defaultdict(list))
     sizes: list[NDArray[np.int64]] = field(default_factory=list)
 
@@ -61,18 +66,21 @@ class _Gathered:
         self.lengths.append(lens)
         self.record.append(record)
         self.start.append(block.sequences.get("seq_start", np.zeros(record.size, dtype=np.int64)))
+        self.source.append(block.sequences.get("seq_source", np.zeros(record.size, dtype=np.int32)))
         self.sizes.append(np.diff(block.indptr).astype(np.int64))
         if hashes:
             for name, column in block.tokens.items():
                 self.hashes[name].append(hash_tokens(column, lens))
-            for name in block.sequences.keys() - {"seq_lens", "seq_index", "seq_start"}:
+            for name in block.sequences.keys() - {"seq_lens", "seq_index", "seq_start", "seq_source"}:
                 self.hashes[name].append(hash_values(block.sequences[name]))
 
     def in_source_order(self) -> Content:
         """Sort everything by record and start."""
         none = np.zeros(0, dtype=np.int64)
         record, start, sizes = (np.concatenate([none, *parts]) for parts in (self.record, self.start, self.sizes))
-        lengths = np.concatenate([np.zeros(0, dtype=np.int32), *self.lengths])
+        lengths, source = (
+            np.concatenate([np.zeros(0, dtype=np.int32), *parts]) for parts in (self.lengths, self.source)
+        )
         order = np.lexsort((start, record))
         sequence = np.empty(order.size, dtype=np.int64)
         sequence[order] = np.arange(order.size)
@@ -80,6 +88,7 @@ class _Gathered:
             record=record[order],
             start=start[order],
             lengths=lengths[order],
+            source=source[order],
             hashes={name: np.concatenate(parts)[order] for name, parts in self.hashes.items()},
             sequence=sequence,
             sizes=sizes,
@@ -170,17 +179,36 @@ def content_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
     for name, stated in (("records", m.source["records"]), ("sequences", m.sequences), ("tokens", m.tokens)):
         if counts[name] != stated:
             problems.append(f"{MANIFEST} states {stated:,} {name}, and {counts[name]:,} in its counts")
-    lost = counts["dropped"] + counts["empty_skipped"] + counts["bad_skipped"]
-    present = int(np.count_nonzero(np.diff(record, prepend=-1)))
-    if present + lost != counts["records"]:
-        problems.append(
-            f"{present:,} records are packed and {lost:,} left out, but the source had {counts['records']:,}"
-        )
+    problems += _accounting_problems(content, m)
     special = len(m.tokenizer["prefix"]) + len(m.tokenizer["suffix"]) if m.tokenizer else 0
     ends = start + lengths - (special if m.options["special_tokens"] else 0)
     joined = np.where(np.diff(record, prepend=-1) != 0, 0, np.roll(ends, 1))
     for i in np.flatnonzero(start != joined)[:3]:
         problems.append(f"record {record[i]}: a piece begins at token {start[i]}, the one before ends at {joined[i]}")
+    return problems
+
+
+def _accounting_problems(content: Content, m: Manifest) -> list[str]:
+    """Every record is packed, or counted as something else; of each named source too."""
+    problems: list[str] = []
+    begins = np.diff(content.record, prepend=-1) != 0
+    parts = [("", m.counts, slice(0, content.record.size))]
+    for number, part in enumerate(m.sources):
+        bounds = [part["first_record"], part["first_record"] + part["records"]]
+        here = slice(*np.searchsorted(content.record, bounds).tolist())
+        parts.append((f"of {part['name']!r} ", part, here))
+        if (content.source[here] != number).any():
+            problems.append(f"a sequence of {part['name']!r} has another number than {number} in seq_source")
+    for name, counts, here in parts:
+        present = int(np.count_nonzero(begins[here]))
+        lost = sum(counts[why] for why in LOST)
+        if present + lost != counts["records"]:
+            problems.append(
+                f"{name}{present:,} records are packed and {lost:,} left out, but the source had {counts['records']:,}"
+            )
+    for key in m.counts if m.sources else ():
+        if sum(part[key] for part in m.sources) != m.counts[key]:
+            problems.append(f"{MANIFEST} states {m.counts[key]:,} {key}, and others for its named sources")
     return problems
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from nopad.errors import RecordError
 from nopad.store.lengths import LengthsFile
 from nopad.store.manifest import MANIFEST, POLICIES, Manifest
 from nopad.store.monitor import Monitor
+from nopad.store.verification.chosen import Chosen
 from nopad.store.verification.content import Content, hash_tokens, hash_values
 
 __all__ = ["source_problems"]
@@ -24,8 +25,11 @@ def source_problems(
     """Make the sequences again from their source and compare each one."""
     problems: list[str] = []
     record, start, lengths = content.record, content.start, content.lengths
+    chosen = Chosen(m)
     if isinstance(source, LengthsFile):
-        if not np.array_equal(lengths, source.lengths):
+        given = np.asarray(source.lengths)
+        chosen.add(np.arange(given.size), given)
+        if not np.array_equal(lengths, given[chosen.numbers({"": Counts(records=given.size)})]):
             problems.append("the lengths in the packs are not those of the source")
         return problems
     opened = {name: (m.options.get(name), value) for name, value in source.settings().items()}
@@ -43,14 +47,15 @@ def source_problems(
         return problems
     options = CorpusOptions(capacity=m.capacity, **{name: m.options[name] for name in POLICIES})
     monitor.stage("comparing with the source", source.total_bytes, "bytes")
-    digest, at, size, counts = CHAIN_START, 0, 0, Counts()
+    digest, at, size, parts = CHAIN_START, 0, 0, dict.fromkeys(source.parts, Counts())
     for group in _groups(source, tokenizer, options, problems):
-        counts += group.counts
+        parts[group.blocks[0].part] += group.counts
         for block in group.blocks:
             digest = chain(digest, block)
             size += block.size
             monitor.advance(block.size)
-        batch = group.batch
+        chosen.add(group.batch.record, group.batch.lengths)
+        batch = chosen.present(group.batch, record, at)
         here = slice(at, at + batch.lengths.size)
         pairs: list[tuple[NDArray[Any], NDArray[Any]]] = [
             (record[here], batch.record),
@@ -71,11 +76,30 @@ def source_problems(
         problems.append(
             f"this is not the source that was packed: fingerprint {digest.hex()}, expected {m.source['sha256']}"
         )
-        return problems
-    for name, made in {**counts.to_dict(), "bytes": size}.items():
-        stated = m.source["bytes"] if name == "bytes" else m.counts[name]
-        if stated != made:
-            problems.append(f"{MANIFEST} states {stated:,} {name}, the source gives {made:,}")
+    return problems or _count_problems(content, m, chosen, parts, size)
+
+
+def _count_problems(content: Content, m: Manifest, chosen: Chosen, parts: dict[str, Counts], size: int) -> list[str]:
+    """The manifest's counts, of all and of each named source, and which records were chosen."""
+    problems: list[str] = []
+    if chosen.partly:
+        if not np.array_equal(chosen.records(parts), content.record):
+            return [f"these are not the records that seed {m.seed}, the weights and the share held out choose"]
+        parts = chosen.counts(parts)
+    names = [part["name"] for part in m.sources] if m.sources else [""]
+    if names != list(parts):
+        return [f"packed from the sources {', '.join(names)}, and these are {', '.join(parts)}"]
+    stated: list[tuple[str, Mapping[str, Any], dict[str, int]]] = []
+    total = sum(parts.values(), Counts()).to_dict()
+    stated.append(("", {**m.counts, "bytes": m.source["bytes"]}, {**total, "bytes": size}))
+    for part in m.sources:
+        stated.append((f" of {part['name']!r}", part, parts[part["name"]].to_dict()))
+    for where, says, made in stated:
+        problems += [
+            f"{MANIFEST} states {says[name]:,} {name}{where}, the source gives {made[name]:,}"
+            for name in made
+            if says[name] != made[name]
+        ]
     return problems
 
 

@@ -1,0 +1,51 @@
+"""Several named sources as one: read one after the other, each counted apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from nopad.corpus.source import Block, Source
+from nopad.errors import SourceError
+
+__all__ = ["NAME", "MixtureSource"]
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+class MixtureSource(Source):
+    """Sources by name, in the order of their names in the mapping.
+
+    All are text or all ready-made ids, and the same columns ride along; `open_source` checks it. Names of blocks and
+    files begin with the name of their source, so the fingerprint depends on it. Raises SourceError for a name that is
+    no word of letters, digits, ``_``, ``-`` and ``.``.
+    """
+
+    def __init__(self, sources: Mapping[str, Source]) -> None:
+        for name in sources:
+            if not NAME.fullmatch(name):
+                raise SourceError(f"{name!r} cannot name a source; choose letters, digits, _, - and .")
+        self._sources = dict(sources)
+        self.parts = tuple(sources)
+        self.kind = next((source.kind for source in sources.values() if source.kind), None)
+        sizes = [source.total_bytes for source in sources.values()]
+        self.total_bytes = None if None in sizes else sum(size for size in sizes if size is not None)
+        self.ignored = tuple(f"{name}={file}" for name, source in sources.items() for file in source.ignored)
+        self.carried = next((source.carried for source in sources.values() if source.kind), ())
+        self.left_out = tuple(dict.fromkeys(column for source in sources.values() for column in source.left_out))
+
+    def blocks(self) -> Iterator[Block]:
+        """The blocks of each source in turn."""
+        for name, source in self._sources.items():
+            for block in source.blocks():
+                yield replace(block, name=f"{name}={block.name}", part=name, path=block.path or block.name)
+
+    def inventory(self) -> list[tuple[str, int]]:
+        """(name=file, bytes) of each file, in reading order."""
+        return [(f"{name}={file}", size) for name, source in self._sources.items() for file, size in source.inventory()]
+
+    def settings(self) -> dict[str, Any]:
+        """How they are read, which is alike."""
+        return {name: value for source in self._sources.values() for name, value in source.settings().items()}

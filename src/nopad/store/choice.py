@@ -1,0 +1,185 @@
+"""Which records a dataset is made of, where not of all: a held-out share, and weights of several sources.
+
+Both are pure functions of the seed, the name of a source, and the number of a record in it (`nopad.random`):
+
+* A record is held out when its key is below share x 2^64. Records that are added at the end of a source, and other
+  sources beside it, move none of those that were there before. At least one record is held out.
+* Of what remains, weights are shares of tokens. No record comes twice, so the source that is shortest for its weight is
+  taken whole, and of the others as many records as fit their share, in the order of their keys, at least one each:
+  a smaller weight takes a part of what a larger one takes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.corpus import Counts
+from nopad.errors import OptionError, RecordError
+from nopad.random import STREAM_HELD_OUT, STREAM_MIXTURE, keys
+
+__all__ = ["Choice", "check_shares", "choose"]
+
+TRAIN, VALIDATION, LEFT = 0, 1, 2
+
+
+def check_shares(weights: Mapping[str, float] | None, validation: float, parts: Sequence[str]) -> None:
+    """Refuse weights and shares that mean nothing, before any work.
+
+    Raises:
+        OptionError: a weight for a source that is not there, one missing, one that is not above 0, or a share outside
+            0 to below 1.
+    """
+    if not (isinstance(validation, float | int) and 0 <= validation < 1):
+        raise OptionError(f"the share to hold out is {validation!r}; it must be at least 0 and below 1, such as 0.01")
+    if weights is None:
+        return
+    if parts == ("",):
+        raise OptionError("weights need named sources: NAME=INPUT for each, or a mapping of names to inputs")
+    for name in [*weights, *parts]:
+        if name not in parts:
+            raise OptionError(f"there is a weight for {name!r}, and no such source; there are {', '.join(parts)}")
+        if name not in weights:
+            raise OptionError(f"there is no weight for {name!r}; give each source one, or none any")
+    for name, weight in weights.items():
+        if not (isinstance(weight, float | int) and 0 < weight < float("inf")):
+            raise OptionError(
+                f"the weight of {name!r} is {weight!r}; it must be above 0 (leave a source out otherwise)"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What becomes of each sequence.
+
+    Attributes:
+        fate: TRAIN, VALIDATION or LEFT; int8 ``[n]``, the same for all pieces of a record.
+        part: number of the source that each comes from; int32 ``[n]``.
+    """
+
+    fate: NDArray[np.int8]
+    part: NDArray[np.int32]
+
+    def of(self, split: str | None) -> NDArray[np.int64]:
+        """Return the numbers of a split's sequences, ascending; None: those of "train"."""
+        return np.flatnonzero(self.fate == _fate(split))
+
+    def counts(
+        self, parts: Mapping[str, Counts], record: NDArray[np.int64], lengths: NDArray[np.int32], split: str | None
+    ) -> dict[str, Counts]:
+        """Return what became of the records of each part, seen from one split."""
+        mine = _fate(split)
+        begins = np.diff(record, prepend=-1) != 0
+
+        def there(place: int, fates: Sequence[int]) -> tuple[int, int, int]:
+            chosen = (self.part == place) & np.isin(self.fate, fates)
+            tokens = int(lengths[chosen].sum(dtype=np.int64))
+            return int(np.count_nonzero(chosen)), int(np.count_nonzero(chosen & begins)), tokens
+
+        out = {}
+        for place, (name, counts) in enumerate(parts.items()):
+            sequences, _, tokens = there(place, [mine])
+            _, others, other_tokens = there(place, [TRAIN + VALIDATION - mine])
+            _, left, left_tokens = there(place, [LEFT])
+            out[name] = replace(
+                counts,
+                sequences=sequences,
+                tokens=tokens,
+                other_split=others,
+                other_split_tokens=other_tokens,
+                left_by_weight=left,
+                left_by_weight_tokens=left_tokens,
+            )
+        return out
+
+
+def _fate(split: str | None) -> int:
+    return VALIDATION if split == "validation" else TRAIN
+
+
+def choose(
+    record: NDArray[np.int64],
+    lengths: NDArray[np.int32],
+    records: Mapping[str, int],
+    *,
+    weights: Mapping[str, float] | None,
+    validation: float,
+    seed: int,
+) -> Choice:
+    """Choose for n sequences in source order.
+
+    Args:
+        record: of each, ascending; int64 ``[n]``.
+        lengths: of each, in tokens; ``[n]``.
+        records: how many records each part of the source has, skipped ones included, in reading order.
+        weights: by part; any positive numbers. None: all records are taken.
+        validation: share of records to hold out, from 0 to below 1.
+        seed: of both choices.
+
+    Raises:
+        RecordError: no record is left to train on, or a source with a weight has none.
+
+    >>> record, lengths = np.arange(100), np.full(100, 10, dtype=np.int32)
+    >>> made = choose(record, lengths, {"a": 20, "b": 80}, weights={"a": 1, "b": 1}, validation=0, seed=0)
+    >>> np.bincount(made.part[made.of("train")]).tolist()
+    [20, 20]
+    """
+    names = list(records)
+    bounds = np.concatenate([[0], np.cumsum(list(records.values()))]).astype(np.int64)
+    first = np.flatnonzero(np.diff(record, prepend=-1))  # the first piece of each record
+    here = record[first]
+    part = (np.searchsorted(bounds, here, side="right") - 1).astype(np.int32)
+    tokens = np.add.reduceat(lengths, first, dtype=np.int64) if first.size else first
+    fate = np.zeros(here.size, dtype=np.int8)
+
+    def drawn(stream: int) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.uint64]]]:
+        """Each part, its records among `here`, and their keys."""
+        for place, name in enumerate(names):
+            mine = np.flatnonzero(part == place)
+            named = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+            yield place, mine, keys(here[mine] - bounds[place], seed, stream, named)
+
+    if validation:
+        threshold = np.uint64(int(Fraction(validation) * 2**64))
+        least: list[tuple[int, int]] = []
+        for _, mine, drawn_keys in drawn(STREAM_HELD_OUT):
+            fate[mine[drawn_keys < threshold]] = VALIDATION
+            if mine.size:
+                at = int(drawn_keys.argmin())
+                least.append((int(drawn_keys[at]), int(mine[at])))
+        fate[min(least)[1]] = VALIDATION
+        if (fate == VALIDATION).all():
+            raise RecordError(
+                f"holding out {validation:.3%} of {here.size:,} records leaves none to train on; give more records"
+            )
+    if weights is not None:
+        _weigh(fate, part, tokens, [weights[name] for name in names], names, list(drawn(STREAM_MIXTURE)))
+    pieces = np.diff(first, append=record.size)
+    return Choice(fate=np.repeat(fate, pieces), part=np.repeat(part, pieces))
+
+
+def _weigh(
+    fate: NDArray[np.int8],
+    part: NDArray[np.int32],
+    tokens: NDArray[np.int64],
+    weights: Sequence[float],
+    names: Sequence[str],
+    drawn: Sequence[tuple[int, NDArray[np.int64], NDArray[np.uint64]]],
+) -> None:
+    """Mark the records to train on that are too many for the weights as left."""
+    totals = [int(tokens[(part == place) & (fate == TRAIN)].sum()) for place in range(len(names))]
+    for name, total in zip(names, totals, strict=True):
+        if not total:
+            raise RecordError(f"{name!r} has a weight, and no token to train on; leave it out, or see why it is empty")
+    exact = [Fraction(weight) for weight in weights]
+    scale = min(Fraction(total) / weight for total, weight in zip(totals, exact, strict=True))
+    for place, mine, drawn_keys in drawn:
+        candidates = fate[mine] == TRAIN
+        order = mine[candidates][np.argsort(drawn_keys[candidates], kind="stable")]
+        taken = int(np.searchsorted(np.cumsum(tokens[order]), int(scale * exact[place]), side="right"))
+        fate[order[max(taken, 1) :]] = LEFT

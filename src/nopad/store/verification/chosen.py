@@ -1,0 +1,85 @@
+"""Which sequences of its source a dataset is made of, chosen again to be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.corpus import Counts, SequenceBatch
+from nopad.store.choice import Choice, choose
+from nopad.store.manifest import Manifest
+
+__all__ = ["Chosen"]
+
+
+class Chosen:
+    """Which sequences of the source a dataset is made of: gathered while the source is read, where it is not of all.
+
+    Attributes:
+        partly: there were weights, or a share was held out.
+    """
+
+    def __init__(self, m: Manifest) -> None:
+        self._weights: Mapping[str, float] | None = m.options.get("weights")
+        self._validation: float = m.options.get("validation") or 0
+        self._seed = m.seed
+        self._split = m.options.get("split")
+        self.partly = bool(self._weights or self._validation)
+        self._record: list[NDArray[np.int64]] = []
+        self._lengths: list[NDArray[Any]] = []
+        self._made: tuple[Choice, NDArray[np.int64], NDArray[Any]] | None = None
+
+    def add(self, record: NDArray[np.int64], lengths: NDArray[Any]) -> None:
+        """Remember what the source gives."""
+        if self.partly:
+            self._record.append(record)
+            self._lengths.append(lengths)
+
+    def present(self, batch: SequenceBatch, record: NDArray[np.int64], at: int) -> SequenceBatch:
+        """Return the sequences of a batch whose records are packed; `record` from `at` on are those not seen yet."""
+        if not self.partly or not batch.record.size:
+            return batch
+        until = np.searchsorted(record, batch.record[-1], side="right")
+        return _taken(batch, np.isin(batch.record, record[at:until]))
+
+    def numbers(self, parts: Mapping[str, Counts]) -> NDArray[np.int64] | slice:
+        """Return the numbers of the chosen sequences, or all."""
+        if not self.partly:
+            return slice(None)
+        return self._choice(parts)[0].of(self._split)
+
+    def records(self, parts: Mapping[str, Counts]) -> NDArray[np.int64]:
+        """Return the record of each chosen sequence."""
+        choice, record, _ = self._choice(parts)
+        return record[choice.of(self._split)]
+
+    def counts(self, parts: Mapping[str, Counts]) -> dict[str, Counts]:
+        """Return what became of the records of each part."""
+        choice, record, lengths = self._choice(parts)
+        return choice.counts(parts, record, lengths, self._split)
+
+    def _choice(self, parts: Mapping[str, Counts]) -> tuple[Choice, NDArray[np.int64], NDArray[Any]]:
+        if self._made is None:
+            record, lengths = np.concatenate(self._record), np.concatenate(self._lengths)
+            records = {name: counts.records for name, counts in parts.items()}
+            how: dict[str, Any] = {"weights": self._weights, "validation": self._validation, "seed": self._seed}
+            self._made = choose(record, lengths, records, **how), record, lengths
+        return self._made
+
+
+def _taken(batch: SequenceBatch, mask: NDArray[np.bool_]) -> SequenceBatch:
+    """Return the sequences of a batch where `mask` is set."""
+    import pyarrow as pa
+
+    tokens = np.repeat(mask, batch.lengths)
+    return SequenceBatch(
+        tokens=batch.tokens[tokens],
+        lengths=batch.lengths[mask],
+        record=batch.record[mask],
+        start=batch.start[mask],
+        token_columns={name: column[tokens] for name, column in batch.token_columns.items()},
+        sequence_columns={name: column.filter(pa.array(mask)) for name, column in batch.sequence_columns.items()},
+    )

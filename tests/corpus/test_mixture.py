@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import datasets
+import pytest
+
+from nopad.corpus import CorpusOptions, IterableSource, chain, open_source, sequences
+from nopad.corpus.mixture import MixtureSource
+from nopad.errors import SourceError
+
+
+@pytest.fixture
+def files(tmp_path):
+    for name, lines in (("a", '{"input_ids": [1]}\n{"input_ids": [2, 3]}\n'), ("b", '{"input_ids": [4]}\n')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.jsonl").write_text(lines)
+    return tmp_path
+
+
+def test_sources_in_turn_under_their_names(files):
+    source = open_source({"web": files / "a", "code": [files / "b" / "x.jsonl"]})
+    assert source.parts == ("web", "code")
+    assert source.kind == "ids"
+    assert [(block.part, block.name) for block in source.blocks()] == [("web", "web=x.jsonl"), ("code", "code=x.jsonl")]
+    assert source.inventory() == [("web=x.jsonl", 41), ("code=x.jsonl", 19)]
+    assert source.total_bytes == 60
+    assert source.settings() == open_source(files / "a").settings()
+    first = next(source.blocks())
+    assert first.place(2) == f"{files / 'a' / 'x.jsonl'}, line 2"
+    assert chain(bytes(32), first) != chain(bytes(32), next(open_source(files / "a").blocks()))
+
+
+def test_a_group_is_of_one_source(files):
+    source = open_source({"web": files / "a", "code": files / "b"})
+    groups = list(sequences(source.blocks(), None, CorpusOptions(capacity=8)))
+    assert [(group.blocks[0].part, group.batch.record.tolist()) for group in groups] == [("web", [0, 1]), ("code", [2])]
+
+
+def test_objects_and_files_mix(files):
+    source = open_source({"web": files / "a", "given": datasets.Dataset.from_list([{"input_ids": [9, 9]}])})
+    groups = list(sequences(source.blocks(), None, CorpusOptions(capacity=8)))
+    assert [group.batch.tokens.tolist() for group in groups] == [[1, 2, 3], [9, 9]]
+
+
+def test_what_does_not_fit_together(files):
+    (files / "t.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(SourceError, match="text holds text and ids ready-made ids; pack them in two separate jobs"):
+        open_source({"ids": files / "a", "text": files / "t.jsonl"})
+    (files / "l.jsonl").write_text('{"input_ids": [1], "label": 3}\n')
+    with pytest.raises(SourceError, match="the column 'label' is not alike in all files: no such column in web, int64"):
+        open_source({"web": files / "a", "labelled": files / "l.jsonl"})
+
+
+def test_ignored_files_carry_the_name_of_their_source(files):
+    (files / "a" / "x.pdf").write_text("")
+    assert open_source({"web": files / "a", "code": files / "b"}).ignored == ("web=x.pdf",)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a=b", "ä", "-a"])
+def test_names_are_words(name):
+    with pytest.raises(SourceError, match="cannot name a source; choose letters, digits"):
+        MixtureSource({name: IterableSource([[1]])})
+
+
+def test_mappings_that_are_no_mixture():
+    with pytest.raises(SourceError, match="the mapping of named inputs is empty"):
+        open_source({})
+    splits = datasets.DatasetDict({"train": datasets.Dataset.from_list([{"input_ids": [1]}])})
+    with pytest.raises(SourceError, match=r"this DatasetDict holds several splits \(train\); give one of them"):
+        open_source(splits)

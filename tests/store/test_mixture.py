@@ -1,0 +1,201 @@
+"""Named sources, weights, and a held-out share: two datasets of one job."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import nopad
+from nopad.corpus import IterableSource
+from nopad.corpus.mixture import MixtureSource
+from nopad.errors import FormatError, OptionError, OutputExistsError, RecordError, ResumeError
+from nopad.store import LengthsFile, Manifest, open_packed
+from nopad.store.verification.content import LOST
+
+WEIGHTS = {"a": 3, "b": 1}
+
+
+@pytest.fixture(scope="module")
+def records(make_records):
+    return {"a": make_records(120, high=30), "b": [[], *make_records(60, high=30, seed=1)]}
+
+
+@pytest.fixture(scope="module")
+def source(records):
+    return MixtureSource({name: IterableSource(ids, block_records=10) for name, ids in records.items()})
+
+
+OPTIONS = {"weights": WEIGHTS, "validation": 0.2, "over_long": "split", "seed": 4}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, pack, source):
+    out = tmp_path_factory.mktemp("whole") / "out"
+    pack(source, out, **OPTIONS)
+    return out
+
+
+@pytest.fixture
+def mine(tmp_path, whole):
+    return shutil.copytree(whole, tmp_path / "mine")
+
+
+def test_every_record_is_in_one_of_them_or_counted(whole, source, records, read_back):
+    every = [ids for part in records.values() for ids in part]
+    train, held = (read_back(whole / name) for name in ("train", "validation"))
+    seen = [{number for number, _ in found} for found in (train, held)]
+    assert not seen[0] & seen[1]
+    for (number, start), tokens in {**train, **held}.items():
+        assert tokens == every[number][start : start + 16]
+    for name, here in (("train", seen[0]), ("validation", seen[1])):
+        manifest = Manifest.load(whole / name)
+        assert len(here) + sum(manifest.counts[why] for why in LOST) == len(every)
+        assert manifest.options["split"] == name
+        for key, total in manifest.counts.items():
+            assert sum(part[key] for part in manifest.sources) == total
+    left = Manifest.load(whole / "train").counts["left_by_weight"]
+    assert left == len(every) - 1 - len(seen[0] | seen[1]) > 10
+    assert len(seen[1]) > 10
+
+
+def test_each_source_is_counted_apart(whole, records):
+    manifest = Manifest.load(whole / "train")
+    a, b = manifest.sources
+    assert [(part["name"], part["weight"], part["first_record"]) for part in (a, b)] == [("a", 3, 0), ("b", 1, 120)]
+    assert (a["records"], b["records"], b["empty_skipped"]) == (120, 61, 1)
+    assert a["tokens"] / b["tokens"] == pytest.approx(3, rel=0.1)
+    assert [part["weight"] for part in Manifest.load(whole / "validation").sources] == [None, None]
+    for row in open_packed(whole / "train"):
+        np.testing.assert_array_equal(row["seq_source"], row.seq_index >= 120)
+
+
+def test_proven(whole, source):
+    assert nopad.verify(whole) == []
+    assert nopad.verify(whole, source=source) == []
+    assert nopad.verify(whole / "validation", source=source) == []
+
+
+def test_a_folder_of_two_is_not_one(whole):
+    with pytest.raises(FormatError, match=r"holds two datasets; open .*/train or .*/validation"):
+        open_packed(whole)
+
+
+@pytest.mark.parametrize("index_only", [False, True])
+def test_a_crash_at_every_step_changes_no_byte(tmp_path, small_groups, pack, source, tree, break_at, index_only):
+    class Crash(BaseException):
+        pass
+
+    options = OPTIONS | {"index_only": index_only}
+    steps = break_at(Crash(), at=10**9)
+    pack(source, tmp_path / "whole", **options)
+    break_at.patch.undo()
+    wanted = tree(tmp_path / "whole")
+    assert {name.split("/")[0] for name in wanted} == {"train", "validation"}
+    assert len(steps) > 25
+    for at in range(0, len(steps), 1 if index_only else 3):
+        out = tmp_path / f"at-{at}"
+        break_at(Crash(), at=at)
+        with pytest.raises(Crash):
+            pack(source, out, **options)
+        break_at.patch.undo()
+        pack(source, out, **options)
+        assert tree(out) == wanted, steps[at]
+
+
+def test_the_same_call_again_reuses_both(mine, pack, source, tree):
+    before = tree(mine)
+    made = pack(source, mine, **OPTIONS)
+    assert made == Manifest.load(mine / "train")
+    assert tree(mine) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"weights": {"a": 1, "b": 1}}, "weights was"),
+        ({"weights": None}, "weights was"),
+        ({"validation": 0.3}, "validation was 0.2, now 0.3"),
+        ({"validation": 0}, "already holds something else"),
+    ],
+)
+def test_other_settings_are_refused(mine, pack, source, tree, change, says):
+    before = tree(mine)
+    with pytest.raises(OutputExistsError, match=says):
+        pack(source, mine, **OPTIONS | change)
+    assert tree(mine) == before
+
+
+def test_an_unfinished_job_knows_its_share(tmp_path, pack, source, interrupt):
+    interrupt(source, tmp_path / "out", match="plan.json", **OPTIONS)
+    with pytest.raises(ResumeError, match=r"validation was 0\.2, now none"):
+        pack(source, tmp_path / "out", **OPTIONS | {"validation": 0})
+
+
+def test_nothing_is_left_of_a_job_that_cannot_be(tmp_path, pack):
+    source = MixtureSource({"a": IterableSource([[1], [2]]), "b": IterableSource([[]])})
+    with pytest.raises(RecordError, match="'b' has a weight, and no token to train on"):
+        pack(source, tmp_path / "out", weights={"a": 1, "b": 1})
+    with pytest.raises(OptionError, match="there is no weight for 'b'"):
+        pack(source, tmp_path / "out", weights={"a": 1})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_sources_are_not_those_that_were_packed(whole, records, only):
+    other = {name: IterableSource(ids, block_records=10) for name, ids in reversed(records.items())}
+    assert "not the tokens that this source gives" in nopad.verify(whole / "train", source=MixtureSource(other))[0]
+    renamed = {"x": other["a"], "b": other["b"]}
+    problem = only(nopad.verify(whole / "train", source=MixtureSource(renamed)))
+    assert problem.startswith("this is not the source that was packed: fingerprint")
+
+
+def edit(out, name, change):
+    path = out / name / "nopad.json"
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+def test_another_choice_than_stated_is_found(mine, source, only):
+    edit(mine, "train", lambda m: m["options"].update(validation=0.21))
+    edit(mine, "train", lambda m: m["options"]["weights"].update(a=2))
+    problem = only(nopad.verify(mine / "train", source=source))
+    assert problem == "these are not the records that seed 4, the weights and the share held out choose"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda m: m["sources"][0].update(other_split=0), "of 'a' 92 records are packed and 0 left out"),
+        (lambda m: m["sources"][1].update(first_record=119), "of 'b'"),
+        (lambda m: m["sources"].pop(), "nopad.json states 181 records, and others for its named sources"),
+        (lambda m: m["sources"].reverse(), "has another number than"),
+        (lambda m: m["sources"][0].update(name=3), "is damaged: sources is"),
+    ],
+)
+def test_edited_sources_are_found(mine, change, says):
+    edit(mine, "train", change)
+    assert any(says in problem for problem in nopad.verify(mine)), nopad.verify(mine)
+
+
+def test_a_record_on_both_sides_is_found(tmp_path, mine, pack, source, only):
+    pack(source, tmp_path / "other", **OPTIONS | {"seed": 5})
+    shutil.rmtree(mine / "validation")
+    shutil.copytree(tmp_path / "other" / "validation", mine / "validation")
+    assert "is held out and trained on" in nopad.verify(mine)[0]
+
+
+def test_lengths_alone_are_split_too(tmp_path, pack):
+    np.save(tmp_path / "lengths.npy", np.arange(1, 201, dtype=np.int32) % 16 + 1)
+    lengths = LengthsFile(tmp_path / "lengths.npy")
+    pack(lengths, tmp_path / "out", validation=0.1, index_only=True)
+    assert nopad.verify(tmp_path / "out", source=lengths) == []
+    held = Manifest.load(tmp_path / "out" / "validation")
+    assert held.sequences + Manifest.load(tmp_path / "out" / "train").sequences == 200
+    np.save(tmp_path / "lengths.npy", np.arange(200, dtype=np.int32) % 15 + 1)
+    other = LengthsFile(tmp_path / "lengths.npy")
+    assert "validation: the lengths in the packs are not those of the source" in nopad.verify(
+        tmp_path / "out", source=other
+    )
