@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+from array import array
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
@@ -75,8 +76,10 @@ class Tokenizer:
     def flatten(encodings: Sequence[Any]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """(tokens int32[sum], lengths int64[n]) of encoded texts."""
         lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
-        ids = chain.from_iterable(encoding.ids for encoding in encodings)
-        return np.fromiter(ids, np.int32, int(lengths.sum())), lengths
+        ids = array("i")  # a list at once: faster than np.fromiter, which takes one number after the other
+        for encoding in encodings:
+            ids.fromlist(encoding.ids)
+        return np.asarray(ids, dtype=np.int32), lengths
 
 
 def load_tokenizer(spec: Any = None) -> Tokenizer:
