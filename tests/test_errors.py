@@ -55,5 +55,9 @@ def test_exit_codes():
 
 def test_also_builtin_errors():
     also = {name: error.__bases__[1:] for name, error in CLASSES.items() if error.__bases__[1:]}
-    assert also == {"InputError": (ValueError,), "MissingExtraError": (ImportError,)}
+    assert also == {
+        "InputError": (ValueError,),
+        "MissingExtraError": (ImportError,),
+        "NotPackSafeError": (AttributeError, TypeError),
+    }
     assert issubclass(errors.OptionError, ValueError)

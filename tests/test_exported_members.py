@@ -18,6 +18,7 @@ def test_the_public_names():
         "Histogram",
         "NopadError",
         "PackOptions",
+        "PackedBatch",
         "Packs",
         "Plan",
         "StreamPacker",
@@ -27,8 +28,10 @@ def test_the_public_names():
         "open_source",
         "pack",
         "pack_corpus",
+        "packed",
         "plan",
         "stream_pack",
+        "unpacked",
         "verify",
     ]
     assert nopad.__all__ == sorted(nopad.__all__) == dir(nopad)

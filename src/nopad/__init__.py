@@ -17,7 +17,9 @@ from nopad.packs import Packs
 from nopad.planning import ALGORITHMS, Plan, plan
 
 if TYPE_CHECKING:
+    from nopad.batch import PackedBatch
     from nopad.corpus import CorpusOptions, load_tokenizer, open_source
+    from nopad.model import packed, unpacked
     from nopad.store import PackOptions, open_packed, pack_corpus, verify
     from nopad.streaming import StreamPacker, stream_pack
 
@@ -28,6 +30,7 @@ __all__ = [
     "Histogram",
     "NopadError",
     "PackOptions",
+    "PackedBatch",
     "Packs",
     "Plan",
     "StreamPacker",
@@ -37,13 +40,18 @@ __all__ = [
     "open_source",
     "pack",
     "pack_corpus",
+    "packed",
     "plan",
     "stream_pack",
+    "unpacked",
     "verify",
 ]
 
 # Rooms that need pyarrow or compiled loops are opened on first use, so that `import nopad` stays quick.
 _LAZY = {
+    "PackedBatch": "nopad.batch",
+    "packed": "nopad.model",
+    "unpacked": "nopad.model",
     "CorpusOptions": "nopad.corpus",
     "load_tokenizer": "nopad.corpus",
     "open_source": "nopad.corpus",

@@ -7,7 +7,10 @@ NopadError
 │   ├── FormatError         a file is not what it claims to be: histogram, plan, packs, tokenizer
 │   ├── PlanMismatchError   a plan does not cover exactly these lengths
 │   ├── SourceError         an input path is missing, unreadable, or holds nothing usable
-│   └── RecordError         one record of a corpus is bad: file, line, reason
+│   ├── RecordError         one record of a corpus is bad: file, line, reason
+│   ├── BatchError          a packed batch does not fit the model: device, dtype, positions, labels
+│   └── UnsupportedModelError   sequences of this model cannot be kept apart, or nobody has proven it
+├── NotPackSafeError        a packed batch was given to a model that is not pack-safe   exit 2
 ├── OutputError             where the result should go                             exit 2
 │   ├── OutputExistsError   the folder already holds something else
 │   ├── OutputBusyError     another process is writing there
@@ -24,6 +27,7 @@ Catch `NopadError` for all of them; `InputError` and `OptionError` are also `Val
 from __future__ import annotations
 
 __all__ = [
+    "BatchError",
     "CorruptError",
     "FormatError",
     "InputError",
@@ -31,6 +35,7 @@ __all__ = [
     "LengthError",
     "MissingExtraError",
     "NopadError",
+    "NotPackSafeError",
     "OptionError",
     "OutputBusyError",
     "OutputError",
@@ -40,6 +45,7 @@ __all__ = [
     "ResumeError",
     "SourceError",
     "StorageError",
+    "UnsupportedModelError",
 ]
 
 
@@ -75,6 +81,21 @@ class SourceError(InputError):
 
 class RecordError(InputError):
     """One record of a corpus is bad."""
+
+
+class BatchError(InputError):
+    """A packed batch does not fit the model that it is given to."""
+
+
+class UnsupportedModelError(InputError):
+    """Sequences of this model cannot be kept apart, or nobody has proven that they are."""
+
+
+class NotPackSafeError(NopadError, AttributeError, TypeError):
+    """A packed batch was given to a model that would let its sequences see each other.
+
+    Also an AttributeError, so that a mere `hasattr` of its mask is answered with no.
+    """
 
 
 class OutputError(NopadError):

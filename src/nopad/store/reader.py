@@ -106,6 +106,11 @@ class PackedRow(Mapping[str, NDArray[Any]]):
         """Number of stored columns."""
         return len(self._block.sequences) + len(self._block.tokens)
 
+    @property
+    def column_names(self) -> tuple[list[str], list[str]]:
+        """Names of the stored columns: those with a value a token, and those with one a sequence."""
+        return list(self._block.tokens), list(self._block.sequences)
+
     __eq__ = object.__eq__  # arrays do not compare to one truth
     __hash__ = object.__hash__
 

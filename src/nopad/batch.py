@@ -1,0 +1,317 @@
+"""`PackedBatch`: several sequences in rows or in one stream, and all that a model needs to keep them apart.
+
+Built from sequences, from rows of a packed dataset, or from the features that Hugging Face loops collect; NumPy until
+it is moved to a device, torch from then on. It is a mapping, so ``model(**batch)`` works, and its ``attention_mask`` is
+a guard (`nopad.sentinel`): a model that was not made pack-safe fails at first touch. O(tokens) to build, without a loop
+over tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.errors import BatchError, OptionError
+from nopad.features import Columns, from_features, from_rows
+from nopad.layout import Form, Layout
+from nopad.sentinel import PackedMask, layout_of
+
+if TYPE_CHECKING:
+    from nopad.packs import Packs
+    from nopad.store.reader import PackedRow
+
+__all__ = ["PackedBatch"]
+
+MASK = "attention_mask"
+FLASH_KEYS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+
+
+class PackedBatch(MutableMapping[str, Any]):
+    """S sequences with T tokens in R rows of L slots; all arrays in stream order (row after row).
+
+    As a mapping it holds what `model(**batch)` gets: ``input_ids`` and ``position_ids`` ``[R, L]``, every column that
+    was given (``[R, L]`` where it has a value a token, ``[S]`` where it has one a sequence), and the guard as
+    ``attention_mask``. Values are torch tensors when read as items, whatever they are stored as.
+
+    Attributes:
+        layout: where everything lies (`Layout`).
+        seq_lens, cu_seqlens: lengths, and where sequences begin in the stream without padding; int32 ``[S]``,
+            ``[S + 1]``, on the host.
+        max_seqlen: the longest length.
+        position_ids, sequence_ids: of each slot, see `Layout`.
+
+    >>> batch = PackedBatch.from_sequences([[7, 8, 9], [5], [1, 2]], capacity=4, form="rows")
+    >>> batch.input_ids.tolist(), batch.position_ids.tolist(), batch.sequence_ids.tolist()
+    ([[7, 8, 9, 5], [1, 2, 0, 0]], [[0, 1, 2, 0], [0, 1, 0, 0]], [[1, 1, 1, 2], [3, 3, 0, 0]])
+    >>> [ids.tolist() for ids in batch.unpack(batch.input_ids)]
+    [[7, 8, 9], [5], [1, 2]]
+    """
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        """Take the fields of another batch, perhaps changed; see `from_sequences` for a new one."""
+        mask = fields.get(MASK)
+        if not isinstance(mask, PackedMask):
+            raise BatchError("a PackedBatch is made of the fields of another one; build it with from_sequences")
+        self._fields = dict(fields)
+        self.layout = layout_of(mask)
+
+    @classmethod
+    def from_sequences(
+        cls,
+        sequences: Sequence[Any],
+        *,
+        form: Form = "flat",
+        capacity: int | None = None,
+        depth: int | None = None,
+        packs: Packs | None = None,
+        rows: int | None = None,
+        end_to_end: bool = False,
+        columns: Mapping[str, Any] | None = None,
+        pad_id: int = 0,
+        fill: Mapping[str, Any] | None = None,
+    ) -> PackedBatch:
+        """Build a batch of sequences of ids.
+
+        Args:
+            sequences: ids of each sequence; n lists or integer arrays ``[length]``.
+            form: "flat", one stream without padding, or "rows" of `capacity` slots.
+            capacity: slots a row.
+            depth: most sequences a row; None = unlimited.
+            packs: which sequences share a row, in which order; None: best fit decreasing decides.
+            rows: this many rows, with empty ones at the end; None: as many as it takes.
+            end_to_end: fill every row to its end; a sequence may go on in the next one.
+            columns: further columns by name: n lists of one value a token, or n single values.
+            pad_id: of the padding in ``input_ids``.
+            fill: value of the padding in other per-token columns; default 0, and -100 in those named ``labels``.
+
+        Raises:
+            LengthError: a sequence is empty or above the capacity.
+            OptionError: rows without a capacity, or a column of other lengths.
+        """
+        stacked = Columns.of_sequences(sequences, columns or {})
+        return cls._laid_out(stacked, form, capacity, depth, packs, rows, end_to_end, pad_id, fill)
+
+    @classmethod
+    def from_rows(
+        cls, rows: Sequence[PackedRow], *, form: Form = "rows", capacity: int | None = None, pad_id: int = 0, **how: Any
+    ) -> PackedBatch:
+        """Build a batch of rows of a packed dataset (`nopad.open_packed`), which stay the rows they are.
+
+        `how`: ``fill`` as in `from_sequences`; `capacity` is that of the dataset.
+        """
+        stacked, per_row = from_rows(rows)
+        if form == "flat":
+            layout = Layout.flat(stacked.seq_lens)
+        elif capacity is None:
+            raise OptionError("rows need their width: give capacity=dataset.capacity")
+        else:
+            layout = Layout.rows(stacked.seq_lens, per_row, capacity)
+        return cls._filled(stacked, layout, pad_id, how.get("fill"))
+
+    @classmethod
+    def from_features(cls, features: Sequence[Mapping[str, Any]], **how: Any) -> PackedBatch:
+        """Build a batch of dicts, one a sequence, as Hugging Face datasets give them; `how` as in `from_sequences`.
+
+        Padding is cut off by ``attention_mask``; rows of a packed dataset (with ``seq_lens``) are taken apart.
+        """
+        how = {"form": "flat", "capacity": None, "depth": None, "packs": None, "rows": None, "end_to_end": False} | how
+        stacked = from_features(features)
+        pad_id, fill = how.pop("pad_id", 0), how.pop("fill", None)
+        return cls._laid_out(stacked, **how, pad_id=pad_id, fill=fill)
+
+    @classmethod
+    def _laid_out(
+        cls,
+        stacked: Columns,
+        form: Form,
+        capacity: int | None,
+        depth: int | None,
+        packs: Packs | None,
+        rows: int | None,
+        end_to_end: bool,
+        pad_id: int,
+        fill: Mapping[str, Any] | None,
+    ) -> PackedBatch:
+        if form == "flat":
+            return cls._filled(stacked, Layout.flat(stacked.seq_lens), pad_id, fill)
+        if form != "rows":
+            raise OptionError(f"form is {form!r}; it must be 'rows' or 'flat'")
+        if packs is not None:
+            capacity = packs.capacity
+        if capacity is None:
+            raise OptionError("rows need their width: give a capacity")
+        if end_to_end:
+            return cls._filled(stacked, Layout.end_to_end(stacked.seq_lens, capacity, rows), pad_id, fill)
+        if packs is None:
+            from nopad.assignment import pack
+
+            packs = pack(stacked.seq_lens, capacity, depth=depth, algorithm="bfd", order="source")
+        elif packs.sequences != stacked.seq_lens.size:
+            raise OptionError(f"packs hold {packs.sequences} sequences, and {stacked.seq_lens.size} are given")
+        per_row = np.diff(packs.indptr)
+        if rows is not None:
+            if rows < per_row.size:
+                raise OptionError(f"these sequences take {per_row.size} rows of {capacity}, and {rows} are given")
+            per_row = np.concatenate([per_row, np.zeros(rows - per_row.size, dtype=per_row.dtype)])
+        order = packs.sequence.astype(np.int64)
+        stacked = stacked.take(order)
+        return cls._filled(stacked, Layout.rows(stacked.seq_lens, per_row, capacity, order), pad_id, fill)
+
+    @classmethod
+    def _filled(cls, stacked: Columns, layout: Layout, pad_id: int, fill: Mapping[str, Any] | None) -> PackedBatch:
+        fills = {"input_ids": pad_id, **{n: -100 for n in stacked.tokens if n.endswith("labels")}, **(fill or {})}
+        fields: dict[str, Any] = {
+            name: layout.scatter(column, fills.get(name, 0)) for name, column in stacked.tokens.items()
+        }
+        fields["position_ids"] = layout.position_ids
+        return cls({**fields, **stacked.values, MASK: PackedMask(layout)})
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a field as the model gets it: a torch tensor where it is numbers."""
+        value = self._fields[name]
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            import torch
+
+            value = self._fields[name] = torch.from_numpy(np.ascontiguousarray(value))
+        return value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name == MASK and value is not self._fields[MASK]:
+            raise BatchError("the attention_mask of a packed batch is its layout, and is not set")
+        self._fields[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._fields[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __repr__(self) -> str:
+        at = self.layout
+        return (
+            f"PackedBatch({at.sequences} sequences, {at.tokens} tokens in {at.shape[0]} x {at.shape[1]} slots: "
+            f"{', '.join(name for name in self._fields if name != MASK)})"
+        )
+
+    @property
+    def input_ids(self) -> Any:
+        """Ids ``[R, L]``, as stored: int64 NumPy, or torch."""
+        return self._fields["input_ids"]
+
+    @property
+    def position_ids(self) -> Any:
+        """Position of each token in its sequence, from 0 ``[R, L]``; models that count from elsewhere are served."""
+        return self._fields["position_ids"]
+
+    @property
+    def sequence_ids(self) -> NDArray[np.int32]:
+        """Number of each slot's sequence, from 1, and 0 in padding; int32 ``[R, L]``, on the host."""
+        return self.layout.sequence_ids
+
+    @property
+    def seq_lens(self) -> NDArray[np.int32]:
+        """Lengths in stream order; int32 ``[S]``, on the host."""
+        return self.layout.seq_lens
+
+    @property
+    def cu_seqlens(self) -> NDArray[np.int32]:
+        """Where sequences begin in the stream without padding; int32 ``[S + 1]``, on the host."""
+        return self.layout.cu_seqlens
+
+    @property
+    def max_seqlen(self) -> int:
+        """The longest length."""
+        return self.layout.max_seqlen
+
+    def to(self, device: Any, non_blocking: bool = False) -> PackedBatch:
+        """Return this batch on a torch device; a dtype is none."""
+        return self._mapped(lambda value: value.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> PackedBatch:
+        """Return this batch in page-locked memory."""
+        return self._mapped(lambda value: value.pin_memory())
+
+    def _mapped(self, function: Any) -> PackedBatch:
+        import torch
+
+        return PackedBatch({n: function(self[n]) if isinstance(self[n], torch.Tensor) else self[n] for n in self})
+
+    def unpack(self, values: Any) -> list[Any]:
+        """Split values into one per sequence, in the order in which the sequences were given.
+
+        Args:
+            values: NumPy or torch, ``[R, L, ...]``, one for each slot; or ``[S, ...]``, one for each sequence.
+
+        Raises:
+            BatchError: neither, or no value of a slot that is real.
+        """
+        at = self.layout
+        if values.shape[:2] == at.shape:
+            stream = values.reshape(at.slots, *values.shape[2:])
+            if at.form != "flat":
+                stream = stream[_index_like(stream, at.index)]
+            bounds = at.cu_seqlens.tolist()
+            parts = [stream[begin:end] for begin, end in pairwise(bounds)]
+        elif values.shape[:1] == (at.sequences,):
+            parts = list(values)
+        else:
+            raise BatchError(
+                f"cannot unpack values of shape {tuple(values.shape)}; wanted [{at.shape[0]}, {at.shape[1]}, ...] for "
+                f"tokens, or [{at.sequences}, ...] for sequences"
+            )
+        out: list[Any] = [None] * at.sequences
+        for number, part in zip(at.order.tolist(), parts, strict=True):
+            out[number] = part
+        return out
+
+    def with_decoder(self, targets: Sequence[Any], start_id: int, **how: Any) -> PackedBatch:
+        """Return this batch with targets for an encoder-decoder model, one for each sequence, in the order given.
+
+        The decoder gets each target shifted by one place, with `start_id` first; ``labels`` are the targets. Decoder
+        sequences are packed by themselves: flat, or in rows by `how` as in `from_sequences`. With the backend `mask` a
+        sequence and its target must be in the same row.
+
+        Raises:
+            BatchError: another number of targets than of sequences.
+        """
+        if len(targets) != self.layout.sequences:
+            raise BatchError(f"{len(targets)} targets for {self.layout.sequences} sequences; one for each is wanted")
+        arrays = [np.asarray(target) for target in targets]
+        shifted = [np.concatenate([[start_id], target[:-1]]) for target in arrays]
+        decoder = PackedBatch.from_sequences(shifted, columns={"labels": arrays}, **how)
+        added = {"decoder_input_ids": decoder["input_ids"], "labels": decoder["labels"]}
+        return PackedBatch({**self._fields, **added, "decoder_attention_mask": decoder._fields[MASK]})
+
+    def as_flash_kwargs(self) -> dict[str, Any]:
+        """Return the arguments with which transformers' own flash attention keeps sequences apart, and no mask.
+
+        Only for the flat form, and only for models on flash attention: others take these arguments in silence and let
+        sequences see each other.
+
+        Raises:
+            BatchError: the batch is in rows.
+        """
+        if self.layout.form != "flat":
+            raise BatchError("transformers' flash attention takes one stream; build the batch with form='flat'")
+        import torch
+
+        device = self["input_ids"].device
+        ends = torch.from_numpy(self.cu_seqlens).to(device)
+        fields = {name: self[name] for name in self if name != MASK}
+        return {**fields, **dict(zip(FLASH_KEYS, (ends, ends, self.max_seqlen, self.max_seqlen), strict=True))}
+
+
+def _index_like(stream: Any, index: NDArray[np.int64]) -> Any:
+    """An index of the same library, on the same device."""
+    if isinstance(stream, np.ndarray):
+        return index
+    import torch
+
+    return torch.from_numpy(index).to(stream.device)

@@ -1,0 +1,201 @@
+"""What batches are built of, in columns: sequences, rows of a packed dataset, or dicts -> one flat array a column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.errors import BatchError, LengthError
+from nopad.layout import checked
+
+if TYPE_CHECKING:
+    from nopad.store.reader import PackedRow
+
+__all__ = ["Columns", "from_features", "from_rows"]
+
+LENGTHS = ("seq_lens", "seq_lengths")  # of a row of a packed dataset, as nopad or TRL calls them
+OWN = (*LENGTHS, "seq_index", "seq_start", "seq_source")  # what nopad wrote beside the content
+MASK = "attention_mask"
+DERIVED = ("position_ids",)  # made again
+
+
+@dataclass(frozen=True)
+class Columns:
+    """n sequences.
+
+    Attributes:
+        seq_lens: int32 ``[n]``.
+        tokens: one value a token, end to end, by name; ``input_ids`` among them, int64.
+        values: one value a sequence, by name; ``[n]``; strings as an object array.
+    """
+
+    seq_lens: NDArray[np.int32]
+    tokens: Mapping[str, NDArray[Any]]
+    values: Mapping[str, NDArray[Any]]
+
+    @classmethod
+    def of_sequences(cls, sequences: Sequence[Any], columns: Mapping[str, Any]) -> Columns:
+        """Lay sequences, and columns with a list or a value for each, end to end.
+
+        Raises:
+            LengthError: a sequence without a token.
+            BatchError: a column has another number of lists or values, or a list of another length.
+        """
+        ids, lens = _flat([_array(sequence, "input_ids", n) for n, sequence in enumerate(sequences)])
+        if ids.size and ids.dtype.kind not in "iu":
+            raise BatchError(f"input_ids must be integers, got {ids.dtype}")
+        seq_lens = checked(lens)
+        tokens: dict[str, NDArray[Any]] = {"input_ids": ids.astype(np.int64)}
+        values: dict[str, NDArray[Any]] = {}
+        for name, given in columns.items():
+            if len(given) != len(sequences):
+                raise BatchError(f"column {name!r} has {len(given)} entries for {len(sequences)} sequences")
+            if len(given) and _is_list(given[0]):
+                flat, other = _flat([_array(entry, name, n) for n, entry in enumerate(given)])
+                if not np.array_equal(other, lens):
+                    at = int((other != lens).argmax())
+                    raise BatchError(
+                        f"column {name!r} has {other[at]} values for the {lens[at]} tokens of sequence {at}"
+                    )
+                tokens[name] = _wide(flat)
+            else:
+                for n, entry in enumerate(given):
+                    if _is_list(entry):
+                        raise BatchError(f"column {name!r} has one value for sequence 0 and a list for sequence {n}")
+                values[name] = _values(given)
+        return cls(seq_lens, tokens, values)
+
+    def take(self, order: NDArray[np.int64]) -> Columns:
+        """Return the sequences of these numbers, in this order."""
+        begins = np.cumsum(self.seq_lens, dtype=np.int64) - self.seq_lens
+        lens = self.seq_lens[order]
+        inside = np.arange(int(lens.sum())) - np.repeat(np.cumsum(lens, dtype=np.int64) - lens, lens)
+        index = np.repeat(begins[order], lens) + inside
+        return Columns(
+            lens,
+            {name: column[index] for name, column in self.tokens.items()},
+            {name: column[order] for name, column in self.values.items()},
+        )
+
+
+def from_features(features: Sequence[Mapping[str, Any]]) -> Columns:
+    """Put dicts into columns: one a sequence, or one a row of a packed dataset.
+
+    Lists are per token, single values per sequence. ``attention_mask`` cuts padding off; ``position_ids`` is left out.
+
+    Raises:
+        BatchError: dicts with other keys than the first, without ``input_ids``, a mask with a hole, other lengths.
+    """
+    if not features:
+        raise BatchError("a batch needs at least one sequence, and there is none")
+    names = list(features[0])
+    if "input_ids" not in names:
+        raise BatchError(f"a feature needs input_ids; this one has {', '.join(names) or 'nothing'}")
+    for n, feature in enumerate(features):
+        if feature.keys() != features[0].keys():
+            odd = ", ".join(sorted(feature.keys() ^ features[0].keys()))
+            raise BatchError(f"features 0 and {n} do not have the same keys: {odd}")
+    for name in LENGTHS:
+        if name in names:
+            return _packed_features(features, name)
+    kept = [name for name in names if name not in (MASK, *DERIVED)]
+    given = {name: [feature[name] for feature in features] for name in kept}
+    if MASK in names:
+        spans = [_span(feature[MASK], n) for n, feature in enumerate(features)]
+        for name, entries in given.items():
+            if _is_list(entries[0]):
+                _check_widths(name, entries, features)
+                given[name] = [entry[begin:end] for entry, (begin, end) in zip(entries, spans, strict=True)]
+    return Columns.of_sequences(given.pop("input_ids"), given)
+
+
+def _check_widths(name: str, entries: Sequence[Any], features: Sequence[Mapping[str, Any]]) -> None:
+    for n, (entry, feature) in enumerate(zip(entries, features, strict=True)):
+        if len(entry) != len(feature[MASK]):
+            raise BatchError(f"{name!r} has {len(entry)} values for the {len(feature[MASK])} of {MASK} in feature {n}")
+
+
+def _packed_features(features: Sequence[Mapping[str, Any]], lengths: str) -> Columns:
+    """Take the rows of a packed dataset apart."""
+    rows = [{name: np.asarray(value) for name, value in feature.items()} for feature in features]
+    lens = checked(np.concatenate([row[lengths] for row in rows]))
+    tokens, values = {}, {}
+    for name in rows[0]:
+        if name in (lengths, MASK, *DERIVED):
+            continue
+        per_token = all(row[name].size == row["input_ids"].size for row in rows)
+        per_sequence = all(row[name].size == row[lengths].size for row in rows)
+        column = np.concatenate([row[name] for row in rows])
+        if name != "input_ids" and per_sequence and (name in OWN or not per_token):
+            values[name] = column
+        elif per_token:
+            tokens[name] = _wide(column)
+        else:
+            raise BatchError(f"column {name!r} has neither one value a token nor one a sequence")
+    return Columns(lens, tokens, {name: value for name, value in values.items() if name not in OWN})
+
+
+def from_rows(rows: Sequence[PackedRow]) -> tuple[Columns, NDArray[np.int64]]:
+    """Put rows of a packed dataset into columns; the second result is how many sequences each row has.
+
+    Raises:
+        BatchError: no row, or rows without tokens (of an index-only dataset).
+    """
+    if not rows:
+        raise BatchError("a batch needs at least one row, and there is none")
+    per_token, per_sequence = rows[0].column_names
+    if "input_ids" not in per_token:
+        raise BatchError("these rows hold no tokens (an index-only dataset); take the tokens from their source")
+    return (
+        Columns(
+            np.concatenate([row.seq_lens for row in rows]),
+            {name: _wide(np.concatenate([row[name] for row in rows])) for name in per_token},
+            {name: np.concatenate([row[name] for row in rows]) for name in per_sequence if name not in OWN},
+        ),
+        np.array([row.seq_lens.size for row in rows], dtype=np.int64),
+    )
+
+
+def _is_list(entry: Any) -> bool:
+    return not isinstance(entry, str | bytes) and hasattr(entry, "__len__") and getattr(entry, "ndim", 1) > 0
+
+
+def _array(entry: Any, name: str, n: int) -> NDArray[Any]:
+    array = np.asarray(entry.cpu() if hasattr(entry, "cpu") else entry)
+    if array.ndim != 1:
+        raise BatchError(f"{name} of sequence {n} has {array.ndim} dimensions; one is wanted, a value a token")
+    if not array.size and name == "input_ids":
+        raise LengthError(f"sequence {n} has no token; leave empty ones out")
+    return array
+
+
+def _flat(arrays: list[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    if not arrays:
+        raise BatchError("a batch needs at least one sequence, and there is none")
+    return np.concatenate(arrays), np.fromiter(map(len, arrays), np.int64, len(arrays))
+
+
+def _values(given: Sequence[Any]) -> NDArray[Any]:
+    entries = [entry.item() if hasattr(entry, "item") else entry for entry in given]
+    strings = any(isinstance(entry, str) for entry in entries)
+    return np.array(entries, dtype=object) if strings else _wide(np.asarray(entries))
+
+
+def _wide(column: NDArray[Any]) -> NDArray[Any]:
+    """Integers as int64, which embeddings and losses want; all else as it is."""
+    return column.astype(np.int64) if column.dtype.kind in "iu" else column
+
+
+def _span(mask: Any, n: int) -> tuple[int, int]:
+    """Where the ones of a mask begin and end."""
+    ones = np.flatnonzero(np.asarray(mask.cpu() if hasattr(mask, "cpu") else mask))
+    if not ones.size:
+        raise LengthError(f"feature {n} has no real token: its {MASK} is all 0; leave it out")
+    begin, end = int(ones[0]), int(ones[-1]) + 1
+    if end - begin != ones.size:
+        raise BatchError(f"the {MASK} of feature {n} has a hole; a sequence is one run of tokens")
+    return begin, end

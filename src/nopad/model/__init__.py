@@ -1,0 +1,13 @@
+"""Unmodified transformers models on packed batches: each sequence gets the result it would get alone."""
+
+from nopad.errors import MissingExtraError
+
+try:
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
+except ImportError as error:
+    raise MissingExtraError(f"running models needs {error.name}: pip install 'nopad[torch]'") from error
+
+from nopad.model.safety import is_packed, packed, unpacked
+
+__all__ = ["is_packed", "packed", "unpacked"]

@@ -1,0 +1,31 @@
+"""Attention that keeps sequences apart: one way a file, all with the same signature.
+
+Each takes queries, keys and values as transformers hands them out, ``[R, H, L, D]`` (keys and values may have fewer
+heads), and returns ``[R, L, H, D]``. A new way: a new file, and a line in `BACKENDS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from nopad.model.backends.core import Heads
+from nopad.model.backends.flex import flex
+from nopad.model.backends.mask import mask
+from nopad.model.backends.repack import repack
+from nopad.model.backends.segments import segments
+from nopad.model.backends.varlen import varlen
+from nopad.model.placement import Cross, Placement
+
+__all__ = ["BACKENDS", "Backend"]
+
+Backend = Callable[[Tensor, Tensor, Tensor, "Placement | Cross", Heads], Tensor]
+
+BACKENDS: dict[str, Backend] = {
+    "flex": flex,
+    "mask": mask,
+    "repack": repack,
+    "segments": segments,
+    "varlen": varlen,
+}

@@ -1,0 +1,86 @@
+"""What every backend shares: how a layer attends (`Heads`), and attention of one block under a mask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from nopad.errors import BatchError
+
+__all__ = ["Heads", "allowed", "attend"]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How a layer attends.
+
+    Attributes:
+        scaling: of the scores; None: 1 / sqrt(D).
+        causal: a token sees itself and what is before it.
+        window: a token sees those nearer than this many places; None: all.
+        dropout: of the weights, a probability.
+        bias: added to the scores, ``[1, H, L, L]``, a function of the distance alone (T5); or None.
+        softcap: scores are squashed to at most this (Gemma 2); None: not.
+    """
+
+    scaling: float | None = None
+    causal: bool = False
+    window: int | None = None
+    dropout: float = 0.0
+    bias: Tensor | None = None
+    softcap: float | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether every token sees every other one of its sequence."""
+        return not self.causal and self.window is None
+
+
+def allowed(queries: Any, keys: Any, heads: Heads) -> Tensor | None:
+    """Which of these key positions each query position sees; bool ``[Q, K]``; None: all."""
+    if heads.plain:
+        return None
+    distance = queries[:, None] - keys[None, :]
+    seen = distance >= 0 if heads.causal else torch.ones_like(distance, dtype=torch.bool)
+    return seen if heads.window is None else seen & (distance.abs() < heads.window)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, heads: Heads) -> Tensor:
+    """Attention ``[B, H, Q, D]`` under a bool mask that broadcasts to ``[B, H, Q, K]``; None: everything is seen.
+
+    `heads` gives scale, dropout, bias and softcap; causality and window are in `keep`.
+    """
+    groups = query.shape[1] // key.shape[1]
+    if heads.softcap is not None:
+        return _capped(query, _repeated(key, groups), _repeated(value, groups), keep, heads)
+    mask = keep
+    if heads.bias is not None:
+        if heads.bias.shape[-1] < max(query.shape[2], key.shape[2]):
+            raise BatchError(
+                f"a sequence of {max(query.shape[2], key.shape[2])} tokens crosses rows of {heads.bias.shape[-1]}, and "
+                "this model's position bias is only as wide as a row; give wider rows"
+            )
+        bias = heads.bias[..., : query.shape[2], : key.shape[2]].to(query.dtype)
+        mask = bias if keep is None else bias.masked_fill(~keep, torch.finfo(query.dtype).min)
+    if groups > 1:
+        key, value = _repeated(key, groups), _repeated(value, groups)
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=heads.dropout, scale=heads.scaling)
+
+
+def _repeated(states: Tensor, groups: int) -> Tensor:
+    return states if groups == 1 else states.repeat_interleave(groups, dim=1)
+
+
+def _capped(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, heads: Heads) -> Tensor:
+    """The same with squashed scores, which SDPA does not know."""
+    assert heads.softcap is not None
+    scaling = query.shape[-1] ** -0.5 if heads.scaling is None else heads.scaling
+    scores = torch.tanh(query @ key.transpose(-1, -2) * (scaling / heads.softcap)) * heads.softcap
+    if keep is not None:
+        scores = scores.masked_fill(~keep, torch.finfo(scores.dtype).min)
+    weights = torch.nn.functional.dropout(torch.softmax(scores, dim=-1), heads.dropout)
+    return weights @ value

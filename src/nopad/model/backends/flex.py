@@ -1,0 +1,66 @@
+"""FlexAttention under a block mask of sequence numbers: compiled, skips blocks of other sequences.
+
+For GPUs, and for inference on CPUs (PyTorch has no backward pass for it there). The first call of a shape compiles.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nopad.errors import BatchError
+from nopad.model.backends.core import Heads
+from nopad.model.placement import Cross, Placement
+
+__all__ = ["flex"]
+
+
+def flex(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
+    """Attention ``[R, L, H, D]``."""
+    if isinstance(placed, Cross) or placed.layout.crossing:
+        raise BatchError("FlexAttention here knows neither cross attention nor rows filled end to end; use 'segments'")
+    if heads.bias is not None or heads.dropout:
+        raise BatchError("FlexAttention here knows neither position biases nor dropout; use 'segments' or 'mask'")
+    if query.device.type == "cpu" and torch.is_grad_enabled() and query.requires_grad:
+        raise BatchError("FlexAttention has no backward pass on a CPU; use backend='segments', or torch.no_grad()")
+    blocks = placed.keep(("flex", heads.causal, heads.window), lambda: _blocks(placed.ids, heads))
+    cap = heads.softcap or 1.0
+
+    def squash(score: Tensor, b: Any, h: Any, q: Any, k: Any) -> Tensor:
+        return cap * torch.tanh(score / cap)
+
+    out: Tensor = _compiled()(
+        query,
+        key,
+        value,
+        score_mod=None if heads.softcap is None else squash,
+        block_mask=blocks,
+        scale=heads.scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return out.transpose(1, 2)
+
+
+@cache
+def _compiled() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def _blocks(ids: Tensor, heads: Heads) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def seen(b: Any, h: Any, q: Any, k: Any) -> Any:
+        keep = ids[b, q] == ids[b, k]
+        if heads.causal:
+            keep = keep & (q >= k)
+        if heads.window is not None:
+            keep = keep & ((q - k).abs() < heads.window)
+        return keep
+
+    rows, width = ids.shape
+    return create_block_mask(seen, rows, None, width, width, device=str(ids.device))

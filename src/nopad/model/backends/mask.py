@@ -1,0 +1,56 @@
+"""A dense block-diagonal mask over whole rows: the papers' method. Static shapes, any accelerator.
+
+Cost O(R L^2), whatever the sequences: on a CPU 5 to 9 times that of `segments`. Source: Krell et al., section 3.2.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nopad.errors import BatchError
+from nopad.model.backends.core import Heads, allowed, attend
+from nopad.model.placement import Cross, Placement
+
+__all__ = ["block_mask", "mask"]
+
+
+def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
+    """Attention ``[R, L, H, D]`` of whole rows under one mask a batch."""
+    if isinstance(placed, Cross):
+        keep = placed.queries.keep("cross mask", lambda: _cross_mask(placed))
+    else:
+        _refuse_crossing(placed)
+        keep = placed.keep(("mask", heads.causal, heads.window), lambda: block_mask(placed.ids, heads))
+    return attend(query, key, value, keep, heads).transpose(1, 2)
+
+
+def block_mask(ids: Tensor, heads: Heads) -> Tensor:
+    """Which slots see each other; bool ``[R, 1, L, L]``. Padding sees padding, so no row of scores is empty."""
+    keep = ids[:, :, None] == ids[:, None, :]
+    places = torch.arange(ids.shape[1], device=ids.device)
+    seen = allowed(places, places, heads)
+    return (keep if seen is None else keep & seen)[:, None]
+
+
+def _cross_mask(cross: Cross) -> Tensor:
+    queries, keys = cross.queries, cross.keys
+    _refuse_crossing(queries)
+    _refuse_crossing(keys)
+    renamed = torch.zeros(queries.layout.sequences + 1, dtype=torch.int32, device=queries.ids.device)
+    renamed[1:] = torch.tensor(cross.pairs, device=renamed.device) + 1
+    keep = renamed[queries.ids.long()][:, :, None] == keys.ids[:, None, :]
+    if keep.shape[0] != keys.ids.shape[0] or not bool(((keep.any(-1)) | (queries.ids == 0)).all()):
+        raise BatchError(
+            "a sequence and its target are not in the same row; pack both with the same rows, or use form='flat'"
+        )
+    keep |= (~keep.any(-1))[:, :, None]  # padding sees all, so that no row of scores is empty
+    return keep[:, None]
+
+
+def _refuse_crossing(placed: Placement) -> None:
+    if placed.layout.crossing:
+        raise BatchError(
+            "sequences go on in the next row here, which a mask over rows cannot follow; use backend='repack' "
+            "or 'segments'"
+        )

@@ -1,0 +1,49 @@
+"""Unpack to one sequence a row, attend, pack again: PopRT's pair around attention, for rows filled end to end.
+
+Cost O(S longest^2) in one SDPA: worth it where rows must stay rows for the linear layers, a sequence may cross from one
+row into the next, and calls are dear.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from nopad.model.backends.core import Heads, allowed, attend
+from nopad.model.placement import Cross, Placement
+
+__all__ = ["padded_mask", "repack"]
+
+
+def repack(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
+    """Attention ``[R, L, H, D]``; padding gets 0."""
+    queries, keys = (placed.queries, placed.keys) if isinstance(placed, Cross) else (placed, placed)
+    q = _unpacked(query, queries)
+    k, v = _unpacked(key, keys), _unpacked(value, keys)
+    if isinstance(placed, Cross):
+        pairs = torch.tensor(placed.pairs, device=q.device)
+        k, v = k[pairs], v[pairs]
+        keep = padded_mask(keys)[pairs]
+    else:
+        keep = placed.keep(("padded mask", heads.causal, heads.window), lambda: padded_mask(keys, heads))
+    out = attend(q, k, v, keep, replace(heads, causal=False, window=None))
+    return queries.rows(queries.from_padded(out.transpose(1, 2)))
+
+
+def padded_mask(placed: Placement, heads: Heads | None = None) -> Tensor:
+    """Which slots of ``[S, longest]`` see which; bool ``[S, 1, 1 or longest, longest]``."""
+    places = torch.arange(placed.layout.max_seqlen, device=placed.ids.device)
+    keep = (places < placed.lens[:, None])[:, None, None, :]
+    seen = None if heads is None else allowed(places, places, heads)
+    if seen is None:
+        return keep
+    keep = keep & seen
+    # Slots behind a sequence may see nothing within a window: they see themselves, so that no row of scores is empty.
+    return keep | torch.eye(places.numel(), dtype=torch.bool, device=keep.device)
+
+
+def _unpacked(states: Tensor, placed: Placement) -> Tensor:
+    """``[R, H, L, D]`` to ``[S, H, longest, D]``."""
+    return placed.to_padded(placed.stream(states.transpose(1, 2))).transpose(1, 2)

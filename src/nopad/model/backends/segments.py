@@ -1,0 +1,58 @@
+"""One SDPA for each sequence: nothing is computed for padding or across sequences.
+
+Cost O(sum of l^2), and a call for each sequence and layer (about 15 microseconds). The fastest on a CPU; on a GPU the
+calls cost more than they save. A sequence never touches another one's values, not even NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from nopad.model.backends.core import Heads, allowed, attend
+from nopad.model.placement import Cross, Placement
+
+__all__ = ["segments"]
+
+
+def segments(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
+    """Attention ``[R, L, H, D]``; padding gets 0."""
+    queries, keys, pairs = _sides(placed)
+    q, k, v = _stream(query, queries), _stream(key, keys), _stream(value, keys)
+    full = replace(heads, causal=False, window=None)
+    out = []
+    for at, (begin, end) in enumerate(zip(queries.bounds, queries.bounds[1:], strict=False)):
+        there = pairs[at]
+        first, last = keys.bounds[there], keys.bounds[there + 1]
+        keep = _keep(placed, end - begin, q.device, heads) if not heads.plain else None
+        part = attend(q[:, :, begin:end], k[:, :, first:last], v[:, :, first:last], keep, full)
+        out.append(part)
+    return queries.rows(torch.cat(out, dim=2)[0].transpose(0, 1)) if out else query.transpose(1, 2)
+
+
+def _sides(placed: Placement | Cross) -> tuple[Placement, Placement, range | list[int]]:
+    if isinstance(placed, Cross):
+        return placed.queries, placed.keys, placed.pairs
+    return placed, placed, range(placed.layout.sequences)
+
+
+def _stream(states: Tensor, placed: Placement) -> Tensor:
+    """``[R, H, L, D]`` to ``[1, H, T, D]``."""
+    if placed.index is None:
+        return states
+    return placed.stream(states.transpose(1, 2)).transpose(0, 1)[None]
+
+
+def _keep(placed: Placement | Cross, length: int, device: torch.device, heads: Heads) -> Tensor | None:
+    """What a sequence of this length sees of itself."""
+    if isinstance(placed, Cross) or length == 1:
+        return None
+
+    def make() -> Tensor | None:
+        places = torch.arange(length, device=device)
+        return allowed(places, places, heads)
+
+    kept: Tensor | None = placed.keep(("seen", length, heads.causal, heads.window), make)
+    return kept

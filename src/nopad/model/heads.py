@@ -1,0 +1,252 @@
+"""Results per sequence from the model's own heads: each is handed its sequence's states, where it would take a row's.
+
+Heads that speak per token (masked and causal language models, token classification) keep the layout of the batch:
+`PackedBatch.unpack` splits it. Heads that pool give ``[S, ...]``. Question answering gives ``[S, longest]``, and what
+is behind a sequence's end is minus infinity, so no other sequence's token can be an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from nopad.errors import BatchError, UnsupportedModelError
+from nopad.model.calls import Call
+from nopad.model.families import Family
+
+if TYPE_CHECKING:
+    from nopad.model.placement import Placement
+
+__all__ = ["Head", "head_of", "pooled"]
+
+IGNORED = -100
+
+
+class Head:
+    """What a model does with its states. This one leaves them as they are: base models, and heads per token."""
+
+    per_token: tuple[str, ...] = ("labels",)
+    per_sequence: tuple[str, ...] = ("next_sentence_label",)
+
+    def __init__(self, model: Any, family: Family) -> None:
+        self.model, self.family = model, family
+
+    def install(self, state: Any) -> list[Any]:
+        """Hook what pools; `state` knows the call under way."""
+        handles = []
+        if self.family.pooler is not None:
+            for name, module in self.model.named_modules():
+                if name.rpartition(".")[2] == self.family.pooler[0]:
+                    handles += self._feed(state, module, self.family.pooler[1])
+        return handles
+
+    def enter(self, call: Call, named: dict[str, Any]) -> None:
+        """Check labels, and take those away that the model itself would get wrong."""
+        target = call.target or call.placed
+        for name in self.per_token:
+            _check_shape(named, name, [target.layout.shape])
+        for name in self.per_sequence:
+            _check_shape(named, name, [(call.placed.layout.sequences,)])
+
+    def leave(self, call: Call, output: Any) -> Any:
+        """Put the output right."""
+        return output
+
+    def _feed(self, state: Any, module: nn.Module, dims: int) -> list[Any]:
+        """Hand a module each sequence's pooled states: ``[S, 1, H]`` (3) or ``[S, H]`` (2)."""
+
+        def before(_: nn.Module, args: Any) -> Any:
+            call = state.call
+            if call is None:
+                return None
+            states = call.seen["hidden"] if dims == 2 else args[0]
+            found = pooled(states, call.placed, self.pooling())
+            return (found if dims == 2 else found[:, None], *args[1:])
+
+        handles = [module.register_forward_pre_hook(before)]
+        if dims == 2:
+            base = getattr(self.model, self.model.base_model_prefix, self.model)
+            inner = getattr(base, "encoder", base) if module is getattr(base, "pooler", None) else base
+            handles.append(inner.register_forward_hook(_keeper(state)))
+        return handles
+
+    def pooling(self) -> str:
+        """From which tokens a sequence's result is read."""
+        if self.family.pooled == "config":
+            return str(self.model.config.classifier_pooling).replace("cls", "first")
+        return self.family.pooled
+
+
+class _Classifier(Head):
+    """One result a sequence, from pooled states."""
+
+    per_token = ()
+
+    def install(self, state: Any) -> list[Any]:
+        handles = super().install(state)
+        if self.family.head is not None:
+            name, dims = self.family.head
+            handles += self._feed(state, getattr(self.model, name), dims)
+        return handles
+
+    def enter(self, call: Call, named: dict[str, Any]) -> None:
+        s, n = call.placed.layout.sequences, self.model.config.num_labels
+        _check_shape(named, "labels", [(s,), (s, n)] if n > 1 else [(s,), (s, 1)])
+
+
+class _LastToken(Head):
+    """One result a sequence, of a decoder that scores every token and then takes a row's last: take each sequence's."""
+
+    per_token = ()
+
+    def install(self, state: Any) -> list[Any]:
+        def after(_: nn.Module, args: Any, output: Tensor) -> None:
+            if state.call is not None:
+                state.call.seen["logits"] = output
+
+        assert self.family.head is not None
+        return [getattr(self.model, self.family.head[0]).register_forward_hook(after)]
+
+    def enter(self, call: Call, named: dict[str, Any]) -> None:
+        s, n = call.placed.layout.sequences, self.model.config.num_labels
+        _check_shape(named, "labels", [(s,), (s, n)] if n > 1 else [(s,), (s, 1)])
+        call.labels = {"labels": named.pop("labels", None)}
+        if self.model.config.get_text_config().pad_token_id is None and call.placed.layout.shape[0] > 1:
+            raise BatchError(
+                "this model classifies several rows only with config.pad_token_id set; set it, or use flat"
+            )
+
+    def leave(self, call: Call, output: Any) -> Any:
+        from transformers.loss.loss_utils import ForSequenceClassificationLoss
+
+        logits = pooled(call.seen["logits"], call.placed, "last")
+        output["logits"] = logits
+        labels = call.labels["labels"]
+        if labels is not None:
+            _settle_problem(self.model, labels)
+            output["loss"] = ForSequenceClassificationLoss(labels, logits, self.model.config)
+        return _in_order(output)
+
+
+class _Causal(Head):
+    """A causal language model: no sequence is to predict the first token of the next one."""
+
+    def enter(self, call: Call, named: dict[str, Any]) -> None:
+        super().enter(call, named)
+        labels = named.get("labels")
+        if labels is not None and call.target is None:
+            named["labels"] = labels.reshape(-1).index_fill(0, call.placed.first, IGNORED).reshape(labels.shape)
+
+
+class _Answers(Head):
+    """Question answering: where an answer begins and ends in each sequence."""
+
+    per_token = ()
+    per_sequence = ("start_positions", "end_positions")
+
+    def enter(self, call: Call, named: dict[str, Any]) -> None:
+        super().enter(call, named)
+        call.labels = {name: named.pop(name, None) for name in self.per_sequence}
+
+    def leave(self, call: Call, output: Any) -> Any:
+        placed = call.placed
+        losses = []
+        for side in ("start", "end"):
+            name = f"{side}_logits"
+            output[name] = placed.to_padded(placed.stream(output[name]), fill=-torch.inf)
+            wanted = call.labels[f"{side}_positions"]
+            if wanted is not None:
+                # A position beyond the sequence is no answer, as in transformers; there is nothing to learn from it.
+                inside = wanted.clamp(min=0)
+                inside = inside.masked_fill(inside >= placed.lens, IGNORED)
+                losses.append(cross_entropy(output[name], inside, ignore_index=IGNORED))
+        if len(losses) == 2:
+            output["loss"] = (losses[0] + losses[1]) / 2
+        return _in_order(output)
+
+
+HEADS: dict[str, Callable[[Any, Family], Head]] = {
+    "ForSequenceClassification": _Classifier,
+    "ForTokenClassification": Head,
+    "ForQuestionAnswering": _Answers,
+    "ForMaskedLM": Head,
+    "ForPreTraining": Head,
+    "ForNextSentencePrediction": _Classifier,
+    "ForCausalLM": _Causal,
+    "LMHeadModel": _Causal,
+    "ForConditionalGeneration": Head,
+    "EncoderModel": Head,
+    "Model": Head,
+}
+
+
+def head_of(model: Any, family: Family) -> Head:
+    """Return what is done with a model's results, by the name of its class.
+
+    Raises:
+        UnsupportedModelError: nothing is known of this head.
+    """
+    name = type(model).__name__
+    kind = next((kind for kind in HEADS if name.endswith(kind)), None)
+    if kind is None:
+        raise UnsupportedModelError(
+            f"{name} has a head of which nothing is known; known are {', '.join(HEADS)}: use the base model, and pool "
+            "its states with nopad.model.heads.pooled"
+        )
+    if kind == "ForSequenceClassification" and family.head == ("score", 0):
+        return _LastToken(model, family)
+    return HEADS[kind](model, family)
+
+
+def pooled(states: Tensor, placed: Placement, how: str) -> Tensor:
+    """Pool ``[R, L, ...]`` to ``[S, ...]``: the "first" or "last" token of each sequence, or the "mean" of all.
+
+    Raises:
+        BatchError: another way.
+    """
+    flat = states.reshape(-1, *states.shape[2:])
+    if how == "first":
+        return flat[placed.first]
+    if how == "last":
+        return flat[placed.last]
+    if how == "mean":
+        stream = placed.stream(states)
+        lens = placed.lens
+        number = torch.repeat_interleave(torch.arange(lens.numel(), device=lens.device), lens)
+        total = stream.new_zeros(lens.numel(), *stream.shape[1:]).index_add(0, number, stream)
+        return total / lens.reshape(-1, *[1] * (total.dim() - 1)).to(total.dtype)
+    raise BatchError(f"unknown pooling {how!r}; it is 'first', 'last' or 'mean'")
+
+
+def _keeper(state: Any) -> Any:
+    def keep(_: nn.Module, args: Any, output: Any) -> None:
+        if state.call is not None:
+            state.call.seen["hidden"] = output[0]
+
+    return keep
+
+
+def _check_shape(named: dict[str, Any], name: str, wanted: list[tuple[int, ...]]) -> None:
+    value = named.get(name)
+    if value is not None and tuple(value.shape) not in wanted:
+        raise BatchError(
+            f"{name} have the shape {list(value.shape)}; wanted {' or '.join(str(list(shape)) for shape in wanted)}"
+        )
+
+
+def _settle_problem(model: Any, labels: Tensor) -> None:
+    """Say what kind of problem it is, as transformers does when the user has not."""
+    if model.config.problem_type is None:
+        many = "single_label_classification" if not labels.is_floating_point() else "multi_label_classification"
+        model.config.problem_type = "regression" if model.config.num_labels == 1 else many
+
+
+def _in_order(output: Any) -> Any:
+    """Put a loss that came last to the front, where tuples have it."""
+    if "loss" not in output or output["loss"] is None:
+        return output
+    return type(output)(**{"loss": output["loss"], **{k: v for k, v in output.items() if k != "loss"}})

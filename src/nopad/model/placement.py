@@ -1,0 +1,141 @@
+"""A batch's layout on a torch device, and the tensors by which it travels through a model.
+
+A model hands its attention mask on unchanged when it has four dimensions. So the mask that it gets is the sequence
+numbers, ``[R, 1, 1, L]`` integers, and on that tensor hangs the `Placement`, for the backends that want lengths on the
+host. Nothing else has to know; recomputation (gradient checkpointing) hands on the same tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from nopad.layout import Layout
+from nopad.sentinel import PackedMask, layout_of
+
+__all__ = ["ATTRIBUTE", "Cross", "Placement", "carried_by", "place"]
+
+ATTRIBUTE = "nopad_placement"
+
+
+class Placement:
+    """A layout on a device.
+
+    Attributes:
+        layout: S sequences, T tokens, R rows of L slots.
+        ids: number of each slot's sequence, from 1, and 0 in padding; int32 ``[R, L]``.
+        index: place of each token in the rows end to end; int64 ``[T]``; None for the flat form.
+        bounds: where sequences begin and end in the stream; S + 1 integers on the host.
+        backend: name of the attention backend.
+    """
+
+    def __init__(self, layout: Layout, device: Any, backend: str) -> None:
+        self.layout = layout
+        self.backend = backend
+        self.ids = torch.from_numpy(layout.sequence_ids).to(device)
+        self.index = None if layout.form == "flat" else torch.from_numpy(layout.index).to(device)
+        self.bounds: list[int] = layout.cu_seqlens.tolist()
+        self._kept: dict[Any, Any] = {}
+
+    def keep(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return what was made under this key, making it once."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    @property
+    def first(self) -> Tensor:
+        """Place of each sequence's first token in the rows end to end; int64 ``[S]``."""
+        return self._tensor("first", lambda at: at.index[at.cu_seqlens[:-1]])
+
+    @property
+    def last(self) -> Tensor:
+        """Place of each sequence's last token in the rows end to end; int64 ``[S]``."""
+        return self._tensor("last", lambda at: at.index[at.cu_seqlens[1:] - 1])
+
+    @property
+    def lens(self) -> Tensor:
+        """Tokens of each sequence; int64 ``[S]``."""
+        return self._tensor("lens", lambda at: at.seq_lens.astype("int64"))
+
+    @property
+    def cu_seqlens(self) -> Tensor:
+        """Where sequences begin in the stream; int32 ``[S + 1]``."""
+        return self._tensor("cu", lambda at: at.cu_seqlens)
+
+    @property
+    def padded_index(self) -> Tensor:
+        """Place of each token in ``[S, longest]`` end to end; int64 ``[T]``, in stream order."""
+
+        def make() -> Tensor:
+            starts = torch.arange(self.layout.sequences, device=self.ids.device) * self.layout.max_seqlen
+            inside = torch.arange(self.layout.tokens, device=self.ids.device)
+            begins = self.cu_seqlens[:-1].long()
+            return inside + torch.repeat_interleave(starts - begins, self.lens)
+
+        return cast(Tensor, self.keep("padded", make))
+
+    def stream(self, rows: Tensor) -> Tensor:
+        """``[R, L, ...]`` to ``[T, ...]``: the real tokens in stream order."""
+        flat = rows.reshape(-1, *rows.shape[2:])
+        return flat if self.index is None else flat[self.index]
+
+    def rows(self, stream: Tensor) -> Tensor:
+        """``[T, ...]`` to ``[R, L, ...]``, with 0 in padding; the inverse of `stream`."""
+        shape = (*self.layout.shape, *stream.shape[1:])
+        if self.index is None:
+            return stream.reshape(shape)
+        empty = stream.new_zeros(self.layout.slots, *stream.shape[1:])
+        return empty.index_copy(0, self.index, stream).reshape(shape)
+
+    def to_padded(self, stream: Tensor, fill: float = 0) -> Tensor:
+        """``[T, ...]`` to ``[S, longest, ...]``: each sequence from slot 0 on, `fill` behind it."""
+        shape = (self.layout.sequences, self.layout.max_seqlen, *stream.shape[1:])
+        empty = stream.new_full((shape[0] * shape[1], *stream.shape[1:]), fill)
+        return empty.index_copy(0, self.padded_index, stream).reshape(shape)
+
+    def from_padded(self, padded: Tensor) -> Tensor:
+        """``[S, longest, ...]`` to ``[T, ...]``; the inverse of `to_padded`."""
+        return padded.reshape(-1, *padded.shape[2:])[self.padded_index]
+
+    def mask(self) -> Tensor:
+        """Return what a model gets as its attention mask; ``[R, 1, 1, L]``, int32, with this placement on it."""
+        carrier = self.ids[:, None, None, :]
+        setattr(carrier, ATTRIBUTE, self)
+        return carrier
+
+    def _tensor(self, name: str, made: Callable[[Layout], Any]) -> Tensor:
+        return cast(Tensor, self.keep(name, lambda: torch.from_numpy(made(self.layout)).to(self.ids.device)))
+
+
+class Cross:
+    """Attention from the sequences of one placement to those of the same number in another one."""
+
+    def __init__(self, queries: Placement, keys: Placement) -> None:
+        self.queries, self.keys = queries, keys
+        self.backend = queries.backend
+        of_keys = {int(number): place for place, number in enumerate(keys.layout.order)}
+        self.pairs = [of_keys[int(number)] for number in queries.layout.order]
+
+    def mask(self) -> Tensor:
+        """Return what a decoder gets as its encoder's attention mask; ``[R, 1, 1, L]``, int32."""
+        carrier = self.keys.ids[:, None, None, :].clone()
+        setattr(carrier, ATTRIBUTE, self)
+        return carrier
+
+
+def carried_by(mask: Tensor | None) -> Placement | Cross | None:
+    """Return what hangs on a mask, if anything does."""
+    return getattr(mask, ATTRIBUTE, None)
+
+
+def place(mask: PackedMask, device: Any, backend: str) -> Placement:
+    """Put the layout behind a batch's mask on a device, once."""
+    known: dict[Any, Placement] = mask._on_device
+    key = (str(device), backend)
+    if key not in known:
+        known[key] = Placement(layout_of(mask), device, backend)
+    return known[key]

@@ -1,0 +1,372 @@
+"""`packed`: make a transformers model pack-safe, and `unpacked`: undo it. Registries and hooks; no copy of model code.
+
+The model stays the object it was, with the same parameters and `state_dict`; called with anything but a `PackedBatch`
+it does what it did. Called with one, every sequence gets what it would get alone:
+
+* the outermost hook takes the guard off the batch, checks that batch and model fit, and puts positions right;
+* where the base model (or its encoder) begins, the mask becomes one that carries the layout to each layer's attention;
+* where a head pools, it is handed each sequence's states instead of each row's (`nopad.model.heads`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from threading import local
+from typing import Any
+
+import torch
+from torch import nn
+
+from nopad.errors import BatchError, OptionError, UnsupportedModelError
+from nopad.model import attention
+from nopad.model.backends import BACKENDS
+from nopad.model.calls import Call, bound, parameters
+from nopad.model.encoders import encoder_mask, hook_encoder
+from nopad.model.families import Family, family_of
+from nopad.model.heads import Head, head_of
+from nopad.model.placement import Cross, Placement, place
+from nopad.sentinel import PackedMask, layout_of
+
+__all__ = ["is_packed", "packed", "unpacked"]
+
+log = logging.getLogger("nopad")
+STATE = "_nopad_state"
+
+
+def packed(model: Any, *, backend: str = "auto") -> Any:
+    """Make a model pack-safe; the same object comes back.
+
+    Args:
+        model: a transformers model, bare or with a head, also inside PEFT.
+        backend: how sequences are kept apart in attention: one of `BACKENDS`, or "auto": `segments` on a CPU, the
+            varlen kernel on a GPU in half precision where the batch is flat, else `mask`.
+
+    Raises:
+        UnsupportedModelError: sequences of this model cannot be kept apart, or nothing is known of it.
+        OptionError: there is no such backend, or the model is pack-safe already.
+
+    >>> import nopad, torch
+    >>> from transformers import BertConfig, BertModel
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> model = nopad.packed(BertModel(BertConfig(**sizes)).eval())
+    >>> batch = nopad.PackedBatch.from_sequences([[101, 7, 102], [101, 102]])
+    >>> states = batch.unpack(model(**batch).last_hidden_state)
+    >>> alone = model(torch.tensor([[101, 7, 102]])).last_hidden_state
+    >>> torch.allclose(states[0], alone[0], atol=1e-6)
+    True
+    """
+    if backend != "auto" and backend not in BACKENDS:
+        raise OptionError(f"unknown backend {backend!r}; there are auto, {', '.join(BACKENDS)}")
+    inner = bare(model)
+    if hasattr(inner, STATE):
+        raise OptionError(f"this {type(inner).__name__} is pack-safe already; nopad.unpacked(model) undoes it")
+    family = family_of(inner.config)
+    state = _State(inner, family, backend, head_of(inner, family))
+    state.install()
+    object.__setattr__(inner, STATE, state)
+    return model
+
+
+def unpacked(model: Any) -> Any:
+    """Undo `packed`; the same object comes back, as it was.
+
+    Raises:
+        OptionError: the model is not pack-safe.
+    """
+    inner = bare(model)
+    state = getattr(inner, STATE, None)
+    if state is None:
+        raise OptionError(f"this {type(inner).__name__} is not pack-safe; there is nothing to undo")
+    state.remove()
+    object.__delattr__(inner, STATE)
+    return model
+
+
+def is_packed(model: Any) -> bool:
+    """Whether `packed` made this model pack-safe."""
+    return hasattr(bare(model), STATE)
+
+
+def bare(model: Any) -> Any:
+    """Return the transformers model inside wrappers of PEFT, DDP and torch.compile."""
+    seen = model
+    while True:
+        if hasattr(seen, "get_base_model"):
+            seen = seen.get_base_model()
+        elif hasattr(seen, "_orig_mod"):
+            seen = seen._orig_mod
+        elif isinstance(seen, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            seen = seen.module
+        else:
+            break
+    if not isinstance(seen, nn.Module) or not hasattr(seen, "config"):
+        raise OptionError(f"{type(model).__name__} is no transformers model; give one, bare or wrapped by PEFT")
+    return seen
+
+
+class _Calls(local):
+    """The packed calls under way in this thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[Call | None] = []
+
+
+@dataclass
+class _State:
+    """What makes one model pack-safe."""
+
+    model: Any
+    family: Family
+    backend: str
+    head: Head
+    before: str = ""
+    handles: list[Any] = field(default_factory=list)
+    calls: _Calls = field(default_factory=_Calls)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "calls": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({**state, "calls": _Calls()})
+
+    @property
+    def call(self) -> Call | None:
+        """The packed call under way; None in an ordinary one."""
+        return self.calls.stack[-1] if self.calls.stack else None
+
+    def install(self) -> None:
+        """Register the attention and all hooks."""
+        attention.register()
+        model = self.model
+        if self.family.route == "interface":
+            self.before = model.config._attn_implementation
+            model.set_attn_implementation(attention.NAME)
+            if model.config._attn_implementation != attention.NAME:
+                raise OptionError(f"{type(model).__name__} does not take a registered attention")
+        self._before(model, self._enter)
+        self.handles.append(model.register_forward_hook(self._leave, with_kwargs=True, always_call=True))
+        for name, module in self._entries():
+            self._before(module, _Swap(self, name))
+        if self.family.route == "encoder mask":
+            self.handles += hook_encoder(model, self.family)
+        for module in _position_modules(model):
+            self._before(module, self._hide_positions)
+            self.handles.append(module.register_forward_hook(self._put_positions))
+        self.handles += self.head.install(self)
+
+    def remove(self) -> None:
+        """Take all of it off again."""
+        for handle in self.handles:
+            handle.remove()
+        if self.before:
+            self.model.set_attn_implementation(self.before)
+
+    def _before(self, module: nn.Module, hook: Callable[..., Any]) -> None:
+        self.handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+
+    def _entries(self) -> list[tuple[str, nn.Module]]:
+        """The modules at which the mask is swapped."""
+        model = self.model
+        if self.family.encoder_decoder:
+            found = [(name, _part(model, name)) for name in ("encoder", "decoder")]
+            return [(name, module) for name, module in found if module is not None]
+        base = getattr(model, model.base_model_prefix, model)
+        return [("encoder", getattr(base, self.family.mask_at) if self.family.mask_at else base)]
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Open a packed call: check that batch and model fit, and turn the batch into the model's own arguments."""
+        named = bound(module, args, kwargs)
+        guard = named.get("attention_mask")
+        if not isinstance(guard, PackedMask):
+            self.calls.stack.append(None)
+            return None
+        try:
+            call = Call(place(guard, _device(module), self._choice(guard, module)), self._target(named, module))
+            self._check(named, call, module)
+            self._fit(named, call)
+            self.head.enter(call, named)
+        except BaseException:
+            self.calls.stack.append(None)  # the leaving hook takes it off
+            raise
+        self.calls.stack.append(call)
+        call.token = attention.begin()
+        return (), named
+
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        """Close the call, and give what it returned one entry a sequence where it has one a row."""
+        call = self.calls.stack.pop() if self.calls.stack else None
+        if call is None:
+            return None
+        attended = attention.end(call.token)
+        if output is None:  # it raised
+            return None
+        if not attended and not torch.compiler.is_compiling():
+            raise UnsupportedModelError(
+                f"no layer of {type(module).__name__} asked nopad's attention: its sequences saw each other; report "
+                "this model, please"
+            )
+        output = self.head.leave(call, output)
+        return output.to_tuple() if call.as_tuple else output
+
+    def _choice(self, guard: PackedMask, module: nn.Module) -> str:
+        """Choose the backend by device and form, and say it once."""
+        if self.backend != "auto":
+            return self.backend
+        device, dtype, layout = _device(module), next(module.parameters()).dtype, layout_of(guard)
+        if device.type == "cpu":
+            chosen = "segments"
+        elif layout.form == "flat" and device.type == "cuda" and dtype in (torch.float16, torch.bfloat16):
+            chosen = "varlen"
+        else:
+            chosen = "repack" if layout.crossing else "mask"
+        _say_once(f"{type(module).__name__} on {device.type}: attention backend {chosen!r} for {layout.form} batches")
+        return chosen
+
+    def _target(self, named: Mapping[str, Any], module: nn.Module) -> Placement | None:
+        guard = named.get("decoder_attention_mask")
+        if not isinstance(guard, PackedMask):
+            if self.family.encoder_decoder and _part(module, "decoder") is not None:
+                raise BatchError("this model has a decoder: build the batch with batch.with_decoder(targets, start_id)")
+            return None
+        return place(guard, _device(module), self._choice(guard, module))
+
+    def _check(self, named: Mapping[str, Any], call: Call, module: Any) -> None:
+        """Refuse a batch that does not fit."""
+        ids = named.get("input_ids")
+        if ids is None:
+            ids = named.get("inputs_embeds")
+        layout, device = call.placed.layout, _device(module)
+        if ids is None or tuple(ids.shape[:2]) != layout.shape:
+            got = "none" if ids is None else tuple(ids.shape)
+            raise BatchError(f"input_ids have the shape {got}; the batch is laid out in {layout.shape}")
+        if ids.device != device:
+            raise BatchError(f"the batch is on {ids.device} and the model on {device}; use batch.to({str(device)!r})")
+        if ids.is_floating_point() and ids.dtype != next(module.parameters()).dtype:
+            wanted = next(module.parameters()).dtype
+            raise BatchError(f"inputs_embeds are {ids.dtype} and the model is {wanted}; convert one of them")
+        if not layout.tokens:
+            raise BatchError("the batch has no token at all; leave it out")
+        limit = _positions(module.config, self.family)
+        if limit is not None and layout.max_seqlen > limit:
+            at = int(layout.order[layout.seq_lens.argmax()])
+            raise BatchError(
+                f"sequence {at} has {layout.max_seqlen} tokens, and {type(module).__name__} has {limit} positions; "
+                "truncate it or split it"
+            )
+        rescales = getattr(module.config, "token_dropout", False) and ids is named.get("input_ids")
+        if rescales and bool((ids == module.config.mask_token_id).any()):
+            raise BatchError(
+                "this model rescales embeddings by the share of masked tokens in a row (token_dropout), which is not "
+                "that of a sequence; set config.token_dropout = False, or run sequences with <mask> alone"
+            )
+
+    def _fit(self, named: dict[str, Any], call: Call) -> None:
+        """Turn what the batch holds into what the model takes."""
+        takes = parameters(type(self.model).forward)
+        placed = call.placed
+        named["attention_mask"] = (placed.ids != 0).to(torch.long)
+        if call.target is not None:
+            named["decoder_attention_mask"] = (call.target.ids != 0).to(torch.long)
+        positions = named.pop("position_ids", None)
+        if "position_ids" in takes and positions is not None:
+            offset = self.family.offset(self.model.config)
+            named["position_ids"] = positions if not offset else positions + offset * (placed.ids != 0)
+        if "use_cache" in takes:
+            named["use_cache"] = False
+        call.as_tuple = named.get("return_dict") is False
+        if "return_dict" in named:
+            named["return_dict"] = True
+        for name in [name for name in named if name not in takes and _is_extra(named[name])]:
+            del named[name]  # a column of the batch that is no argument of this model
+
+    def _hide_positions(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Keep such a stack from counting along the whole row, beyond its table."""
+        if self.call is None:
+            return None
+        return args, {**kwargs, "position_ids": torch.zeros(1, dtype=torch.long, device=module.weight.device)}
+
+    def _put_positions(self, module: Any, args: Any, output: Any) -> Any:
+        """Look learned positions up again where a stack counts them itself (BART)."""
+        call = self.call
+        if call is None:
+            return None
+        side = call.placed if call.inside == "encoder" or call.target is None else call.target
+        positions = torch.from_numpy(side.layout.position_ids).to(side.ids.device)
+        return nn.functional.embedding(positions + module.offset, module.weight)
+
+
+@dataclass
+class _Swap:
+    """A hook that puts the mask in that carries the layout."""
+
+    state: _State
+    name: str
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        call = self.state.call
+        if call is None:
+            return None
+        named = bound(module, args, kwargs)
+        call.inside = self.name
+        if self.state.family.route == "encoder mask":
+            named["attention_mask"] = encoder_mask(call.placed, self.state.family, named["hidden_states"].dtype)
+            return (), named
+        if self.name == "decoder":
+            assert call.target is not None
+            named["attention_mask"] = call.target.mask()
+            named["encoder_attention_mask"] = Cross(call.target, call.placed).mask()
+        else:
+            named["attention_mask"] = call.placed.mask()
+        return (), named
+
+
+def _part(model: Any, name: str) -> Any:
+    """The encoder or decoder of a model that has both."""
+    for holder in (model, getattr(model, "model", None), getattr(model, "transformer", None)):
+        found = getattr(holder, name, None)
+        if isinstance(found, nn.Module):
+            return found
+    return None
+
+
+def _position_modules(model: nn.Module) -> list[nn.Module]:
+    """Learned positions that a stack looks up without being told which (BART)."""
+    return [m for m in model.modules() if type(m).__name__ == "BartLearnedPositionalEmbedding"]
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device
+
+
+def _positions(config: Any, family: Family) -> int | None:
+    """How long a sequence may be; None: as long as one likes."""
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    if limit is None or getattr(config, "model_type", "") in ("t5", "deberta-v2", "deberta"):
+        return None
+    return int(limit) - family.offset(config)
+
+
+def _is_extra(value: Any) -> bool:
+    return not isinstance(value, bool | int | float | str) and value is not None
+
+
+@lru_cache(maxsize=64)
+def _say_once(message: str) -> None:
+    log.info(message)
+
+
+@contextmanager
+def as_packed(model: Any, **how: Any) -> Any:
+    """Make a model pack-safe for a while, unless it is already."""
+    was = is_packed(model)
+    if not was:
+        packed(model, **how)
+    try:
+        yield model
+    finally:
+        if not was:
+            unpacked(model)

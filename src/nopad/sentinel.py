@@ -1,0 +1,73 @@
+"""What stands for ``attention_mask`` in a packed batch: only nopad's attention understands it.
+
+A model that would ignore where sequences end must not get an answer. Stock models take unknown arguments in silence, so
+the mask itself is the guard: whatever touches it is told what is wrong and how to mend it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from nopad.errors import NotPackSafeError
+from nopad.layout import Layout
+
+__all__ = ["PackedMask", "layout_of"]
+
+_SAYS = (
+    "this batch is packed, and {what} on its attention_mask would let sequences see each other: the model is not "
+    "pack-safe. Make it so with nopad.packed(model), or pass **batch.as_flash_kwargs() to a model on flash attention"
+)
+
+
+class PackedMask:
+    """The layout of a packed batch, behind a mask that cannot be used by accident.
+
+    >>> import numpy as np
+    >>> mask = PackedMask(Layout.flat(np.array([2, 1])))
+    >>> mask[:, None]
+    Traceback (most recent call last):
+    nopad.errors.NotPackSafeError: this batch is packed, and indexing on its attention_mask would let ...
+    """
+
+    __slots__ = ("_layout", "_on_device")
+
+    def __init__(self, layout: Layout) -> None:
+        object.__setattr__(self, "_layout", layout)
+        object.__setattr__(self, "_on_device", {})  # what nopad.model derives, by device
+
+    def __repr__(self) -> str:
+        layout = layout_of(self)
+        return f"PackedMask({layout.sequences} sequences in {layout.shape[0]} x {layout.shape[1]})"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise NotPackSafeError(_SAYS.format(what=f".{name}"))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PackedMask, (self._layout,)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        raise NotPackSafeError(_SAYS.format(what=getattr(function, "__name__", "an operation")))
+
+
+def _refuse(name: str) -> Any:
+    what = {"__getitem__": "indexing"}.get(name, name.strip("_"))
+
+    def refuse(self: PackedMask, *_: Any) -> NoReturn:
+        raise NotPackSafeError(_SAYS.format(what=what))
+
+    return refuse
+
+
+_TOUCHES = """
+    abs add and array bool contains float ge getitem gt index int invert iter le len lt matmul mul neg or pow
+    radd rand rmatmul rmul ror rsub rtruediv rxor setitem sub truediv xor
+"""
+for _name in _TOUCHES.split():
+    setattr(PackedMask, f"__{_name}__", _refuse(f"__{_name}__"))
+
+
+def layout_of(mask: PackedMask) -> Layout:
+    """The layout behind a mask; for nopad's own attention."""
+    layout: Layout = object.__getattribute__(mask, "_layout")
+    return layout
