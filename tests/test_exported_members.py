@@ -23,6 +23,7 @@ def test_the_public_names():
         "Plan",
         "StreamPacker",
         "assign",
+        "audit",
         "load_tokenizer",
         "open_packed",
         "open_source",

@@ -17,6 +17,7 @@ from nopad.packs import Packs
 from nopad.planning import ALGORITHMS, Plan, plan
 
 if TYPE_CHECKING:
+    from nopad.auditing import audit
     from nopad.batch import PackedBatch
     from nopad.corpus import CorpusOptions, load_tokenizer, open_source
     from nopad.model import packed, unpacked
@@ -35,6 +36,7 @@ __all__ = [
     "Plan",
     "StreamPacker",
     "assign",
+    "audit",
     "load_tokenizer",
     "open_packed",
     "open_source",
@@ -49,6 +51,7 @@ __all__ = [
 
 # Rooms that need pyarrow or compiled loops are opened on first use, so that `import nopad` stays quick.
 _LAZY = {
+    "audit": "nopad.auditing",
     "PackedBatch": "nopad.batch",
     "packed": "nopad.model",
     "unpacked": "nopad.model",

@@ -1,0 +1,101 @@
+"""What an audit feeds a model: sequences that fill packs in different ways, and where they end up in a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nopad.batch import PackedBatch
+from nopad.errors import BatchError, OptionError
+
+__all__ = ["Places", "draw", "find", "lengths_for"]
+
+
+def lengths_for(capacity: int, longest: int) -> list[int]:
+    """Lengths that fill packs of `capacity` to the end and not, at depths 1 and more, with one of a single token.
+
+    >>> lengths_for(64, 512)
+    [64, 1, 38, 19, 6, 31]
+    """
+    wanted = [capacity, 1, capacity * 3 // 5, capacity * 3 // 10, capacity // 10, capacity // 2 - 1]
+    return [min(max(length, 1), longest) for length in wanted]
+
+
+def draw(lengths: Sequence[int], vocabulary: int, avoid: Sequence[int], seed: int) -> list[list[int]]:
+    """Draw token ids for sequences of these lengths; no token of `avoid`.
+
+    Raises:
+        OptionError: a vocabulary too small to draw from.
+    """
+    allowed = np.setdiff1d(np.arange(vocabulary), np.asarray([token for token in avoid if token is not None]))
+    if allowed.size < 2:
+        raise OptionError(f"a vocabulary of {vocabulary} leaves no tokens to draw")
+    rng = np.random.default_rng(seed)
+    return [rng.choice(allowed, length).tolist() for length in lengths]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where each sequence lies in a batch: in the rows laid end to end, ``[length]`` for each.
+
+    Attributes:
+        shape: (R, L) of the batch.
+        of: places of each sequence's tokens, in the order in which the sequences were given.
+        batch: the packed batch itself where it is ours, which also knows values per sequence.
+    """
+
+    shape: tuple[int, int]
+    of: list[NDArray[np.int64]]
+    batch: PackedBatch | None = None
+
+    def split(self, values: Tensor) -> list[Tensor] | None:
+        """Split ``[R, L, ...]``, or ``[S, ...]``, into one value for each sequence; None for any other shape."""
+        if values.dim() >= 2 and tuple(values.shape[:2]) == self.shape:
+            flat = values.reshape(-1, *values.shape[2:])
+            return [flat[torch.from_numpy(places).to(flat.device)] for places in self.of]
+        if self.batch is not None and values.shape[:1] == (len(self.of),):
+            found: list[Tensor] = self.batch.unpack(values)
+            return found
+        return None
+
+
+def find(batch: Mapping[str, Any], sequences: Sequence[Sequence[int]]) -> Places:
+    """Find where the sequences lie in a batch of any collator, by their tokens.
+
+    Raises:
+        BatchError: one is not there whole, so there is nothing to compare.
+    """
+    ids = batch["input_ids"]
+    shape = (int(ids.shape[0]), int(ids.shape[1]))
+    if isinstance(batch, PackedBatch):
+        at = batch.layout
+        bounds = at.cu_seqlens.tolist()
+        places: list[Any] = [None] * at.sequences
+        for number, (begin, end) in zip(at.order.tolist(), pairwise(bounds), strict=True):
+            places[number] = at.index[begin:end]
+        return Places(shape, places, batch)
+    flat = np.asarray(ids.cpu()).reshape(-1)
+    free = np.ones(flat.size, dtype=bool)
+    found: list[Any] = [None] * len(sequences)
+    for number in sorted(range(len(sequences)), key=lambda n: -len(sequences[n])):
+        wanted = np.asarray(sequences[number])
+        windows = np.lib.stride_tricks.sliding_window_view(flat, wanted.size) if wanted.size <= flat.size else flat[:0]
+        for start in np.flatnonzero((windows == wanted).all(-1)) if len(windows) else ():
+            here = slice(int(start), int(start) + wanted.size)
+            if free[here].all() and start // shape[1] == (start + wanted.size - 1) // shape[1]:
+                free[here] = False
+                found[number] = np.arange(start, start + wanted.size)
+                break
+        if found[number] is None:
+            raise BatchError(
+                f"sequence {number} of {wanted.size} tokens is not whole in the collator's batch of {shape[0]} x "
+                f"{shape[1]}: it was cut, dropped or changed"
+            )
+    return Places(shape, found)

@@ -1,0 +1,67 @@
+"""What an audit found: checks with their numbers, and what they add up to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+__all__ = ["Check", "Verdict"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing that was measured.
+
+    Attributes:
+        name: what.
+        passed: whether it is as it must be.
+        value: what was measured.
+        limit: the most it may be.
+        detail: in words.
+    """
+
+    name: str
+    passed: bool
+    value: float
+    limit: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The result of `audit`.
+
+    Attributes:
+        isolated: every check passed.
+        max_abs_diff: largest difference of an output, packed against alone, in float64.
+        first_difference: name of the first module whose output differs; None when none does.
+        model: class of the model.
+        how: what kept, or did not keep, sequences apart.
+        checks: all that was measured.
+        notes: what is good to know.
+    """
+
+    isolated: bool
+    max_abs_diff: float
+    first_difference: str | None
+    model: str
+    how: str
+    checks: Sequence[Check]
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    def to_json(self) -> str:
+        """Return all of it as JSON."""
+        return json.dumps(asdict(self), indent=1)
+
+    def __str__(self) -> str:
+        head = f"{self.model}, {self.how}: " + ("isolated" if self.isolated else "CONTAMINATED")
+        if self.first_difference:
+            head += f" at {self.first_difference}"
+        width = max(len(check.name) for check in self.checks)
+        lines = [
+            f"  {'✓' if c.passed else '✗'} {c.name:<{width}}  {c.value:9.1e}  (at most {c.limit:.0e})"
+            + (f"  {c.detail}" if c.detail else "")
+            for c in self.checks
+        ]
+        return "\n".join([head, *lines, *(f"  {note}" for note in self.notes)])
