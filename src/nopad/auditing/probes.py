@@ -34,7 +34,7 @@ def draw(lengths: Sequence[int], vocabulary: int, avoid: Sequence[int], seed: in
     Raises:
         OptionError: a vocabulary too small to draw from.
     """
-    allowed = np.setdiff1d(np.arange(vocabulary), np.asarray([token for token in avoid if token is not None]))
+    allowed = np.setdiff1d(np.arange(vocabulary), np.asarray(avoid, dtype=np.int64))
     if allowed.size < 2:
         raise OptionError(f"a vocabulary of {vocabulary} leaves no tokens to draw")
     rng = np.random.default_rng(seed)

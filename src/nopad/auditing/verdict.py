@@ -60,8 +60,12 @@ class Verdict:
             head += f" at {self.first_difference}"
         width = max(len(check.name) for check in self.checks)
         lines = [
-            f"  {'✓' if c.passed else '✗'} {c.name:<{width}}  {c.value:9.1e}  (at most {c.limit:.0e})"
+            f"  {'✓' if c.passed else '✗'} {c.name:<{width}}  {_shown(c.value, 1):>7}  (at most {_shown(c.limit, 0)})"
             + (f"  {c.detail}" if c.detail else "")
             for c in self.checks
         ]
         return "\n".join([head, *lines, *(f"  {note}" for note in self.notes)])
+
+
+def _shown(value: float, digits: int) -> str:
+    return f"{value:.{digits}e}" if value else "0"

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import nopad
+from nopad.cli.audit import audit
 from nopad.cli.demo import demo
 from nopad.cli.pack import pack
 from nopad.cli.plan import plan
@@ -42,7 +43,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for verb in (demo, plan, pack, verify, report):
+for verb in (demo, plan, pack, verify, report, audit):
     app.command()(verb)
 app.add_typer(study, name="study")
 

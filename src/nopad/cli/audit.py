@@ -1,0 +1,104 @@
+"""``nopad audit``: does this model, on packs, give every sequence what it would get alone?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nopad.cli.monitor import Bars
+from nopad.cli.render import console
+from nopad.errors import FormatError, MissingExtraError, OptionError
+
+__all__ = ["audit"]
+
+COLLATORS = ("nopad", "flattening")
+
+
+def audit(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder with a transformers model, or a hub name.")],
+    backend: Annotated[
+        str, typer.Option("--backend", metavar="NAME", help="How attention keeps sequences apart; auto by device.")
+    ] = "auto",
+    collator: Annotated[
+        str,
+        typer.Option(
+            "--collator",
+            metavar="NAME",
+            help="nopad; or flattening: audit the model as it is, on transformers' DataCollatorWithFlattening.",
+        ),
+    ] = "nopad",
+    attention: Annotated[
+        str | None, typer.Option("--attention", metavar="NAME", help="Attention implementation of the model as it is.")
+    ] = None,
+    capacity: Annotated[
+        int, typer.Option("--capacity", "-c", metavar="N", help="Most tokens of the packs tried.")
+    ] = 64,
+    gradients: Annotated[bool, typer.Option(help="Compare gradients too.")] = True,
+    seed: Annotated[int, typer.Option("--seed", metavar="S", help="Of the tokens that are tried.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+) -> None:
+    """Prove that a model on packs is isolated, or name the layer at which sequences see each other.
+
+    Exit code 0 when every check passes, 1 when one does not. Needs the extra nopad[torch].
+
+    Examples:
+      nopad audit path/to/model
+
+      nopad audit path/to/model --collator flattening --json
+    """
+    if collator not in COLLATORS:
+        raise OptionError(f"unknown collator {collator!r}; there are {', '.join(COLLATORS)}")
+    with Bars() as monitor:
+        monitor.stage("loading the model", None, "")
+        loaded = load_model(model, attention)
+        monitor.stage("auditing", None, "")
+        from nopad.auditing import audit as run
+
+        how: dict[str, Any] = {"capacity": capacity, "backend": backend, "gradients": gradients, "seed": seed}
+        if collator == "flattening":
+            import transformers
+
+            flattening: Any = transformers.DataCollatorWithFlattening
+            how["collator"] = flattening(return_tensors="pt")
+        verdict = run(loaded, **how)
+    if as_json:
+        print(verdict.to_json())
+    else:
+        console().print(str(verdict), style=None, markup=False, soft_wrap=True)
+    if not verdict.isolated:
+        raise typer.Exit(1)
+
+
+def load_model(spec: str, attention: str | None = None) -> Any:
+    """Load a transformers model with the head its configuration names, in its own dtype.
+
+    Raises:
+        MissingExtraError: torch or transformers is not installed.
+        FormatError: there is no model at that place, or transformers cannot read it; or the hub is out of reach.
+    """
+    try:
+        import transformers as library
+    except ImportError as error:
+        raise MissingExtraError(f"running models needs {error.name}: pip install 'nopad[torch]'") from error
+    transformers: Any = library
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    path = Path(spec)
+    if (spec.startswith((".", "/", "~")) or path.exists()) and not (path / "config.json").is_file():
+        raise FormatError(f"{spec} is no folder with a model: it has no config.json")
+    options: dict[str, Any] = {"attn_implementation": attention} if attention else {}
+    try:
+        config = transformers.AutoConfig.from_pretrained(spec)
+        named = [getattr(transformers, name, None) for name in config.architectures or ()]
+        kind = next((found for found in named if found is not None), transformers.AutoModel)
+        return kind.from_pretrained(spec, dtype="auto", **options)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        if path.exists():
+            raise FormatError(f"{spec}: transformers cannot read this model ({reason})") from error
+        raise FormatError(
+            f"{spec!r} is no folder here and could not be had from the Hugging Face hub ({reason}); "
+            "check the name and the network, or give the path of a model's folder"
+        ) from error
