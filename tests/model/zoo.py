@@ -8,6 +8,12 @@ import torch
 import transformers as t
 
 VOCABULARY = 99
+LENGTHS = [7, 1, 30, 12, 3, 19, 30, 5]
+FORMS = {
+    "flat": {"form": "flat"},
+    "rows": {"form": "rows", "capacity": 40},
+    "end to end": {"form": "rows", "capacity": 37, "end_to_end": True},
+}
 SMALL = {
     "vocab_size": VOCABULARY,
     "hidden_size": 24,

@@ -1,0 +1,313 @@
+"""`packed` and `unpacked`: what changes, what does not, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+import torch
+import transformers as t
+from zoo import FORMS, build
+
+import nopad
+from nopad.errors import BatchError, NotPackSafeError, OptionError, UnsupportedModelError
+from nopad.model import is_packed
+from nopad.model.families import REFUSED
+
+
+@pytest.fixture
+def batch(sequences):
+    return nopad.PackedBatch.from_sequences(sequences)
+
+
+def parts(model, batch, name="last_hidden_state"):
+    with torch.no_grad():
+        return batch.unpack(model(**batch)[name])
+
+
+def test_the_same_object_with_the_same_state():
+    model = build("bert")
+    before = copy.deepcopy(model.state_dict())
+    assert nopad.packed(model) is model
+    assert is_packed(model)
+    assert model.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with pytest.raises(OptionError, match="this BertModel is pack-safe already"):
+        nopad.packed(model)
+    assert nopad.unpacked(model) is model
+    assert not is_packed(model)
+    assert model.config._attn_implementation == "sdpa"
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+    with pytest.raises(OptionError, match="is not pack-safe; there is nothing to undo"):
+        nopad.unpacked(model)
+
+
+def test_unpacked_is_unsafe_again(batch):
+    model = nopad.unpacked(nopad.packed(build("bert")))
+    with pytest.raises(NotPackSafeError):
+        model(**batch)
+
+
+def test_an_ordinary_call_is_what_it_was(sequences):
+    model = build("bert")
+    ids = torch.stack([sequences[2], sequences[6]])
+    mask = torch.ones_like(ids)
+    mask[0, 20:] = 0
+    with torch.no_grad():
+        before = model(input_ids=ids, attention_mask=mask).last_hidden_state
+        after = nopad.packed(model)(input_ids=ids, attention_mask=mask).last_hidden_state
+        positional = model(ids, mask)[0]
+    assert torch.equal(before, after)
+    assert torch.equal(before, positional)
+
+
+def test_arguments_by_position(batch):
+    model = nopad.packed(build("bert"))
+    with torch.no_grad():
+        named = model(**batch).last_hidden_state
+        plain = model(batch["input_ids"], batch["attention_mask"], position_ids=batch["position_ids"])[0]
+        as_tuple = model(**batch, return_dict=False)
+    assert torch.equal(named, plain)
+    assert isinstance(as_tuple, tuple)
+    assert torch.equal(named, as_tuple[0])
+
+
+@pytest.mark.parametrize("backend", ["segments", "mask", "repack"])
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "llama", "deberta-v2"])
+def test_gradient_checkpointing(kind, backend, sequences):
+    def gradients(model):
+        model.zero_grad()
+        out = model(**nopad.PackedBatch.from_sequences(sequences, form="rows", capacity=40))
+        torch.cat([part.sin().sum(-1) for part in out.last_hidden_state]).sum().backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    model = nopad.packed(build(kind).train(), backend=backend)
+    wanted = gradients(model)
+    (getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable)()
+    found = gradients(model)
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert torch.allclose(found[name], value, rtol=1e-12, atol=1e-14), name
+
+
+def test_autocast(batch, sequences):
+    model = nopad.packed(build("bert", dtype=torch.float32))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = parts(model, batch)
+        alone = model(input_ids=sequences[2][None]).last_hidden_state[0]
+    assert torch.allclose(found[2].float(), alone.float(), atol=5e-2)
+
+
+@pytest.mark.parametrize("backend", ["segments", "mask", "repack"])
+def test_padding_rows_give_no_nan(backend, sequences):
+    batch = nopad.PackedBatch.from_sequences(sequences[:2], form="rows", capacity=40, rows=3)
+    model = nopad.packed(build("bert"), backend=backend)
+    out = model(**batch).last_hidden_state
+    out.sum().backward()
+    assert torch.isfinite(out).all()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+def test_two_threads_share_a_model(sequences):
+    model = nopad.packed(build("bert"))
+    halves = [nopad.PackedBatch.from_sequences(sequences[:4]), nopad.PackedBatch.from_sequences(sequences[4:])]
+    wanted = [parts(model, half) for half in halves]
+    wrong = []
+
+    def work(which):
+        for _ in range(20):
+            found = parts(model, halves[which])
+            if not all(torch.equal(a, b) for a, b in zip(found, wanted[which], strict=True)):
+                wrong.append(which)
+
+    threads = [threading.Thread(target=work, args=(which,)) for which in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_copy_works_by_itself(batch):
+    model = nopad.packed(build("bert"))
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+    first, second = parts(model, batch), parts(other, batch)
+    assert not torch.equal(first[0], second[0])
+    nopad.unpacked(model)
+    assert torch.equal(parts(other, batch)[0], second[0])
+
+
+def test_an_error_inside_leaves_the_model_usable(batch, sequences):
+    model = nopad.packed(build("bert"))
+    broken = model.encoder.layer[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(**batch)
+    broken.remove()
+    with torch.no_grad():
+        alone = model(input_ids=sequences[0][None]).last_hidden_state[0]
+    assert torch.allclose(parts(model, batch)[0], alone, atol=1e-12)
+
+
+def test_a_model_that_loses_the_layout_is_caught(batch):
+    model = nopad.packed(build("bert"))
+
+    def blind(module, args, kwargs):
+        return args[:1], {name: value for name, value in kwargs.items() if name != "attention_mask"}
+
+    model.encoder.layer[1].attention.register_forward_pre_hook(blind, with_kwargs=True)
+    with pytest.raises(UnsupportedModelError, match="BertSelfAttention lost the layout of a packed batch on its way"):
+        model(**batch)
+
+
+def test_the_choice_of_backend_is_said_once(batch, caplog):
+    from nopad.model import safety
+
+    safety._say_once.cache_clear()
+    model = nopad.packed(build("bert"))
+    with caplog.at_level("INFO", logger="nopad"):
+        parts(model, batch)
+        parts(model, batch)
+    assert [record.message for record in caplog.records] == [
+        "BertModel on cpu: attention backend 'segments' for flat batches"
+    ]
+
+
+def test_columns_that_the_model_does_not_know_stay_behind(sequences):
+    columns = {"weight": [0.5] * len(sequences), "name": ["a"] * len(sequences)}
+    batch = nopad.PackedBatch.from_sequences(sequences, columns=columns)
+    assert len(parts(nopad.packed(build("bert")), batch)) == len(sequences)
+
+
+def test_token_types_go_along(sequences):
+    model = build("bert")
+    kinds = [torch.arange(s.numel()) % 2 for s in sequences]
+    with torch.no_grad():
+        alone = model(input_ids=sequences[3][None], token_type_ids=kinds[3][None]).last_hidden_state[0]
+    batch = nopad.PackedBatch.from_sequences(sequences, columns={"token_type_ids": kinds})
+    assert torch.allclose(parts(nopad.packed(model), batch)[3], alone, atol=1e-12)
+
+
+def test_embeddings_instead_of_ids(sequences, batch):
+    model = nopad.packed(build("bert"))
+    wanted = parts(model, batch)
+    with torch.no_grad():
+        batch["inputs_embeds"] = model.embeddings.word_embeddings(batch.pop("input_ids"))
+    assert torch.allclose(parts(model, batch)[4], wanted[4], atol=1e-12)
+    batch["inputs_embeds"] = batch["inputs_embeds"].float()
+    with pytest.raises(BatchError, match=r"inputs_embeds are torch.float32 and the model is torch.float64"):
+        model(**batch)
+
+
+class TestRefusals:
+    def test_too_long_for_the_positions(self, sequences):
+        model = nopad.packed(build("roberta"))
+        fits = nopad.PackedBatch.from_sequences([[5] * 78])
+        assert parts(model, fits)[0].shape == (78, 24)
+        with pytest.raises(BatchError, match="sequence 1 has 79 tokens, and RobertaModel has 78 positions"):
+            model(**nopad.PackedBatch.from_sequences([[5], [5] * 79]))
+
+    def test_another_shape(self, batch):
+        batch["input_ids"] = batch["input_ids"][:, 1:]
+        with pytest.raises(
+            BatchError, match=r"input_ids have the shape \(1, 106\); the batch is laid out in \(1, 107\)"
+        ):
+            nopad.packed(build("bert"))(**batch)
+
+    def test_another_device(self, batch):
+        batch["input_ids"] = batch["input_ids"].to("meta")
+        with pytest.raises(BatchError, match=r"the batch is on meta and the model on cpu; use batch\.to\('cpu'\)"):
+            nopad.packed(build("bert"))(**batch)
+
+    def test_no_token_at_all(self):
+        import numpy as np
+
+        from nopad.layout import Layout
+        from nopad.sentinel import PackedMask
+
+        layout = Layout.rows(np.zeros(0, dtype=np.int32), np.zeros(2, dtype=np.int64), 4)
+        with pytest.raises(BatchError, match="the batch has no token at all"):
+            nopad.packed(build("bert"))(
+                input_ids=torch.zeros(2, 4, dtype=torch.long), attention_mask=PackedMask(layout)
+            )
+
+    @pytest.mark.parametrize(
+        ("head", "name", "shape", "wanted"),
+        [
+            ("sequence classification", "labels", (3,), r"\[8\] or \[8, 2\]"),
+            ("token classification", "labels", (8,), r"\[1, 107\]"),
+            ("masked LM", "labels", (107,), r"\[1, 107\]"),
+            ("question answering", "start_positions", (1, 107), r"\[8\]"),
+            ("pre-training", "next_sentence_label", (1,), r"\[8\]"),
+        ],
+    )
+    def test_wrong_labels(self, batch, head, name, shape, wanted):
+        model = nopad.packed(build("bert", head))
+        got = r"\[" + ", ".join(map(str, shape)) + r"\]"
+        with pytest.raises(BatchError, match=f"{name} have the shape {got}; wanted {wanted}"):
+            model(**batch, **{name: torch.zeros(shape, dtype=torch.long)})
+
+    def test_rows_filled_end_to_end_with_a_mask(self, sequences):
+        batch = nopad.PackedBatch.from_sequences(sequences, **FORMS["end to end"])
+        for kind in ("bert", "deberta"):
+            with pytest.raises(BatchError, match="sequences go on in the next row here"):
+                nopad.packed(build(kind), backend="mask")(**batch)
+
+    def test_backends_that_need_a_gpu(self, batch):
+        with pytest.raises(BatchError, match="the varlen kernel runs on CUDA in float16 or bfloat16, and this is cpu"):
+            nopad.packed(build("bert"), backend="varlen")(**batch)
+        with pytest.raises(BatchError, match="this model's attention is its own and has no 'varlen'"):
+            nopad.packed(build("deberta"), backend="varlen")(**batch)
+        with pytest.raises(BatchError, match="FlexAttention has no backward pass on a CPU"):
+            nopad.packed(build("bert", dtype=torch.float32), backend="flex")(**batch)
+
+    def test_unknown_backend(self):
+        with pytest.raises(OptionError, match="unknown backend 'x'; there are auto, flex, mask, repack"):
+            nopad.packed(build("bert"), backend="x")
+
+    def test_classifying_rows_without_a_padding_token(self, sequences):
+        model = nopad.packed(build("llama", "sequence classification", pad_token_id=None))
+        with pytest.raises(BatchError, match=r"only with config\.pad_token_id set"):
+            model(**nopad.PackedBatch.from_sequences(sequences, **FORMS["rows"]))
+
+    def test_masked_share_of_esm(self, sequences):
+        model = nopad.packed(build("esm", token_dropout=True))
+        model(**nopad.PackedBatch.from_sequences(sequences))
+        with pytest.raises(BatchError, match=r"token_dropout.*config\.token_dropout = False"):
+            model(**nopad.PackedBatch.from_sequences([[4, 7, 8]]))
+
+    @pytest.mark.parametrize("kind", sorted(REFUSED))
+    def test_kinds_that_cannot_be(self, kind):
+        with pytest.raises(UnsupportedModelError, match=f"{kind} cannot run on packs: "):
+            nopad.packed(_model_of(t.PretrainedConfig(), kind))
+
+    def test_a_convolution(self):
+        with pytest.raises(UnsupportedModelError, match="its convolution \\(conv_kernel_size > 0\\) mixes tokens"):
+            nopad.packed(build("deberta-v2", conv_kernel_size=3))
+
+    def test_a_kind_nobody_knows(self):
+        with pytest.raises(UnsupportedModelError, match="nothing is known of 'new': without proof"):
+            nopad.packed(_model_of(t.PretrainedConfig(), "new"))
+
+    def test_linear_attention(self):
+        config = t.PretrainedConfig(layer_types=["full_attention", "linear_attention"])
+        with pytest.raises(UnsupportedModelError, match="its layers of type linear_attention do not stop at sequences"):
+            nopad.packed(_model_of(config, "llama"))
+
+    def test_a_head_nobody_knows(self):
+        model = t.BertForMultipleChoice(build("bert").config)
+        with pytest.raises(UnsupportedModelError, match="BertForMultipleChoice has a head of which nothing is known"):
+            nopad.packed(model)
+
+
+def _model_of(config, kind):
+    class Model(torch.nn.Module):
+        pass
+
+    config.model_type = kind
+    model = Model()
+    model.config = config
+    return model

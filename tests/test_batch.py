@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+import nopad
+from nopad import PackedBatch
+from nopad.errors import BatchError, LengthError, OptionError
+
+SEQUENCES = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=12), min_size=1, max_size=20)
+FORMS = [
+    {"form": "flat"},
+    {"form": "rows", "capacity": 12},
+    {"form": "rows", "capacity": 30, "depth": 2},
+    {"form": "rows", "capacity": 16, "end_to_end": True},
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["flat", "rows", "deep", "end to end"])
+@settings(max_examples=40)
+@given(sequences=SEQUENCES)
+def test_everything_comes_back_in_order(form, sequences):
+    columns = {
+        "labels": [[-token for token in sequence] for sequence in sequences],
+        "weight": [0.5 * n for n in range(len(sequences))],
+        "name": [f"s{n}" for n in range(len(sequences))],
+    }
+    batch = PackedBatch.from_sequences(sequences, columns=columns, pad_id=7, **form)
+    for these in (batch, batch.to("cpu"), pickle.loads(pickle.dumps(batch))):
+        assert [part.tolist() for part in these.unpack(these.input_ids)] == sequences
+        assert [part.tolist() for part in these.unpack(these["labels"])] == columns["labels"]
+        assert [float(part) for part in these.unpack(these["weight"])] == columns["weight"]
+        assert these.unpack(these["name"]) == columns["name"]
+        assert all(
+            p.tolist() == list(range(len(s))) for p, s in zip(these.unpack(these.position_ids), sequences, strict=True)
+        )
+    padding = batch.sequence_ids == 0
+    assert (batch.input_ids[padding] == 7).all()
+    assert (batch["labels"].numpy()[padding] == -100).all()
+    assert batch.layout.depth <= (form.get("depth") or len(sequences))
+
+
+def test_the_same_order_in_all_arrays():
+    batch = PackedBatch.from_sequences(
+        [[1], [2, 2, 2, 2], [3, 3]], columns={"label": [10, 20, 30]}, form="rows", capacity=4
+    )
+    assert batch.input_ids.tolist() == [[1, 3, 3, 0], [2, 2, 2, 2]]
+    assert batch.seq_lens.tolist() == [1, 2, 4]
+    assert batch["label"].tolist() == [10, 30, 20]
+    assert [part.tolist() for part in batch.unpack(batch["label"])] == [10, 20, 30]
+
+
+def test_a_fixed_number_of_rows():
+    batch = PackedBatch.from_sequences([[1, 1], [2]], form="rows", capacity=4, rows=3)
+    assert batch.input_ids.shape == (3, 4)
+    with pytest.raises(OptionError, match="these sequences take 2 rows of 4, and 1 are given"):
+        PackedBatch.from_sequences([[1] * 4, [2] * 4], form="rows", capacity=4, rows=1)
+
+
+def test_given_packs():
+    sequences = [[1] * 3, [2] * 2, [3]]
+    packs = nopad.pack([3, 2, 1], capacity=4, order="source")
+    batch = PackedBatch.from_sequences(sequences, form="rows", packs=packs)
+    assert batch.input_ids.shape == (len(packs), 4)
+    with pytest.raises(OptionError, match="packs hold 3 sequences, and 2 are given"):
+        PackedBatch.from_sequences(sequences[:2], form="rows", packs=packs)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    rows = [
+        {"input_ids": [n] * (1 + n % 5), "labels": [n + 1] * (1 + n % 5), "label": n, "name": f"r{n}"} for n in range(9)
+    ]
+    out = tmp_path_factory.mktemp("packed") / "out"
+    nopad.pack_corpus(nopad.open_source(rows), out, nopad.CorpusOptions(capacity=8))
+    return nopad.open_packed(out)
+
+
+@pytest.mark.parametrize("form", ["rows", "flat"])
+def test_rows_of_a_dataset(dataset, form):
+    rows = [dataset[at] for at in range(len(dataset))]
+    batch = PackedBatch.from_rows(rows, form=form, capacity=8)
+    assert batch.layout.tokens == sum(row.input_ids.size for row in rows)
+    seen = {}
+    parts = (batch.unpack(batch[name]) for name in ("input_ids", "labels", "label", "name"))
+    for ids, labels, label, name in zip(*parts, strict=True):
+        seen[int(label)] = (ids.tolist(), labels.tolist(), name)
+    assert seen == {n: ([n] * (1 + n % 5), [n + 1] * (1 + n % 5), f"r{n}") for n in range(9)}
+    if form == "rows":
+        assert batch.input_ids.shape == (len(dataset), 8)
+        assert batch.layout.depth == max(row.seq_lens.size for row in rows)
+
+
+def test_features_of_a_loader():
+    features = [
+        {"input_ids": [1, 2, 0, 0], "attention_mask": [1, 1, 0, 0], "labels": [5, 6, 7, 8], "weight": 0.5},
+        {"input_ids": [0, 3, 4, 5], "attention_mask": [0, 1, 1, 1], "labels": [1, 2, 3, 4], "weight": 1.0},
+    ]
+    batch = PackedBatch.from_features(features)
+    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5]]
+    assert batch["labels"].tolist() == [[5, 6, 2, 3, 4]]
+    assert batch["weight"].tolist() == [0.5, 1.0]
+    [loaded] = DataLoader(features, batch_size=2, collate_fn=PackedBatch.from_features)
+    assert torch.equal(loaded["input_ids"], batch["input_ids"])
+
+
+def test_features_that_are_packs_already():
+    features = [
+        {"seq_lengths": [2, 1], "seq_index": [4, 5], "input_ids": [1, 2, 3], "label": [7, 8]},
+        {"seq_lengths": [1], "seq_index": [6], "input_ids": [9], "label": [5]},
+    ]
+    batch = PackedBatch.from_features(features)
+    assert [part.tolist() for part in batch.unpack(batch.input_ids)] == [[1, 2], [3], [9]]
+    assert batch["label"].tolist() == [7, 8, 5]
+    assert "seq_index" not in batch
+
+
+def test_it_is_a_mapping_as_loops_want_it():
+    batch = PackedBatch.from_sequences([[1, 2], [3]], columns={"labels": [[1, 2], [3]]})
+    assert list(batch) == ["input_ids", "labels", "position_ids", "attention_mask"]
+    again = type(batch)(dict(batch.items()))  # as transformers' Trainer moves a batch
+    assert again.layout is batch.layout
+    labels = again.pop("labels")
+    assert labels.tolist() == [[1, 2, 3]]
+    assert "labels" in batch
+    assert "labels" not in again
+    with pytest.raises(BatchError, match="the attention_mask of a packed batch is its layout, and is not set"):
+        batch["attention_mask"] = 1
+    assert "2 sequences, 3 tokens in 1 x 3 slots" in repr(batch)
+
+
+def test_flash_arguments():
+    batch = PackedBatch.from_sequences([[1, 2], [3]], columns={"labels": [[1, 2], [3]]})
+    how = batch.as_flash_kwargs()
+    assert "attention_mask" not in how
+    assert how["cu_seq_lens_q"].tolist() == how["cu_seq_lens_k"].tolist() == [0, 2, 3]
+    assert how["cu_seq_lens_q"].dtype == torch.int32
+    assert (how["max_length_q"], how["max_length_k"]) == (2, 2)
+    with pytest.raises(BatchError, match="takes one stream; build the batch with form='flat'"):
+        PackedBatch.from_sequences([[1]], form="rows", capacity=2).as_flash_kwargs()
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "says"),
+    [
+        (lambda: PackedBatch.from_sequences([]), BatchError, "a batch needs at least one sequence"),
+        (lambda: PackedBatch.from_features([]), BatchError, "a batch needs at least one sequence"),
+        (lambda: PackedBatch.from_rows([]), BatchError, "a batch needs at least one row"),
+        (lambda: PackedBatch.from_sequences([[1], []]), LengthError, "sequence 1 has no token; leave empty ones out"),
+        (lambda: PackedBatch.from_sequences([[1.5]]), BatchError, "input_ids must be integers, got float64"),
+        (lambda: PackedBatch.from_sequences([[[1]]]), BatchError, "input_ids of sequence 0 has 2 dimensions"),
+        (lambda: PackedBatch.from_sequences([[1]], form="rows"), OptionError, "rows need their width: give a capacity"),
+        (lambda: PackedBatch.from_sequences([[1]], form="x"), OptionError, "form is 'x'; it must be 'rows' or 'flat'"),
+        (
+            lambda: PackedBatch.from_sequences([[1] * 5], form="rows", capacity=4),
+            LengthError,
+            "above the capacity",
+        ),
+        (
+            lambda: PackedBatch.from_sequences([[1], [2]], columns={"a": [1]}),
+            BatchError,
+            "column 'a' has 1 entries for 2 sequences",
+        ),
+        (
+            lambda: PackedBatch.from_sequences([[1], [2, 2]], columns={"a": [[1], [1]]}),
+            BatchError,
+            "column 'a' has 1 values for the 2 tokens of sequence 1",
+        ),
+        (
+            lambda: PackedBatch.from_sequences([[1], [2]], columns={"a": [1, [2]]}),
+            BatchError,
+            "column 'a' has one value for sequence 0 and a list for sequence 1",
+        ),
+        (
+            lambda: PackedBatch.from_features([{"text": "a"}]),
+            BatchError,
+            "a feature needs input_ids; this one has text",
+        ),
+        (
+            lambda: PackedBatch.from_features([{"input_ids": [1]}, {"input_ids": [1], "a": 1}]),
+            BatchError,
+            "features 0 and 1 do not have the same keys: a",
+        ),
+        (
+            lambda: PackedBatch.from_features([{"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]}]),
+            BatchError,
+            "the attention_mask of feature 0 has a hole",
+        ),
+        (
+            lambda: PackedBatch.from_features([{"input_ids": [1, 2], "attention_mask": [0, 0]}]),
+            LengthError,
+            "feature 0 has no real token",
+        ),
+        (
+            lambda: PackedBatch.from_features([{"input_ids": [1, 2], "attention_mask": [1]}]),
+            BatchError,
+            "'input_ids' has 2 values for the 1 of attention_mask in feature 0",
+        ),
+        (
+            lambda: PackedBatch.from_sequences([[1, 2]]).unpack(np.zeros((3, 3))),
+            BatchError,
+            r"cannot unpack values of shape \(3, 3\); wanted \[1, 2, ...\] for tokens, or \[1, ...\] for sequences",
+        ),
+        (lambda: PackedBatch({"input_ids": 1}), BatchError, "made of the fields of another one"),
+        (
+            lambda: PackedBatch.from_sequences([[1], [2]]).with_decoder([[1]], 0),
+            BatchError,
+            "1 targets for 2 sequences; one for each is wanted",
+        ),
+    ],
+)
+def test_refusals(build, error, says):
+    with pytest.raises(error, match=says):
+        build()

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nopad.errors import LengthError, OptionError
+from nopad.layout import Layout
+
+LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=30)
+
+
+def in_rows(lengths, width):
+    """Next-fit: how many sequences each row holds."""
+    per_row, free = [0], width
+    for length in lengths:
+        if length > free:
+            per_row.append(0)
+            free = width
+        per_row[-1] += 1
+        free -= length
+    return per_row
+
+
+def check(layout, lengths):
+    """Every token is somewhere, once, and its numbers are right."""
+    ids, positions = layout.sequence_ids.reshape(-1), layout.position_ids.reshape(-1)
+    stream = [(n + 1, place) for n, length in enumerate(lengths) for place in range(length)]
+    assert list(zip(ids[layout.index].tolist(), positions[layout.index].tolist(), strict=True)) == stream
+    assert np.count_nonzero(ids) == layout.tokens == sum(lengths)
+    assert not positions[ids == 0].any()
+    assert layout.cu_seqlens.tolist() == np.cumsum([0, *lengths]).tolist()
+    assert (layout.cu_seqlens.dtype, layout.sequence_ids.dtype, layout.position_ids.dtype) == (
+        "int32",
+        "int32",
+        "int64",
+    )
+    assert layout.max_seqlen == max(lengths)
+    assert (np.diff(layout.index) > 0).all()
+    values = np.arange(layout.tokens)
+    assert layout.scatter(values, -1).reshape(-1)[layout.index].tolist() == values.tolist()
+
+
+@given(LENGTHS)
+def test_flat(lengths):
+    layout = Layout.flat(np.array(lengths))
+    check(layout, lengths)
+    assert layout.shape == (1, sum(lengths))
+    assert layout.depth == len(lengths)
+
+
+@given(LENGTHS, st.integers(9, 20))
+def test_rows(lengths, width):
+    per_row = in_rows(lengths, width)
+    layout = Layout.rows(np.array(lengths), np.array(per_row), width)
+    check(layout, lengths)
+    assert layout.shape == (len(per_row), width)
+    assert layout.depth == max(per_row)
+    begins = layout.index[layout.cu_seqlens[:-1]]
+    ends = layout.index[layout.cu_seqlens[1:] - 1]
+    assert (begins // width == ends // width).all()
+
+
+@given(LENGTHS, st.integers(1, 20), st.integers(0, 3))
+def test_end_to_end(lengths, width, more):
+    least = -(-sum(lengths) // width)
+    layout = Layout.end_to_end(np.array(lengths), width, least + more)
+    check(layout, lengths)
+    assert layout.shape == (least + more, width)
+    assert layout.index.tolist() == list(range(sum(lengths)))
+
+
+def test_rows_may_be_empty():
+    layout = Layout.rows(np.array([2, 1]), np.array([0, 2, 0]), 4)
+    assert layout.sequence_ids.tolist() == [[0] * 4, [1, 1, 2, 0], [0] * 4]
+
+
+def test_refusals():
+    with pytest.raises(LengthError, match="sequence 1 has 0 tokens; each needs at least 1"):
+        Layout.flat(np.array([3, 0]))
+    with pytest.raises(LengthError, match="seq_lens must be integers in one dimension, got float64"):
+        Layout.flat(np.array([1.5]))
+    with pytest.raises(LengthError, match="row 0 holds 5 tokens, and 4 is the capacity"):
+        Layout.rows(np.array([3, 2]), np.array([2]), 4)
+    with pytest.raises(OptionError, match="the rows hold 1 sequences, and there are 2 lengths"):
+        Layout.rows(np.array([3, 2]), np.array([1]), 4)
+    with pytest.raises(LengthError, match="5 tokens need 2 rows of 4, and 1 are given"):
+        Layout.end_to_end(np.array([3, 2]), 4, 1)

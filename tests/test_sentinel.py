@@ -1,0 +1,67 @@
+"""The guard of a packed batch: whatever touches it is told what is wrong."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
+
+import nopad
+from nopad.errors import NotPackSafeError
+from nopad.layout import Layout
+from nopad.sentinel import PackedMask, layout_of
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 20}
+
+
+@pytest.fixture
+def mask():
+    return PackedMask(Layout.flat(np.array([2, 1])))
+
+
+TOUCHES = {
+    "attribute": lambda mask: mask.shape,
+    "method": lambda mask: mask.to("cpu"),
+    "index": lambda mask: mask[:, None],
+    "1 -": lambda mask: 1 - mask,
+    "times": lambda mask: mask * 2.0,
+    "tensor times": lambda mask: torch.ones(2) * mask,
+    "compare": lambda mask: mask > 0,
+    "truth": lambda mask: bool(mask),
+    "membership": lambda mask: 0 in mask,
+    "length": lambda mask: len(mask),
+    "iteration": lambda mask: list(mask),
+    "torch function": lambda mask: torch.sum(mask),
+    "array": lambda mask: np.asarray(mask),
+}
+
+
+@pytest.mark.parametrize("touch", TOUCHES.values(), ids=TOUCHES)
+def test_every_touch_is_told(mask, touch):
+    with pytest.raises(NotPackSafeError, match=r"nopad\.packed\(model\)"):
+        touch(mask)
+
+
+def test_what_asks_politely_gets_a_no(mask):
+    assert not hasattr(mask, "to")
+    assert getattr(mask, "device", None) is None
+    assert repr(mask) == "PackedMask(2 sequences in 1 x 3)"
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda mask: pickle.loads(pickle.dumps(mask))])
+def test_it_can_be_copied_and_sent(mask, again):
+    assert layout_of(again(mask)).seq_lens.tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("make", [lambda: BertModel(BertConfig(**SIZES)), lambda: LlamaModel(LlamaConfig(**SIZES))])
+def test_stock_models_fail_at_first_touch(make, attention):
+    model = make()
+    model.set_attn_implementation(attention)
+    batch = nopad.PackedBatch.from_sequences([[1, 2, 3], [4]])
+    with pytest.raises(NotPackSafeError, match=r"the model is not pack-safe\. Make it so with nopad\.packed\(model\)"):
+        model(**batch)
