@@ -39,7 +39,7 @@ def test_the_same_object_with_the_same_state():
     assert not is_packed(model)
     assert model.config._attn_implementation == "sdpa"
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
-    with pytest.raises(OptionError, match="is not pack-safe; there is nothing to undo"):
+    with pytest.raises(OptionError, match="is not pack-safe; make it so with"):
         nopad.unpacked(model)
 
 

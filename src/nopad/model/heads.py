@@ -31,6 +31,7 @@ class Head:
 
     per_token: tuple[str, ...] = ("labels",)
     per_sequence: tuple[str, ...] = ("next_sentence_label",)
+    static = True  # gives a result per token, from fixed shapes
 
     def __init__(self, model: Any, family: Family) -> None:
         self.model, self.family = model, family
@@ -55,6 +56,10 @@ class Head:
     def leave(self, call: Call, output: Any) -> Any:
         """Put the output right."""
         return output
+
+    def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:
+        """Put labels right in a compiled call."""
+        return labels
 
     def _feed(self, state: Any, module: nn.Module, dims: int) -> list[Any]:
         """Hand a module each sequence's pooled states: ``[S, 1, H]`` (3) or ``[S, H]`` (2)."""
@@ -85,6 +90,7 @@ class _Classifier(Head):
     """One result a sequence, from pooled states."""
 
     per_token = ()
+    static = False
 
     def install(self, state: Any) -> list[Any]:
         handles = super().install(state)
@@ -102,6 +108,7 @@ class _LastToken(Head):
     """One result a sequence, of a decoder that scores every token and then takes a row's last: take each sequence's."""
 
     per_token = ()
+    static = False
 
     def install(self, state: Any) -> list[Any]:
         def after(_: nn.Module, args: Any, output: Tensor) -> None:
@@ -141,12 +148,16 @@ class _Causal(Head):
         if labels is not None and call.target is None:
             named["labels"] = labels.reshape(-1).index_fill(0, call.placed.first, IGNORED).reshape(labels.shape)
 
+    def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:
+        return labels.masked_fill(positions == 0, IGNORED)
+
 
 class _Answers(Head):
     """Question answering: where an answer begins and ends in each sequence."""
 
     per_token = ()
     per_sequence = ("start_positions", "end_positions")
+    static = False
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         super().enter(call, named)

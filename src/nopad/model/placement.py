@@ -16,7 +16,7 @@ from torch import Tensor
 from nopad.layout import Layout
 from nopad.sentinel import PackedMask, layout_of
 
-__all__ = ["ATTRIBUTE", "Cross", "Placement", "carried_by", "place"]
+__all__ = ["ATTRIBUTE", "Cross", "Placement", "carried_by", "is_static", "place"]
 
 ATTRIBUTE = "nopad_placement"
 
@@ -130,6 +130,11 @@ class Cross:
 def carried_by(mask: Tensor | None) -> Placement | Cross | None:
     """Return what hangs on a mask, if anything does."""
     return getattr(mask, ATTRIBUTE, None)
+
+
+def is_static(mask: Any) -> bool:
+    """Whether a mask is that of `nopad.model.static_inputs`: sequence numbers, and nothing hangs on it."""
+    return isinstance(mask, Tensor) and mask.dtype == torch.int32 and mask.dim() == 4
 
 
 def place(mask: PackedMask, device: Any, backend: str) -> Placement:

@@ -28,10 +28,10 @@ from nopad.model.calls import Call, bound, parameters
 from nopad.model.encoders import encoder_mask, hook_encoder
 from nopad.model.families import Family, family_of
 from nopad.model.heads import Head, head_of
-from nopad.model.placement import Cross, Placement, place
+from nopad.model.placement import Cross, Placement, is_static, place
 from nopad.sentinel import PackedMask, layout_of
 
-__all__ = ["is_packed", "packed", "unpacked"]
+__all__ = ["is_packed", "packed", "state_of", "unpacked"]
 
 log = logging.getLogger("nopad")
 STATE = "_nopad_state"
@@ -77,18 +77,26 @@ def unpacked(model: Any) -> Any:
     Raises:
         OptionError: the model is not pack-safe.
     """
-    inner = bare(model)
-    state = getattr(inner, STATE, None)
-    if state is None:
-        raise OptionError(f"this {type(inner).__name__} is not pack-safe; there is nothing to undo")
-    state.remove()
-    object.__delattr__(inner, STATE)
+    state_of(model).remove()
+    object.__delattr__(bare(model), STATE)
     return model
 
 
 def is_packed(model: Any) -> bool:
     """Whether `packed` made this model pack-safe."""
     return hasattr(bare(model), STATE)
+
+
+def state_of(model: Any) -> _State:
+    """Return what makes a model pack-safe.
+
+    Raises:
+        OptionError: nothing does.
+    """
+    state: _State | None = getattr(bare(model), STATE, None)
+    if state is None:
+        raise OptionError(f"this {type(bare(model)).__name__} is not pack-safe; make it so with nopad.packed(model)")
+    return state
 
 
 def bare(model: Any) -> Any:
@@ -123,6 +131,7 @@ class _State:
     family: Family
     backend: str
     head: Head
+    takes: tuple[str, ...] = ()
     before: str = ""
     handles: list[Any] = field(default_factory=list)
     calls: _Calls = field(default_factory=_Calls)
@@ -142,6 +151,7 @@ class _State:
         """Register the attention and all hooks."""
         attention.register()
         model = self.model
+        self.takes = parameters(type(model).forward)
         if self.family.route == "interface":
             self.before = model.config._attn_implementation
             model.set_attn_implementation(attention.NAME)
@@ -181,6 +191,12 @@ class _State:
         """Open a packed call: check that batch and model fit, and turn the batch into the model's own arguments."""
         named = bound(module, args, kwargs)
         guard = named.get("attention_mask")
+        if is_static(guard):
+            if not torch.compiler.is_compiling():
+                self.calls.stack.append(None)
+            return None
+        if torch.compiler.is_compiling():
+            return None
         if not isinstance(guard, PackedMask):
             self.calls.stack.append(None)
             return None
@@ -198,13 +214,19 @@ class _State:
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """Close the call, and give what it returned one entry a sequence where it has one a row."""
+        if is_static(kwargs.get("attention_mask")) and "pooler_output" in (output or ()):
+            output["pooler_output"] = None  # it is a row's
+        if torch.compiler.is_compiling():
+            return output
         call = self.calls.stack.pop() if self.calls.stack else None
         if call is None:
             return None
         attended = attention.end(call.token)
         if output is None:  # it raised
             return None
-        if not attended and not torch.compiler.is_compiling():
+        if not attended and not any(
+            part._compiled_call_impl for part in module.modules()
+        ):  # compiled layers do not tell
             raise UnsupportedModelError(
                 f"no layer of {type(module).__name__} asked nopad's attention: its sequences saw each other; report "
                 "this model, please"
@@ -266,7 +288,7 @@ class _State:
 
     def _fit(self, named: dict[str, Any], call: Call) -> None:
         """Turn what the batch holds into what the model takes."""
-        takes = parameters(type(self.model).forward)
+        takes = self.takes
         placed = call.placed
         named["attention_mask"] = (placed.ids != 0).to(torch.long)
         if call.target is not None:
@@ -285,13 +307,13 @@ class _State:
 
     def _hide_positions(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Keep such a stack from counting along the whole row, beyond its table."""
-        if self.call is None:
+        if torch.compiler.is_compiling() or self.call is None:
             return None
         return args, {**kwargs, "position_ids": torch.zeros(1, dtype=torch.long, device=module.weight.device)}
 
     def _put_positions(self, module: Any, args: Any, output: Any) -> Any:
         """Look learned positions up again where a stack counts them itself (BART)."""
-        call = self.call
+        call = None if torch.compiler.is_compiling() else self.call
         if call is None:
             return None
         side = call.placed if call.inside == "encoder" or call.target is None else call.target
@@ -307,6 +329,8 @@ class _Swap:
     name: str
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        if torch.compiler.is_compiling():
+            return None
         call = self.state.call
         if call is None:
             return None

@@ -1,0 +1,106 @@
+"""torch.compile: one graph for a whole dataset of rows, however its sequences fall."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch._dynamo
+from torch._dynamo.utils import counters
+from zoo import build
+
+import nopad
+from nopad.errors import BatchError, OptionError, UnsupportedModelError
+from nopad.model import static_inputs
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the compiler's own, of torch's internals
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def drawn(seed, columns=False):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 30, (12,), generator=generator).tolist()
+    sequences = [torch.randint(5, 99, (n,), generator=generator) for n in lengths]
+    how = {"columns": {"labels": sequences}} if columns else {}
+    return nopad.PackedBatch.from_sequences(sequences, form="rows", capacity=64, rows=6, **how)
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "name"),
+    [
+        ("bert", "base", "last_hidden_state"),
+        ("roberta", "masked LM", "logits"),
+        ("modernbert", "token classification", "logits"),
+        ("llama", "causal LM", "logits"),
+        ("qwen3", "base", "last_hidden_state"),
+        ("gpt2", "base", "last_hidden_state"),
+    ],
+)
+def test_one_graph_for_a_whole_dataset(kind, head, name):
+    model = nopad.packed(build(kind, head), backend="mask")
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    labelled = head.endswith("LM")
+    for seed in range(8):
+        batch = drawn(seed, labelled)
+        wanted, found = model(**batch), compiled(**static_inputs(model, batch))
+        real = batch.layout.sequence_ids > 0
+        assert torch.allclose(found[name][real], wanted[name][real], atol=1e-12)
+        assert found.get("pooler_output") is None
+        if labelled:
+            assert torch.allclose(found.loss, wanted.loss, atol=1e-12)
+            compiled(**static_inputs(model, batch)).loss.backward()
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+def test_batches_sorted_by_length_compile_again_and_again():
+    model = build("bert")
+    compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=False)
+    for width in (5, 12, 19, 30):
+        compiled(input_ids=torch.randint(5, 99, (4, width)))
+    assert counters["stats"]["unique_graphs"] == 4
+
+
+@pytest.mark.slow
+def test_inductor_gives_the_same_numbers():
+    model = nopad.packed(build("bert", "masked LM", dtype=torch.float32), backend="mask")
+    compiled = torch.compile(model, fullgraph=True)
+    with torch.no_grad():
+        for seed in range(3):
+            batch = drawn(seed)
+            real = batch.layout.sequence_ids > 0
+            found, wanted = compiled(**static_inputs(model, batch)).logits[real], model(**batch).logits[real]
+            assert torch.allclose(found, wanted, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_the_same_without_compiling():
+    model = nopad.packed(build("roberta"), backend="mask")
+    batch = drawn(0)
+    real = batch.layout.sequence_ids > 0
+    assert torch.equal(model(**static_inputs(model, batch))[0][real], model(**batch)[0][real])
+
+
+def test_refusals():
+    with pytest.raises(BatchError, match="a compiled model takes rows"):
+        static_inputs(nopad.packed(build("bert")), nopad.PackedBatch.from_sequences([[1]]))
+    with pytest.raises(OptionError, match="this BertModel is not pack-safe; make it so"):
+        static_inputs(build("bert"), drawn(0))
+    for kind, head in (("bert", "sequence classification"), ("llama", "question answering"), ("deberta", "base")):
+        with pytest.raises(UnsupportedModelError, match="compile its layers one by one"):
+            static_inputs(nopad.packed(build(kind, head)), drawn(0))
+
+
+@pytest.mark.parametrize("kind", ["bert", "deberta-v2"])
+def test_layers_compiled_one_by_one(kind):
+    model = nopad.packed(build(kind, "sequence classification"), backend="mask")
+    wanted = [model(**drawn(seed)).logits for seed in range(3)]
+    base = getattr(model, model.base_model_prefix)
+    for layer in base.encoder.layer:
+        layer.compile(backend="eager")
+    for seed in range(3):
+        assert torch.allclose(model(**drawn(seed)).logits, wanted[seed], atol=1e-12)
