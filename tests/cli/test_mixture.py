@@ -26,7 +26,8 @@ def test_what_is_told_of_both(call, mixed, again):
     assert " of 60 records" in train
     assert " held out, " in train
     assert " left out by weight (" in train
-    assert " not held out, " in validation
+    assert " not held out\n" in validation
+    assert "left out by weight" not in validation
     assert ", weight" not in validation.split("Next")[0].split("source a")[1]
     assert f"{mixed}/validation: packed dataset" in ran
     assert "already packed" in ran

@@ -144,7 +144,7 @@ def test_text_and_ids_in_one_job(tmp_path):
     write(tmp_path, {"a.txt": b"a", "b.jsonl": b'{"input_ids": [1]}'})
     assert message(tmp_path) == (
         f"{tmp_path}/a.txt holds text and {tmp_path}/b.jsonl ready-made ids; pack them in two separate jobs, "
-        "or choose one kind with --text-field or --ids-field"
+        "or, where both have both, choose one kind with --text-field or --ids-field"
     )
 
 

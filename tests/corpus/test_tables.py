@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -92,7 +93,8 @@ class TestFiles:
         with pytest.raises(RecordError) as caught:
             counted(source)
         assert str(caught.value) == (
-            f"{tmp_path}/a.parquet, row 42: 'labels' has 1 values beside 2 in 'input_ids'; "
+            f"{tmp_path}/a.parquet, row 42: 'labels' has 1 values beside 2 in 'input_ids' "
+            "(if it is no column of tokens, leave it out with --carry); "
             "repair it, or choose --on-bad-record skip"
         )
         tokens, counts = counted(source, on_bad_record="skip")
@@ -101,7 +103,9 @@ class TestFiles:
 
     def test_ids_beyond_the_vocabulary(self, tmp_path):
         source = open_source(write(tmp_path / "a.parquet"))
-        with pytest.raises(RecordError, match=r"a.parquet, row 98: id 1 is 98, beyond the vocabulary of 98; repair"):
+        with pytest.raises(
+            RecordError, match=r"a.parquet, row 98: token 1 has the id 98, beyond the vocabulary of 98; repair"
+        ):
             counted(source, vocab_size=98)
         _, counts = counted(source, vocab_size=98, on_bad_record="skip")
         assert (counts.sequences, counts.bad_skipped) == (97, 3)
@@ -160,7 +164,11 @@ class TestJsonl:
             (2, "'name' is 7, not string"),
             (4, "broken JSON: Expecting value at column 1"),
             (5, "no 'name'; it rides along with the others"),
-            (6, "'labels' has 2 values beside 1 in 'input_ids'"),
+            (
+                6,
+                "'labels' has 2 values beside 1 in 'input_ids'"
+                " (if it is no column of tokens, leave it out with --carry)",
+            ),
         ]
         _, counts = counted(source, on_bad_record="skip")
         assert (counts.records, counts.sequences, counts.bad_skipped) == (6, 2, 4)
@@ -387,3 +395,81 @@ class TestElsewhere:
         for spec in ("hf:some/name", "hf:some/name:test", "hf:some/name@en:train[:1%]"):
             assert counted(open_source(spec))[1].sequences == 100
         assert asked == [("some/name", None, "train"), ("some/name", None, "test"), ("some/name", "en", "train[:1%]")]
+
+
+class TestWhatAStrangerFound:
+    """Each of these was once packed, or lost, without a word."""
+
+    def test_a_mask_in_one_file_only(self, tmp_path):
+        padded = {"input_ids": [[1, 2, 0]]}
+        pq.write_table(pa.table(padded | {"attention_mask": [[1, 1, 0]]}), tmp_path / "a.parquet")
+        pq.write_table(pa.table(padded), tmp_path / "b.parquet")
+        with pytest.raises(
+            SourceError, match=r"padding marked by 'attention_mask' in .*a.parquet, no mask in .*b.parquet"
+        ):
+            open_source(tmp_path)
+        assert open_source(tmp_path, mask_field=None, carry=()).mask is None
+
+    @pytest.mark.parametrize("name", ["label", "attention_mask"])
+    @pytest.mark.parametrize("carried", [False, True])
+    def test_a_column_that_comes_late(self, tmp_path, name, carried):
+        first = {"input_ids": [1, 2]} | ({"weight": 0.5} if carried else {})
+        rows = [first] * 1200 + [first | {name: [1, 0]}]
+        path = tmp_path / "a.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        for source in (open_source(path), open_source(rows)):
+            with pytest.raises(RecordError, match=rf"(line|row) 1201: has '{name}', which the first records have not"):
+                list(sequences(source.blocks(), None, CorpusOptions(capacity=8)))
+        source = open_source(path, carry=(), mask_field=None)
+        found = list(sequences(source.blocks(), None, CorpusOptions(capacity=8)))
+        assert sum(group.batch.lengths.size for group in found) == 1201
+
+    def test_a_stream_cut_between_two_batches(self, tmp_path):
+        table = pa.table({"input_ids": [[1], [2], [3]]})
+        path = tmp_path / "a.arrow"
+        with pa.ipc.new_stream(path, table.schema) as stream:
+            stream.write_table(table, max_chunksize=1)
+        whole = path.read_bytes()
+        assert sum(block.data.num_rows for block in open_source(path).blocks()) == 3
+        path.write_bytes(whole[:-8])
+        with pytest.raises(SourceError, match="an Arrow stream without its end mark, so it was cut short"):
+            list(open_source(path).blocks())
+
+    def test_several_splits_in_one_folder(self, tmp_path):
+        one = datasets.Dataset.from_list([{"input_ids": [1]}])
+        datasets.DatasetDict({"train": one, "test": one}).save_to_disk(tmp_path / "both")
+        with pytest.raises(
+            SourceError, match=r"a saved DatasetDict of several splits \(test, train\); give one of them"
+        ):
+            open_source(tmp_path / "both")
+        source = open_source(tmp_path / "both" / "train")
+        assert source.ignored == ()
+        with pytest.raises(SourceError, match=r"a DatasetDict of several splits \(train\); give one of them"):
+            DatasetSource(datasets.DatasetDict({"train": one}))
+
+    def test_folders_that_are_columns(self, tmp_path):
+        (tmp_path / "year=2024").mkdir()
+        pq.write_table(pa.table({"input_ids": [[1]]}), tmp_path / "year=2024" / "a.parquet")
+        assert open_source(tmp_path).left_out == ("year (of a folder)",)
+
+    def test_a_packed_dataset_is_no_source(self, tmp_path):
+        (tmp_path / "nopad.json").write_text("{}")
+        with pytest.raises(SourceError, match="a packed dataset already"):
+            open_source(tmp_path)
+
+    def test_a_table_under_another_suffix(self, tmp_path):
+        pq.write_table(pa.table({"input_ids": [[1]]}), tmp_path / "a.pq")
+        with pytest.raises(SourceError, match=r"a.pq: its content is that of a .parquet file; rename it so"):
+            open_source(tmp_path / "a.pq")
+
+    def test_objects(self):
+        import pandas
+        import torch
+
+        with pytest.raises(SourceError, match=r"give datasets\.Dataset\.from_pandas\(frame\)"):
+            open_source(pandas.DataFrame({"input_ids": [[1]]}))
+        [block] = open_source([{"input_ids": torch.tensor([1, 2])}]).blocks()
+        assert block.data.column("input_ids").to_pylist() == [[1, 2]]
+        assert open_source([[1, 2], [3]]).kind == "ids"
+        with pytest.raises(SourceError, match="hf: names no dataset"):
+            open_source("hf:")

@@ -135,11 +135,11 @@ def outcome(manifest: Manifest, plan: Plan) -> Text:
         ("dropped", "dropped as over-long"),
         ("empty_skipped", "skipped as empty"),
         ("bad_skipped", "skipped as bad"),
-        ("stripped", f"came with padding ({counts['stripped_tokens']:,} tokens, removed)"),
+        ("stripped", f"came with padding ({counted(counts['stripped_tokens'], 'token')}, removed)"),
         ("other_split", "held out" if manifest.options.get("split") == "train" else "not held out"),
         ("left_by_weight", f"left out by weight ({counts['left_by_weight_tokens']:,} tokens)"),
     ):
-        if counts[name]:
+        if counts[name] and not (name == "left_by_weight" and manifest.options.get("split") == "validation"):
             parts.append(f"{counts[name]:,} {word}")
     if manifest.source["ignored"]:
         parts.append(f"{counted(manifest.source['ignored'], 'file')} of another kind not read")

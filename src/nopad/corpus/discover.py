@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from nopad.corpus.arrays import ArrayFolder
 from nopad.corpus.hub import HUB, load_hub
 from nopad.corpus.inputs import COMPRESSIONS, InputFile, reading
@@ -20,7 +22,7 @@ from nopad.corpus.mixture import MixtureSource
 from nopad.corpus.objects import DatasetSource, DictSource
 from nopad.corpus.remote import find_remote, is_url
 from nopad.corpus.selection import Reading
-from nopad.corpus.source import BLOCK_BYTES, Block, Source
+from nopad.corpus.source import BLOCK_BYTES, Block, IterableSource, Source
 from nopad.corpus.tables import ArrowFile, ParquetFile
 from nopad.corpus.text import TextFile, TextUnit
 from nopad.errors import OptionError, SourceError
@@ -31,6 +33,8 @@ TABLE_SUFFIXES = (".parquet", ".arrow", ".feather")
 SUFFIXES = TEXT_SUFFIXES + JSONL_SUFFIXES + TABLE_SUFFIXES
 # Named directly, a file of an unknown suffix is text; these are known, and are not.
 OTHERS = (".json", ".csv", ".tsv", ".npy", ".npz", ".pkl", ".pdf", ".docx", ".xlsx")
+MAGIC = {b"PAR1": ".parquet", b"ARROW1": ".arrow", b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
+BESIDE = ("state.json", "dataset_info.json")  # what `save_to_disk` writes beside its Arrow files
 ARCHIVES = (".bz2", ".xz", ".lz4", ".zip", ".tar", ".7z")
 READER_OPTIONS = ("text_unit", "text_field", "ids_field", "carry", "mask_field", "pad_id")  # of `open_source`
 _READS = f"{', '.join(SUFFIXES)}, text and JSONL also with {' or '.join(COMPRESSIONS)}"
@@ -49,7 +53,15 @@ class FileSource(Source):
         sizes = [file.total_bytes for file in self._files]
         self.total_bytes = None if None in sizes else sum(size for size in sizes if size is not None)
         self.carried = next((file.carried for file in self._files if file.kind), ())
-        self.left_out = tuple(dict.fromkeys(name for file in self._files for name in file.left_out))
+        self.mask = next((file.mask for file in self._files if file.kind), None)
+        folders = [
+            part.partition("=")[0] for name, _ in self.inventory() for part in name.split("/")[:-1] if "=" in part
+        ]
+        named = [
+            *(name for file in self._files for name in file.left_out),
+            *(f"{name} (of a folder)" for name in folders),
+        ]
+        self.left_out = tuple(dict.fromkeys(named))
 
     def blocks(self) -> Iterator[Block]:
         """The blocks of each file in turn."""
@@ -130,7 +142,12 @@ def _from_python(inputs: Any, how: Reading) -> Source | None:
     """Return the source of Python objects; None for paths."""
     if hasattr(inputs, "with_format"):
         return DatasetSource(inputs, how)
-    is_dicts = isinstance(inputs, Sequence) and bool(inputs) and isinstance(inputs[0], Mapping)
+    if hasattr(inputs, "to_parquet") and hasattr(inputs, "columns"):
+        raise SourceError("a DataFrame is read as a dataset: give datasets.Dataset.from_pandas(frame)")
+    items = inputs if isinstance(inputs, Sequence) and not isinstance(inputs, str) else ()
+    if items and isinstance(items[0], list | tuple | np.ndarray):
+        return IterableSource(items)
+    is_dicts = bool(items) and isinstance(items[0], Mapping)
     return DictSource(inputs, how) if is_dicts or isinstance(inputs, Iterator) or callable(inputs) else None
 
 
@@ -145,6 +162,11 @@ def _opened(file: InputFile | Path | str, how: Reading, text_unit: TextUnit, blo
     if file.suffix in TABLE_SUFFIXES:
         kind = ParquetFile if file.suffix == ".parquet" else ArrowFile
         return kind(file, how, block_bytes=block_bytes)
+    if file.suffix not in TEXT_SUFFIXES:
+        start = next(file.lines(), b"")
+        for magic, suffix in MAGIC.items():
+            if start.startswith(magic):
+                raise SourceError(f"{file.path}: its content is that of a {suffix} file; rename it so")
     return TextFile(file, unit=text_unit, block_bytes=block_bytes)
 
 
@@ -157,7 +179,13 @@ def _check_alike(files: Sequence[Source], paths: Sequence[Path | str]) -> None:
         text, ids = sorted((known, len(files) - 1), key=lambda at: files[at].kind == "ids")
         raise SourceError(
             f"{paths[text]} holds text and {paths[ids]} ready-made ids; pack them in two separate jobs, "
-            "or choose one kind with --text-field or --ids-field"
+            "or, where both have both, choose one kind with --text-field or --ids-field"
+        )
+    if files[known].kind == "ids" and files[known].mask != files[-1].mask:
+        masks = [f"padding marked by {name!r}" if name else "no mask" for name in (files[known].mask, files[-1].mask)]
+        raise SourceError(
+            f"{masks[0]} in {paths[known]}, {masks[1]} in {paths[-1]}; make them alike, or read all without a mask "
+            "(--mask-field none --carry none)"
         )
     here, first = ({column.name: column for column in file.carried} for file in (files[-1], files[known]))
     for name in [*first, *here]:
@@ -192,6 +220,14 @@ def _find_all(inputs: Sequence[str | Path]) -> tuple[list[InputFile | Path | str
                 )
             files += known
             ignored += [file.name for file in found if file not in known]
+        elif path.is_dir() and (path / "dataset_dict.json").is_file():
+            splits = sorted(inner.name for inner in path.iterdir() if inner.is_dir())
+            raise SourceError(
+                f"{path}: a saved DatasetDict of several splits ({', '.join(splits)}); give one of them, such as "
+                f"{path / (splits[0] if splits else 'train')}, or each with a name: NAME={path / 'SPLIT'}"
+            )
+        elif path.is_dir() and (path / "nopad.json").is_file():
+            raise SourceError(f"{path}: a packed dataset already; open it with nopad.open_packed, or give its source")
         elif path.is_dir() and (path / "offsets.npy").is_file():
             files.append(path)
         elif path.is_dir():
@@ -227,7 +263,7 @@ def _find_in(folder: Path) -> tuple[list[InputFile], list[str]]:
     names = sorted(_walk(folder), key=lambda name: name.encode("utf-8", "surrogateescape"))
     files = [InputFile(path=folder / name, name=name, size=0) for name in names]
     known = [file.name for file in files if file.suffix in SUFFIXES and not _is_archive(file)]
-    ignored = [name for name in names if name not in set(known)]
+    ignored = [name for name in names if name not in set(known) and name.split("/")[-1] not in BESIDE]
     if not known:
         held = (
             f"none of its {len(names)} files is of a kind that nopad reads (such as {names[0]!r})"

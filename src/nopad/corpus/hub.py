@@ -21,6 +21,8 @@ def load_hub(spec: str, how: Reading) -> DatasetSource:
         MissingExtraError: `datasets` is not installed.
         SourceError: there is no such dataset, configuration or split, or no network.
     """
+    if spec == HUB:
+        raise SourceError("hf: names no dataset; write hf:NAME, hf:NAME:SPLIT or hf:NAME@CONFIG:SPLIT")
     name, _, split = spec.removeprefix(HUB).partition(":")
     name, _, config = name.partition("@")
     try:

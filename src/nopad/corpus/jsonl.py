@@ -53,7 +53,8 @@ class JsonlFile(Source):
         self._field = _named_field(how) or detect_field(file)
         self.kind = self._field.kind if self._field else None
         self.total_bytes = None if file.compression else file.size
-        self._selection: Selection | None = None
+        self._selection: Selection | None = None  # where more than the content is read
+        self._chosen: Selection | None = None
         typical = list(islice(_typical(file, self._field), TYPICAL)) if self._field else []
         if self._field and typical:
             line = typical[0][0]
@@ -61,14 +62,16 @@ class JsonlFile(Source):
             named = replace(how, text_field=name if is_text else None, ids_field=None if is_text else name)
             schema = schema_of([item for _, item in typical])
             selection = select(schema, named, f"{file.path}, line {line}")
-            self.carried, self.left_out = selection.carried, selection.left_out
+            self.carried, self.left_out, self.mask = selection.carried, selection.left_out, selection.mask
+            self._chosen = selection
             if len(selection.columns) > 1 or selection.pad_id is not None:
                 self._selection = selection
                 self._schema = pa.schema([schema.field(name) for name in selection.columns])
 
     def blocks(self) -> Iterator[Block]:
         """Blocks of whole lines."""
-        decoder: Decoder = partial(decode_objects, field=self._field or Field(name="text", kind="text"))
+        field = self._field or Field(name="text", kind="text")
+        decoder: Decoder = partial(decode_objects, field=field, selection=self._chosen)
         if self._selection is not None:
             decoder = partial(decode_columns, schema=self._schema, selection=self._selection)
         for data, line in self._file.line_blocks(self._block_bytes):
@@ -149,11 +152,13 @@ def _in_columns(
     items: list[dict[str, Any]], lines: list[int], schema: pa.Schema, selection: Selection
 ) -> Iterator[Records | BadRecord]:
     if items:
-        batch, bad = to_batch(items, schema)
+        batch, bad = to_batch(items, schema, selection)
         yield from decode_rows(batch, np.array(lines), selection=selection, known_bad=bad)
 
 
-def decode_objects(data: bytes, first_line: int, *, field: Field) -> Iterator[Records | Record | BadRecord]:
+def decode_objects(
+    data: bytes, first_line: int, *, field: Field, selection: Selection | None = None
+) -> Iterator[Records | Record | BadRecord]:
     """One record per line that is not empty."""
     texts: list[str] = []
     lines: list[int] = []
@@ -167,7 +172,8 @@ def decode_objects(data: bytes, first_line: int, *, field: Field) -> Iterator[Re
             continue
         yield from text_run(texts, np.array(lines, dtype=np.int64), repr(field.name)) if texts else ()
         texts, lines = [], []
-        yield _record(value, line, field)
+        odd = selection.unforeseen(value) if selection is not None and isinstance(value, dict) else None
+        yield _record(value, line, field) if odd is None else BadRecord(line=line, reason=odd)
     yield from text_run(texts, np.array(lines, dtype=np.int64), repr(field.name)) if texts else ()
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from nopad.corpus.records import shown
 from nopad.corpus.rows import decode_rows
-from nopad.corpus.selection import Reading, is_list, is_string
+from nopad.corpus.selection import Reading, Selection, is_list, is_string
 from nopad.corpus.source import Block
 from nopad.corpus.tables import TableSource
 from nopad.errors import SourceError
@@ -25,6 +25,8 @@ class DatasetSource(TableSource):
 
     def __init__(self, dataset: Any, how: Reading | None = None, *, name: str = "dataset", rows: int = 1000) -> None:
         """Look at the columns; an iterable dataset without features gives its first rows for that."""
+        if isinstance(dataset, Mapping):
+            raise SourceError(f"{name}: a DatasetDict of several splits ({', '.join(dataset)}); give one of them")
         self._dataset = dataset.with_format("arrow")
         self._rows = rows
         if dataset.features is not None:
@@ -116,7 +118,7 @@ class DictSource(TableSource):
             chunks, self._once = self._once, None
         else:
             chunks = self._chunks(self._name)
-        return (to_batch(chunk, self._schema) for chunk in chunks)
+        return (to_batch(chunk, self._schema, self.selection) for chunk in chunks)
 
 
 def _again(first: list[Any], rest: Iterator[list[Any]]) -> Iterator[list[Any]]:
@@ -135,8 +137,15 @@ def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
     )
 
 
+def _plain(value: Any) -> Any:
+    """Tensors as arrays; all else as it is."""
+    return (
+        np.asarray(value) if hasattr(value, "__array__") and not isinstance(value, np.ndarray | np.generic) else value
+    )
+
+
 def _type_of(items: Sequence[Mapping[str, Any]], key: str) -> pa.DataType:
-    values = [item[key] for item in items if item.get(key) is not None]
+    values = [_plain(item[key]) for item in items if item.get(key) is not None]
     try:
         found = pa.array(values).type
     except _MISFITS:  # they do not fit together: the first one counts
@@ -147,7 +156,9 @@ def _type_of(items: Sequence[Mapping[str, Any]], key: str) -> pa.DataType:
     return pa.list_(pa.int64()) if is_list(found) and pa.types.is_null(found.value_type) else found
 
 
-def to_batch(items: Sequence[Mapping[str, Any]], schema: pa.Schema) -> tuple[pa.RecordBatch, dict[int, str]]:
+def to_batch(
+    items: Sequence[Mapping[str, Any]], schema: pa.Schema, selection: Selection | None = None
+) -> tuple[pa.RecordBatch, dict[int, str]]:
     """Put dicts into columns, the first of them the content.
 
     A value of another type is null there, and its row comes with the reason.
@@ -157,9 +168,14 @@ def to_batch(items: Sequence[Mapping[str, Any]], schema: pa.Schema) -> tuple[pa.
     ({'a': [1, None, None]}, {2: "no 'a'", 1: "'a' is 0.5, not int64"})
     """
     bad: dict[int, str] = {}
+    if selection is not None and selection.new != "none":
+        for row, item in enumerate(items):
+            reason = selection.unforeseen(item)
+            if reason is not None:
+                bad[row] = reason
     columns = {}
     for at, field in enumerate(schema):
-        values = [item.get(field.name) for item in items]
+        values = [_plain(item.get(field.name)) for item in items]
         for row, item in enumerate(items):
             if field.name not in item:
                 bad.setdefault(row, f"no {field.name!r}" + ("; it rides along with the others" if at else ""))

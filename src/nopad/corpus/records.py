@@ -165,7 +165,7 @@ def within_vocabulary(run: Records, vocab_size: int | None) -> Iterator[Records 
         if row > at:
             yield run.part(at, row)
         inside = place - int(ends[row] - run.lengths[row])
-        reason = f"id {inside} is {run.tokens[place]}, beyond the vocabulary of {vocab_size}"
+        reason = f"token {inside} has the id {run.tokens[place]}, beyond the vocabulary of {vocab_size}"
         yield BadRecord(line=int(run.lines[row]), reason=reason)
         at = row + 1
     if at < run.lines.size:

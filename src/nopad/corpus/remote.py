@@ -68,6 +68,7 @@ def find_remote(url: str) -> list[tuple[str, str, int, Remote]]:
         raise SourceError(f"{url}: nothing there; check the URL") from error
     except Exception as error:  # every store has errors of its own
         reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = reason if len(reason) <= 200 else reason[:200] + "…"
         raise SourceError(
             f"{url}: cannot be opened ({reason}); check the URL, the network and your credentials for {scheme}://"
         ) from error
@@ -85,6 +86,8 @@ def _filesystem(url: str, scheme: str) -> tuple[Any, str]:
     import pyarrow.fs as pafs
 
     if scheme in ("s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss", "file"):
+        if scheme in ("gs", "gcs") and "?" not in url:
+            url += "?retry_limit_seconds=15"  # its own limit is 15 minutes, in which nothing can stop it
         try:
             return pafs.FileSystem.from_uri(url)  # type: ignore[no-any-return]
         except pa.ArrowNotImplementedError:

@@ -71,7 +71,9 @@ def _decode_ids(
             bad.setdefault(row, reason)
         for row in np.flatnonzero(beside[name].lengths != ids.lengths).tolist():
             have, want = beside[name].lengths[row], ids.lengths[row]
-            bad.setdefault(row, f"{name!r} has {have} values beside {want} in {selection.content!r}")
+            reason = f"{name!r} has {have} values beside {want} in {selection.content!r}"
+            hint = "" if name == selection.mask else " (if it is no column of tokens, leave it out with --carry)"
+            bad.setdefault(row, reason + hint)
     _find_bad_sequences(batch, selection, bad)
     begin, length = ids.begins, ids.lengths
     if selection.mask:

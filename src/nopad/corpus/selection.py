@@ -6,7 +6,7 @@ made of.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -67,6 +67,8 @@ class Selection:
         pad_id: marks padding; None: none does.
         carried: ride along.
         left_out: do not.
+        known: names of all columns that were there when these were chosen.
+        new: which other columns may not turn up later: "all" where all that can ride along, "mask", or "none".
     """
 
     content: str
@@ -75,6 +77,21 @@ class Selection:
     pad_id: int | None = None
     carried: tuple[Carried, ...] = ()
     left_out: tuple[str, ...] = ()
+    known: frozenset[str] = frozenset()
+    new: Literal["all", "mask", "none"] = "none"
+
+    def unforeseen(self, record: Mapping[str, Any]) -> str | None:
+        """Say what is wrong with a record: it has a column that nobody chose, and that matters."""
+        if self.new == "none":
+            return None
+        if self.new == "mask":
+            odd = [MASK] if MASK in record and MASK not in self.known else []
+        else:
+            odd = [name for name in record if name not in self.known and _can_ride(record[name])]
+        if not odd:
+            return None
+        way = "--mask-field" if odd[0] == MASK else "--carry"
+        return f"has {odd[0]!r}, which the first records have not; name it with {way}, or leave it out with {way} none"
 
     @property
     def columns(self) -> list[str]:
@@ -105,6 +122,10 @@ def select(schema: pa.Schema, reading: Reading, place: str) -> Selection:
     else:
         carried = [_asked(schema, name, kind, content, place) for name in reading.carry]
     names = {column.name for column in carried}
+    watched: Literal["all", "mask", "none"] = "none"
+    if kind == "ids":
+        by_mask = reading.pad_id is None and reading.mask_field == "auto"
+        watched = "all" if reading.carry == "auto" else "mask" if by_mask else "none"
     return Selection(
         content=content,
         kind=kind,
@@ -112,6 +133,8 @@ def select(schema: pa.Schema, reading: Reading, place: str) -> Selection:
         pad_id=reading.pad_id if kind == "ids" else None,
         carried=tuple(carried),
         left_out=tuple(name for name in others if name not in names),
+        known=frozenset(schema.names),
+        new=watched,
     )
 
 
@@ -174,6 +197,10 @@ def _carried(schema: pa.Schema, name: str, kind: Kind) -> Carried | None:
     if _is_number(found) or is_string(found):
         return Carried(name=name, per="sequence", type="string" if is_string(found) else str(found))
     return None
+
+
+def _can_ride(value: Any) -> bool:
+    return value is not None and not isinstance(value, Mapping)
 
 
 def _check_once(schema: pa.Schema, name: str, place: str) -> None:

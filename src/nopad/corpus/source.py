@@ -91,6 +91,8 @@ class Source(ABC):
     """Columns that ride along, the same for every record."""
     left_out: tuple[str, ...] = ()
     """Columns that do not, to be shown to the user."""
+    mask: str | None = None
+    """The column that marks padding, the same for every record."""
     parts: tuple[str, ...] = ("",)
     """Names of the sources in it, in reading order; one without a name unless several were named."""
 

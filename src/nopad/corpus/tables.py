@@ -24,6 +24,7 @@ from nopad.errors import SourceError
 
 __all__ = ["ArrowFile", "ParquetFile", "TableSource"]
 
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 BATCH_ROWS = 1 << 16  # at most; fewer where rows are long
 
 
@@ -43,6 +44,7 @@ class TableSource(Source):
         self.kind = self.selection.kind
         self.carried = self.selection.carried
         self.left_out = self.selection.left_out
+        self.mask = self.selection.mask
 
     @abstractmethod
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -104,11 +106,25 @@ class ArrowFile(TableSource):
         with _tables(self._file, "Arrow"), self._file.random() as opened:
             found = _opened(opened)
             numbered = isinstance(found, pa.RecordBatchFileReader)
+            if not numbered:
+                self._check_end(opened)
             batches = map(found.get_batch, range(found.num_record_batches)) if numbered else found
             for batch in batches:
                 batch = batch.select(self.selection.columns)
                 rows = _rows(self._block_bytes, batch.nbytes, batch.num_rows)
                 yield from (batch.slice(at, rows) for at in range(0, batch.num_rows, rows))
+
+    def _check_end(self, opened: Any) -> None:
+        """A stream that was cut between two batches reads as a whole one: only its end mark tells."""
+        at = opened.tell()
+        opened.seek(max(opened.size() - len(END_OF_STREAM), 0))
+        end = opened.read(len(END_OF_STREAM))
+        opened.seek(at)
+        if end != END_OF_STREAM:
+            raise SourceError(
+                f"{self._path}: an Arrow stream without its end mark, so it was cut short, or is still being written; "
+                "make it again, or leave it out"
+            )
 
     def inventory(self) -> list[tuple[str, int]]:
         """This file's name and size."""

@@ -95,6 +95,8 @@ def read_subject(path: Path, *, comparison: Sequence[Mapping[str, Any]] | None =
         return _dataset(path, comparison)
     if not path.is_file():
         raise FormatError(f"{path}: no such file or folder; give a histogram, a plan, or a packed dataset")
+    if path.suffix != ".json":
+        raise FormatError(f"{path}: a report is about a histogram or plan (.json), or a packed dataset; pack it first")
     try:
         made = Plan.load(path)
     except FormatError as not_a_plan:

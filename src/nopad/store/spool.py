@@ -128,7 +128,7 @@ class Spool:
         if not self._files:
             self._open()
         with storage_errors("spooling tokens to", self._folder):
-            for name, file in self._layout.items():
+            for name, file in self._layout.items() if batch.lengths.size else ():
                 values = np.ascontiguousarray(file.values(batch), dtype=file.dtype)
                 if file.per == "end" and values.size:
                     values = values + self._text_bytes[name]

@@ -73,8 +73,10 @@ def source_problems(
     if at != record.size:
         problems.append(f"the source gives {at:,} sequences, the packs hold {record.size:,}")
     if digest.hex() != m.source["sha256"]:
+        renamed = not problems and m.kind == "packed"
+        agree = "every sequence agrees, but files have other names, or are stored otherwise: " if renamed else ""
         problems.append(
-            f"this is not the source that was packed: fingerprint {digest.hex()}, expected {m.source['sha256']}"
+            f"{agree}this is not the source that was packed: fingerprint {digest.hex()}, expected {m.source['sha256']}"
         )
     return problems or _count_problems(content, m, chosen, parts, size)
 
