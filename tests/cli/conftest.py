@@ -66,7 +66,7 @@ def command():
 def run(command):
     def run(*arguments, cwd=None, **environment) -> Ran:
         done = subprocess.run(
-            command(*arguments), capture_output=True, text=True, cwd=cwd, env=os.environ | environment, timeout=120
+            command(*arguments), capture_output=True, text=True, cwd=cwd, env=os.environ | environment, timeout=600
         )
         return Ran.of(done.returncode, done.stdout, done.stderr)
 

