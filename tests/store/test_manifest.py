@@ -95,7 +95,7 @@ def test_a_missing_key_is_named(out, name):
     document = json.loads((out / "nopad.json").read_text())
     del document[name]
     (out / "nopad.json").write_text(json.dumps(document))
-    with pytest.raises(CorruptError, match=rf"is damaged, or of another version of nopad: unexpected or missing {name}; pack"):
+    with pytest.raises(CorruptError, match=rf"or of another version of nopad: unexpected or missing {name}; pack"):
         Manifest.load(out)
 
 

@@ -132,8 +132,8 @@ class Manifest:
         if set(document) != known:
             odd = sorted(set(document) ^ known)
             raise CorruptError(
-                f"{path} is damaged, or of another version of nopad: unexpected or missing {', '.join(odd)}; pack again "
-                "into a new folder"
+                f"{path} is damaged, or of another version of nopad: unexpected or missing {', '.join(odd)}; "
+                "pack again into a new folder"
             )
         try:
             shards = tuple(Shard(**shard) for shard in document.pop("shards"))
