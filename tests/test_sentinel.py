@@ -35,6 +35,7 @@ TOUCHES = {
     "membership": lambda mask: 0 in mask,
     "length": lambda mask: len(mask),
     "iteration": lambda mask: list(mask),
+    "sum of rows": lambda mask: mask.sum(-1),
     "torch function": lambda mask: torch.sum(mask),
     "array": lambda mask: np.asarray(mask),
 }
@@ -44,6 +45,10 @@ TOUCHES = {
 def test_every_touch_is_told(mask, touch):
     with pytest.raises(NotPackSafeError, match=r"nopad\.packed\(model\)"):
         touch(mask)
+
+
+def test_the_number_of_tokens_is_no_secret(mask):
+    assert mask.sum() == 3
 
 
 def test_what_asks_politely_gets_a_no(mask):

@@ -113,13 +113,17 @@ class PackedBatch(MutableMapping[str, Any]):
         return cls._filled(stacked, layout, pad_id, how.get("fill"))
 
     @classmethod
-    def from_features(cls, features: Sequence[Mapping[str, Any]], **how: Any) -> PackedBatch:
+    def from_features(cls, features: Sequence[Mapping[str, Any]], *, causal: bool = False, **how: Any) -> PackedBatch:
         """Build a batch of dicts, one a sequence, as Hugging Face datasets give them; `how` as in `from_sequences`.
 
         Padding is cut off by ``attention_mask``; rows of a packed dataset (with ``seq_lens``) are taken apart.
+        `causal`: for causal language models: ``labels`` of first tokens become -100, since nothing predicts them, and
+        loops count the others.
         """
         how = {"form": "flat", "capacity": None, "depth": None, "packs": None, "rows": None, "end_to_end": False} | how
         stacked = from_features(features)
+        if causal and "labels" in stacked.tokens:
+            stacked.tokens["labels"][np.cumsum(stacked.seq_lens) - stacked.seq_lens] = -100
         pad_id, fill = how.pop("pad_id", 0), how.pop("fill", None)
         return cls._laid_out(stacked, **how, pad_id=pad_id, fill=fill)
 

@@ -42,6 +42,14 @@ class PackedMask:
     def __getattr__(self, name: str) -> NoReturn:
         raise NotPackSafeError(_SAYS.format(what=f".{name}"))
 
+    def sum(self, *dims: Any, **how: Any) -> Any:
+        """How many real tokens there are, as loops count them (TRL); along no dimension, for that would be of rows."""
+        if dims or how:
+            raise NotPackSafeError(_SAYS.format(what=".sum of rows"))
+        import torch
+
+        return torch.tensor(layout_of(self).tokens)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return PackedMask, (self._layout,)
 

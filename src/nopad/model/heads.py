@@ -146,6 +146,12 @@ class _Causal(Head):
         super().enter(call, named)
         labels = named.get("labels")
         if labels is not None and call.target is None:
+            counted = labels.reshape(-1)[call.placed.first] != IGNORED
+            if named.get("num_items_in_batch") is not None and bool(counted.any()):
+                raise BatchError(
+                    "labels of first tokens are in the number of items that the loss is divided by, and nothing "
+                    "predicts them; build the batch with causal=True"
+                )
             named["labels"] = labels.reshape(-1).index_fill(0, call.placed.first, IGNORED).reshape(labels.shape)
 
     def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:

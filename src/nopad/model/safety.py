@@ -18,8 +18,9 @@ from functools import lru_cache
 from threading import local
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nopad.errors import BatchError, OptionError, UnsupportedModelError
 from nopad.model import attention
@@ -391,7 +392,8 @@ def _positions(config: Any, family: Family) -> int | None:
 
 
 def _is_extra(value: Any) -> bool:
-    return not isinstance(value, bool | int | float | str) and value is not None
+    """Whether a value is a column of a batch; a number, such as a loss's denominator, is none."""
+    return isinstance(value, np.ndarray) or (isinstance(value, Tensor) and value.dim() > 0)
 
 
 @lru_cache(maxsize=64)

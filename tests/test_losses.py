@@ -1,0 +1,119 @@
+"""Losses of packs against the same sequences one by one: value and gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+import nopad
+from nopad.errors import BatchError, OptionError
+from nopad.losses import items, token_loss
+
+LENGTHS = [7, 1, 12, 3, 5]
+CLASSES = 11
+FORMS = [{"form": "flat"}, {"form": "rows", "capacity": 13}, {"form": "rows", "capacity": 9, "end_to_end": True}]
+
+
+@pytest.fixture
+def data():
+    """Logits and labels of each sequence; about a third of the labels count for nothing, all of one sequence's."""
+    generator = torch.Generator().manual_seed(0)
+    logits = [torch.randn(n, CLASSES, generator=generator, dtype=torch.float64) for n in LENGTHS]
+    labels = [torch.randint(0, CLASSES, (n,), generator=generator) for n in LENGTHS]
+    for label in labels:
+        label[torch.rand(label.shape, generator=generator) < 0.3] = -100
+    labels[3][:] = -100
+    labels[0][0] = 4
+    return logits, labels
+
+
+def one_by_one(logits, labels, per, causal, weights):
+    """(sum, denominator) over sequences, as the definition says."""
+    total, count = torch.zeros((), dtype=torch.float64), 0.0
+    for logit, label, weight in zip(logits, labels, weights, strict=True):
+        if causal:
+            logit, label = logit[:-1], label[1:]
+        real = label != -100
+        if not real.any():
+            continue
+        each = cross_entropy(logit[real], label[real], reduction="sum")
+        n = int(real.sum())
+        total = total + weight * (each / n if per == "sequence" else each)
+        count += weight * (1 if per == "sequence" else n)
+    return total, count
+
+
+def laid_out(batch, values, fill):
+    stream = torch.cat([values[number] for number in batch.layout.order.tolist()])
+    rows = torch.full((batch.layout.slots, *stream.shape[1:]), fill, dtype=stream.dtype)
+    rows[torch.from_numpy(batch.layout.index)] = stream
+    return rows.reshape(*batch.layout.shape, *stream.shape[1:])
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["flat", "rows", "end to end"])
+@pytest.mark.parametrize("per", ["token", "sequence"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_equal_to_one_by_one(data, form, per, causal, weighted):
+    logits, labels = data
+    batch = nopad.PackedBatch.from_sequences([[1] * n for n in LENGTHS], **form)
+    given = torch.tensor([0.5, 2.0, 1.0, 3.0, 0.25], dtype=torch.float64) if weighted else None
+    weights = [1.0] * len(LENGTHS) if given is None else given.tolist()
+    leaves = [logit.clone().requires_grad_() for logit in logits]
+    total, count = one_by_one(leaves, labels, per, causal, weights)
+    (total / count).backward()
+    packed_logits = laid_out(batch, logits, 7.0).requires_grad_()  # whatever stands in padding counts for nothing
+    packed_labels = laid_out(batch, labels, 3)
+    in_stream = None if given is None else given[torch.from_numpy(batch.layout.order)]
+    how = {"per": per, "causal": causal, "weights": in_stream}
+    loss = token_loss(packed_logits, packed_labels, batch, **how)
+    loss.backward()
+    torch.testing.assert_close(loss, total.detach() / count, atol=1e-12, rtol=0)
+    assert float(items(packed_labels, batch, **how)) == pytest.approx(count)
+    for part, leaf in zip(batch.unpack(packed_logits.grad), leaves, strict=True):
+        torch.testing.assert_close(
+            part, leaf.grad if leaf.grad is not None else torch.zeros_like(leaf), atol=1e-12, rtol=0
+        )
+
+
+@pytest.mark.parametrize("per", ["token", "sequence"])
+def test_accumulated_steps_are_exact(data, per):
+    logits, labels = data
+    total, count = one_by_one(logits, labels, per, True, [1.0] * len(LENGTHS))
+    parts = []
+    for numbers in ([0, 1], [2, 3, 4]):
+        batch = nopad.PackedBatch.from_sequences([[1] * LENGTHS[n] for n in numbers], form="rows", capacity=20)
+        chosen = ([values[n] for n in numbers] for values in (logits, labels))
+        parts.append((*(laid_out(batch, values, 0) for values in chosen), batch))
+    whole = sum(items(label, batch, per=per, causal=True) for _, label, batch in parts)
+    losses = [token_loss(*part, per=per, causal=True, denominator=whole) for part in parts]
+    torch.testing.assert_close(sum(losses), total / count, atol=1e-12, rtol=0)
+
+
+def test_default_is_transformers_own(data):
+    from transformers.loss.loss_utils import ForCausalLMLoss
+
+    logits, labels = data
+    longest = max(LENGTHS)
+    rows = torch.zeros(len(LENGTHS), longest, CLASSES, dtype=torch.float64)
+    padded = torch.full((len(LENGTHS), longest), -100)
+    for row, (logit, label) in enumerate(zip(logits, labels, strict=True)):
+        rows[row, : len(label)], padded[row, : len(label)] = logit, label
+    batch = nopad.PackedBatch.from_sequences([[1] * n for n in LENGTHS])
+    found = token_loss(laid_out(batch, logits, 0), laid_out(batch, labels, -100), batch, causal=True)
+    wanted = ForCausalLMLoss(rows.float(), padded, CLASSES)
+    torch.testing.assert_close(found.float(), wanted, atol=1e-6, rtol=0)
+
+
+def test_refusals():
+    batch = nopad.PackedBatch.from_sequences([[1, 2], [3]])
+    logits, labels = torch.zeros(1, 3, 4), torch.zeros(1, 3, dtype=torch.long)
+    with pytest.raises(BatchError, match=r"labels have the shape \[3\]; wanted \[1, 3, ...\]"):
+        token_loss(logits, labels[0], batch)
+    with pytest.raises(BatchError, match=r"logits have the shape \[3, 1, 4\]; wanted \[1, 3, ...\]"):
+        token_loss(logits.reshape(3, 1, 4), labels, batch)
+    with pytest.raises(BatchError, match=r"weights have the shape \[3\]; wanted \[2\], one a sequence"):
+        token_loss(logits, labels, batch, weights=torch.ones(3))
+    with pytest.raises(OptionError, match="unknown per 'pack'; it is 'token' or 'sequence'"):
+        token_loss(logits, labels, batch, per="pack")
