@@ -134,7 +134,9 @@ def carried_by(mask: Tensor | None) -> Placement | Cross | None:
 
 def is_static(mask: Any) -> bool:
     """Whether a mask is that of `nopad.model.static_inputs`: sequence numbers, and nothing hangs on it."""
-    return isinstance(mask, Tensor) and mask.dtype == torch.int32 and mask.dim() == 4
+    if not (isinstance(mask, Tensor) and mask.dtype == torch.int32 and mask.dim() == 4):
+        return False
+    return torch.compiler.is_compiling() or carried_by(mask) is None
 
 
 def place(mask: PackedMask, device: Any, backend: str) -> Placement:
