@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import local
@@ -399,16 +398,3 @@ def _is_extra(value: Any) -> bool:
 @lru_cache(maxsize=64)
 def _say_once(message: str) -> None:
     log.info(message)
-
-
-@contextmanager
-def as_packed(model: Any, **how: Any) -> Any:
-    """Make a model pack-safe for a while, unless it is already."""
-    was = is_packed(model)
-    if not was:
-        packed(model, **how)
-    try:
-        yield model
-    finally:
-        if not was:
-            unpacked(model)
