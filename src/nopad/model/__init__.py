@@ -11,5 +11,6 @@ except ImportError as error:
 from nopad.model.compiled import static_inputs
 from nopad.model.embedding import Embedder, embed
 from nopad.model.safety import is_packed, packed, unpacked
+from nopad.model.scores import sequence_logprobs
 
-__all__ = ["Embedder", "embed", "is_packed", "packed", "static_inputs", "unpacked"]
+__all__ = ["Embedder", "embed", "is_packed", "packed", "sequence_logprobs", "static_inputs", "unpacked"]

@@ -1,0 +1,44 @@
+"""How likely a causal language model finds each sequence of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nopad.batch import PackedBatch
+
+__all__ = ["sequence_logprobs"]
+
+
+def sequence_logprobs(model: Any, batch: PackedBatch, *, mean: bool = False) -> Tensor:
+    """Return the log-probability of each sequence, in the order in which they were given; float32 or wider, ``[S]``.
+
+    The sum over its tokens but the first, which nothing predicts, so 0 for a sequence of one token; with `mean`, that
+    sum by the number of predicted tokens.
+
+    >>> import nopad
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from nopad.model import sequence_logprobs
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> model = nopad.packed(LlamaForCausalLM(LlamaConfig(vocab_size=50, **sizes)).eval())
+    >>> sequence_logprobs(model, nopad.PackedBatch.from_sequences([[5, 6, 7], [8]])).shape
+    torch.Size([2])
+    """
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    logits = model(**inputs).logits
+    flat = logits.reshape(-1, logits.shape[-1])
+    flat = flat.float() if flat.dtype.itemsize < 4 else flat
+    at = batch.layout
+    ids = batch["input_ids"].reshape(-1)
+    number = torch.from_numpy(at.sequence_ids).to(ids.device).reshape(-1).long()
+    index = torch.from_numpy(at.index).to(ids.device)
+    stream, tokens, owner = flat[index], ids[index], number[index] - 1
+    inside = owner[1:] == owner[:-1]  # the token after is of the same sequence
+    each = torch.log_softmax(stream[:-1], dim=-1).gather(-1, tokens[1:, None])[:, 0]
+    total = flat.new_zeros(at.sequences).index_add(0, owner[1:][inside], each[inside])
+    if mean:
+        total = total / torch.from_numpy(at.seq_lens - 1).to(total).clamp(min=1)
+    order = torch.from_numpy(at.order).to(total.device)
+    return torch.empty_like(total).index_copy(0, order, total)
