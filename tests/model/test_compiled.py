@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 import torch._dynamo
@@ -66,6 +68,7 @@ def test_batches_sorted_by_length_compile_again_and_again():
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 def test_inductor_gives_the_same_numbers():
     model = nopad.packed(build("bert", "masked LM", dtype=torch.float32), backend="mask")
     compiled = torch.compile(model, fullgraph=True)

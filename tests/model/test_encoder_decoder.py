@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 import transformers
@@ -72,6 +74,7 @@ def test_refusals(sequences, targets):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 @pytest.mark.filterwarnings("ignore")  # the compiler's own, of torch's internals
 def test_flex_without_gradients(sequences):
     from zoo import build as build_one
