@@ -19,6 +19,20 @@ from nopad.errors import BatchError
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 STEPS, BATCH = 6, 4
+SAME = {  # of both trainers
+    "per_device_train_batch_size": BATCH,
+    "max_steps": STEPS,
+    "learning_rate": 1e-2,
+    "lr_scheduler_type": "constant",
+    "logging_steps": 1,
+    "report_to": [],
+    "save_strategy": "no",
+    "use_cpu": True,
+    "bf16": False,
+    "remove_unused_columns": False,
+    "train_sampling_strategy": "sequential",
+    "disable_tqdm": True,
+}
 
 
 @pytest.fixture(scope="module")
@@ -69,19 +83,8 @@ def trained(model, rows, collate, folder, *, accumulate=1, **how):
     losses = Losses()
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
-        per_device_train_batch_size=BATCH // accumulate,
+        **SAME | {"per_device_train_batch_size": BATCH // accumulate},
         gradient_accumulation_steps=accumulate,
-        max_steps=STEPS,
-        learning_rate=1e-2,
-        lr_scheduler_type="constant",
-        logging_steps=1,
-        report_to=[],
-        save_strategy="no",
-        use_cpu=True,
-        bf16=False,
-        remove_unused_columns=False,
-        train_sampling_strategy="sequential",
-        disable_tqdm=True,
         **how,
     )
     trainer = transformers.Trainer(
@@ -131,20 +134,9 @@ def test_sft_trainer(tmp_path, rows):
         losses = Losses()
         how = trl.SFTConfig(
             output_dir=str(tmp_path),
-            max_steps=STEPS,
-            per_device_train_batch_size=BATCH,
-            learning_rate=1e-2,
-            lr_scheduler_type="constant",
-            logging_steps=1,
+            **SAME,
             dataset_kwargs={"skip_prepare_dataset": True},
-            remove_unused_columns=False,
-            report_to=[],
-            save_strategy="no",
-            use_cpu=True,
-            bf16=False,
             gradient_checkpointing=False,
-            train_sampling_strategy="sequential",
-            disable_tqdm=True,
         )
         trainer = trl.SFTTrainer(
             model,
