@@ -175,7 +175,7 @@ def within_vocabulary(run: Records, vocab_size: int | None) -> Iterator[Records 
 def text_run(texts: list[str], lines: NDArray[np.int64], label: str) -> Iterator[Records | Record | BadRecord]:
     """A run of texts, in one piece unless one of them is bad: a tenth of the time of one record after the other."""
     try:
-        "".join(texts).encode()
+        "".join([text for text in texts if not text.isascii()]).encode()
     except UnicodeEncodeError:
         for text, line in zip(texts, lines.tolist(), strict=True):
             yield text_record(text, line, label)
