@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test check bench docs clean
+.PHONY: help run test oldest check bench docs clean
 
 # Only relative paths and `python -m`: this folder's own path may hold spaces, which break make rules and script headers.
 PY := .venv/bin/python
@@ -17,6 +17,7 @@ TEST := .venv/test-$(HERE)
 LINT := .venv/lint-$(HERE)
 BENCH := .venv/bench-$(HERE)
 DOCS := .venv/docs-$(HERE)
+OLDEST := .venv/oldest-$(HERE)
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile
@@ -26,6 +27,9 @@ run: $(BASE) ## pack the standard library's docstrings and comments: the two-min
 
 test: $(TEST) ## all tests and docstring examples, with the coverage floor
 	@$(PY) -m pytest --cov $(ARGS)
+
+oldest: $(OLDEST) ## the tests of models and audits on the oldest transformers that is supported
+	@$(OLDEST)/bin/python -m pytest tests/model tests/auditing -o filterwarnings=ignore -p no:cacheprovider $(ARGS)
 
 check: $(LINT) ## format, lint, types
 	@$(PY) -m ruff format --check .
@@ -69,6 +73,14 @@ $(TEST): $(BASE)
 	@echo "installing the test tools"
 	@$(PIP) -e . --group test
 	@touch $@
+
+# An environment over .venv, with another transformers and what that wants; outside of constraints.txt, on purpose.
+$(OLDEST): $(TEST)
+	@echo "installing the oldest transformers"
+	@$(PY) -m venv --clear $@
+	@$(PY) -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > $@/over.pth
+	@mv $@/over.pth $@/lib/python3*/site-packages/
+	@$@/bin/python -m pip --disable-pip-version-check -qq install transformers==5.9.0
 
 $(LINT) $(BENCH) $(DOCS): $(BASE)
 	@echo "installing the $(@:.venv/%-$(HERE)=%) tools"

@@ -1,19 +1,22 @@
-"""Models on packs beside padding, real tokens a second, in one run on the same texts and weights.
+"""Models on packs beside padding and other runtimes: real tokens a second, in one run, on the same texts and weights.
 
-Forward: all-MiniLM-L6-v2 on docstrings and comments of the standard library (at least 40 characters, an order drawn by
-seed 0): the first 320 as they come, then 2,000. Forward and backward: a BERT-base on lengths drawn from Wikipedia's
-histogram. What nopad's own code costs: building batches, and hooks, beside a forward of 4,096 tokens.
+`embed`: all-MiniLM-L6-v2 forward on docstrings and comments of the standard library (at least 40 characters, an order
+drawn by seed 0): the first 320, then 2,000; OpenVINO and ONNX Runtime beside it where they are installed
+(`pip install --group bench`). `sizes`: MiniLM's and BERT-base's sizes with a masked-LM head, on docstrings and on
+lengths drawn from Wikipedia's histogram, forward, and forward and backward. `overhead`: what nopad's own code costs:
+building batches, and hooks, beside a forward of 4,096 tokens.
 
-    python benchmarks/model.py [path/to/wikipedia-histogram.json]
+    python benchmarks/model.py [embed] [sizes] [overhead] [--histogram wikipedia_bert_512.json]
 """
 
 from __future__ import annotations
 
+import argparse
 import logging
 import statistics
-import sys
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ import numpy as np
 import torch
 import transformers
 from inputs import machine
+from runtimes import runtimes
 
 import nopad
 from nopad.batch import PackedBatch
@@ -29,9 +33,15 @@ from nopad.histogram import read_histogram
 from nopad.model.embedding import _default_folder, _within
 from nopad.random import key, shuffle
 
-TURNS = 3
 BUDGET = 4096
+BATCH = 32
 LEAST = 40
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "wikipedia_bert_512.json"
+MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}
+BASE: dict[str, int] = {}
+FLAT, ROWS, ARRIVAL, SORTED = "nopad flat, segments", "nopad rows, mask", "padded, as they come", "padded, sorted"
+
+Ways = dict[str, Callable[[], Any]]
 
 
 def docstrings(count: int) -> list[np.ndarray]:
@@ -44,76 +54,159 @@ def docstrings(count: int) -> list[np.ndarray]:
     return [np.concatenate([tokenizer.prefix, one[:510], tokenizer.suffix]) for one in ids]
 
 
-def padded(model: Any, sequences: list[np.ndarray], width: int | None = None, batch: int = 32) -> None:
-    """Run batches of 32, padded to their longest, or to `width`."""
-    for at in range(0, len(sequences), batch):
-        part = sequences[at : at + batch]
-        longest = width or max(map(len, part))
-        ids = torch.zeros(len(part), longest, dtype=torch.long)
-        mask = torch.zeros_like(ids)
+def wikipedia(histogram: Path, count: int) -> list[np.ndarray]:
+    """Random ids, in lengths drawn from a histogram by seed 0."""
+    found, _ = read_histogram(histogram)
+    rng = np.random.default_rng(0)
+    lengths = rng.choice(found.lengths, count, p=found.counts / found.counts.sum())
+    return [rng.integers(999, 30_000, n) for n in lengths]
+
+
+def batches(sequences: list[np.ndarray], width: int | None = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Ids and masks of batches of 32, padded to their longest, or to `width`."""
+    for at in range(0, len(sequences), BATCH):
+        part = sequences[at : at + BATCH]
+        ids = np.zeros((len(part), width or max(map(len, part))), dtype=np.int64)
+        mask = np.zeros_like(ids)
         for row, sequence in enumerate(part):
-            ids[row, : len(sequence)] = torch.from_numpy(sequence)
+            ids[row, : len(sequence)] = sequence
             mask[row, : len(sequence)] = 1
-        model(input_ids=ids, attention_mask=mask)
+        yield ids, mask
 
 
 def by_length(sequences: list[np.ndarray]) -> list[np.ndarray]:
     return sorted(sequences, key=len)
 
 
-def flat(model: Any, sequences: list[np.ndarray]) -> None:
+def packs(sequences: list[np.ndarray], **how: Any) -> Iterator[PackedBatch]:
+    """Batches of about 4,096 tokens, in order."""
     for part in _within(sequences, BUDGET):
-        model(**PackedBatch.from_sequences(part))
+        yield PackedBatch.from_sequences(part, columns={"labels": part}, **how)
 
 
-def rows(model: Any, sequences: list[np.ndarray]) -> None:
-    for part in _within(sequences, BUDGET):
-        model(**PackedBatch.from_sequences(part, form="rows", capacity=512))
+def rates(ways: Ways, tokens: int, turns: int, once: tuple[str, ...] = ()) -> dict[str, list[float]]:
+    """Real tokens a second, all ways in turn; those in `once` only in the first."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(turns):
+        for name, way in ways.items():
+            if turn == 0 or name not in once:
+                start = time.perf_counter()
+                way()
+                found[name].append(tokens / (time.perf_counter() - start))
+    return found
 
 
-def seconds(function: Callable[[], Any], turns: int = TURNS) -> float:
-    """The median of a few passes."""
-    taken = []
-    for _ in range(turns):
-        start = time.perf_counter()
-        function()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
+def show(found: dict[str, list[float]], beside: tuple[str, ...]) -> dict[str, float]:
+    """Print medians and how `FLAT` compares, turn by turn; return the comparisons' medians."""
+    for name, each in found.items():
+        spread = f"   ({min(each):,.0f} to {max(each):,.0f})" if len(each) > 1 else ""
+        print(f"  {name:<26}{statistics.median(each):8,.0f} tokens/s{spread}")
+    times = {
+        name: statistics.median(ours / other for ours, other in zip(found[FLAT], found[name], strict=False))
+        for name in beside
+        if name in found
+    }
+    print("  " + FLAT + " is " + ", ".join(f"{by:.2f} x {name}" for name, by in times.items()), flush=True)
+    return times
 
 
-def forward() -> None:
-    """Print real tokens a second of each way, and how nopad compares."""
+def embed(_: Path | None) -> None:
+    """MiniLM forward, beside padding and other runtimes."""
     kind = transformers.BertModel
     stock, on_mask, on_segments = (
         kind.from_pretrained(_default_folder(), add_pooling_layer=False).eval() for _ in range(3)
     )
     nopad.packed(on_mask, backend="mask")
     nopad.packed(on_segments, backend="segments")
-    for count in (320, 2000):
+    others = {}
+    for name, made in runtimes(stock, torch.get_num_threads()):
+        if isinstance(made, str):
+            print(f"({name}: {made})")
+        else:
+            others[f"{name}, sorted"] = made
+    for count, turns in ((320, 5), (2000, 3)):
         sequences = docstrings(count)
         tokens = sum(map(len, sequences))
         print(f"\nMiniLM forward, {count:,} docstrings, {tokens:,} tokens, longest {max(map(len, sequences))}")
-        ways: dict[str, Callable[[], Any]] = {
-            "padded to 512 (64 texts)": lambda s=sequences: padded(stock, s[:64], 512),
-            "padded, as they come": lambda s=sequences: padded(stock, s),
-            "padded, sorted": lambda s=sequences: padded(stock, by_length(s)),
-            "nopad rows, mask": lambda s=sequences: rows(on_mask, s),
-            "nopad flat, segments": lambda s=sequences: flat(on_segments, s),
+        ways: Ways = {
+            "padded to 512": lambda s=sequences: [stock(*_tensors(b)) for b in batches(s, 512)],
+            ARRIVAL: lambda s=sequences: [stock(*_tensors(b)) for b in batches(s)],
+            SORTED: lambda s=sequences: [stock(*_tensors(b)) for b in batches(by_length(s))],
+            ROWS: lambda s=sequences: [_states(on_mask, b) for b in packs(s, form="rows", capacity=512)],
+            FLAT: lambda s=sequences: [_states(on_segments, b) for b in packs(s)],
         }
-        rates = {}
+        for name, run in others.items():
+            ways[name] = lambda s=sequences, run=run: [run(*b) for b in batches(by_length(s))]
+        if count > 1000:
+            del ways["padded to 512"]
         with torch.inference_mode():
-            flat(on_segments, sequences[:64])
-            for name, way in ways.items():
-                real = sum(map(len, sequences[:64])) if "64" in name else tokens
-                turns = 1 if "512" in name or (count > 1000 and "come" in name) else TURNS
-                rates[name] = real / seconds(way, turns)
-                print(f"  {name:<26}{rates[name]:8,.0f} tokens/s")
-        best = rates["nopad flat, segments"]
-        for name in list(rates)[:3]:
-            print(f"  nopad flat is {best / rates[name]:5.2f} x {name}")
+            _states(on_segments, next(packs(sequences)))
+            for run in others.values():
+                run(*next(batches(sequences[:32])))
+            found = rates(ways, tokens, turns, once=("padded to 512",) if count < 1000 else (ARRIVAL,))
+        show(found, (ARRIVAL, SORTED, *others))
 
 
-def overhead() -> None:
+def _tensors(batch: tuple[np.ndarray, np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.from_numpy(batch[0]), torch.from_numpy(batch[1])
+
+
+def _states(model: Any, batch: PackedBatch) -> Any:
+    return model(**{name: value for name, value in batch.items() if name != "labels"})
+
+
+def sizes(histogram: Path | None) -> None:
+    """Masked-LM models of two sizes on two distributions of lengths."""
+    torch.manual_seed(0)
+    for size, sizing, many in (("MiniLM", MINILM, 4), ("BERT-base", BASE, 1)):
+        model = transformers.BertForMaskedLM(transformers.BertConfig(**sizing)).train()
+        for source in ("docstrings", "wikipedia"):
+            if source == "wikipedia" and histogram is None:
+                print("\n(no histogram of Wikipedia: give its path by --histogram)")
+                continue
+            sequences = docstrings(32 * many) if histogram is None or source == "docstrings" else None
+            sequences = sequences or wikipedia(histogram, 16 * many)  # type: ignore[arg-type]
+            for backward in (False, True):
+                _one_size(f"{size}, {source}", model, sequences, backward)
+
+
+def _one_size(title: str, model: Any, sequences: list[np.ndarray], backward: bool) -> None:
+    tokens = sum(map(len, sequences))
+    print(f"\n{title}, forward{' and backward' if backward else ''}: {len(sequences)} sequences, {tokens:,} tokens")
+
+    def step(inputs: Any) -> None:
+        with torch.set_grad_enabled(backward):
+            loss = model(**inputs).loss
+            if backward:
+                loss.backward()
+
+    def pad(ordered: list[np.ndarray], width: int | None = None) -> None:
+        model.zero_grad(set_to_none=True)
+        for batch in batches(ordered, width):
+            ids, mask = _tensors(batch)
+            step({"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)})
+
+    def pack(backend: str, **how: Any) -> None:
+        model.zero_grad(set_to_none=True)
+        nopad.packed(model, backend=backend)
+        try:
+            for batch in packs(sequences, **how):
+                step(batch)
+        finally:
+            nopad.unpacked(model)
+
+    ways: Ways = {
+        "padded to 512": lambda: pad(sequences, 512),
+        ARRIVAL: lambda: pad(sequences),
+        SORTED: lambda: pad(by_length(sequences)),
+        ROWS: lambda: pack("mask", form="rows", capacity=512),
+        FLAT: lambda: pack("segments"),
+    }
+    pack("segments")
+    show(rates(ways, tokens, 2, once=("padded to 512",)), ("padded to 512", ARRIVAL, SORTED))
+
+
+def overhead(_: Path | None) -> None:
     """Print what batch construction and hooks cost beside a forward pass."""
     model = nopad.packed(transformers.BertModel.from_pretrained(_default_folder(), add_pooling_layer=False).eval())
     part = next(iter(_within(docstrings(400), BUDGET)))
@@ -121,11 +214,10 @@ def overhead() -> None:
     with torch.inference_mode():
         whole = seconds(lambda: model(**batch), 7)
         build = seconds(lambda: PackedBatch.from_sequences(part), 21)
-        state = model._nopad_state
-        bare = seconds(lambda: _hooks(model, state, part), 21)
+        bare = seconds(lambda: _hooks(model, model._nopad_state, part), 21)
     print(f"\nown code beside a forward of {batch.layout.tokens:,} tokens in {batch.layout.sequences} sequences")
     print(f"  forward {whole * 1e3:.1f} ms, batch {build * 1e3:.2f} ms, hooks {bare * 1e3:.2f} ms")
-    print(f"  together {(build + bare) / whole:.2%} (target < 3 %)")
+    print(f"  together {(build + bare) / whole:.2%} (target < 3 %)", flush=True)
 
 
 def _hooks(model: Any, state: Any, part: list[np.ndarray]) -> None:
@@ -136,55 +228,32 @@ def _hooks(model: Any, state: Any, part: list[np.ndarray]) -> None:
     state._leave(model, (), {}, None)
 
 
-def training(histogram: Path) -> None:
-    """Print forward and backward of a BERT-base on lengths of Wikipedia: padded to 512, rows, flat."""
-    torch.manual_seed(0)
-    config = transformers.BertConfig()
-    model = transformers.BertForMaskedLM(config).train()
-    found, _ = read_histogram(histogram)
-    rng = np.random.default_rng(0)
-    weights = found.counts / found.counts.sum()
-    lengths = rng.choice(found.lengths, 16, p=weights)
-    sequences = [rng.integers(999, 30_000, n) for n in lengths]
-    tokens = int(lengths.sum())
-    print(f"\nBERT-base forward and backward, 16 sequences of Wikipedia's lengths, {tokens:,} tokens")
+def seconds(function: Callable[[], Any], turns: int) -> float:
+    """The median of a few passes."""
+    taken = []
+    for _ in range(turns):
+        start = time.perf_counter()
+        function()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
 
-    def step(**inputs: Any) -> None:
-        model.zero_grad(set_to_none=True)
-        model(**inputs).loss.backward()
 
-    ids = torch.zeros(16, 512, dtype=torch.long)
-    labels = torch.full_like(ids, -100)
-    mask = torch.zeros_like(ids)
-    for row, sequence in enumerate(sequences):
-        ids[row, : len(sequence)] = labels[row, : len(sequence)] = torch.from_numpy(sequence)
-        mask[row, : len(sequence)] = 1
-    rates = {"padded to 512": tokens / seconds(lambda: step(input_ids=ids, attention_mask=mask, labels=labels), 2)}
-    for name, backend, how in (
-        ("nopad rows, mask", "mask", {"form": "rows", "capacity": 512}),
-        ("nopad flat, segments", "segments", {"form": "flat"}),
-    ):
-        nopad.packed(model, backend=backend)
-        batch = PackedBatch.from_sequences(sequences, columns={"labels": sequences}, **how)
-        rates[name] = tokens / seconds(lambda batch=batch: step(**batch), 2)
-        nopad.unpacked(model)
-    for name, rate in rates.items():
-        print(f"  {name:<26}{rate:8,.0f} tokens/s   {rate / rates['padded to 512']:.2f} x padded")
+PARTS = {"embed": embed, "overhead": overhead, "sizes": sizes}
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="which; all by default")
+    parser.add_argument("--histogram", type=Path, default=SHARED if SHARED.is_file() else None)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
+    logging.getLogger("nopad").setLevel(logging.INFO)
+    warnings.filterwarnings("ignore")  # of exporters, of what they cannot know
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    print(f"models on packs: {machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
-    forward()
-    overhead()
-    default = Path(__file__).resolve().parents[2] / "shared" / "data" / "wikipedia_bert_512.json"
-    histogram = Path(sys.argv[1]) if len(sys.argv) > 1 else default
-    if histogram.is_file():
-        training(histogram)
-    else:
-        print("\n(no histogram of Wikipedia: give its path for the training part)")
+    print(f"models on packs: {machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}", flush=True)
+    for part in options.parts or PARTS:
+        PARTS[part](options.histogram)
 
 
 if __name__ == "__main__":

@@ -8,15 +8,14 @@ from torch.nn.functional import cross_entropy
 
 import nopad
 from nopad.errors import BatchError, OptionError
-from nopad.losses import items, token_loss
+from nopad.losses import items, sequence_items, sequence_loss, span_items, span_loss, token_loss
 
 LENGTHS = [7, 1, 12, 3, 5]
 CLASSES = 11
 FORMS = [{"form": "flat"}, {"form": "rows", "capacity": 13}, {"form": "rows", "capacity": 9, "end_to_end": True}]
 
 
-@pytest.fixture
-def data():
+def values_of_each():
     """Logits and labels of each sequence; about a third of the labels count for nothing, all of one sequence's."""
     generator = torch.Generator().manual_seed(0)
     logits = [torch.randn(n, CLASSES, generator=generator, dtype=torch.float64) for n in LENGTHS]
@@ -26,6 +25,11 @@ def data():
     labels[3][:] = -100
     labels[0][0] = 4
     return logits, labels
+
+
+@pytest.fixture
+def data():
+    return values_of_each()
 
 
 def one_by_one(logits, labels, per, causal, weights):
@@ -117,3 +121,87 @@ def test_refusals():
         token_loss(logits, labels, batch, weights=torch.ones(3))
     with pytest.raises(OptionError, match="unknown per 'pack'; it is 'token' or 'sequence'"):
         token_loss(logits, labels, batch, per="pack")
+
+
+def labels_of(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(5, 1 if kind == "regression" else 4, generator=generator, dtype=torch.float64)
+    labels = {
+        "single": torch.tensor([0, 3, 1, 1, 2]),
+        "several": torch.randint(0, 2, (5, 4), generator=generator).double(),
+        "regression": torch.randn(5, generator=generator, dtype=torch.float64),
+    }
+    return logits, labels[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ("single", "single_label_classification"),
+        ("several", "multi_label_classification"),
+        ("regression", "regression"),
+    ],
+)
+def test_loss_of_sequences_is_transformers_own(kind, problem):
+    from types import SimpleNamespace
+
+    from transformers.loss.loss_utils import ForSequenceClassificationLoss
+
+    logits, labels = labels_of(kind)
+    config = SimpleNamespace(problem_type=problem, num_labels=logits.shape[1])
+    wanted = ForSequenceClassificationLoss(labels, logits, config)
+    torch.testing.assert_close(sequence_loss(logits, labels), wanted, atol=1e-12, rtol=0)
+    weights = torch.tensor([1.0, 0.0, 2.0, 0.5, 3.0])
+    each = [float(sequence_loss(logits[at : at + 1], labels[at : at + 1])) for at in range(5)]
+    found = float(sequence_loss(logits, labels, weights=weights))
+    assert found == pytest.approx(sum(w * e for w, e in zip(weights.tolist(), each, strict=True)) / 6.5, abs=1e-12)
+    whole = sequence_items(labels)
+    parts = sum(sequence_loss(logits[at], labels[at], denominator=whole) for at in (slice(0, 1), slice(1, 5)))
+    torch.testing.assert_close(parts, wanted, atol=1e-12, rtol=0)
+
+
+def test_sequences_without_a_label_do_not_count():
+    logits, labels = labels_of("single")
+    labels[[1, 4]] = -100
+    assert sequence_items(labels).item() == 3
+    kept = [0, 2, 3]
+    torch.testing.assert_close(sequence_loss(logits, labels), sequence_loss(logits[kept], labels[kept]))
+
+
+def test_loss_of_answers_is_the_models_own():
+    from tests.model.zoo import build
+
+    model = nopad.packed(build("bert", "question answering"))
+    sequences = [[2, *range(5, 5 + n), 3] for n in LENGTHS]
+    starts, ends = torch.tensor([1, 0, 9, 400, 2]), torch.tensor([3, 1, 9, 401, 2])  # one answer was cut off
+    batch = nopad.PackedBatch.from_sequences(
+        sequences,
+        columns={"start_positions": starts.tolist(), "end_positions": ends.tolist()},
+        form="rows",
+        capacity=20,
+    )
+    out = model(**batch)
+    given = out.start_logits, out.end_logits, batch["start_positions"], batch["end_positions"], batch
+    torch.testing.assert_close(span_loss(*given), out.loss, atol=1e-12, rtol=0)
+    assert span_items(*given[2:]).item() == 4
+    halves = [torch.tensor([1.0, 1, 0, 0, 0]), torch.tensor([0.0, 0, 1, 1, 1])]
+    whole = span_items(*given[2:])
+    parts = sum(span_loss(*given, weights=half, denominator=whole) for half in halves)
+    torch.testing.assert_close(parts, out.loss, atol=1e-12, rtol=0)
+
+
+def test_refusals_of_sequences():
+    batch = nopad.PackedBatch.from_sequences([[1, 2], [3]])
+    with pytest.raises(BatchError, match=r"logits have the shape \[2\]; wanted \[S, C\]"):
+        sequence_loss(torch.zeros(2), torch.zeros(2))
+    with pytest.raises(BatchError, match=r"labels have the shape \[3\]; wanted \[2\]"):
+        sequence_loss(torch.zeros(2, 3), torch.zeros(3, dtype=torch.long))
+    with pytest.raises(BatchError, match="which is regression, and there are 3 logits a sequence"):
+        sequence_loss(torch.zeros(2, 3), torch.zeros(2))
+    with pytest.raises(BatchError, match=r"weights have the shape \[3\]; wanted \[2\]"):
+        sequence_loss(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long), weights=torch.ones(3))
+    places = torch.zeros(2, dtype=torch.long)
+    with pytest.raises(BatchError, match=r"start_logits have the shape \[2, 3\]; wanted \[2, 2\]"):
+        span_loss(torch.zeros(2, 3), torch.zeros(2, 2), places, places, batch)
+    with pytest.raises(BatchError, match=r"ends have the shape \[3\]; wanted \[2\]"):
+        span_loss(torch.zeros(2, 2), torch.zeros(2, 2), places, torch.zeros(3, dtype=torch.long), batch)

@@ -8,6 +8,10 @@ loss here is a sum over what counts, divided by how much counts: in the batch, o
 packing changes nothing that users know. ``per="sequence"``: mean over each sequence's labelled tokens first, then over
 sequences, so that a short sequence weighs as much as a long one: the loss of the packing papers (arXiv 2107.02027,
 section 3.3). `weights` weigh sequences in either. Needs the extra ``nopad[torch]``.
+
+`token_loss` is for masked and causal language models and token classification; `sequence_loss` for classification of
+sequences, regression and next sentences; `span_loss` for question answering. Pre-training adds two of them up. Each has
+a function that counts (`items`, `sequence_items`, `span_items`), and `over_ranks` adds counts up over all ranks.
 """
 
 from __future__ import annotations
@@ -16,12 +20,20 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError, OptionError
 
-__all__ = ["items", "token_loss"]
+__all__ = [
+    "items",
+    "over_ranks",
+    "sequence_items",
+    "sequence_loss",
+    "span_items",
+    "span_loss",
+    "token_loss",
+]
 
 IGNORED = -100
 
@@ -78,11 +90,109 @@ def items(
 ) -> Tensor:
     """What `token_loss` divides by: labelled tokens, or sequences with any, each times its weight.
 
-    For accumulated steps and many ranks, add these up (over ranks by ``all_reduce``), give the sum to every call as
+    For accumulated steps and many ranks, add these up (over ranks by `over_ranks`), give the sum to every call as
     `denominator`, and add up the losses; with DDP, which averages gradients, multiply by the number of ranks.
     """
     number, wanted = _labelled(labels, batch, causal)
     return _scale(number, wanted, batch, per, weights).sum()
+
+
+def sequence_loss(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    weights: Tensor | None = None,
+    denominator: float | Tensor | None = None,
+) -> Tensor:
+    """Loss of a head that gives a result per sequence: classification, regression, next sentence.
+
+    Args:
+        logits: ``[S, C]``.
+        labels: what kind of a problem it is. Integers ``[S]``: one class of C, cross-entropy, -100 where nothing is to
+            be learnt. Floats ``[S, C]``: several classes each, binary cross-entropy, its mean over classes. Floats
+            ``[S]`` with one logit: regression, squared error. As transformers' three problem types.
+        weights: of sequences, ``[S]``; None: all 1.
+        denominator: divide by this instead of by `sequence_items`.
+
+    Raises:
+        BatchError: shapes that do not fit.
+
+    >>> import torch
+    >>> from nopad.losses import sequence_loss
+    >>> round(sequence_loss(torch.zeros(3, 4), torch.tensor([0, 3, -100])).item(), 4)
+    1.3863
+    """
+    _check_sequences(logits, labels)
+    if not labels.is_floating_point():
+        each = cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
+    elif labels.dim() == 2:
+        each = binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(1)
+    else:
+        each = (logits[:, 0] - labels).square()
+    scale = _sequence_scale(labels, weights)
+    return (each * scale.to(each)).sum() / (scale.sum() if denominator is None else denominator)
+
+
+def sequence_items(labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
+    """What `sequence_loss` divides by: sequences with a label, each times its weight."""
+    return _sequence_scale(labels, weights).sum()
+
+
+def span_loss(
+    start_logits: Tensor,
+    end_logits: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+    batch: PackedBatch,
+    *,
+    weights: Tensor | None = None,
+    denominator: float | Tensor | None = None,
+) -> Tensor:
+    """Cross-entropy of where answers begin and end, the mean of both.
+
+    Args:
+        start_logits, end_logits: ``[S, longest]`` in stream order, minus infinity behind a sequence's end, as a
+            pack-safe question-answering model gives them.
+        starts, ends: places in the sequence, integers ``[S]`` in stream order; a sequence counts when both are in it.
+        batch: whose sequences they are.
+        weights: of sequences, ``[S]``; None: all 1.
+        denominator: divide by this instead of by `span_items`.
+
+    Raises:
+        BatchError: shapes that do not fit.
+    """
+    for name, value in (("start_logits", start_logits), ("end_logits", end_logits)):
+        wanted = (batch.layout.sequences, batch.layout.max_seqlen)
+        if tuple(value.shape) != wanted:
+            raise BatchError(f"{name} have the shape {list(value.shape)}; wanted {list(wanted)}")
+    known = _spans(starts, ends, batch)
+    sides = ((start_logits, starts), (end_logits, ends))
+    each = sum(
+        cross_entropy(logits, places.masked_fill(~known, IGNORED), ignore_index=IGNORED, reduction="none")
+        for logits, places in sides
+    )
+    scale = _weighted(known.double(), weights)
+    return (each * scale.to(start_logits)).sum() / 2 / (scale.sum() if denominator is None else denominator)
+
+
+def span_items(starts: Tensor, ends: Tensor, batch: PackedBatch, *, weights: Tensor | None = None) -> Tensor:
+    """What `span_loss` divides by: sequences that hold their answer, each times its weight."""
+    return _weighted(_spans(starts, ends, batch).double(), weights).sum()
+
+
+def over_ranks(count: Tensor) -> Tensor:
+    """The sum of a count over all ranks of the default process group; the count itself where there is none.
+
+    >>> import torch
+    >>> from nopad.losses import over_ranks
+    >>> over_ranks(torch.tensor(3.0))
+    tensor(3.)
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return count
+    total = count.detach().clone()
+    torch.distributed.all_reduce(total)
+    return total
 
 
 def _labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, Tensor]:
@@ -111,6 +221,43 @@ def _scale(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, weights
     if tuple(weights.shape) != (sequences,):
         raise BatchError(f"weights have the shape {list(weights.shape)}; wanted [{sequences}], one a sequence")
     return counts * torch.cat([weights.new_zeros(1), weights]).double()[number]
+
+
+def _sequence_scale(labels: Tensor, weights: Tensor | None) -> Tensor:
+    """What each sequence's loss is multiplied by; float64 ``[S]``."""
+    counts = (labels != IGNORED).double() if labels.dim() == 1 else labels.new_ones(len(labels), dtype=torch.double)
+    return _weighted(counts, weights)
+
+
+def _weighted(counts: Tensor, weights: Tensor | None) -> Tensor:
+    if weights is None:
+        return counts
+    if weights.shape != counts.shape:
+        raise BatchError(f"weights have the shape {list(weights.shape)}; wanted {list(counts.shape)}, one a sequence")
+    return counts * weights.double()
+
+
+def _spans(starts: Tensor, ends: Tensor, batch: PackedBatch) -> Tensor:
+    """Which sequences hold their whole answer; bool ``[S]``."""
+    for name, value in (("starts", starts), ("ends", ends)):
+        if tuple(value.shape) != (batch.layout.sequences,):
+            raise BatchError(f"{name} have the shape {list(value.shape)}; wanted [{batch.layout.sequences}]")
+    lens = torch.from_numpy(batch.layout.seq_lens).to(starts.device)
+    return (starts >= 0) & (starts < lens) & (ends >= 0) & (ends < lens)
+
+
+def _check_sequences(logits: Tensor, labels: Tensor) -> None:
+    if logits.dim() != 2:
+        raise BatchError(f"logits have the shape {list(logits.shape)}; wanted [S, C], a row for each sequence")
+    several = labels.is_floating_point() and labels.dim() == 2
+    wanted = tuple(logits.shape) if several else (len(logits),)
+    if tuple(labels.shape) != wanted:
+        raise BatchError(f"labels have the shape {list(labels.shape)}; wanted {list(wanted)}")
+    if labels.is_floating_point() and not several and logits.shape[1] != 1:
+        raise BatchError(
+            f"labels are {labels.dtype}, which is regression, and there are {logits.shape[1]} logits a sequence; "
+            "give integers for one class, floats [S, C] for several"
+        )
 
 
 def _check(fits: bool, name: str, value: Any, batch: PackedBatch) -> None:

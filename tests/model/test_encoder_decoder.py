@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 import transformers
-from zoo import CONFIGS, FORMS
+from zoo import CONFIGS, FORMS, skip_where_unsupported
 
 import nopad
 from nopad.errors import BatchError
@@ -17,6 +17,7 @@ TARGETS = [3, 9, 1, 4, 8, 2, 6, 7]
 
 
 def build(kind):
+    skip_where_unsupported(kind)
     config = CONFIGS[kind]()
     torch.manual_seed(0)
     model = transformers.AutoModelForSeq2SeqLM.from_config(config)

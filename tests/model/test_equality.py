@@ -36,6 +36,8 @@ def combinations() -> list[tuple[str, str]]:
                 build(kind, head)
             except ValueError:  # transformers has no such head for this kind
                 continue
+            except pytest.skip.Exception:  # an old transformers: the test says so
+                pass
             found.append((kind, head))
     return found
 

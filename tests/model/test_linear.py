@@ -79,9 +79,15 @@ def test_an_error_leaves_no_mode_behind(chosen, sequences):
     assert torch.overrides._get_current_function_mode() is None
 
 
-def test_it_says_what_it_found(caplog):
+def test_it_says_what_it_found_once_and_draws_nothing(caplog):
+    linear._gain.cache_clear()
+    model = build("bert", dtype=torch.float32)
+    state = torch.random.get_rng_state()
     with caplog.at_level("INFO", logger="nopad"):
-        mode = FastLinear.where_faster(build("bert", dtype=torch.float32))
+        mode = FastLinear.where_faster(model)
+        again = FastLinear.where_faster(model)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert (mode is None) == (again is None)
     [record] = caplog.records
     assert record.message.startswith("linear layers of 24 x 24 on this CPU: oneDNN with laid-out weights is ")
     assert record.message.endswith("taken for inference" if mode else "not taken")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -56,18 +57,22 @@ class FastLinear(TorchFunctionMode):
         if not sizes or not available():
             return None
         inputs, outputs = max(set(sizes), key=sizes.count)
-        states, weight = torch.randn(TRIED_TOKENS, inputs), torch.randn(outputs, inputs)
-        with torch.inference_mode():
-            laid_out = _lay_out(weight)
-            plain = _seconds(lambda: _linear(states, weight))
-            packed = _seconds(lambda: _by_onednn(states, laid_out, None))
-        faster = plain / packed
-        chosen = faster >= WORTH
-        log.info(
-            f"linear layers of {inputs} x {outputs} on this CPU: oneDNN with laid-out weights is {faster:.2f} times as "
-            f"fast as PyTorch's own; {'taken for inference' if chosen else 'not taken'}"
-        )
-        return cls() if chosen else None
+        return cls() if _gain(inputs, outputs) >= WORTH else None
+
+
+@cache
+def _gain(inputs: int, outputs: int) -> float:
+    """How many times as fast oneDNN is as PyTorch's own on one linear layer; tried once in a process, and logged."""
+    states, weight = torch.ones(TRIED_TOKENS, inputs), torch.ones(outputs, inputs)
+    with torch.inference_mode():
+        laid_out = _lay_out(weight)
+        plain, packed = _fastest(lambda: _linear(states, weight), lambda: _by_onednn(states, laid_out, None))
+    gain = plain / packed
+    log.info(
+        f"linear layers of {inputs} x {outputs} on this CPU: oneDNN with laid-out weights is {gain:.2f} times as "
+        f"fast as PyTorch's own; {'taken for inference' if gain >= WORTH else 'not taken'}"
+    )
+    return gain
 
 
 def _lay_out(weight: Tensor) -> Tensor:
@@ -80,12 +85,13 @@ def _by_onednn(states: Tensor, laid_out: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
-def _seconds(function: Callable[[], Any], times: int = 7) -> float:
-    """The fastest of a few calls, after a warm one."""
-    function()
-    best = float("inf")
-    for _ in range(times):
-        start = time.perf_counter()
-        function()
-        best = min(best, time.perf_counter() - start)
+def _fastest(*ways: Callable[[], Any], turns: int = 9) -> list[float]:
+    """The fastest call of each way, in seconds, after a warm one; in turn, so that a busy machine slows all of them."""
+    best = [float("inf")] * len(ways)
+    for turn in range(turns + 1):
+        for which, way in enumerate(ways):
+            start = time.perf_counter()
+            way()
+            if turn:
+                best[which] = min(best[which], time.perf_counter() - start)
     return best

@@ -158,7 +158,12 @@ class _State:
             self.before = model.config._attn_implementation
             model.set_attn_implementation(attention.NAME)
             if model.config._attn_implementation != attention.NAME:
-                raise OptionError(f"{type(model).__name__} does not take a registered attention")
+                import transformers
+
+                raise UnsupportedModelError(
+                    f"{type(model).__name__} of transformers {transformers.__version__} does not take a registered "
+                    "attention; newer versions may (T5 does from 5.20)"
+                )
         self._before(model, self._enter)
         self.handles.append(model.register_forward_hook(self._leave, with_kwargs=True, always_call=True))
         for name, module in self._entries():

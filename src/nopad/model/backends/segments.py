@@ -28,8 +28,8 @@ def segments(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cros
         first, last = keys.bounds[there], keys.bounds[there + 1]
         keep = _keep(placed, end - begin, q.device, heads) if not heads.plain else None
         part = attend(q[:, :, begin:end], k[:, :, first:last], v[:, :, first:last], keep, full)
-        out.append(part)
-    return queries.rows(torch.cat(out, dim=2)[0].transpose(0, 1)) if out else query.transpose(1, 2)
+        out.append(part[0].transpose(0, 1))
+    return queries.rows(torch.cat(out)) if out else query.transpose(1, 2)
 
 
 def _sides(placed: Placement | Cross) -> tuple[Placement, Placement, range | list[int]]:

@@ -1,0 +1,191 @@
+"""Metrics over packed batches that equal those over the sequences by themselves.
+
+A metric of a batch is no good: packs hold different numbers of tokens and sequences, so the mean of batches' means is
+not the mean. Each class here adds up counts, which are tensors: on one device, over many batches, and over ranks
+(`over_ranks`), and divides at the end. Needs the extra ``nopad[torch]``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nopad.batch import PackedBatch
+from nopad.errors import BatchError, OptionError
+from nopad.losses import IGNORED, Per, _labelled, _scale, over_ranks
+
+__all__ = ["Accuracy", "Confusion", "Spans", "best_spans"]
+
+
+class _Counts:
+    """Counts that add up."""
+
+    def __init__(self, *shape: int) -> None:
+        self.counts = torch.zeros(*shape, dtype=torch.double)
+
+    def _add(self, counts: Tensor) -> None:
+        self.counts = self.counts.to(counts.device) + counts.detach().double()
+
+    def reduce(self) -> None:
+        """Add up over all ranks, so that each has the whole; call it once, at the end."""
+        self.counts = over_ranks(self.counts)
+
+
+class Accuracy(_Counts):
+    """How often the likeliest class of a token is its label: masked and causal language models, token classification.
+
+    Per token, or per sequence: the mean over a sequence's labelled tokens, then over sequences.
+
+    >>> import nopad, torch
+    >>> from nopad.metrics import Accuracy
+    >>> batch = nopad.PackedBatch.from_sequences([[1, 2, 3], [4]])
+    >>> labels = torch.tensor([[1, 2, 3, 4]])
+    >>> logits = torch.nn.functional.one_hot(torch.tensor([[1, 0, 0, 4]]), 8).float()
+    >>> for per in ("token", "sequence"):
+    ...     accuracy = Accuracy(per)
+    ...     accuracy.add(logits, labels, batch)
+    ...     print(round(accuracy.value, 3))
+    0.5
+    0.667
+    """
+
+    def __init__(self, per: Per = "token") -> None:
+        super().__init__(2)
+        if per not in ("token", "sequence"):
+            raise OptionError(f"unknown per {per!r}; it is 'token' or 'sequence'")
+        self.per: Per = per
+
+    def add(self, logits: Tensor, labels: Tensor, batch: PackedBatch, *, causal: bool = False) -> None:
+        """Count a batch: logits ``[R, L, C]``, labels ``[R, L]``; -100 does not count.
+
+        `causal`: the logits of a token are for the next one.
+
+        Raises:
+            BatchError: a shape that does not fit the batch.
+        """
+        number, wanted = _labelled(labels, batch, causal)
+        if logits.shape[:2] != labels.shape:
+            raise BatchError(f"logits have the shape {list(logits.shape)}; wanted {[*labels.shape, 'C']}")
+        guess = logits.argmax(-1).reshape(-1)
+        right = (guess.roll(1) if causal else guess) == wanted
+        scale = _scale(number, wanted, batch, self.per, None)
+        self._add(torch.stack([(scale * right).sum(), scale.sum()]))
+
+    @property
+    def value(self) -> float:
+        """Between 0 and 1; NaN where nothing was counted."""
+        return float(self.counts[0] / self.counts[1])
+
+
+class Confusion(_Counts):
+    """How often each class was given for each: accuracy and F1 of classification, of sequences or of tokens.
+
+    >>> import torch
+    >>> from nopad.metrics import Confusion
+    >>> confusion = Confusion(2)
+    >>> confusion.add(torch.tensor([[2.0, 1.0], [0.0, 1.0], [0.0, 3.0]]), torch.tensor([0, 0, 1]))
+    >>> round(confusion.accuracy, 3), round(confusion.f1(1), 3), round(confusion.f1(), 3)
+    (0.667, 0.667, 0.667)
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(classes, classes)
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch: logits ``[..., C]``, integer labels ``[...]``; -100 does not count.
+
+        Raises:
+            BatchError: shapes that do not fit, or a label that is no class.
+        """
+        classes = len(self.counts)
+        if tuple(logits.shape) != (*labels.shape, classes):
+            raise BatchError(f"logits have the shape {list(logits.shape)}; wanted {[*labels.shape, classes]}")
+        known = labels != IGNORED
+        wanted, guess = labels[known].long(), logits.argmax(-1)[known]
+        if bool(((wanted < 0) | (wanted >= classes)).any()):
+            raise BatchError(f"a label is {int(wanted.max())} or below 0; there are {classes} classes, from 0")
+        self._add(torch.bincount(wanted * classes + guess, minlength=classes**2).reshape(classes, classes))
+
+    @property
+    def accuracy(self) -> float:
+        """Share that was right; NaN where nothing was counted."""
+        return float(self.counts.trace() / self.counts.sum())
+
+    def f1(self, label: int | None = None) -> float:
+        """F1 of one class; or the mean over all classes, each weighing the same (macro). A class without any: 0."""
+        right = self.counts.diagonal()
+        given = self.counts.sum(0) + self.counts.sum(1)
+        each = torch.where(given > 0, 2 * right / given.clamp(min=1), 0)
+        return float(each.mean() if label is None else each[label])
+
+
+class Spans(_Counts):
+    """Question answering: exact matches and F1 of the tokens of answers, each sequence weighing the same.
+
+    Answers here are places in a sequence. SQuAD's scores compare normalised texts of several right answers: cut the
+    texts out by `best_spans` and hand them to a library for that.
+
+    >>> import torch
+    >>> from nopad.metrics import Spans
+    >>> spans = Spans()
+    >>> spans.add(*(torch.tensor(side) for side in ([3, 5], [4, 6], [3, 6], [4, 9])))
+    >>> spans.exact, round(spans.f1, 3)
+    (0.5, 0.667)
+    """
+
+    def __init__(self) -> None:
+        super().__init__(3)
+
+    def add(self, starts: Tensor, ends: Tensor, true_starts: Tensor, true_ends: Tensor) -> None:
+        """Count a batch: first and last place of each answer, given and true; integers ``[S]`` each.
+
+        Raises:
+            BatchError: shapes that differ.
+        """
+        if len({tuple(side.shape) for side in (starts, ends, true_starts, true_ends)}) > 1:
+            shapes = [list(side.shape) for side in (starts, ends, true_starts, true_ends)]
+            raise BatchError(f"starts, ends and the true ones have the shapes {shapes}; wanted one shape")
+        common = (torch.minimum(ends, true_ends) - torch.maximum(starts, true_starts) + 1).clamp(min=0)
+        tokens = (ends - starts + 1) + (true_ends - true_starts + 1)
+        exact = (starts == true_starts) & (ends == true_ends)
+        f1 = 2 * common.double() / tokens
+        self._add(torch.stack([exact.sum().double(), f1.sum(), exact.new_ones(()).double() * exact.numel()]))
+
+    @property
+    def exact(self) -> float:
+        """Share of answers that are exactly the true ones; NaN where nothing was counted."""
+        return float(self.counts[0] / self.counts[2])
+
+    @property
+    def f1(self) -> float:
+        """Mean F1 of the tokens of answers; NaN where nothing was counted."""
+        return float(self.counts[1] / self.counts[2])
+
+
+def best_spans(start_logits: Tensor, end_logits: Tensor, longest: int = 30) -> tuple[Tensor, Tensor]:
+    """The likeliest answer of each sequence that does not end before it begins and has at most `longest` tokens.
+
+    Args:
+        start_logits, end_logits: ``[S, L]``, minus infinity behind a sequence's end.
+        longest: most tokens of an answer.
+
+    Returns:
+        First and last place of each answer, int64 ``[S]`` each.
+
+    Raises:
+        OptionError: `longest` below 1.
+
+    >>> import torch
+    >>> from nopad.metrics import best_spans
+    >>> best_spans(torch.tensor([[0.0, 5.0, 9.0]]), torch.tensor([[8.0, 7.0, 0.0]]))
+    (tensor([1]), tensor([1]))
+    """
+    if longest < 1:
+        raise OptionError(f"longest is {longest}; an answer has at least one token")
+    width = start_logits.shape[1]
+    # ends[s, i, k]: the score of an answer that begins at i and has k + 1 tokens
+    behind = torch.nn.functional.pad(end_logits, (0, longest - 1), value=-torch.inf)
+    scores = start_logits[:, :, None] + behind.unfold(1, longest, 1)
+    best = scores.reshape(len(scores), width * longest).argmax(1)
+    starts = best // longest
+    return starts, starts + best % longest

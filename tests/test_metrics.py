@@ -1,0 +1,109 @@
+"""Metrics of packs against the same sequences one by one, and over batches against all at once."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import nopad
+from nopad.errors import BatchError, OptionError
+from nopad.metrics import Accuracy, Confusion, Spans, best_spans
+from tests.test_losses import FORMS, LENGTHS, laid_out, values_of_each
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["flat", "rows", "end to end"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_accuracy_is_that_of_each_alone(form, causal):
+    logits, labels = values_of_each()
+    right, known = [], []
+    for logit, label in zip(logits, labels, strict=True):
+        if causal:
+            logit, label = logit[:-1], label[1:]
+        right.append(int(((logit.argmax(-1) == label) & (label != -100)).sum()))
+        known.append(int((label != -100).sum()))
+    batch = nopad.PackedBatch.from_sequences([[1] * n for n in LENGTHS], **form)
+    rows = laid_out(batch, logits, 9.0), laid_out(batch, labels, 3)
+    per_token, per_sequence = Accuracy(), Accuracy("sequence")
+    for accuracy in (per_token, per_sequence):
+        accuracy.add(*rows, batch, causal=causal)
+    assert per_token.value == pytest.approx(sum(right) / sum(known))
+    shares = [r / k for r, k in zip(right, known, strict=True) if k]
+    assert per_sequence.value == pytest.approx(sum(shares) / len(shares))
+    assert per_token.value != pytest.approx(per_sequence.value)  # the data tells them apart
+
+
+def test_accuracy_of_batches_is_that_of_all():
+    logits, labels = values_of_each()
+    whole, parts = Accuracy("sequence"), Accuracy("sequence")
+    for numbers, accuracy in (([0, 1, 2, 3, 4], whole), ([0], parts), ([1, 2, 3], parts), ([4], parts)):
+        batch = nopad.PackedBatch.from_sequences([[1] * LENGTHS[number] for number in numbers])
+        accuracy.add(*(torch.cat([side[number] for number in numbers])[None] for side in (logits, labels)), batch)
+    torch.testing.assert_close(whole.counts, parts.counts)
+
+
+def test_nothing_counted_is_no_number():
+    assert math.isnan(Accuracy().value)
+    assert math.isnan(Confusion(3).accuracy)
+    assert math.isnan(Spans().exact)
+
+
+def test_f1_by_its_definition():
+    generator = torch.Generator().manual_seed(1)
+    logits, labels = torch.randn(60, 4, generator=generator), torch.randint(0, 3, (60,), generator=generator)
+    labels[::7] = -100
+    confusion = Confusion(4)
+    confusion.add(logits[:20], labels[:20])
+    confusion.add(logits[20:].reshape(4, 10, 4), labels[20:].reshape(4, 10))  # tokens of rows
+    known = labels != -100
+    guess, wanted = logits.argmax(1)[known], labels[known]
+    assert confusion.accuracy == pytest.approx(float((guess == wanted).double().mean()))
+    each = []
+    for label in range(4):
+        hit = float(((guess == label) & (wanted == label)).sum())
+        precision = hit / max(1.0, float((guess == label).sum()))
+        recall = hit / max(1.0, float((wanted == label).sum()))
+        each.append(2 * precision * recall / (precision + recall) if hit else 0.0)
+        assert confusion.f1(label) == pytest.approx(each[-1])
+    assert confusion.f1() == pytest.approx(sum(each) / 4)
+
+
+def test_spans_share_of_tokens():
+    spans = Spans()
+    spans.add(*(torch.tensor([side]) for side in (2, 5, 4, 9)))  # 2 of 4 and of 6 tokens in common
+    assert (spans.exact, spans.f1) == (0.0, pytest.approx(2 * 2 / (4 + 6)))
+    spans.add(*(torch.tensor([side]) for side in (0, 1, 3, 4)))  # none
+    spans.add(*(torch.tensor([side]) for side in (7, 7, 7, 7)))
+    assert (spans.exact, spans.f1) == (pytest.approx(1 / 3), pytest.approx((0.4 + 0 + 1) / 3))
+
+
+@pytest.mark.parametrize("longest", [1, 3, 30])
+def test_best_span_is_the_best_of_all_that_are_allowed(longest):
+    generator = torch.Generator().manual_seed(2)
+    lens = [6, 1, 9]
+    start, end = torch.randn(2, 3, 9, generator=generator)
+    for row, n in enumerate(lens):
+        start[row, n:] = end[row, n:] = -torch.inf
+    starts, ends = best_spans(start, end, longest)
+    for row, n in enumerate(lens):
+        allowed = [(i, j) for i in range(n) for j in range(i, min(n, i + longest))]
+        assert (int(starts[row]), int(ends[row])) == max(
+            allowed, key=lambda span: float(start[row, span[0]] + end[row, span[1]])
+        )
+
+
+def test_bad_input_is_named():
+    batch = nopad.PackedBatch.from_sequences([[1, 2, 3]])
+    with pytest.raises(OptionError, match="unknown per 'row'"):
+        Accuracy("row")
+    with pytest.raises(BatchError, match=r"logits have the shape \[1, 2, 8\]; wanted \[1, 3, 'C'\]"):
+        Accuracy().add(torch.zeros(1, 2, 8), torch.zeros(1, 3, dtype=torch.long), batch)
+    with pytest.raises(BatchError, match=r"logits have the shape \[2, 3\]; wanted \[2, 4\]"):
+        Confusion(4).add(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long))
+    with pytest.raises(BatchError, match="a label is 7 or below 0; there are 4 classes"):
+        Confusion(4).add(torch.zeros(1, 4), torch.tensor([7]))
+    with pytest.raises(BatchError, match="wanted one shape"):
+        Spans().add(torch.zeros(2), torch.zeros(2), torch.zeros(2), torch.zeros(3))
+    with pytest.raises(OptionError, match="longest is 0"):
+        best_spans(torch.zeros(1, 2), torch.zeros(1, 2), 0)
