@@ -2,7 +2,7 @@
 
 `embed`: all-MiniLM-L6-v2 forward on docstrings and comments of the standard library (at least 40 characters, an order
 drawn by seed 0): the first 320, then 2,000; OpenVINO and ONNX Runtime beside it where they are installed
-(`pip install --group bench`). `sizes`: MiniLM's and BERT-base's sizes with a masked-LM head, on docstrings and on
+(`pip install --group bench`). `sizes`: encoders of MiniLM's and BERT-base's sizes, on docstrings and on
 lengths drawn from Wikipedia's histogram, forward, and forward and backward. `overhead`: what nopad's own code costs:
 building batches, and hooks, beside a forward of 4,096 tokens.
 
@@ -81,7 +81,7 @@ def by_length(sequences: list[np.ndarray]) -> list[np.ndarray]:
 def packs(sequences: list[np.ndarray], **how: Any) -> Iterator[PackedBatch]:
     """Batches of about 4,096 tokens, in order."""
     for part in _within(sequences, BUDGET):
-        yield PackedBatch.from_sequences(part, columns={"labels": part}, **how)
+        yield PackedBatch.from_sequences(part, **how)
 
 
 def rates(ways: Ways, tokens: int, turns: int, once: tuple[str, ...] = ()) -> dict[str, list[float]]:
@@ -132,15 +132,15 @@ def embed(_: Path | None) -> None:
             "padded to 512": lambda s=sequences: [stock(*_tensors(b)) for b in batches(s, 512)],
             ARRIVAL: lambda s=sequences: [stock(*_tensors(b)) for b in batches(s)],
             SORTED: lambda s=sequences: [stock(*_tensors(b)) for b in batches(by_length(s))],
-            ROWS: lambda s=sequences: [_states(on_mask, b) for b in packs(s, form="rows", capacity=512)],
-            FLAT: lambda s=sequences: [_states(on_segments, b) for b in packs(s)],
+            ROWS: lambda s=sequences: [on_mask(**b) for b in packs(s, form="rows", capacity=512)],
+            FLAT: lambda s=sequences: [on_segments(**b) for b in packs(s)],
         }
         for name, run in others.items():
             ways[name] = lambda s=sequences, run=run: [run(*b) for b in batches(by_length(s))]
         if count > 1000:
             del ways["padded to 512"]
         with torch.inference_mode():
-            _states(on_segments, next(packs(sequences)))
+            on_segments(**next(packs(sequences)))
             for run in others.values():
                 run(*next(batches(sequences[:32])))
             found = rates(ways, tokens, turns, once=("padded to 512",) if count < 1000 else (ARRIVAL,))
@@ -151,15 +151,11 @@ def _tensors(batch: tuple[np.ndarray, np.ndarray]) -> tuple[torch.Tensor, torch.
     return torch.from_numpy(batch[0]), torch.from_numpy(batch[1])
 
 
-def _states(model: Any, batch: PackedBatch) -> Any:
-    return model(**{name: value for name, value in batch.items() if name != "labels"})
-
-
 def sizes(histogram: Path | None) -> None:
-    """Masked-LM models of two sizes on two distributions of lengths."""
+    """Encoders of two sizes on two distributions of lengths."""
     torch.manual_seed(0)
     for size, sizing, many in (("MiniLM", MINILM, 4), ("BERT-base", BASE, 1)):
-        model = transformers.BertForMaskedLM(transformers.BertConfig(**sizing)).train()
+        model = transformers.BertModel(transformers.BertConfig(**sizing), add_pooling_layer=False).train()
         for source in ("docstrings", "wikipedia"):
             if source == "wikipedia" and histogram is None:
                 print("\n(no histogram of Wikipedia: give its path by --histogram)")
@@ -176,15 +172,15 @@ def _one_size(title: str, model: Any, sequences: list[np.ndarray], backward: boo
 
     def step(inputs: Any) -> None:
         with torch.set_grad_enabled(backward):
-            loss = model(**inputs).loss
+            states = model(**inputs).last_hidden_state
             if backward:
-                loss.backward()
+                states.square().mean().backward()
 
     def pad(ordered: list[np.ndarray], width: int | None = None) -> None:
         model.zero_grad(set_to_none=True)
         for batch in batches(ordered, width):
             ids, mask = _tensors(batch)
-            step({"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)})
+            step({"input_ids": ids, "attention_mask": mask})
 
     def pack(backend: str, **how: Any) -> None:
         model.zero_grad(set_to_none=True)

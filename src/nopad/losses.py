@@ -151,9 +151,11 @@ def span_loss(
     """Cross-entropy of where answers begin and end, the mean of both.
 
     Args:
-        start_logits, end_logits: ``[S, longest]`` in stream order, minus infinity behind a sequence's end, as a
-            pack-safe question-answering model gives them.
-        starts, ends: places in the sequence, integers ``[S]`` in stream order; a sequence counts when both are in it.
+        start_logits: ``[S, longest]`` in stream order, minus infinity behind a sequence's end, as a pack-safe
+            question-answering model gives them.
+        end_logits: the same of ends.
+        starts: places in the sequence, integers ``[S]`` in stream order.
+        ends: the last places, inclusive; a sequence counts when both are in it.
         batch: whose sequences they are.
         weights: of sequences, ``[S]``; None: all 1.
         denominator: divide by this instead of by `span_items`.

@@ -166,7 +166,8 @@ def best_spans(start_logits: Tensor, end_logits: Tensor, longest: int = 30) -> t
     """The likeliest answer of each sequence that does not end before it begins and has at most `longest` tokens.
 
     Args:
-        start_logits, end_logits: ``[S, L]``, minus infinity behind a sequence's end.
+        start_logits: ``[S, L]``, minus infinity behind a sequence's end.
+        end_logits: the same of ends.
         longest: most tokens of an answer.
 
     Returns:

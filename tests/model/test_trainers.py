@@ -72,7 +72,7 @@ def collator(form, head):
 
 
 def padded_causal(features):
-    """The same; where an older Trainer counts labels of first tokens in its denominator, which nothing predicts, not."""
+    """The same, without the labels of first tokens where an older Trainer would count what nothing predicts."""
     batch = padded(features)
     if "[..., 1:]" not in inspect.getsource(transformers.Trainer):
         batch["labels"][:, 0] = -100
