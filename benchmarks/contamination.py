@@ -173,7 +173,11 @@ def beside_padded(sequences: list[np.ndarray], steps: int = 20) -> float:
             else:
                 width = max(len(ids) for ids, _ in chosen)
                 ids, labels = (
-                    torch.tensor(np.stack([np.pad(one[side], (0, width - len(one[side])), constant_values=fill) for one in chosen]))
+                    torch.tensor(
+                        np.stack(
+                            [np.pad(one[side], (0, width - len(one[side])), constant_values=fill) for one in chosen]
+                        )
+                    )
                     for side, fill in ((0, PAD), (1, IGNORED))
                 )
                 out = model(input_ids=ids, attention_mask=(ids != PAD).long()).logits

@@ -93,9 +93,52 @@ def test_refusals():
         static_inputs(nopad.packed(build("bert")), nopad.PackedBatch.from_sequences([[1]]))
     with pytest.raises(OptionError, match="this BertModel is not pack-safe; make it so"):
         static_inputs(build("bert"), drawn(0))
-    for kind, head in (("bert", "sequence classification"), ("llama", "question answering"), ("deberta", "base")):
-        with pytest.raises(UnsupportedModelError, match="compile its layers one by one"):
+    with pytest.raises(UnsupportedModelError, match="compile its layers one by one"):
+        static_inputs(nopad.packed(build("deberta")), drawn(0))
+    for kind, head in (("bert", "sequence classification"), ("llama", "question answering")):
+        with pytest.raises(OptionError, match="gives a result per sequence, of which static shapes want a limit"):
             static_inputs(nopad.packed(build(kind, head)), drawn(0))
+    with pytest.raises(BatchError, match="the batch has 12 sequences, and max_sequences is 11"):
+        static_inputs(nopad.packed(build("bert"), max_sequences=11), drawn(0))
+    with pytest.raises(BatchError, match="12 sequences, and this model was made pack-safe for 3; plan with fewer"):
+        nopad.packed(build("bert"), max_sequences=3)(**drawn(0))
+    with pytest.raises(OptionError, match="max_sequences is 0"):
+        nopad.packed(build("bert"), max_sequences=0)
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "as it is"])
+@pytest.mark.parametrize(
+    ("kind", "head", "names"),
+    [
+        ("bert", "base", ["pooler_output"]),
+        ("bert", "sequence classification", ["logits"]),
+        ("bert", "next sentence", ["logits"]),
+        ("roberta", "sequence classification", ["logits"]),
+        ("modernbert", "sequence classification", ["logits"]),
+        ("distilbert", "sequence classification", ["logits"]),
+        ("llama", "sequence classification", ["logits"]),
+        ("gpt2", "sequence classification", ["logits"]),
+        ("bert", "question answering", ["start_logits", "end_logits"]),
+        ("qwen3", "question answering", ["start_logits", "end_logits"]),
+    ],
+)
+def test_heads_per_sequence_have_static_shapes(kind, head, names, compiled):
+    model = nopad.packed(build(kind, head), backend="mask", max_sequences=15)
+    run = torch.compile(model, fullgraph=True, backend="eager") if compiled else model
+    for seed in range(6):
+        batch = drawn(seed)
+        wanted, found = model(**batch), run(**static_inputs(model, batch))
+        for name in names:
+            assert found[name].shape[0] == 15
+            got = found[name][: batch.layout.sequences]
+            if head == "question answering":
+                assert torch.isneginf(got[:, batch.layout.max_seqlen :]).all()
+                got = got[:, : batch.layout.max_seqlen]
+            torch.testing.assert_close(got, wanted[name], atol=1e-12, rtol=0)
+    if compiled:  # what a row's head cannot be handed is gathered behind the model, in a small graph of its own
+        behind = head == "question answering" or kind in ("llama", "gpt2")
+        assert counters["stats"]["unique_graphs"] == 1 + behind
+        assert not counters["graph_break"]
 
 
 @pytest.mark.parametrize("kind", ["bert", "deberta-v2"])

@@ -6,13 +6,14 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from threading import local
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from nopad.model.placement import Placement
 
-__all__ = ["Call", "bound", "parameters"]
+__all__ = ["Call", "Calls", "Static", "bound", "parameters"]
 
 
 @dataclass
@@ -38,6 +39,27 @@ class Call:
     seen: dict[str, Any] = field(default_factory=dict)
     token: Any = None
     mode: Any = None
+
+
+@dataclass
+class Static:
+    """A call of static shapes under way.
+
+    Attributes:
+        ids: the sequence numbers, int32 ``[R, 1, 1, L]``; None: there is no such call.
+        kept: what its head reads.
+    """
+
+    ids: Tensor | None = None
+    kept: Tensor | None = None
+
+
+class Calls(local):
+    """The packed calls under way in this thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[Call | None] = []
+        self.static = Static()
 
 
 def bound(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nopad.errors import BatchError, UnsupportedModelError
+from nopad.errors import BatchError, OptionError, UnsupportedModelError
 from nopad.model.safety import state_of
 
 if TYPE_CHECKING:
@@ -19,13 +19,16 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     """Return a batch for a compiled pack-safe model: tensors of fixed shapes, and nothing else that differs by batch.
 
     The mask is the sequence numbers, ``[R, 1, 1, L]``; the compiled attention makes a block mask of it. One graph
-    serves all batches of the same rows. Only for rows, and for models that give a result per token: what is pooled per
-    sequence is not compiled (of a base model, ``pooler_output`` is left out).
+    serves all batches of the same rows.
+
+    What is per sequence wants a limit, ``nopad.packed(model, max_sequences=K)``, and comes out as ``[K, ...]``: of S
+    sequences, unpack the first S (``batch.unpack(logits[:batch.layout.sequences])``). Their labels are left out: give
+    the same results to `nopad.losses`. Without a limit, a base model's ``pooler_output`` is left out.
 
     Raises:
-        BatchError: the batch is flat, or its rows are filled end to end.
-        OptionError: the model is not pack-safe.
-        UnsupportedModelError: it gives results per sequence, or its attention is its own.
+        BatchError: the batch is flat, its rows are filled end to end, or it has too many sequences.
+        OptionError: the model is not pack-safe, or gives results per sequence and has no limit of them.
+        UnsupportedModelError: it has a decoder of its own, or its attention is its own.
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel
@@ -40,16 +43,31 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     state = state_of(model)
     if batch.layout.form == "flat" or batch.layout.crossing:
         raise BatchError("a compiled model takes rows, each sequence in one of them; build the batch with form='rows'")
-    if not state.head.static or state.family.encoder_decoder or state.family.mask_at == "encoder":
+    name, most = type(state.model).__name__, state.head.most
+    if state.family.encoder_decoder or state.family.mask_at == "encoder":
         raise UnsupportedModelError(
-            f"{type(state.model).__name__} is not compiled on packs: it gives results per sequence, or its attention "
-            "is its own; compile its layers one by one instead, each with layer.compile()"
+            f"{name} is not compiled on packs: its attention is its own, or it has a decoder; compile its layers one "
+            "by one instead, each with layer.compile()"
         )
+    if most is None and not state.head.by_token:
+        raise OptionError(
+            f"{name} gives a result per sequence, of which static shapes want a limit: "
+            "nopad.packed(model, max_sequences=...)"
+        )
+    if most is not None and batch.layout.sequences > most:
+        raise BatchError(f"the batch has {batch.layout.sequences} sequences, and max_sequences is {most}")
     ids = torch.from_numpy(batch.sequence_ids).to(batch["input_ids"].device)
     named: dict[str, Any] = {name: batch[name] for name in batch if name in state.takes}
     named["attention_mask"] = ids[:, None, None, :].contiguous()
     if "position_ids" in named:
         named["position_ids"] = named["position_ids"] + state.family.offset(state.model.config) * (ids != 0)
+    for label in (
+        "start_positions",
+        "end_positions",
+        "next_sentence_label",
+        *(("labels",) * (not state.head.by_token)),
+    ):
+        named.pop(label, None)
     if "labels" in named:
         named["labels"] = state.head.static_labels(named["labels"], batch["position_ids"])
     if "use_cache" in state.takes:

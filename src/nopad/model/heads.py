@@ -31,7 +31,8 @@ class Head:
 
     per_token: tuple[str, ...] = ("labels",)
     per_sequence: tuple[str, ...] = ("next_sentence_label",)
-    static = True  # gives a result per token, from fixed shapes
+    by_token = True  # what comes out is per token, and so are the labels
+    most: int | None = None  # sequences of a batch
 
     def __init__(self, model: Any, family: Family) -> None:
         self.model, self.family = model, family
@@ -58,18 +59,26 @@ class Head:
         return output
 
     def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:
-        """Put labels right in a compiled call."""
+        """Put labels right in a call of static shapes."""
         return labels
+
+    def leave_static(self, state: Any, output: Any) -> Any:
+        """Put the output of a call of static shapes right."""
+        if "pooler_output" in (output or ()) and self.most is None:
+            output["pooler_output"] = None  # it is a row's
+        return output
 
     def _feed(self, state: Any, module: nn.Module, dims: int) -> list[Any]:
         """Hand a module each sequence's pooled states: ``[S, 1, H]`` (3) or ``[S, H]`` (2)."""
 
         def before(_: nn.Module, args: Any) -> Any:
-            call = state.call
-            if call is None:
+            call, ids = state.call, state.static.ids
+            if call is not None:
+                found = pooled(call.seen["hidden"] if dims == 2 else args[0], call.placed, self.pooling())
+            elif ids is not None and self.most is not None:
+                found = static_pooled(state.static.kept if dims == 2 else args[0], ids, self.most, self.pooling())
+            else:
                 return None
-            states = call.seen["hidden"] if dims == 2 else args[0]
-            found = pooled(states, call.placed, self.pooling())
             return (found if dims == 2 else found[:, None], *args[1:])
 
         handles = [module.register_forward_pre_hook(before)]
@@ -90,7 +99,7 @@ class _Classifier(Head):
     """One result a sequence, from pooled states."""
 
     per_token = ()
-    static = False
+    by_token = False
 
     def install(self, state: Any) -> list[Any]:
         handles = super().install(state)
@@ -108,12 +117,14 @@ class _LastToken(Head):
     """One result a sequence, of a decoder that scores every token and then takes a row's last: take each sequence's."""
 
     per_token = ()
-    static = False
+    by_token = False
 
     def install(self, state: Any) -> list[Any]:
         def after(_: nn.Module, args: Any, output: Tensor) -> None:
             if state.call is not None:
                 state.call.seen["logits"] = output
+            elif state.static.ids is not None:
+                state.static.kept = output
 
         assert self.family.head is not None
         return [getattr(self.model, self.family.head[0]).register_forward_hook(after)]
@@ -137,6 +148,11 @@ class _LastToken(Head):
             _settle_problem(self.model, labels)
             output["loss"] = ForSequenceClassificationLoss(labels, logits, self.model.config)
         return _in_order(output)
+
+    def leave_static(self, state: Any, output: Any) -> Any:
+        if self.most is not None:
+            output["logits"] = static_pooled(state.static.kept, state.static.ids, self.most, "last")
+        return output
 
 
 class _Causal(Head):
@@ -163,7 +179,7 @@ class _Answers(Head):
 
     per_token = ()
     per_sequence = ("start_positions", "end_positions")
-    static = False
+    by_token = False
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         super().enter(call, named)
@@ -184,6 +200,12 @@ class _Answers(Head):
         if len(losses) == 2:
             output["loss"] = (losses[0] + losses[1]) / 2
         return _in_order(output)
+
+    def leave_static(self, state: Any, output: Any) -> Any:
+        if self.most is not None:
+            for name in ("start_logits", "end_logits"):
+                output[name] = _static_padded(output[name], state.static.ids, self.most)
+        return output
 
 
 HEADS: dict[str, Callable[[Any, Family], Head]] = {
@@ -239,10 +261,41 @@ def pooled(states: Tensor, placed: Placement, how: str) -> Tensor:
     raise BatchError(f"unknown pooling {how!r}; it is 'first', 'last' or 'mean'")
 
 
+def static_pooled(states: Tensor, ids: Tensor, most: int, how: str) -> Tensor:
+    """The same of sequence numbers ``[R, 1, 1, L]``, in shapes that depend on no batch: ``[most, ...]``.
+
+    Results beyond the last sequence mean nothing.
+    """
+    flat = states.reshape(-1, *states.shape[2:])
+    mine = _mine(ids, most)
+    if how == "mean":
+        shares = mine.to(flat.dtype) / mine.sum(1, keepdim=True).clamp(min=1).to(flat.dtype)
+        return (shares @ flat.reshape(flat.shape[0], -1)).reshape(most, *flat.shape[1:])
+    if how == "first":
+        return flat[mine.int().argmax(1)]
+    return flat[mine.shape[1] - 1 - mine.flip(1).int().argmax(1)]
+
+
+def _mine(ids: Tensor, most: int) -> Tensor:
+    """Which slots belong to each sequence; bool ``[most, R x L]``."""
+    numbers = torch.arange(1, most + 1, device=ids.device, dtype=ids.dtype)
+    return ids.reshape(1, -1) == numbers[:, None]
+
+
+def _static_padded(values: Tensor, ids: Tensor, most: int) -> Tensor:
+    """``[R, L]`` to ``[most, L]``: each sequence from slot 0 on, minus infinity behind it."""
+    mine = _mine(ids, most)
+    places = torch.arange(ids.shape[-1], device=ids.device) + mine.int().argmax(1)[:, None]
+    places = places.clamp(max=mine.shape[1] - 1)
+    return values.reshape(-1)[places].masked_fill(~mine.gather(1, places), -torch.inf)
+
+
 def _keeper(state: Any) -> Any:
     def keep(_: nn.Module, args: Any, output: Any) -> None:
         if state.call is not None:
             state.call.seen["hidden"] = output[0]
+        elif state.static.ids is not None:
+            state.static.kept = output[0]
 
     return keep
 

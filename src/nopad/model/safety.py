@@ -14,7 +14,6 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from threading import local
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from nopad.errors import BatchError, OptionError, UnsupportedModelError
 from nopad.model import attention
 from nopad.model.backends import BACKENDS
-from nopad.model.calls import Call, bound, parameters
+from nopad.model.calls import Call, Calls, Static, bound, parameters
 from nopad.model.encoders import encoder_mask, hook_encoder
 from nopad.model.families import Family, family_of
 from nopad.model.heads import Head, head_of
@@ -38,17 +37,19 @@ log = logging.getLogger("nopad")
 STATE = "_nopad_state"
 
 
-def packed(model: Any, *, backend: str = "auto") -> Any:
+def packed(model: Any, *, backend: str = "auto", max_sequences: int | None = None) -> Any:
     """Make a model pack-safe; the same object comes back.
 
     Args:
         model: a transformers model, bare or with a head, also inside PEFT.
         backend: how sequences are kept apart in attention: one of `BACKENDS`, or "auto": `segments` on a CPU, the
             varlen kernel on a GPU in half precision where the batch is flat, else `mask`.
+        max_sequences: most sequences of a batch; more are refused. With it, heads that give a result per sequence have
+            static shapes too (`nopad.model.static_inputs`).
 
     Raises:
         UnsupportedModelError: sequences of this model cannot be kept apart, or nothing is known of it.
-        OptionError: there is no such backend, or the model is pack-safe already.
+        OptionError: there is no such backend, `max_sequences` is below 1, or the model is pack-safe already.
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel
@@ -62,11 +63,14 @@ def packed(model: Any, *, backend: str = "auto") -> Any:
     """
     if backend != "auto" and backend not in BACKENDS:
         raise OptionError(f"unknown backend {backend!r}; there are auto, {', '.join(BACKENDS)}")
+    if max_sequences is not None and max_sequences < 1:
+        raise OptionError(f"max_sequences is {max_sequences}; a batch has at least 1")
     inner = bare(model)
     if hasattr(inner, STATE):
         raise OptionError(f"this {type(inner).__name__} is pack-safe already; nopad.unpacked(model) undoes it")
     family = family_of(inner.config)
     state = _State(inner, family, backend, head_of(inner, family))
+    state.head.most = max_sequences
     state.install()
     object.__setattr__(inner, STATE, state)
     return model
@@ -117,13 +121,6 @@ def bare(model: Any) -> Any:
     return seen
 
 
-class _Calls(local):
-    """The packed calls under way in this thread, innermost last."""
-
-    def __init__(self) -> None:
-        self.stack: list[Call | None] = []
-
-
 @dataclass
 class _State:
     """What makes one model pack-safe."""
@@ -136,18 +133,24 @@ class _State:
     linear: FastLinear | str | None = "unknown"
     before: str = ""
     handles: list[Any] = field(default_factory=list)
-    calls: _Calls = field(default_factory=_Calls)
+    calls: Calls = field(default_factory=Calls)
+    compiled: Static = field(default_factory=Static)  # a compiler does not see what is a thread's own
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "calls": None, "linear": "unknown"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({**state, "calls": _Calls()})
+        self.__dict__.update({**state, "calls": Calls()})
 
     @property
     def call(self) -> Call | None:
         """The packed call under way; None in an ordinary one."""
         return self.calls.stack[-1] if self.calls.stack else None
+
+    @property
+    def static(self) -> Static:
+        """The call of static shapes under way; without ids where there is none."""
+        return self.compiled if torch.compiler.is_compiling() else self.calls.static
 
     def install(self) -> None:
         """Register the attention and all hooks."""
@@ -201,6 +204,7 @@ class _State:
         if is_static(guard):
             if not torch.compiler.is_compiling():
                 self.calls.stack.append(None)
+            self.static.ids = guard  # no slice here: hooks of the whole model are frames, and graphs, of their own
             return None
         if torch.compiler.is_compiling():
             return None
@@ -224,8 +228,13 @@ class _State:
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """Close the call, and give what it returned one entry a sequence where it has one a row."""
-        if is_static(kwargs.get("attention_mask")) and "pooler_output" in (output or ()):
-            output["pooler_output"] = None  # it is a row's
+        if is_static(kwargs.get("attention_mask")):
+            output = self.head.leave_static(self, output) if output is not None else None
+            self.static.ids = self.static.kept = None
+            if torch.compiler.is_compiling():
+                return output
+            self.calls.stack.pop()
+            return output
         if torch.compiler.is_compiling():
             return output
         call = self.calls.stack.pop() if self.calls.stack else None
@@ -293,6 +302,11 @@ class _State:
             raise BatchError(f"inputs_embeds are {ids.dtype} and the model is {wanted}; convert one of them")
         if not layout.tokens:
             raise BatchError("the batch has no token at all; leave it out")
+        if self.head.most is not None and layout.sequences > self.head.most:
+            raise BatchError(
+                f"the batch has {layout.sequences} sequences, and this model was made pack-safe for {self.head.most}; "
+                "plan with fewer a pack (max_depth), take fewer rows, or raise max_sequences in nopad.packed"
+            )
         limit = _positions(module.config, self.family)
         if limit is not None and layout.max_seqlen > limit:
             at = int(layout.order[layout.seq_lens.argmax()])
