@@ -110,3 +110,27 @@ def test_what_cannot_be_audited():
         nopad.audit(build("bert"), capacity=3)
     with pytest.raises(OptionError, match="Linear is no transformers model"):
         nopad.audit(torch.nn.Linear(1, 1))
+
+
+def test_the_first_layers_only():
+    model = build(
+        "modernbert", "masked LM", num_hidden_layers=4, layer_types=["full_attention"] + ["sliding_attention"] * 3
+    )
+    verdict = nopad.audit(model, layers=1, capacity=32)
+    assert verdict.isolated, str(verdict)
+    assert "the first 1 of 4 layers only, without any of sliding_attention" in verdict.notes
+    [ran] = [check for check in verdict.checks if check.name == "attention ran once a layer"]
+    assert ran.detail == "1 times in 1 layers"
+    assert model.config.num_hidden_layers == 4
+    for kind in ("bert", "llama", "deberta-v2", "gpt2"):
+        assert nopad.audit(build(kind, "base"), layers=1, capacity=32).isolated, kind
+    stock = nopad.audit(build("bert"), layers=1, collator=DataCollatorWithFlattening(return_tensors="pt"), capacity=32)
+    assert stock.first_difference == "encoder.layer.0.attention.self"
+    safe = nopad.packed(build("bert"), backend="mask")
+    assert "backend 'mask'" in nopad.audit(safe, layers=1, capacity=32).how
+
+
+def test_layers_that_are_not_there():
+    for layers in (0, 3):
+        with pytest.raises(OptionError, match=f"layers is {layers}; this BertModel has 2"):
+            nopad.audit(build("bert"), layers=layers)

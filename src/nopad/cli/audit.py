@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +15,7 @@ from nopad.errors import FormatError, MissingExtraError, OptionError
 
 __all__ = ["audit"]
 
-COLLATORS = ("nopad", "flattening")
+COLLATORS = ("nopad", "flattening", "trl")
 
 
 def audit(
@@ -26,7 +28,8 @@ def audit(
         typer.Option(
             "--collator",
             metavar="NAME",
-            help="nopad; or flattening: audit the model as it is, on transformers' DataCollatorWithFlattening.",
+            help="nopad; else audit the model as it is, fed by this: flattening (transformers' "
+            "DataCollatorWithFlattening), trl (TRL's padding-free one), or your own as module:name.",
         ),
     ] = "nopad",
     attention: Annotated[
@@ -35,6 +38,9 @@ def audit(
     capacity: Annotated[
         int, typer.Option("--capacity", "-c", metavar="N", help="Most tokens of the packs tried.")
     ] = 64,
+    layers: Annotated[
+        int | None, typer.Option("--layers", metavar="N", help="Only the first N layers, for a large model.")
+    ] = None,
     gradients: Annotated[bool, typer.Option(help="Compare gradients too.")] = True,
     seed: Annotated[int, typer.Option("--seed", metavar="S", help="Of the tokens that are tried.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
@@ -47,28 +53,71 @@ def audit(
       nopad audit path/to/model
 
       nopad audit path/to/model --collator flattening --json
+
+      nopad audit path/to/model --collator my_package.data:collate --layers 4
     """
-    if collator not in COLLATORS:
-        raise OptionError(f"unknown collator {collator!r}; there are {', '.join(COLLATORS)}")
+    if collator not in COLLATORS and ":" not in collator:
+        raise OptionError(
+            f"unknown collator {collator!r}; there are {', '.join(COLLATORS)}, or your own as module:name"
+        )
     with Bars() as monitor:
         monitor.stage("loading the model", None, "")
         loaded = load_model(model, attention)
         monitor.stage("auditing", None, "")
         from nopad.auditing import audit as run
 
-        how: dict[str, Any] = {"capacity": capacity, "backend": backend, "gradients": gradients, "seed": seed}
-        if collator == "flattening":
-            import transformers
-
-            flattening: Any = transformers.DataCollatorWithFlattening
-            how["collator"] = flattening(return_tensors="pt")
-        verdict = run(loaded, **how)
+        verdict = run(
+            loaded,
+            collator=_collator(collator, loaded),
+            capacity=capacity,
+            backend=backend,
+            layers=layers,
+            gradients=gradients,
+            seed=seed,
+        )
     if as_json:
         print(verdict.to_json())
     else:
         console().print(str(verdict), style=None, markup=False, soft_wrap=True)
     if not verdict.isolated:
         raise typer.Exit(1)
+
+
+def _collator(name: str, model: Any) -> Any:
+    """What the model is fed by; None: nopad."""
+    if name == "nopad":
+        return None
+    if name == "flattening":
+        import transformers
+
+        flattening: Any = transformers.DataCollatorWithFlattening
+        return flattening(return_tensors="pt")
+    if name == "trl":
+        try:
+            from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+        except ImportError as error:
+            raise MissingExtraError(f"--collator trl needs {error.name}: pip install trl") from error
+        padding_free: Any = DataCollatorForLanguageModeling
+        return padding_free(pad_token_id=model.config.get_text_config().pad_token_id or 0, padding_free=True)
+    return _imported(name)
+
+
+def _imported(name: str) -> Any:
+    """A function, or an object of a class, by ``module:name``; modules of the working directory are found too."""
+    module, _, attribute = name.partition(":")
+    sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+        found = found() if isinstance(found, type) else found
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise OptionError(
+            f"--collator {name}: {error}; give module:name of a function from features to a batch"
+        ) from error
+    finally:
+        sys.path.remove("")
+    if not callable(found):
+        raise OptionError(f"--collator {name} is {type(found).__name__}, which cannot be called")
+    return found
 
 
 def load_model(spec: str, attention: str | None = None) -> Any:

@@ -57,17 +57,11 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     if most is not None and batch.layout.sequences > most:
         raise BatchError(f"the batch has {batch.layout.sequences} sequences, and max_sequences is {most}")
     ids = torch.from_numpy(batch.sequence_ids).to(batch["input_ids"].device)
-    named: dict[str, Any] = {name: batch[name] for name in batch if name in state.takes}
+    left_out = {*state.head.per_sequence, *(() if state.head.by_token else ("labels",))}
+    named: dict[str, Any] = {name: batch[name] for name in batch if name in state.takes and name not in left_out}
     named["attention_mask"] = ids[:, None, None, :].contiguous()
     if "position_ids" in named:
         named["position_ids"] = named["position_ids"] + state.family.offset(state.model.config) * (ids != 0)
-    for label in (
-        "start_positions",
-        "end_positions",
-        "next_sentence_label",
-        *(("labels",) * (not state.head.by_token)),
-    ):
-        named.pop(label, None)
     if "labels" in named:
         named["labels"] = state.head.static_labels(named["labels"], batch["position_ids"])
     if "use_cache" in state.takes:

@@ -1,0 +1,109 @@
+"""What one sequence can do to its neighbours, bit for bit; and whether nopad's attention ran in every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nopad.auditing.probes import Places
+from nopad.auditing.trial import Trial, per_sequence
+from nopad.auditing.verdict import Check
+from nopad.model.attention import watched
+from nopad.model.safety import STATE, bare
+
+__all__ = ["once_a_layer", "poison"]
+
+SCALE = 1e6
+SHARED_NAN = ("segments", "varlen")  # backends of which one sequence's NaN stays its own
+
+
+def poison(trial: Trial) -> list[Check]:
+    """Change one sequence, then make it huge, then not a number: its neighbours may not move by one bit."""
+    checks = []
+    _, collate = trial.forms[-1]
+    victim = max(range(len(trial.sequences)), key=lambda n: len(trial.sequences[n]) % trial.capacity)
+    others = [
+        other if n == victim else mine
+        for n, (mine, other) in enumerate(zip(trial.sequences, trial.others, strict=True))
+    ]
+
+    def run(sequences: list[list[int]], factor: float | None = None) -> dict[str, list[Tensor]]:
+        batch, there = trial.batch(collate, sequences)
+        with torch.no_grad(), _scaled(trial.model, there, victim, factor):
+            return per_sequence(trial.model(**batch), there)
+
+    clean = run(trial.sequences)
+    backend = getattr(getattr(bare(trial.model), STATE, None), "backend", "")
+    backend = "segments" if backend == "auto" else backend
+    tries: list[tuple[str, list[list[int]], float | None]] = [
+        ("other tokens", others, None),
+        (f"embeddings x {SCALE:.0e}", trial.sequences, SCALE),
+    ]
+    if backend in SHARED_NAN and trial.collator is None:
+        tries.append(("NaN", trial.sequences, float("nan")))
+    for what, sequences, factor in tries:
+        moved = run(sequences, factor)
+        worst = 0.0
+        for name, parts in clean.items():
+            for number, part in enumerate(parts):
+                if number != victim:
+                    worst = max(worst, _moved(part, moved[name][number]))
+        detail = f"sequence {victim} of {len(trial.sequences[victim])} tokens; its neighbours, bit for bit"
+        checks.append(Check(name=f"poison, {what}", passed=worst == 0, value=worst, limit=0, detail=detail))
+    return checks
+
+
+def _moved(before: Tensor, after: Tensor) -> float:
+    if torch.equal(before, after):
+        return 0.0
+    both = torch.isfinite(before) & torch.isfinite(after)
+    return float((before - after).abs().max()) if bool(both.all()) else float("inf")
+
+
+@contextmanager
+def _scaled(model: Any, places: Places, victim: int, factor: float | None) -> Iterator[None]:
+    """Scale the embeddings of one sequence."""
+    if factor is None:
+        yield
+        return
+    mask = torch.ones(places.shape[0] * places.shape[1], 1, dtype=torch.float64)
+    mask[torch.from_numpy(places.of[victim])] = factor
+
+    def scale(_: nn.Module, args: Any, output: Tensor) -> Tensor:
+        if tuple(output.shape[:2]) != places.shape:
+            return output
+        scaled: Tensor = output * mask.reshape(*places.shape, 1).to(output)
+        return scaled
+
+    handle = bare(model).get_input_embeddings().register_forward_hook(scale)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def once_a_layer(trial: Trial) -> Check:
+    """Our attention ran once for every layer that attends."""
+    counts: dict[int, int] = {}
+    _, collate = trial.forms[0]
+    batch, _ = trial.batch(collate, trial.sequences)
+    with torch.no_grad(), watched(lambda module: counts.update({id(module): counts.get(id(module), 0) + 1})):
+        trial.model(**batch)
+    config = bare(trial.model).config.get_text_config()
+    layers = int(getattr(config, "num_hidden_layers", 0) or getattr(config, "num_layers", 0) or 0)
+    shared = len(counts) < layers  # ALBERT: one layer, again and again
+    ran = sum(counts.values())
+    wrong = (
+        abs(ran - layers) if shared else max(abs(ran - layers), max((abs(n - 1) for n in counts.values()), default=1))
+    )
+    return Check(
+        name="attention ran once a layer",
+        passed=wrong == 0,
+        value=wrong,
+        limit=0,
+        detail=f"{ran} times in {layers} layers",
+    )

@@ -1,0 +1,71 @@
+"""The first layers of a large model as a model of its own: isolation does not depend on how many there are."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from nopad.errors import OptionError, UnsupportedModelError
+from nopad.model.safety import STATE, bare, packed
+
+__all__ = ["layer_count", "missing_kinds", "shortened"]
+
+COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+
+
+def layer_count(config: Any) -> int:
+    """How many layers a configuration asks for."""
+    text = config.get_text_config()
+    return next((int(getattr(text, name)) for name in COUNTS if getattr(text, name, None)), 0)
+
+
+def missing_kinds(model: Any, layers: int) -> str:
+    """Name the kinds of layers (local, global) that come only later, for a note; empty when there are none."""
+    kinds = list(getattr(model.config.get_text_config(), "layer_types", None) or ())
+    later = sorted(set(kinds[layers:]) - set(kinds[:layers]))
+    return f", without any of {', '.join(later)}" if later else ""
+
+
+def shortened(model: Any, layers: int) -> Any:
+    """Return a copy with only the first layers; pack-safe by the same backend where the model is.
+
+    Raises:
+        OptionError: fewer than 1 layer, or more than there are.
+        UnsupportedModelError: the model cannot be built with fewer layers from its configuration.
+    """
+    inner = bare(model)
+    there = layer_count(inner.config)
+    if not 1 <= layers <= there:
+        raise OptionError(f"layers is {layers}; this {type(inner).__name__} has {there}")
+    with torch.random.fork_rng(devices=[]):
+        made = type(inner)(_fewer(inner.config, there, layers))
+    mine = inner.state_dict()
+    wanted = made.state_dict()
+    if any(name not in mine or mine[name].shape != value.shape for name, value in wanted.items()):
+        raise UnsupportedModelError(f"{type(inner).__name__} cannot be cut to its first layers; audit it whole")
+    made.load_state_dict({name: mine[name] for name in wanted})
+    parameter = next(inner.parameters())
+    made = made.to(device=parameter.device, dtype=parameter.dtype).eval()
+    made.set_attn_implementation(_attention(inner))
+    return packed(made, backend=getattr(inner, STATE).backend) if hasattr(inner, STATE) else made
+
+
+def _attention(inner: Any) -> str:
+    """The attention that the model had before it was made pack-safe."""
+    state = getattr(inner, STATE, None)
+    return str((state.before if state is not None else "") or inner.config._attn_implementation)
+
+
+def _fewer(config: Any, there: int, layers: int) -> Any:
+    """Cut what is said of each layer too."""
+    config = copy.deepcopy(config)
+    text = config.get_text_config()
+    for name, value in list(vars(text).items()):
+        if isinstance(value, list) and len(value) == there:
+            setattr(text, name, value[:layers])
+    for name in COUNTS:
+        if getattr(text, name, None) == there:
+            setattr(text, name, layers)
+    return config
