@@ -1,5 +1,7 @@
-"""Run the benchmarks one after the other; name some to run only those. `large_corpus`, `peers`, `streaming`,
-`model` and `contamination` only by name."""
+"""Run the benchmarks one after the other; name some to run only those.
+
+`large_corpus`, `peers`, `streaming`, `model` and `contamination` run only by name.
+"""
 
 from __future__ import annotations
 
