@@ -198,7 +198,9 @@ def picture(curves: dict[str, list[list[tuple[int, float, float]]]], path: Path)
         for at, (step, *_) in enumerate(runs[0])
     ]
     lines = (
-        alt.Chart(alt.Data(values=points), width=520, height=280)
+        alt.Chart(
+            alt.Data(values=points), width=520, height=280, padding={"left": 5, "top": 5, "bottom": 5, "right": 25}
+        )
         .mark_line(point=True)
         .encode(
             x=alt.X("step:Q", title="step"),

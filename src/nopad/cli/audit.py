@@ -94,10 +94,9 @@ def _collator(name: str, model: Any) -> Any:
         return flattening(return_tensors="pt")
     if name == "trl":
         try:
-            from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+            padding_free = importlib.import_module("trl.trainer.sft_trainer").DataCollatorForLanguageModeling
         except ImportError as error:
             raise MissingExtraError(f"--collator trl needs {error.name}: pip install trl") from error
-        padding_free: Any = DataCollatorForLanguageModeling
         return padding_free(pad_token_id=model.config.get_text_config().pad_token_id or 0, padding_free=True)
     return _imported(name)
 
