@@ -218,3 +218,41 @@ def test_flash_arguments():
 def test_refusals(build, error, says):
     with pytest.raises(error, match=says):
         build()
+
+
+def test_columns_that_the_layout_gives_are_refused():
+    for name in ("attention_mask", "position_ids"):
+        with pytest.raises(BatchError, match=f"{name} is the layout's, and is no column"):
+            PackedBatch.from_sequences([[1, 2]], columns={name: [[1, 1]]})
+
+
+def test_a_capacity_without_rows_is_refused():
+    with pytest.raises(OptionError, match="a flat batch has no rows, and no capacity; give form='rows' too"):
+        PackedBatch.from_sequences([[1, 2]], capacity=4)
+
+
+def test_labels_of_several_classes():
+    labels = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    batch = PackedBatch.from_sequences(
+        [[1], [2, 3], [4, 5, 6]], sequence_columns={"labels": labels}, form="rows", capacity=4
+    )
+    assert batch["labels"].shape == (3, 2)
+    assert [part.tolist() for part in batch.unpack(batch["labels"])] == labels.tolist()
+    with pytest.raises(BatchError, match=r"column 'labels' has 2 entries of shapes \[\(2,\)\]; wanted 3 of one shape"):
+        PackedBatch.from_sequences([[1], [2], [3]], sequence_columns={"labels": labels[:2]})
+
+
+def test_a_shape_that_may_be_either_is_asked_about():
+    batch = PackedBatch.from_sequences([[1, 2, 3], [4, 5]], form="rows", capacity=4)
+    assert batch.layout.shape == (2, 4)
+    values = torch.arange(8.0).reshape(2, 4)
+    with pytest.raises(BatchError, match=r"values of shape \(2, 4\) may be one a slot or one a sequence"):
+        batch.unpack(values)
+    assert [part.tolist() for part in batch.unpack(values, per="sequence")] == values.tolist()
+    assert [part.tolist() for part in batch.unpack(values, per="token")] == [[0, 1, 2], [4, 5]]
+    assert [part.tolist() for part in batch.unpack(batch["input_ids"])] == [[1, 2, 3], [4, 5]]  # ids are a slot's
+
+
+def test_a_batch_keeps_its_dtypes():
+    with pytest.raises(OptionError, match="a batch keeps its dtypes"):
+        PackedBatch.from_sequences([[1, 2]]).to(torch.float16)

@@ -201,7 +201,47 @@ def test_refusals_of_sequences():
     with pytest.raises(BatchError, match=r"weights have the shape \[3\]; wanted \[2\]"):
         sequence_loss(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long), weights=torch.ones(3))
     places = torch.zeros(2, dtype=torch.long)
-    with pytest.raises(BatchError, match=r"start_logits have the shape \[2, 3\]; wanted \[2, 2\]"):
-        span_loss(torch.zeros(2, 3), torch.zeros(2, 2), places, places, batch)
+    with pytest.raises(BatchError, match=r"start_logits have the shape \[2, 1\]; wanted \[2, 2\]"):
+        span_loss(torch.zeros(2, 1), torch.zeros(2, 2), places, places, batch)
     with pytest.raises(BatchError, match=r"ends have the shape \[3\]; wanted \[2\]"):
         span_loss(torch.zeros(2, 2), torch.zeros(2, 2), places, torch.zeros(3, dtype=torch.long), batch)
+
+
+def test_regression_with_a_dimension_of_one_is_no_classification():
+    logits, labels = torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([[0.0], [2.0], [-100.0]])
+    assert sequence_loss(logits, labels).item() == pytest.approx((1 + 0 + 104**2) / 3)
+    assert sequence_items(labels[:, 0]).item() == 3  # any float is a target
+    with pytest.raises(BatchError, match="labels are integers, and there is one logit a sequence; give floats"):
+        sequence_loss(logits, torch.tensor([2, 3, 4]))
+
+
+@pytest.mark.parametrize("denominator", [None, 3.0, torch.tensor(3.0, dtype=torch.float64)])
+def test_half_precision_is_widened(denominator):
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(1, 3, 50, generator=generator).bfloat16()
+    batch, labels = nopad.PackedBatch.from_sequences([[1, 2], [3]]), torch.tensor([[4, 9, 30]])
+    wanted = cross_entropy(logits[0].double(), labels[0])
+    for per in ("token", "sequence") if denominator is None else ("token",):
+        found = token_loss(logits, labels, batch, per=per, denominator=denominator)
+        assert found.dtype == torch.float32
+    torch.testing.assert_close(
+        token_loss(logits, labels, batch, denominator=denominator).double(), wanted, atol=1e-6, rtol=0
+    )
+
+
+def test_what_has_no_weight_may_be_infinite():
+    logits = torch.zeros(1, 3, 4)
+    logits[0, 0, 1] = -torch.inf
+    batch = nopad.PackedBatch.from_sequences([[1], [2, 3]])
+    found = token_loss(logits, torch.tensor([[1, 2, 3]]), batch, weights=torch.tensor([0.0, 1.0]))
+    assert found.item() == pytest.approx(float(torch.tensor(4.0).log()))
+
+
+def test_answers_in_static_shapes():
+    batch = nopad.PackedBatch.from_sequences([[1, 2], [3]])
+    narrow = torch.tensor([[0.5, 1.0], [2.0, -torch.inf]])
+    wide = torch.nn.functional.pad(narrow, (0, 5), value=-torch.inf)
+    places = torch.tensor([1, 0])
+    torch.testing.assert_close(
+        span_loss(wide, wide, places, places, batch), span_loss(narrow, narrow, places, places, batch)
+    )

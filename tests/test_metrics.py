@@ -78,6 +78,12 @@ def test_spans_share_of_tokens():
     assert (spans.exact, spans.f1) == (pytest.approx(1 / 3), pytest.approx((0.4 + 0 + 1) / 3))
 
 
+def test_empty_and_unknown_answers():
+    spans = Spans()
+    spans.add(*(torch.tensor(side) for side in ([4, 5, 1], [3, 6, 1], [3, 5, -100], [2, 6, -100])))
+    assert (spans.exact, spans.f1) == (0.5, 0.5)  # the last has no answer; the first two are empty
+
+
 @pytest.mark.parametrize("longest", [1, 3, 30])
 def test_best_span_is_the_best_of_all_that_are_allowed(longest):
     generator = torch.Generator().manual_seed(2)

@@ -9,14 +9,15 @@ over tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nopad.errors import BatchError, OptionError
-from nopad.features import Columns, from_features, from_rows
+from nopad.features import Columns, from_features, from_rows, per_sequence
 from nopad.layout import Form, Layout
 from nopad.sentinel import PackedMask, layout_of
 
@@ -71,6 +72,7 @@ class PackedBatch(MutableMapping[str, Any]):
         rows: int | None = None,
         end_to_end: bool = False,
         columns: Mapping[str, Any] | None = None,
+        sequence_columns: Mapping[str, Any] | None = None,
         pad_id: int = 0,
         fill: Mapping[str, Any] | None = None,
     ) -> PackedBatch:
@@ -85,14 +87,28 @@ class PackedBatch(MutableMapping[str, Any]):
             rows: this many rows, with empty ones at the end; None: as many as it takes.
             end_to_end: fill every row to its end; a sequence may go on in the next one.
             columns: further columns by name: n lists of one value a token, or n single values.
+            sequence_columns: columns of n values a sequence that are arrays themselves, all of one shape: ``[n, C]``
+                labels of several classes.
             pad_id: of the padding in ``input_ids``.
             fill: value of the padding in other per-token columns; default 0, and -100 in those named ``labels``.
 
         Raises:
             LengthError: a sequence is empty or above the capacity.
-            OptionError: rows without a capacity, or a column of other lengths.
+            OptionError: rows without a capacity, or a capacity without rows.
+            BatchError: a column of other lengths, or one that the layout itself gives (attention_mask, position_ids).
         """
+        if capacity is not None and form == "flat" and packs is None:
+            raise OptionError("a flat batch has no rows, and no capacity; give form='rows' too, or leave it out")
+        for name in (*(columns or ()), *(sequence_columns or ())):
+            if name in (MASK, "position_ids"):
+                raise BatchError(
+                    f"{name} is the layout's, and is no column: give sequences without padding, or dicts with an "
+                    "attention_mask to from_features"
+                )
         stacked = Columns.of_sequences(sequences, columns or {})
+        count = stacked.seq_lens.size
+        arrays = {name: per_sequence(name, given, count) for name, given in (sequence_columns or {}).items()}
+        stacked = replace(stacked, values={**stacked.values, **arrays})
         return cls._laid_out(stacked, form, capacity, depth, packs, rows, end_to_end, pad_id, fill)
 
     @classmethod
@@ -235,7 +251,15 @@ class PackedBatch(MutableMapping[str, Any]):
         return self.layout.max_seqlen
 
     def to(self, device: Any, non_blocking: bool = False) -> PackedBatch:
-        """Return this batch on a torch device; a dtype is none."""
+        """Return this batch on a torch device.
+
+        Raises:
+            OptionError: `device` is a dtype: ids and labels keep theirs.
+        """
+        import torch
+
+        if isinstance(device, torch.dtype):
+            raise OptionError(f"a batch keeps its dtypes; .to takes a device, not {device}")
         return self._mapped(lambda value: value.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> PackedBatch:
@@ -247,23 +271,29 @@ class PackedBatch(MutableMapping[str, Any]):
 
         return PackedBatch({n: function(self[n]) if isinstance(self[n], torch.Tensor) else self[n] for n in self})
 
-    def unpack(self, values: Any) -> list[Any]:
+    def unpack(self, values: Any, per: Literal["token", "sequence"] | None = None) -> list[Any]:
         """Split values into one per sequence, in the order in which the sequences were given.
 
         Args:
             values: NumPy or torch, ``[R, L, ...]``, one for each slot; or ``[S, ...]``, one for each sequence.
+            per: which of the two; None: by the shape.
 
         Raises:
-            BatchError: neither, or no value of a slot that is real.
+            BatchError: neither, or real numbers of a shape that is both, and `per` does not say which.
         """
         at = self.layout
-        if values.shape[:2] == at.shape:
+        if per is None and _is_either(values, at):
+            raise BatchError(
+                f"values of shape {tuple(values.shape)} may be one a slot or one a sequence of this batch; say which: "
+                "unpack(values, per='token') or per='sequence'"
+            )
+        if values.shape[:2] == at.shape and per != "sequence":
             stream = values.reshape(at.slots, *values.shape[2:])
             if at.form != "flat":
                 stream = stream[_index_like(stream, at.index)]
             bounds = at.cu_seqlens.tolist()
             parts = [stream[begin:end] for begin, end in pairwise(bounds)]
-        elif values.shape[:1] == (at.sequences,):
+        elif values.shape[:1] == (at.sequences,) and per != "token":
             parts = list(values)
         else:
             raise BatchError(
@@ -319,3 +349,10 @@ def _index_like(stream: Any, index: NDArray[np.int64]) -> Any:
     import torch
 
     return torch.from_numpy(index).to(stream.device)
+
+
+def _is_either(values: Any, at: Layout) -> bool:
+    """Whether ``[R, L]`` may as well be ``[S, H]``, and it makes a difference; whole numbers are ids or labels."""
+    same = values.ndim == 2 and tuple(values.shape) == at.shape and at.shape[0] == at.sequences
+    real = values.dtype.kind == "f" if isinstance(values, np.ndarray) else values.is_floating_point()
+    return bool(same and real and at.tokens < at.slots)

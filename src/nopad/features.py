@@ -15,7 +15,7 @@ from nopad.layout import checked
 if TYPE_CHECKING:
     from nopad.store.reader import PackedRow
 
-__all__ = ["Columns", "from_features", "from_rows"]
+__all__ = ["Columns", "from_features", "from_rows", "per_sequence"]
 
 LENGTHS = ("seq_lens", "seq_lengths")  # of a row of a packed dataset, as nopad or TRL calls them
 OWN = (*LENGTHS, "seq_index", "seq_start", "seq_source")  # what nopad wrote beside the content
@@ -158,6 +158,21 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Columns, NDArray[np.int64]]:
         ),
         np.array([row.seq_lens.size for row in rows], dtype=np.int64),
     )
+
+
+def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any]:
+    """Stack arrays of one shape, one a sequence; ``[S, ...]``.
+
+    Raises:
+        BatchError: another number of them, or other shapes.
+    """
+    arrays = [np.asarray(entry.cpu() if hasattr(entry, "cpu") else entry) for entry in given]
+    if len(arrays) != sequences or len({array.shape for array in arrays}) > 1:
+        shapes = sorted({array.shape for array in arrays})
+        raise BatchError(
+            f"column {name!r} has {len(arrays)} entries of shapes {shapes}; wanted {sequences} of one shape"
+        )
+    return _wide(np.stack(arrays))
 
 
 def _is_list(entry: Any) -> bool:

@@ -59,7 +59,11 @@ def token_loss(
         per: what weighs the same, see above.
         causal: the logits of a token are for the next one's label; none are for a sequence's first.
         weights: of sequences, ``[S]`` in stream order; None: all 1.
-        denominator: divide by this instead of by `items` of this batch.
+        denominator: divide by this instead of by `items` of this batch, counted with the same `per`, `causal` and
+            `weights`.
+
+    Returns:
+        A number, in float32 at least; NaN where nothing counts.
 
     Raises:
         BatchError: a shape that does not fit the batch.
@@ -77,12 +81,9 @@ def token_loss(
     flat = logits.reshape(-1, logits.shape[-1])
     if causal:
         flat = flat.roll(1, 0)  # the logits for a token stand at the one before it, in its own sequence
-    each = cross_entropy(flat, wanted, ignore_index=IGNORED, reduction="none")
-    scale = _scale(number, wanted, batch, per, weights).to(each)
-    total = (each * scale).sum()
-    return total / (
-        items(labels, batch, per=per, causal=causal, weights=weights) if denominator is None else denominator
-    )
+    each = cross_entropy(_wide(flat), wanted, ignore_index=IGNORED, reduction="none")
+    scale = _scale(number, wanted, batch, per, weights)
+    return _mean(each, scale, denominator)
 
 
 def items(
@@ -110,7 +111,8 @@ def sequence_loss(
         logits: ``[S, C]``.
         labels: what kind of a problem it is. Integers ``[S]``: one class of C, cross-entropy, -100 where nothing is to
             be learnt. Floats ``[S, C]``: several classes each, binary cross-entropy, its mean over classes. Floats
-            ``[S]`` with one logit: regression, squared error. As transformers' three problem types.
+            ``[S]`` or ``[S, 1]`` with one logit: regression, squared error. As transformers' three problem types; every
+            float counts, `weights` leave sequences out.
         weights: of sequences, ``[S]``; None: all 1.
         denominator: divide by this instead of by `sequence_items`.
 
@@ -122,15 +124,17 @@ def sequence_loss(
     >>> round(sequence_loss(torch.zeros(3, 4), torch.tensor([0, 3, -100])).item(), 4)
     1.3863
     """
+    if labels.dim() == 2 and labels.is_floating_point() and tuple(labels.shape) == (len(logits), 1):
+        labels = labels[:, 0]
     _check_sequences(logits, labels)
+    logits = _wide(logits)
     if not labels.is_floating_point():
         each = cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
     elif labels.dim() == 2:
         each = binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(1)
     else:
         each = (logits[:, 0] - labels).square()
-    scale = _sequence_scale(labels, weights)
-    return (each * scale.to(each)).sum() / (scale.sum() if denominator is None else denominator)
+    return _mean(each, _sequence_scale(labels, weights), denominator)
 
 
 def sequence_items(labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
@@ -155,7 +159,8 @@ def span_loss(
             question-answering model gives them.
         end_logits: the same of ends.
         starts: places in the sequence, integers ``[S]`` in stream order.
-        ends: the last places, inclusive; a sequence counts when both are in it.
+        ends: the last places, inclusive; a sequence counts when both are in it. (transformers takes negative places
+            as 0, and counts either end alone.)
         batch: whose sequences they are.
         weights: of sequences, ``[S]``; None: all 1.
         denominator: divide by this instead of by `span_items`.
@@ -165,16 +170,14 @@ def span_loss(
     """
     for name, value in (("start_logits", start_logits), ("end_logits", end_logits)):
         wanted = (batch.layout.sequences, batch.layout.max_seqlen)
-        if tuple(value.shape) != wanted:
+        if value.dim() != 2 or value.shape[0] != wanted[0] or value.shape[1] < wanted[1]:
             raise BatchError(f"{name} have the shape {list(value.shape)}; wanted {list(wanted)}")
     known = _spans(starts, ends, batch)
-    sides = ((start_logits, starts), (end_logits, ends))
-    each = sum(
-        cross_entropy(logits, places.masked_fill(~known, IGNORED), ignore_index=IGNORED, reduction="none")
-        for logits, places in sides
+    first, last = (
+        cross_entropy(_wide(logits), places.masked_fill(~known, IGNORED), ignore_index=IGNORED, reduction="none")
+        for logits, places in ((start_logits, starts), (end_logits, ends))
     )
-    scale = _weighted(known.double(), weights)
-    return (each * scale.to(start_logits)).sum() / 2 / (scale.sum() if denominator is None else denominator)
+    return _mean((first + last) / 2, _weighted(known.double(), weights), denominator)
 
 
 def span_items(starts: Tensor, ends: Tensor, batch: PackedBatch, *, weights: Tensor | None = None) -> Tensor:
@@ -225,9 +228,22 @@ def _scale(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, weights
     return counts * torch.cat([weights.new_zeros(1), weights]).double()[number]
 
 
+def _wide(logits: Tensor) -> Tensor:
+    """In float32 at least, as transformers computes losses."""
+    return logits.float() if logits.dtype.itemsize < 4 else logits
+
+
+def _mean(each: Tensor, scale: Tensor, denominator: float | Tensor | None) -> Tensor:
+    """Sum of what counts, over how much counts; what has no weight is left out, be it infinite."""
+    total = torch.where(scale == 0, torch.zeros_like(each), each * scale.to(each)).sum()
+    return (total / (scale.sum() if denominator is None else denominator)).to(each.dtype)
+
+
 def _sequence_scale(labels: Tensor, weights: Tensor | None) -> Tensor:
     """What each sequence's loss is multiplied by; float64 ``[S]``."""
-    counts = (labels != IGNORED).double() if labels.dim() == 1 else labels.new_ones(len(labels), dtype=torch.double)
+    if labels.is_floating_point():
+        return _weighted(labels.new_ones(len(labels), dtype=torch.double), weights)
+    counts = (labels != IGNORED).double()
     return _weighted(counts, weights)
 
 
@@ -255,6 +271,8 @@ def _check_sequences(logits: Tensor, labels: Tensor) -> None:
     wanted = tuple(logits.shape) if several else (len(logits),)
     if tuple(labels.shape) != wanted:
         raise BatchError(f"labels have the shape {list(labels.shape)}; wanted {list(wanted)}")
+    if not labels.is_floating_point() and logits.shape[1] == 1:
+        raise BatchError("labels are integers, and there is one logit a sequence; give floats for regression")
     if labels.is_floating_point() and not several and logits.shape[1] != 1:
         raise BatchError(
             f"labels are {labels.dtype}, which is regression, and there are {logits.shape[1]} logits a sequence; "

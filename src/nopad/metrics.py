@@ -139,16 +139,20 @@ class Spans(_Counts):
     def add(self, starts: Tensor, ends: Tensor, true_starts: Tensor, true_ends: Tensor) -> None:
         """Count a batch: first and last place of each answer, given and true; integers ``[S]`` each.
 
+        Sequences whose true answer is nowhere (below 0) do not count; an answer that ends before it begins is empty.
+
         Raises:
             BatchError: shapes that differ.
         """
         if len({tuple(side.shape) for side in (starts, ends, true_starts, true_ends)}) > 1:
             shapes = [list(side.shape) for side in (starts, ends, true_starts, true_ends)]
             raise BatchError(f"starts, ends and the true ones have the shapes {shapes}; wanted one shape")
+        known = (true_starts >= 0) & (true_ends >= 0)
+        starts, ends, true_starts, true_ends = (side[known] for side in (starts, ends, true_starts, true_ends))
         common = (torch.minimum(ends, true_ends) - torch.maximum(starts, true_starts) + 1).clamp(min=0)
-        tokens = (ends - starts + 1) + (true_ends - true_starts + 1)
+        tokens = (ends - starts + 1).clamp(min=0) + (true_ends - true_starts + 1).clamp(min=0)
         exact = (starts == true_starts) & (ends == true_ends)
-        f1 = 2 * common.double() / tokens
+        f1 = torch.where(exact, 1.0, 2 * common.double() / tokens.clamp(min=1))
         self._add(torch.stack([exact.sum().double(), f1.sum(), exact.new_ones(()).double() * exact.numel()]))
 
     @property

@@ -15,7 +15,8 @@ __all__ = ["PackedMask", "layout_of"]
 
 _SAYS = (
     "this batch is packed, and {what} on its attention_mask would let sequences see each other: the model is not "
-    "pack-safe. Make it so with nopad.packed(model), or pass **batch.as_flash_kwargs() to a model on flash attention"
+    "pack-safe. Make it so with nopad.packed(model), or pass **batch.as_flash_kwargs() to a model on flash attention. "
+    "If it is: move the batch with batch.to(device), compile on nopad.model.static_inputs, generate on unpacked prompts"
 )
 
 

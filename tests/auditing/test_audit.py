@@ -134,3 +134,21 @@ def test_layers_that_are_not_there():
     for layers in (0, 3):
         with pytest.raises(OptionError, match=f"layers is {layers}; this BertModel has 2"):
             nopad.audit(build("bert"), layers=layers)
+
+
+@pytest.mark.parametrize(("kind", "head"), [("bert", "sequence classification"), ("llama", "sequence classification")])
+def test_heads_of_a_model_that_is_pack_safe_already(kind, head):
+    model = nopad.packed(build(kind, head))
+    assert nopad.audit(model, capacity=32).isolated
+    assert nopad.audit(model, capacity=32, layers=1).isolated
+
+
+def test_a_collator_that_fails_is_not_our_bug():
+    def fails(features):
+        raise RuntimeError("boom")
+
+    with pytest.raises(BatchError, match=r"the collator failed .* RuntimeError: boom"):
+        nopad.audit(build("bert"), collator=fails)
+    for gives in (None, {"input_ids": [[1, 2]]}, {}):
+        with pytest.raises(BatchError, match="wanted are the arguments of a forward call by name"):
+            nopad.audit(build("bert"), collator=lambda features, gives=gives: gives)

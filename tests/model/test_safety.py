@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import threading
 
 import pytest
@@ -311,3 +312,60 @@ def _model_of(config, kind):
     model = Model()
     model.config = config
     return model
+
+
+COPIED = [
+    ("bert", "base", "pooler_output"),
+    ("bert", "sequence classification", "logits"),
+    ("distilbert", "sequence classification", "logits"),
+    ("llama", "sequence classification", "logits"),
+    ("roberta", "question answering", "start_logits"),
+    ("albert", "base", "pooler_output"),
+]
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+@pytest.mark.parametrize(("kind", "head", "name"), COPIED)
+def test_a_copy_has_heads_of_its_own(sequences, kind, head, name, how):
+    model = nopad.packed(build(kind, head))
+    batch = nopad.PackedBatch.from_sequences(sequences)
+    wanted = model(**batch)[name]
+    copied = copy.deepcopy(model) if how == "deepcopy" else pickle.loads(pickle.dumps(model))
+    assert torch.equal(copied(**batch)[name], wanted)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.mul_(1.1)
+    nopad.unpacked(model)
+    assert copied(**batch)[name].shape == wanted.shape
+    assert not torch.equal(copied(**batch)[name], wanted)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "gpt2", "llama"])
+@pytest.mark.parametrize("form", ["flat", "rows", "end to end"])
+def test_positions_that_were_left_out_are_put_in(sequences, kind, form):
+    model = nopad.packed(build(kind))
+    batch = nopad.PackedBatch.from_sequences(sequences, **FORMS[form])
+    wanted = model(**batch).last_hidden_state
+    found = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_the_models_own_causal_loss_is_not_for_rows_filled_end_to_end(sequences, kind):
+    model = nopad.packed(build(kind, "causal LM"))
+    batch = nopad.PackedBatch.from_sequences(sequences, columns={"labels": sequences}, **FORMS["end to end"])
+    with pytest.raises(BatchError, match="the first token of a row would go unpredicted; take labels out"):
+        model(**batch)
+
+
+@pytest.mark.parametrize(
+    ("kind", "head"), [("roberta", "question answering"), ("bert", "sequence classification"), ("modernbert", "base")]
+)
+def test_tuples_by_configuration(sequences, kind, head):
+    batch = nopad.PackedBatch.from_sequences(sequences)
+    wanted = nopad.packed(build(kind, head))(**batch)
+    model = build(kind, head)
+    model.config.return_dict = False
+    found = nopad.packed(model)(**batch)
+    assert isinstance(found, tuple)
+    assert torch.equal(found[0], wanted[0])

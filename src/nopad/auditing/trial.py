@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nopad.auditing.probes import Places, draw, find, lengths_for
 from nopad.batch import PackedBatch
+from nopad.errors import BatchError
 from nopad.model.safety import STATE, bare
 
 __all__ = ["Collator", "Trial", "outputs", "per_sequence", "run_alone"]
@@ -63,13 +64,29 @@ class Trial:
             ("rows", lambda features: PackedBatch.from_features(features, **rows)),
         ]
 
+    @staticmethod
+    def _without_labels(collate: Collator, features: list[dict[str, Any]]) -> Mapping[str, Any]:
+        try:
+            return collate([{"input_ids": feature["input_ids"]} for feature in features])
+        except Exception as error:
+            raise BatchError(
+                f"the collator failed on dicts of input_ids and labels, and of input_ids alone: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
     def batch(self, collate: Collator, sequences: Sequence[Sequence[int]]) -> tuple[Mapping[str, Any], Places]:
         """Collate sequences, and find them in the batch."""
         features = [{"input_ids": list(sequence), "labels": list(sequence)} for sequence in sequences]
         try:
             batch = collate([dict(feature) for feature in features])
-        except (KeyError, TypeError, ValueError):
-            batch = collate([{"input_ids": feature["input_ids"]} for feature in features])
+        except Exception:  # whatever theirs raises on labels
+            batch = self._without_labels(collate, features)
+        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+        if not isinstance(batch, PackedBatch) and not (isinstance(ids, Tensor) and ids.dim() == 2):
+            raise BatchError(
+                f"the collator gave {type(batch).__name__} with {type(ids).__name__} as input_ids; wanted are the "
+                "arguments of a forward call by name, input_ids a tensor [R, L] among them"
+            )
         places = find(batch, sequences)
         device = next(bare(self.model).parameters()).device
         if isinstance(batch, PackedBatch):

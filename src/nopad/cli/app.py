@@ -97,7 +97,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def _warned(message: Warning | str, *where: Any, **more: Any) -> None:
     """Print a warning as one line to stderr."""
-    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold yellow]nopad:[/] {escape(str(message))}")
+    Console(stderr=True, soft_wrap=True, highlight=False, emoji=False).print(
+        f"[bold yellow]nopad:[/] {escape(str(message))}"
+    )
 
 
 def _failed(message: str, code: int, debug: bool) -> int:
@@ -106,7 +108,7 @@ def _failed(message: str, code: int, debug: bool) -> int:
         traceback.print_exc()
     elif message:
         line = " ".join(message.splitlines())
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]nopad:[/] {escape(line)}")
+        Console(stderr=True, soft_wrap=True, highlight=False, emoji=False).print(f"[bold red]nopad:[/] {escape(line)}")
     return code
 
 

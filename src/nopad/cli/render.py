@@ -24,7 +24,7 @@ _PIPE_WIDTH = 160
 
 def console() -> Console:
     """Return the console for results: stdout, wide enough not to cut a table when piped."""
-    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, soft_wrap=False)
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, emoji=False, highlight=False, soft_wrap=False)
 
 
 def describe_histogram(histogram: Histogram, capacity: int) -> str:

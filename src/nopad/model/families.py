@@ -18,6 +18,14 @@ Route = Literal["interface", "encoder mask"]
 Pooled = Literal["first", "last", "config"]
 
 
+def _from_zero(config: Any) -> int:
+    return 0
+
+
+def _never(config: Any) -> str | None:
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """One kind of model.
@@ -43,7 +51,7 @@ class Family:
 
     route: Route = "interface"
     attention: tuple[str, ...] = ()
-    offset: Callable[[Any], int] = lambda config: 0
+    offset: Callable[[Any], int] = _from_zero
     mask: Literal["bool", "additive"] = "bool"
     head: tuple[str, int] | None = None
     pooled: Pooled = "first"
@@ -51,7 +59,7 @@ class Family:
     mask_at: str = ""
     bias: tuple[str, str] = ("", "")
     encoder_decoder: bool = False
-    refuse: Callable[[Any], str | None] = lambda config: None
+    refuse: Callable[[Any], str | None] = _never
     notes: str = ""
 
 

@@ -8,6 +8,7 @@ is behind a sequence's end is minus infinity, so no other sequence's token can b
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,26 +67,17 @@ class Head:
         """Put the output of a call of static shapes right."""
         if "pooler_output" in (output or ()) and self.most is None:
             output["pooler_output"] = None  # it is a row's
+        if "seq_relationship_logits" in (output or ()) and self.most is None:
+            output["seq_relationship_logits"] = None
         return output
 
     def _feed(self, state: Any, module: nn.Module, dims: int) -> list[Any]:
         """Hand a module each sequence's pooled states: ``[S, 1, H]`` (3) or ``[S, H]`` (2)."""
-
-        def before(_: nn.Module, args: Any) -> Any:
-            call, ids = state.call, state.static.ids
-            if call is not None:
-                found = pooled(call.seen["hidden"] if dims == 2 else args[0], call.placed, self.pooling())
-            elif ids is not None and self.most is not None:
-                found = static_pooled(state.static.kept if dims == 2 else args[0], ids, self.most, self.pooling())
-            else:
-                return None
-            return (found if dims == 2 else found[:, None], *args[1:])
-
-        handles = [module.register_forward_pre_hook(before)]
+        handles = [module.register_forward_pre_hook(_Feed(state, self, dims))]
         if dims == 2:
             base = getattr(self.model, self.model.base_model_prefix, self.model)
             inner = getattr(base, "encoder", base) if module is getattr(base, "pooler", None) else base
-            handles.append(inner.register_forward_hook(_keeper(state)))
+            handles.append(inner.register_forward_hook(_Keep(state, "hidden", first=True)))
         return handles
 
     def pooling(self) -> str:
@@ -120,14 +112,8 @@ class _LastToken(Head):
     by_token = False
 
     def install(self, state: Any) -> list[Any]:
-        def after(_: nn.Module, args: Any, output: Tensor) -> None:
-            if state.call is not None:
-                state.call.seen["logits"] = output
-            elif state.static.ids is not None:
-                state.static.kept = output
-
         assert self.family.head is not None
-        return [getattr(self.model, self.family.head[0]).register_forward_hook(after)]
+        return [getattr(self.model, self.family.head[0]).register_forward_hook(_Keep(state, "logits"))]
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         s, n = call.placed.layout.sequences, self.model.config.num_labels
@@ -161,6 +147,11 @@ class _Causal(Head):
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         super().enter(call, named)
         labels = named.get("labels")
+        if labels is not None and call.placed.layout.crossing:
+            raise BatchError(
+                "the model's own loss shifts labels within rows, and these rows are filled end to end, so the first "
+                "token of a row would go unpredicted; take labels out and use nopad.losses.token_loss(causal=True)"
+            )
         if labels is not None and call.target is None:
             counted = labels.reshape(-1)[call.placed.first] != IGNORED
             if named.get("num_items_in_batch") is not None and bool(counted.any()):
@@ -290,14 +281,40 @@ def _static_padded(values: Tensor, ids: Tensor, most: int) -> Tensor:
     return values.reshape(-1)[places].masked_fill(~mine.gather(1, places), -torch.inf)
 
 
-def _keeper(state: Any) -> Any:
-    def keep(_: nn.Module, args: Any, output: Any) -> None:
-        if state.call is not None:
-            state.call.seen["hidden"] = output[0]
-        elif state.static.ids is not None:
-            state.static.kept = output[0]
+@dataclass
+class _Feed:
+    """A hook that hands a module each sequence's pooled states. Hooks are objects: a copied model copies them too."""
 
-    return keep
+    state: Any
+    head: Head
+    dims: int
+
+    def __call__(self, module: nn.Module, args: Any) -> Any:
+        state, head, most = self.state, self.head, self.head.most
+        call, ids = state.call, state.static.ids
+        if call is not None:
+            found = pooled(call.seen["hidden"] if self.dims == 2 else args[0], call.placed, head.pooling())
+        elif ids is not None and most is not None:
+            found = static_pooled(state.static.kept if self.dims == 2 else args[0], ids, most, head.pooling())
+        else:
+            return None
+        return (found if self.dims == 2 else found[:, None], *args[1:])
+
+
+@dataclass
+class _Keep:
+    """A hook that keeps what a module gives, for the head."""
+
+    state: Any
+    name: str
+    first: bool = False
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        kept = output[0] if self.first else output
+        if self.state.call is not None:
+            self.state.call.seen[self.name] = kept
+        elif self.state.static.ids is not None:
+            self.state.static.kept = kept
 
 
 def _check_shape(named: dict[str, Any], name: str, wanted: list[tuple[int, ...]]) -> None:

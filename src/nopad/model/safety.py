@@ -137,10 +137,10 @@ class _State:
     compiled: Static = field(default_factory=Static)  # a compiler does not see what is a thread's own
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "calls": None, "linear": "unknown"}
+        return {**self.__dict__, "calls": None, "compiled": None, "linear": "unknown"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({**state, "calls": Calls()})
+        self.__dict__.update({**state, "calls": Calls(), "compiled": Static()})
 
     @property
     def call(self) -> Call | None:
@@ -329,13 +329,16 @@ class _State:
         if call.target is not None:
             named["decoder_attention_mask"] = (call.target.ids != 0).to(torch.long)
         positions = named.pop("position_ids", None)
-        if "position_ids" in takes and positions is not None:
+        if "position_ids" in takes:
+            if positions is None:  # picked out of the batch without them
+                positions = torch.from_numpy(placed.layout.position_ids).to(placed.ids.device)
             offset = self.family.offset(self.model.config)
             named["position_ids"] = positions if not offset else positions + offset * (placed.ids != 0)
         if "use_cache" in takes:
             named["use_cache"] = False
-        call.as_tuple = named.get("return_dict") is False
-        if "return_dict" in named:
+        asked = named.get("return_dict")
+        call.as_tuple = (self.model.config.return_dict if asked is None else asked) is False
+        if asked is not None or call.as_tuple:
             named["return_dict"] = True
         for name in [name for name in named if name not in takes and _is_extra(named[name])]:
             del named[name]  # a column of the batch that is no argument of this model
