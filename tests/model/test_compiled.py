@@ -98,6 +98,9 @@ def test_refusals():
     for kind, head in (("bert", "sequence classification"), ("llama", "question answering")):
         with pytest.raises(OptionError, match="gives a result per sequence, of which static shapes want a limit"):
             static_inputs(nopad.packed(build(kind, head)), drawn(0))
+    mean = build("modernbert", "sequence classification", classifier_pooling="mean")
+    with pytest.raises(UnsupportedModelError, match="takes means by its own mask, which static shapes do not give"):
+        static_inputs(nopad.packed(mean, max_sequences=15), drawn(0))
     with pytest.raises(BatchError, match="the batch has 12 sequences, and max_sequences is 11"):
         static_inputs(nopad.packed(build("bert"), max_sequences=11), drawn(0))
     with pytest.raises(BatchError, match="12 sequences, and this model was made pack-safe for 3; plan with fewer"):

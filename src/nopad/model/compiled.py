@@ -18,7 +18,8 @@ __all__ = ["static_inputs"]
 def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     """Return a batch for a compiled pack-safe model: tensors of fixed shapes, and nothing else that differs by batch.
 
-    The mask is the sequence numbers, ``[R, 1, 1, L]``; the compiled attention makes a block mask of it. One graph
+    The mask is the sequence numbers, ``[R, 1, 1, L]``, for this model only: another one would not be told, as the guard
+    of a batch tells it. The compiled attention makes a block mask of it. One graph
     serves all batches of the same rows.
 
     What is per sequence wants a limit, ``nopad.packed(model, max_sequences=K)``, and comes out as ``[K, ...]``: of S
@@ -28,7 +29,8 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     Raises:
         BatchError: the batch is flat, its rows are filled end to end, or it has too many sequences.
         OptionError: the model is not pack-safe, or gives results per sequence and has no limit of them.
-        UnsupportedModelError: it has a decoder of its own, or its attention is its own.
+        UnsupportedModelError: it has a decoder of its own, its attention is its own, or its head takes means by the mask
+            (ModernBERT's, where so configured).
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel
@@ -48,6 +50,11 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
         raise UnsupportedModelError(
             f"{name} is not compiled on packs: its attention is its own, or it has a decoder; compile its layers one "
             "by one instead, each with layer.compile()"
+        )
+    if not state.head.by_token and state.family.pooled == "config" and state.head.pooling() == "mean":
+        raise UnsupportedModelError(
+            f"{name} takes means by its own mask, which static shapes do not give; set config.classifier_pooling = 'cls', "
+            "or compile its layers one by one, each with layer.compile()"
         )
     if most is None and not state.head.by_token:
         raise OptionError(
