@@ -29,8 +29,8 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     Raises:
         BatchError: the batch is flat, its rows are filled end to end, or it has too many sequences.
         OptionError: the model is not pack-safe, or gives results per sequence and has no limit of them.
-        UnsupportedModelError: it has a decoder of its own, its attention is its own, or its head takes means by the mask
-            (ModernBERT's, where so configured).
+        UnsupportedModelError: it has a decoder of its own, its attention is its own, or its head takes means by
+            the mask (ModernBERT's, where so configured).
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel
@@ -53,8 +53,8 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
         )
     if not state.head.by_token and state.family.pooled == "config" and state.head.pooling() == "mean":
         raise UnsupportedModelError(
-            f"{name} takes means by its own mask, which static shapes do not give; set config.classifier_pooling = 'cls', "
-            "or compile its layers one by one, each with layer.compile()"
+            f"{name} takes means by its own mask, which static shapes do not give; set config.classifier_pooling = "
+            "'cls', or compile its layers one by one, each with layer.compile()"
         )
     if most is None and not state.head.by_token:
         raise OptionError(
