@@ -6,7 +6,7 @@ weights, rows, masked tokens, order. Before that, 20 steps of the right way besi
 
 The texts are the docstrings and comments of the standard library; tokens outside the 4,000 commonest are unknown.
 
-    python benchmarks/contamination.py [--steps 400] [--seeds 2] [--picture docs/pictures/contamination.svg]
+    python benchmarks/contamination.py [--steps 400] [--seeds 3] [--picture docs/pictures/contamination.svg]
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from nopad.random import key, shuffle
 CAPACITY, ROWS, VOCABULARY = 256, 16, 4_000
 MASK, UNKNOWN, PAD, FIRST, LAST, SPECIAL = 1, 2, 0, 3, 4, 5
 HELD_OUT = 1_500
-EVERY = 100
+EVERY = 50
 SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 128,
@@ -46,6 +46,7 @@ SIZES = {
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
 }
+Point = tuple[int, float, float, float]  # step, training loss since the point before, loss and accuracy held out
 WAYS = {
     "right: nopad": (True, True),
     "no block mask": (False, True),
@@ -112,6 +113,9 @@ def logits_of(model: Any, batch: PackedBatch, isolated: bool, reset: bool) -> to
     return found
 
 
+PANELS = {"in training, as each way has it": 1, "held out, sequences alone": 2}
+
+
 def model_of(seed: int) -> Any:
     torch.manual_seed(seed)
     return transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)).train()
@@ -136,15 +140,14 @@ def evaluate(model: Any, held_out: list[np.ndarray]) -> tuple[float, float]:
     return total / count, accuracy.value
 
 
-def train(
-    way: str, seed: int, steps: int, sequences: list[np.ndarray], held_out: list[np.ndarray]
-) -> list[tuple[int, float, float]]:
-    """Train one way; (step, loss, accuracy) of what is held out, every 100 steps."""
+def train(way: str, seed: int, steps: int, sequences: list[np.ndarray], held_out: list[np.ndarray]) -> list[Point]:
+    """Train one way; a point of its curve every 50 steps."""
     isolated, reset = WAYS[way]
     model = nopad.packed(model_of(seed), backend="mask") if isolated else model_of(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.1)
-    curve = []
+    curve: list[Point] = []
+    since: list[float] = []
     for step, chosen in zip(range(1, steps + 1), batches(sequences, seed), strict=False):
         batch = packed_batch(chosen)
         loss = token_loss(logits_of(model, batch, isolated, reset), batch["labels"], batch)
@@ -152,8 +155,10 @@ def train(
         loss.backward()
         optimizer.step()
         schedule.step()
+        since.append(float(loss.detach()))
         if step % EVERY == 0 or step == steps:
-            curve.append((step, *evaluate(model, held_out)))
+            curve.append((step, statistics.fmean(since), *evaluate(model, held_out)))
+            since.clear()
     return curve
 
 
@@ -188,25 +193,27 @@ def beside_padded(sequences: list[np.ndarray], steps: int = 20) -> float:
     return max(abs(a - b) for a, b in zip(*losses.values(), strict=True))
 
 
-def picture(curves: dict[str, list[list[tuple[int, float, float]]]], path: Path) -> None:
-    """Loss of what is held out, one line a way, the mean over seeds."""
+def picture(curves: dict[str, list[list[Point]]], path: Path) -> None:
+    """Training loss, and loss of what is held out: one line a way, the mean over seeds."""
     import altair as alt
 
     points = [
-        {"step": step, "loss": statistics.fmean(run[at][1] for run in runs), "way": way}
+        {"step": step, "loss": statistics.fmean(run[at][which] for run in runs), "way": way, "panel": panel}
         for way, runs in curves.items()
         for at, (step, *_) in enumerate(runs[0])
+        for panel, which in PANELS.items()
     ]
+    room = {"left": 5, "top": 5, "bottom": 5, "right": 25}
     lines = (
-        alt.Chart(
-            alt.Data(values=points), width=520, height=280, padding={"left": 5, "top": 5, "bottom": 5, "right": 25}
-        )
+        alt.Chart(alt.Data(values=points), padding=room)
         .mark_line(point=True)
         .encode(
             x=alt.X("step:Q", title="step"),
-            y=alt.Y("loss:Q", title="masked-LM loss on held-out sequences alone", scale=alt.Scale(zero=False)),
+            y=alt.Y("loss:Q", title="masked-LM loss", scale=alt.Scale(zero=False)),
             color=alt.Color("way:N", title=None, sort=list(WAYS), scale=alt.Scale(scheme="tableau10")),
         )
+        .properties(width=300, height=260)
+        .facet(column=alt.Column("panel:N", title=None, sort=list(PANELS)))
     )
     lines.save(str(path))
 
@@ -214,7 +221,7 @@ def picture(curves: dict[str, list[list[tuple[int, float, float]]]], path: Path)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -222,20 +229,27 @@ def main() -> None:
     sequences, held_out = texts()
     print(f"contamination: {machine()}; {len(sequences):,} sequences, {sum(map(len, sequences)):,} tokens", flush=True)
     print(f"largest difference to padded in 20 steps' losses: {beside_padded(sequences):.1e}", flush=True)
-    curves: dict[str, list[list[tuple[int, float, float]]]] = {way: [] for way in WAYS}
+    curves: dict[str, list[list[Point]]] = {way: [] for way in WAYS}
     for seed in range(options.seeds):
         for way in WAYS:
             start = time.perf_counter()
             curves[way].append(train(way, seed, options.steps, sequences, held_out))
-            _, loss, accuracy = curves[way][-1][-1]
+            _, training, loss, accuracy = curves[way][-1][-1]
             print(
-                f"  seed {seed}, {way:<18} loss {loss:.3f}, accuracy {accuracy:.1%}   ({time.perf_counter() - start:.0f} s)",
+                f"  seed {seed}, {way:<18} training {training:.3f}, held out {loss:.3f}, accuracy {accuracy:.1%}"
+                f"   ({time.perf_counter() - start:.0f} s)",
                 flush=True,
             )
-    print(f"\n{'held-out sequences alone, after the last step':<46}{'loss':>8}{'perplexity':>12}{'accuracy':>10}")
+    print(f"\nmeans of {options.seeds} seeds (least to most): held-out sequences alone, after the last step")
+    print(f"  {'':<20}{'training':>9}{'loss':>24}{'perplexity':>12}{'accuracy':>24}")
     for way, runs in curves.items():
-        loss, accuracy = (statistics.fmean(run[-1][which] for run in runs) for which in (1, 2))
-        print(f"  {way:<44}{loss:8.3f}{np.exp(loss):12.1f}{accuracy:10.1%}")
+        training, losses, accuracies = ([run[-1][which] for run in runs] for which in (1, 2, 3))
+        loss, accuracy = statistics.fmean(losses), statistics.fmean(accuracies)
+        spread = f"({min(losses):.3f} to {max(losses):.3f})"
+        shares = f"({min(accuracies):.1%} to {max(accuracies):.1%})"
+        print(
+            f"  {way:<20}{statistics.fmean(training):9.3f}{loss:8.3f} {spread}{np.exp(loss):11.1f}{accuracy:8.1%} {shares}"
+        )
     if options.picture:
         picture(curves, options.picture)
 

@@ -76,13 +76,13 @@ def token_loss(
     >>> round(token_loss(logits, labels, batch).item(), 4), items(labels, batch)
     (2.0794, tensor(3., dtype=torch.float64))
     """
-    number, wanted = _labelled(labels, batch, causal)
+    number, wanted = labelled(labels, batch, causal)
     _check(logits.shape[:2] == torch.Size(batch.layout.shape), "logits", logits, batch)
     flat = logits.reshape(-1, logits.shape[-1])
     if causal:
         flat = flat.roll(1, 0)  # the logits for a token stand at the one before it, in its own sequence
     each = cross_entropy(_wide(flat), wanted, ignore_index=IGNORED, reduction="none")
-    scale = _scale(number, wanted, batch, per, weights)
+    scale = slot_weights(number, wanted, batch, per, weights)
     return _mean(each, scale, denominator)
 
 
@@ -94,8 +94,8 @@ def items(
     For accumulated steps and many ranks, add these up (over ranks by `over_ranks`), give the sum to every call as
     `denominator`, and add up the losses; with DDP, which averages gradients, multiply by the number of ranks.
     """
-    number, wanted = _labelled(labels, batch, causal)
-    return _scale(number, wanted, batch, per, weights).sum()
+    number, wanted = labelled(labels, batch, causal)
+    return slot_weights(number, wanted, batch, per, weights).sum()
 
 
 def sequence_loss(
@@ -200,7 +200,7 @@ def over_ranks(count: Tensor) -> Tensor:
     return total
 
 
-def _labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, Tensor]:
+def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, Tensor]:
     """The number of each slot's sequence (0: padding), and its label where it counts, else -100; ``[R x L]`` each."""
     at = batch.layout
     _check(tuple(labels.shape) == at.shape, "labels", labels, batch)
@@ -212,7 +212,7 @@ def _labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor,
     return number, wanted
 
 
-def _scale(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, weights: Tensor | None) -> Tensor:
+def slot_weights(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, weights: Tensor | None) -> Tensor:
     """What each slot's loss is multiplied by; sums to the denominator. ``[R x L]``."""
     sequences = batch.layout.sequences
     counts = (wanted != IGNORED).double()

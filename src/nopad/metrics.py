@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError, OptionError
-from nopad.losses import IGNORED, Per, _labelled, _scale, over_ranks
+from nopad.losses import IGNORED, Per, labelled, over_ranks, slot_weights
 
 __all__ = ["Accuracy", "Confusion", "Spans", "best_spans"]
 
@@ -63,12 +63,12 @@ class Accuracy(_Counts):
         Raises:
             BatchError: a shape that does not fit the batch.
         """
-        number, wanted = _labelled(labels, batch, causal)
+        number, wanted = labelled(labels, batch, causal)
         if logits.shape[:2] != labels.shape:
             raise BatchError(f"logits have the shape {list(logits.shape)}; wanted {[*labels.shape, 'C']}")
         guess = logits.argmax(-1).reshape(-1)
         right = (guess.roll(1) if causal else guess) == wanted
-        scale = _scale(number, wanted, batch, self.per, None)
+        scale = slot_weights(number, wanted, batch, self.per, None)
         self._add(torch.stack([(scale * right).sum(), scale.sum()]))
 
     @property

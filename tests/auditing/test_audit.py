@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from transformers import DataCollatorWithFlattening
+from transformers import DataCollatorWithFlattening, DebertaV2Config, DebertaV2Model
 from zoo import build
 
 import nopad
@@ -42,7 +42,10 @@ def test_nopad_is_isolated(kind, head, backend):
     assert "attention ran once a layer" in names
     assert "float32 outputs, flat" in names
     assert "float64 gradients, rows" in names
-    assert ("poison, NaN" in names) == (backend in ("auto", "segments"))
+    assert "float32 gradients, flat" in names
+    poisoned = [check for check in verdict.checks if "poison" in check.name]
+    assert len(poisoned) == (6 if backend in ("auto", "segments") else 4)  # NaN too
+    assert all(check.value == 0 for check in poisoned), str(verdict)
 
 
 def test_a_model_that_is_pack_safe_already():
@@ -62,8 +65,37 @@ def test_partly_in_single_precision():
 def test_bfloat16():
     verdict = nopad.audit(build("bert", dtype=torch.bfloat16), capacity=32)
     assert verdict.isolated, str(verdict)
-    [own] = [check for check in verdict.checks if check.name.startswith("bfloat16")]
-    assert own.value <= own.limit == 5e-2
+    outputs, gradients, *poisoned = [check for check in verdict.checks if check.name.startswith("bfloat16")]
+    assert outputs.value <= outputs.limit == 5e-2
+    assert 0 < gradients.value <= gradients.limit == 5e-2
+    assert [(check.value, check.limit) for check in poisoned] == [(0, 2**-5)] * 3
+
+
+def test_a_leak_in_the_dtype_of_the_model_only():
+    model = build("bert", dtype=torch.float32)
+
+    def leak(module, args, output):
+        return output + output.mean((0, 1)) * 1e-2 if output.dtype == torch.float32 else output
+
+    model.encoder.layer[1].intermediate.register_forward_hook(leak)
+    verdict = nopad.audit(model, capacity=32)
+    assert not verdict.isolated
+    assert verdict.max_abs_diff < 1e-12  # of float64
+    assert verdict.first_difference == "encoder.layer.1.intermediate"
+    failed = [check.name for check in verdict.checks if not check.passed]
+    assert failed == [
+        "float32 outputs, flat",
+        "float32 gradients, flat",
+        "float32 poison, other tokens",
+        "float32 poison, embeddings x 1e+06",
+        "float32 poison, NaN",
+    ]
+
+
+def test_float16_is_poisoned_within_its_numbers():
+    verdict = nopad.audit(build("bert", "question answering", dtype=torch.float16), backend="mask", capacity=32)
+    assert verdict.isolated, str(verdict)
+    assert "float16 poison, embeddings x 1e+03" in [check.name for check in verdict.checks]
 
 
 def test_wrong_positions_are_no_contamination_and_still_wrong():
@@ -77,7 +109,7 @@ def test_wrong_positions_are_no_contamination_and_still_wrong():
     plain._nopad_state.family = nopad.model.families.FAMILIES["bert"]  # which counts from 0
     verdict = nopad.audit(plain, collator=zero_based, capacity=32)
     assert verdict.first_difference == "embeddings.position_embeddings"
-    assert all(check.passed for check in verdict.checks if check.name.startswith("poison"))
+    assert all(check.passed for check in verdict.checks if "poison" in check.name)
 
 
 def test_json_and_text():
@@ -90,6 +122,57 @@ def test_json_and_text():
     head = "BertModel, as it is, with DataCollatorWithFlattening: CONTAMINATED at encoder.layer.0.attention.self"
     assert text.startswith(head)
     assert text.count("✗") == sum(not check.passed for check in verdict.checks)
+
+
+def test_a_head_that_gives_one_result_a_row():
+    model = build("bert", "sequence classification")
+    verdict = nopad.audit(model, collator=DataCollatorWithFlattening(return_tensors="pt"), capacity=32)
+    assert verdict.first_difference == "bert.encoder.layer.0.attention.self"
+    assert [check.passed for check in verdict.checks] == [False, False]
+    assert "no output has a part for each sequence" in verdict.checks[0].detail
+    assert json.loads(verdict.to_json())["max_abs_diff"] is None
+
+    def padded(features):
+        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(f["input_ids"]) for f in features], batch_first=True)
+        return {"input_ids": ids, "attention_mask": (ids != 0).long()}
+
+    alone = nopad.audit(model, collator=padded, capacity=32)
+    assert alone.isolated, str(alone)
+    assert {"logits"} == {check.detail for check in alone.checks if "outputs" in check.name}
+
+
+class NoNumbers(torch.autograd.Function):
+    """Does nothing, and has gradients only for what is as short as a sequence alone."""
+
+    @staticmethod
+    def forward(context, states):
+        context.packed = states.shape[0] * states.shape[1] > 8
+        return states.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * (torch.nan if context.packed else 1)
+
+
+def test_gradients_that_are_no_numbers():
+    model = build("bert")
+    model.embeddings.register_forward_hook(lambda module, args, output: NoNumbers.apply(output))
+    verdict = nopad.audit(model, capacity=32)
+    [failed] = [check for check in verdict.checks if not check.passed]
+    assert failed.name == "float64 gradients, rows"
+    assert failed.value == float("inf")
+
+
+def test_gradients_that_are_mostly_rounding():
+    sizes = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 128, "num_hidden_layers": 2}
+    relative = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 16}
+    torch.manual_seed(0)
+    model = DebertaV2Model(DebertaV2Config(vocab_size=200, initializer_range=0.002, **sizes, **relative))
+    verdict = nopad.audit(model, backend="mask")
+    assert verdict.isolated, str(verdict)
+    [check] = [check for check in verdict.checks if check.name == "float32 gradients, flat"]
+    assert check.limit >= check.value > 2e-5
+    assert "key_proj.bias, where rounding alone does" in check.detail
 
 
 def test_a_collator_that_loses_tokens():

@@ -94,7 +94,7 @@ def test_6_one_mask_for_local_and_global_layers():
     model = build("modernbert")
     verdict = found(model, masked)
     assert not verdict.isolated  # nobody sees the neighbours, but local layers look too far
-    poison = [check for check in verdict.checks if check.name.startswith("poison")]
+    poison = [check for check in verdict.checks if "poison" in check.name]
     assert all(check.passed for check in poison)
     assert verdict.first_difference.startswith("layers.1.attn")
 

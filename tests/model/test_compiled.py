@@ -101,12 +101,16 @@ def test_refusals():
     mean = build("modernbert", "sequence classification", classifier_pooling="mean")
     with pytest.raises(UnsupportedModelError, match="takes means by its own mask, which static shapes do not give"):
         static_inputs(nopad.packed(mean, max_sequences=15), drawn(0))
-    with pytest.raises(BatchError, match="the batch has 12 sequences, and max_sequences is 11"):
+    with pytest.raises(BatchError, match="12 sequences, and this model was made pack-safe for 11; plan with fewer"):
         static_inputs(nopad.packed(build("bert"), max_sequences=11), drawn(0))
     with pytest.raises(BatchError, match="12 sequences, and this model was made pack-safe for 3; plan with fewer"):
         nopad.packed(build("bert"), max_sequences=3)(**drawn(0))
-    with pytest.raises(OptionError, match="max_sequences is 0"):
-        nopad.packed(build("bert"), max_sequences=0)
+    long = nopad.PackedBatch.from_sequences([[5] * 79], form="rows", capacity=80)
+    with pytest.raises(BatchError, match="sequence 0 has 79 tokens, and RobertaModel has 78 positions"):
+        static_inputs(nopad.packed(build("roberta")), long)
+    for most in (0, 2.5, "3"):
+        with pytest.raises(OptionError, match=f"max_sequences must be an integer from 1 .*, got {most!r}"):
+            nopad.packed(build("bert"), max_sequences=most)
 
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "as it is"])

@@ -210,6 +210,10 @@ class TestRefusals:
         assert parts(model, fits)[0].shape == (78, 24)
         with pytest.raises(BatchError, match="sequence 1 has 79 tokens, and RobertaModel has 78 positions"):
             model(**nopad.PackedBatch.from_sequences([[5], [5] * 79]))
+        with pytest.raises(BatchError, match="sequence 0 has 81 tokens, and DebertaModel has 80 positions"):
+            nopad.packed(build("deberta"))(**nopad.PackedBatch.from_sequences([[5] * 81]))
+        without_table = nopad.packed(build("deberta-v2", position_biased_input=False))
+        assert parts(without_table, nopad.PackedBatch.from_sequences([[5] * 81]))[0].shape == (81, 24)
 
     def test_another_shape(self, batch):
         batch["input_ids"] = batch["input_ids"][:, 1:]

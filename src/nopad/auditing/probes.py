@@ -63,6 +63,9 @@ class Places:
         if self.batch is not None and values.shape[:1] == (len(self.of),):
             found: list[Tensor] = self.batch.unpack(values)
             return found
+        rows = [int(places[0]) // self.shape[1] for places in self.of]
+        if self.batch is None and values.shape[:1] == (self.shape[0],) and sorted(rows) == list(range(self.shape[0])):
+            return [values[row] for row in rows]  # one sequence in every row, so a row's is a sequence's
         return None
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 __all__ = ["Check", "Verdict"]
 
@@ -51,8 +53,16 @@ class Verdict:
     notes: Sequence[str] = field(default_factory=tuple)
 
     def to_json(self) -> str:
-        """Return all of it as JSON."""
-        return json.dumps(asdict(self), indent=1)
+        """Return all of it as JSON; a number that is not finite, of what could not be compared, is null."""
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: plain(each) for name, each in value.items()}
+            if isinstance(value, list | tuple):
+                return [plain(each) for each in value]
+            return None if isinstance(value, float) and not math.isfinite(value) else value
+
+        return json.dumps(plain(asdict(self)), indent=1, allow_nan=False)
 
     def __str__(self) -> str:
         head = f"{self.model}, {self.how}: " + ("isolated" if self.isolated else "CONTAMINATED")

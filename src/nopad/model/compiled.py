@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nopad.errors import BatchError, OptionError, UnsupportedModelError
+from nopad.model.admission import check_layout
 from nopad.model.safety import state_of
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     the same results to `nopad.losses`. Without a limit, a base model's ``pooler_output`` is left out.
 
     Raises:
-        BatchError: the batch is flat, its rows are filled end to end, or it has too many sequences.
+        BatchError: the batch is flat, its rows are filled end to end, it has too many sequences, or too long ones.
         OptionError: the model is not pack-safe, or gives results per sequence and has no limit of them.
         UnsupportedModelError: it has a decoder of its own, its attention is its own, or its head takes means by
             the mask (ModernBERT's, where so configured).
@@ -61,8 +62,7 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
             f"{name} gives a result per sequence, of which static shapes want a limit: "
             "nopad.packed(model, max_sequences=...)"
         )
-    if most is not None and batch.layout.sequences > most:
-        raise BatchError(f"the batch has {batch.layout.sequences} sequences, and max_sequences is {most}")
+    check_layout(state.model, state.family, most, batch.layout)
     ids = torch.from_numpy(batch.sequence_ids).to(batch["input_ids"].device)
     left_out = {*state.head.per_sequence, *(() if state.head.by_token else ("labels",))}
     named: dict[str, Any] = {name: batch[name] for name in batch if name in state.takes and name not in left_out}

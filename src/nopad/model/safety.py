@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from nopad.errors import BatchError, OptionError, UnsupportedModelError
 from nopad.model import attention
+from nopad.model.admission import check_call, device_of
 from nopad.model.backends import BACKENDS
 from nopad.model.calls import Call, Calls, Static, bound, parameters
 from nopad.model.encoders import encoder_mask, hook_encoder
@@ -29,12 +30,14 @@ from nopad.model.families import Family, family_of
 from nopad.model.heads import Head, head_of
 from nopad.model.linear import FastLinear
 from nopad.model.placement import Cross, Placement, is_static, place
+from nopad.planning.algorithm import Option
 from nopad.sentinel import PackedMask, layout_of
 
 __all__ = ["is_packed", "packed", "state_of", "unpacked"]
 
 log = logging.getLogger("nopad")
 STATE = "_nopad_state"
+MOST = Option(default=None, none=True, help="most sequences of a batch")
 
 
 def packed(model: Any, *, backend: str = "auto", max_sequences: int | None = None) -> Any:
@@ -49,7 +52,7 @@ def packed(model: Any, *, backend: str = "auto", max_sequences: int | None = Non
 
     Raises:
         UnsupportedModelError: sequences of this model cannot be kept apart, or nothing is known of it.
-        OptionError: there is no such backend, `max_sequences` is below 1, or the model is pack-safe already.
+        OptionError: there is no such backend, `max_sequences` is no integer from 1, or the model is pack-safe already.
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel
@@ -63,8 +66,7 @@ def packed(model: Any, *, backend: str = "auto", max_sequences: int | None = Non
     """
     if backend != "auto" and backend not in BACKENDS:
         raise OptionError(f"unknown backend {backend!r}; there are auto, {', '.join(BACKENDS)}")
-    if max_sequences is not None and max_sequences < 1:
-        raise OptionError(f"max_sequences is {max_sequences}; a batch has at least 1")
+    max_sequences = MOST.check("max_sequences", max_sequences)
     inner = bare(model)
     if hasattr(inner, STATE):
         raise OptionError(f"this {type(inner).__name__} is pack-safe already; nopad.unpacked(model) undoes it")
@@ -212,8 +214,8 @@ class _State:
             self.calls.stack.append(None)
             return None
         try:
-            call = Call(place(guard, _device(module), self._choice(guard, module)), self._target(named, module))
-            self._check(named, call, module)
+            call = Call(place(guard, device_of(module), self._choice(guard, module)), self._target(named, module))
+            check_call(module, self.family, self.head.most, named, call.placed.layout)
             self._fit(named, call)
             self.head.enter(call, named)
         except BaseException:
@@ -268,7 +270,7 @@ class _State:
         """Choose the backend by device and form, and say it once."""
         if self.backend != "auto":
             return self.backend
-        device, dtype, layout = _device(module), next(module.parameters()).dtype, layout_of(guard)
+        device, dtype, layout = device_of(module), next(module.parameters()).dtype, layout_of(guard)
         if device.type == "cpu":
             chosen = "segments"
         elif layout.form == "flat" and device.type == "cuda" and dtype in (torch.float16, torch.bfloat16):
@@ -284,42 +286,7 @@ class _State:
             if self.family.encoder_decoder and _part(module, "decoder") is not None:
                 raise BatchError("this model has a decoder: build the batch with batch.with_decoder(targets, start_id)")
             return None
-        return place(guard, _device(module), self._choice(guard, module))
-
-    def _check(self, named: Mapping[str, Any], call: Call, module: Any) -> None:
-        """Refuse a batch that does not fit."""
-        ids = named.get("input_ids")
-        if ids is None:
-            ids = named.get("inputs_embeds")
-        layout, device = call.placed.layout, _device(module)
-        if ids is None or tuple(ids.shape[:2]) != layout.shape:
-            got = "none" if ids is None else tuple(ids.shape)
-            raise BatchError(f"input_ids have the shape {got}; the batch is laid out in {layout.shape}")
-        if ids.device != device:
-            raise BatchError(f"the batch is on {ids.device} and the model on {device}; use batch.to({str(device)!r})")
-        if ids.is_floating_point() and ids.dtype != next(module.parameters()).dtype:
-            wanted = next(module.parameters()).dtype
-            raise BatchError(f"inputs_embeds are {ids.dtype} and the model is {wanted}; convert one of them")
-        if not layout.tokens:
-            raise BatchError("the batch has no token at all; leave it out")
-        if self.head.most is not None and layout.sequences > self.head.most:
-            raise BatchError(
-                f"the batch has {layout.sequences} sequences, and this model was made pack-safe for {self.head.most}; "
-                "plan with fewer a pack (max_depth), take fewer rows, or raise max_sequences in nopad.packed"
-            )
-        limit = _positions(module.config, self.family)
-        if limit is not None and layout.max_seqlen > limit:
-            at = int(layout.order[layout.seq_lens.argmax()])
-            raise BatchError(
-                f"sequence {at} has {layout.max_seqlen} tokens, and {type(module).__name__} has {limit} positions; "
-                "truncate it or split it"
-            )
-        rescales = getattr(module.config, "token_dropout", False) and ids is named.get("input_ids")
-        if rescales and bool((ids == module.config.mask_token_id).any()):
-            raise BatchError(
-                "this model rescales embeddings by the share of masked tokens in a row (token_dropout), which is not "
-                "that of a sequence; set config.token_dropout = False, or run sequences with <mask> alone"
-            )
+        return place(guard, device_of(module), self._choice(guard, module))
 
     def _fit(self, named: dict[str, Any], call: Call) -> None:
         """Turn what the batch holds into what the model takes."""
@@ -398,18 +365,6 @@ def _part(model: Any, name: str) -> Any:
 def _position_modules(model: nn.Module) -> list[nn.Module]:
     """Learned positions that a stack looks up without being told which (BART)."""
     return [m for m in model.modules() if type(m).__name__ == "BartLearnedPositionalEmbedding"]
-
-
-def _device(module: nn.Module) -> torch.device:
-    return next(module.parameters()).device
-
-
-def _positions(config: Any, family: Family) -> int | None:
-    """How long a sequence may be; None: as long as one likes."""
-    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    if limit is None or getattr(config, "model_type", "") in ("t5", "deberta-v2", "deberta"):
-        return None
-    return int(limit) - family.offset(config)
 
 
 def _is_extra(value: Any) -> bool:

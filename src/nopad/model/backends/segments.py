@@ -7,6 +7,7 @@ calls cost more than they save. A sequence never touches another one's values, n
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -20,15 +21,15 @@ __all__ = ["segments"]
 def segments(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
     """Attention ``[R, L, H, D]``; padding gets 0."""
     queries, keys, pairs = _sides(placed)
-    q, k, v = _stream(query, queries), _stream(key, keys), _stream(value, keys)
+    # Split, not sliced: the gradient of a slice is as long as the whole stream, once for each sequence.
+    parts = _split(query, queries)
+    others = list(zip(_split(key, keys), _split(value, keys), strict=True))
     full = replace(heads, causal=False, window=None)
     out = []
-    for at, (begin, end) in enumerate(zip(queries.bounds, queries.bounds[1:], strict=False)):
-        there = pairs[at]
-        first, last = keys.bounds[there], keys.bounds[there + 1]
-        keep = _keep(placed, end - begin, q.device, heads) if not heads.plain else None
-        part = attend(q[:, :, begin:end], k[:, :, first:last], v[:, :, first:last], keep, full)
-        out.append(part[0].transpose(0, 1))
+    for at, mine in enumerate(parts):
+        theirs, values = others[pairs[at]]
+        keep = _keep(placed, mine.shape[2], mine.device, heads) if not heads.plain else None
+        out.append(attend(mine, theirs, values, keep, full)[0].transpose(0, 1))
     return queries.rows(torch.cat(out)) if out else query.transpose(1, 2)
 
 
@@ -38,11 +39,11 @@ def _sides(placed: Placement | Cross) -> tuple[Placement, Placement, range | lis
     return placed, placed, range(placed.layout.sequences)
 
 
-def _stream(states: Tensor, placed: Placement) -> Tensor:
-    """``[R, H, L, D]`` to ``[1, H, T, D]``."""
-    if placed.index is None:
-        return states
-    return placed.stream(states.transpose(1, 2)).transpose(0, 1)[None]
+def _split(states: Tensor, placed: Placement) -> tuple[Tensor, ...]:
+    """``[R, H, L, D]`` to ``[1, H, length, D]`` of each sequence."""
+    if placed.index is not None:
+        states = placed.stream(states.transpose(1, 2)).transpose(0, 1)[None]
+    return torch.split(states, [end - begin for begin, end in pairwise(placed.bounds)], dim=2)
 
 
 def _keep(placed: Placement | Cross, length: int, device: torch.device, heads: Heads) -> Tensor | None:
