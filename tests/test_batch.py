@@ -226,9 +226,21 @@ def test_columns_that_the_layout_gives_are_refused():
             PackedBatch.from_sequences([[1, 2]], columns={name: [[1, 1]]})
 
 
-def test_a_capacity_without_rows_is_refused():
-    with pytest.raises(OptionError, match="a flat batch has no rows, and no capacity; give form='rows' too"):
-        PackedBatch.from_sequences([[1, 2]], capacity=4)
+@pytest.mark.parametrize(
+    ("how", "names"),
+    [
+        ({"capacity": 4}, "capacity"),
+        ({"depth": 1}, "depth"),
+        ({"rows": 2, "end_to_end": True}, "rows or end_to_end"),
+        ({"packs": nopad.pack([2], capacity=4)}, "packs"),
+    ],
+)
+def test_options_of_rows_are_refused_for_a_stream(how, names):
+    says = f"a flat batch has no rows, so no {names}; give form='rows' too"
+    with pytest.raises(OptionError, match=says):
+        PackedBatch.from_sequences([[1, 2]], **how)
+    with pytest.raises(OptionError, match=says):
+        PackedBatch.from_features([{"input_ids": [1, 2]}], **how)
 
 
 def test_labels_of_several_classes():

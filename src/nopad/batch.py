@@ -94,11 +94,9 @@ class PackedBatch(MutableMapping[str, Any]):
 
         Raises:
             LengthError: a sequence is empty or above the capacity.
-            OptionError: rows without a capacity, or a capacity without rows.
+            OptionError: rows without a capacity, or options of rows for a flat batch.
             BatchError: a column of other lengths, or one that the layout itself gives (attention_mask, position_ids).
         """
-        if capacity is not None and form == "flat" and packs is None:
-            raise OptionError("a flat batch has no rows, and no capacity; give form='rows' too, or leave it out")
         for name in (*(columns or ()), *(sequence_columns or ())):
             if name in (MASK, "position_ids"):
                 raise BatchError(
@@ -157,6 +155,10 @@ class PackedBatch(MutableMapping[str, Any]):
         fill: Mapping[str, Any] | None,
     ) -> PackedBatch:
         if form == "flat":
+            asked = {"capacity": capacity, "depth": depth, "packs": packs, "rows": rows, "end_to_end": end_to_end}
+            of_rows = [name for name, value in asked.items() if value is not None and value is not False]
+            if of_rows:
+                raise OptionError(f"a flat batch has no rows, so no {' or '.join(of_rows)}; give form='rows' too")
             return cls._filled(stacked, Layout.flat(stacked.seq_lens), pad_id, fill)
         if form != "rows":
             raise OptionError(f"form is {form!r}; it must be 'rows' or 'flat'")

@@ -51,6 +51,22 @@ def test_what_the_folder_says(embedder):
     assert (embedder.pooling, embedder.normalize, embedder.max_tokens) == ("mean", True, 256)
 
 
+def test_the_most_tokens_are_the_positions_of_the_model(embedder, folder):
+    tokenizer = embedder.tokenizer
+    roberta = build("roberta")  # whose positions begin at 2
+    assert Embedder(roberta, tokenizer).max_tokens == 78
+    for most in (79, 0):
+        with pytest.raises(OptionError, match=f"max_tokens is {most}; it is at least 1, .* 78 positions"):
+            Embedder(roberta, tokenizer, max_tokens=most)
+    endless = Embedder(build("t5"), tokenizer)
+    assert endless.max_tokens is None
+    assert endless.encode_ids([[5] * 200]).shape == (1, 24)
+    with pytest.raises(OptionError, match="max_tokens is 0; it is at least 1, and this model has no limit"):
+        Embedder(endless.model, tokenizer, max_tokens=0)
+    change(folder / "sentence_bert_config.json", max_seq_length=5000)
+    assert Embedder.from_folder(folder).max_tokens == 512
+
+
 def test_batches_do_not_matter(embedder):
     small = Embedder(embedder.model, embedder.tokenizer, max_tokens=256, budget=20)
     np.testing.assert_allclose(small.encode(TEXTS), embedder.encode(TEXTS), atol=1e-6)

@@ -45,8 +45,7 @@ def embedding_lines(path: Path) -> Iterator[str]:
         return
     texts = longer_texts(path, TEXTS)
     around = embedder.tokenizer.prefix, embedder.tokenizer.suffix
-    room = embedder.max_tokens - sum(map(len, around))
-    ids = [np.concatenate([around[0], one[:room], around[1]]) for one in embedder.tokenizer.encode(texts)]
+    ids = [np.concatenate([around[0], one[: embedder.room], around[1]]) for one in embedder.tokenizer.encode(texts)]
     tokens = sum(map(len, ids))
     with Bars() as monitor:
         monitor.stage("embedding: packed", None, "")

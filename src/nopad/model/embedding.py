@@ -21,9 +21,11 @@ from torch import Tensor
 from nopad.batch import MASK, PackedBatch
 from nopad.corpus.tokenizer import DEFAULT_PACKAGE, Tokenizer, load_tokenizer
 from nopad.errors import FormatError, LengthError, MissingExtraError, OptionError
+from nopad.model.admission import positions_of
+from nopad.model.families import family_of
 from nopad.model.heads import pooled
 from nopad.model.placement import place
-from nopad.model.safety import is_packed, packed
+from nopad.model.safety import bare, is_packed, packed
 
 if TYPE_CHECKING:
     from nopad.sentinel import PackedMask
@@ -68,7 +70,7 @@ class Embedder:
         model: pack-safe.
         tokenizer: as `nopad.load_tokenizer` gives it.
         pooling, normalize: see `embed`.
-        max_tokens: most tokens a text may have, special tokens included.
+        max_tokens: most tokens a text may have, special tokens included; None: as many as one likes (T5).
         truncated: how many texts were cut so far.
     """
 
@@ -82,14 +84,25 @@ class Embedder:
         max_tokens: int | None = None,
         budget: int = 4096,
     ) -> None:
-        """Make `model` pack-safe where it is not; `budget`: about how many tokens are run at a time."""
+        """Make `model` pack-safe where it is not; `budget`: about how many tokens are run at a time.
+
+        `max_tokens`: None: as many as the model has positions.
+
+        Raises:
+            OptionError: another pooling, or more tokens than the model has positions.
+            UnsupportedModelError: nopad refuses this model, with the reason.
+        """
         if pooling not in ("mean", "first", "last"):
             raise OptionError(f"unknown pooling {pooling!r}; it is 'mean', 'first' or 'last'")
         self.model = model.eval() if is_packed(model) else packed(model).eval()
         self.tokenizer = tokenizer
         self.pooling: Pooling = pooling
         self.normalize = normalize
-        self.max_tokens = max_tokens or int(model.config.max_position_embeddings)
+        limit = _positions(bare(model).config)
+        if max_tokens is not None and not 1 <= max_tokens <= (limit or max_tokens):
+            most = f"{limit} positions" if limit else "no limit"
+            raise OptionError(f"max_tokens is {max_tokens}; it is at least 1, and this model has {most}")
+        self.max_tokens = limit if max_tokens is None else max_tokens
         self.budget = budget
         self.truncated = 0
 
@@ -112,8 +125,14 @@ class Embedder:
         pooler = {"add_pooling_layer": False} if config.model_type in ("bert", "roberta", "xlm-roberta") else {}
         with _quiet():  # the pooler's weights are left out on purpose
             model = AutoModel.from_pretrained(path, config=config, **pooler)
-        found = {**_read_pooling(path), **_read_limit(path), **how}
+        found = {**_read_pooling(path), **_read_limit(path, _positions(config)), **how}
         return cls(model, load_tokenizer(path), **found)
+
+    @property
+    def room(self) -> int | None:
+        """Most tokens of a text besides the special ones; None: as many as one likes."""
+        special = self.tokenizer.prefix.size + self.tokenizer.suffix.size
+        return None if self.max_tokens is None else max(self.max_tokens - special, 0)
 
     def encode(self, texts: Sequence[str], *, over_long: Literal["error", "truncate"] = "error") -> NDArray[np.float32]:
         """Return a vector for each text, in order; float32 ``[n, H]``.
@@ -125,14 +144,12 @@ class Embedder:
         """
         if over_long not in ("error", "truncate"):
             raise OptionError(f"over_long is {over_long!r}; it must be 'error' or 'truncate'")
-        around = self.tokenizer.prefix, self.tokenizer.suffix
-        room = self.max_tokens - sum(map(len, around))
-        sequences = []
+        around, room, sequences = (self.tokenizer.prefix, self.tokenizer.suffix), self.room, []
         for number, ids in enumerate(self.tokenizer.encode(texts)):
-            if ids.size > room:
+            if room is not None and ids.size > room:
                 if over_long == "error":
                     raise LengthError(
-                        f"text {number} has {ids.size + self.max_tokens - room} tokens, and {self.max_tokens} is the "
+                        f"text {number} has {ids.size + sum(map(len, around))} tokens, and {self.max_tokens} is the "
                         "most of this model; choose over_long='truncate', or split it"
                     )
                 self.truncated += 1
@@ -204,10 +221,15 @@ def _read_pooling(path: Path) -> dict[str, Any]:
     return found
 
 
-def _read_limit(path: Path) -> dict[str, Any]:
+def _read_limit(path: Path, positions: int | None) -> dict[str, Any]:
+    """Read the most tokens from the folder; at most as many as the model has positions."""
     file = path / "sentence_bert_config.json"
     limit = json.loads(file.read_text()).get("max_seq_length") if file.is_file() else None
-    return {"max_tokens": int(limit)} if limit else {}
+    return {"max_tokens": min(int(limit), positions or int(limit))} if limit else {}
+
+
+def _positions(config: Any) -> int | None:
+    return positions_of(config, family_of(config))
 
 
 def _default_folder() -> Path:
