@@ -1,10 +1,10 @@
 """Models on packs beside padding and other runtimes: real tokens a second, in one run, on the same texts and weights.
 
 `embed`: all-MiniLM-L6-v2 forward on docstrings and comments of the standard library (at least 40 characters, an order
-drawn by seed 0): the first 320, then 2,000; OpenVINO and ONNX Runtime beside it where they are installed
-(`pip install --group bench`). `sizes`: encoders of MiniLM's and BERT-base's sizes, on docstrings and on
-lengths drawn from Wikipedia's histogram, forward, and forward and backward. `overhead`: what nopad's own code costs:
-building batches, and hooks, beside a forward of 4,096 tokens.
+drawn by seed 0): the first 320, then 2,000. `sizes`: encoders of MiniLM's and BERT-base's sizes, on docstrings and on
+sequences as long as Wikipedia's, forward, and forward and backward. `overhead`: what nopad's own code costs: building
+batches, and hooks, beside a forward of 4,096 tokens. OpenVINO and ONNX Runtime run beside every forward where they are
+installed (`pip install --group bench`).
 
     python benchmarks/model.py [embed] [sizes] [overhead] [--histogram wikipedia_bert_512.json]
 """
@@ -120,12 +120,7 @@ def embed(_: Path | None) -> None:
     )
     nopad.packed(on_mask, backend="mask")
     nopad.packed(on_segments, backend="segments")
-    others = {}
-    for name, made in runtimes(stock, torch.get_num_threads()):
-        if isinstance(made, str):
-            print(f"({name}: {made})")
-        else:
-            others[f"{name}, sorted"] = made
+    others = yardsticks(stock)
     for count, turns in ((320, 5), (2000, 3)):
         sequences = docstrings(count)
         tokens = sum(map(len, sequences))
@@ -151,6 +146,17 @@ def embed(_: Path | None) -> None:
         show(found, (ARRIVAL, SORTED, *others))
 
 
+def yardsticks(model: Any) -> dict[str, Any]:
+    """Other runtimes of an encoder, by name; what cannot run is said."""
+    found = {}
+    for name, made in runtimes(model, torch.get_num_threads()):
+        if isinstance(made, str):
+            print(f"({name}: {made})")
+        else:
+            found[f"{name}, sorted"] = made
+    return found
+
+
 def _tensors(batch: tuple[np.ndarray, np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(batch[0]), torch.from_numpy(batch[1])
 
@@ -159,7 +165,8 @@ def sizes(histogram: Path | None) -> None:
     """Encoders of two sizes on two distributions of lengths."""
     torch.manual_seed(0)
     for size, sizing, many in (("MiniLM", MINILM, 4), ("BERT-base", BASE, 1)):
-        model = transformers.BertModel(transformers.BertConfig(**sizing), add_pooling_layer=False).train()
+        model = transformers.BertModel(transformers.BertConfig(**sizing), add_pooling_layer=False).eval()
+        others = yardsticks(model)
         for source in ("docstrings", "wikipedia"):
             if source == "wikipedia" and histogram is None:
                 print("\n(no histogram of Wikipedia: give its path by --histogram)")
@@ -167,10 +174,10 @@ def sizes(histogram: Path | None) -> None:
             sequences = docstrings(32 * many) if histogram is None or source == "docstrings" else None
             sequences = sequences or wikipedia(histogram, 16 * many)  # type: ignore[arg-type]
             for backward in (False, True):
-                _one_size(f"{size}, {source}", model, sequences, backward)
+                _one_size(f"{size}, {source}", model, sequences, backward, {} if backward else others)
 
 
-def _one_size(title: str, model: Any, sequences: list[np.ndarray], backward: bool) -> None:
+def _one_size(title: str, model: Any, sequences: list[np.ndarray], backward: bool, others: dict[str, Any]) -> None:
     tokens = sum(map(len, sequences))
     print(f"\n{title}, forward{' and backward' if backward else ''}: {len(sequences)} sequences, {tokens:,} tokens")
 
@@ -202,9 +209,12 @@ def _one_size(title: str, model: Any, sequences: list[np.ndarray], backward: boo
         ROWS: lambda: pack("mask", form="rows", capacity=512),
         FLAT: lambda: pack("segments"),
     }
+    for name, run in others.items():
+        ways[name] = lambda run=run: [run(*b) for b in batches(by_length(sequences))]
+        run(*next(batches(sequences)))
     pack("segments")
     once = ("padded to 512",) if "docstrings" in title else ()  # most of it is padding, and a pass takes minutes
-    show(rates(ways, tokens, 2, once), ("padded to 512", ARRIVAL, SORTED))
+    show(rates(ways, tokens, 2, once), ("padded to 512", ARRIVAL, SORTED, *others))
 
 
 def overhead(_: Path | None) -> None:

@@ -243,6 +243,43 @@ def test_options_of_rows_are_refused_for_a_stream(how, names):
         PackedBatch.from_features([{"input_ids": [1, 2]}], **how)
 
 
+def test_rows_that_are_padded_are_cut_by_their_mask():
+    rows = [
+        {"input_ids": [1, 2, 3, 0], "seq_lens": [2, 1], "w": [5, 6, 7, 0], "attention_mask": [1, 1, 1, 0]},
+        {"input_ids": [0, 7, 8, 9], "seq_lens": [1, 2], "w": [0, 1, 2, 3], "attention_mask": [0, 1, 1, 1]},
+    ]
+    batch = PackedBatch.from_features(rows, form="rows", capacity=8)
+    assert [ids.tolist() for ids in batch.unpack(batch["input_ids"])] == [[1, 2], [3], [7], [8, 9]]
+    assert [w.tolist() for w in batch.unpack(batch["w"])] == [[5, 6], [7], [1], [2, 3]]
+    with pytest.raises(BatchError, match="seq_lens of row 0 add up to 3, and it has 4 tokens; give an attention_mask"):
+        PackedBatch.from_features([{"input_ids": [1, 2, 3, 4], "seq_lens": [2, 1]}])
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"packs": nopad.pack([2], capacity=4), "depth": 1}, "packs say what lies in each row; depth"),
+        ({"packs": nopad.pack([2], capacity=4), "end_to_end": True}, "packs say what lies in each row"),
+        ({"packs": nopad.pack([2], capacity=4), "capacity": 8}, "capacity is 8, and the packs are of 4; leave it out"),
+        ({"capacity": 4, "end_to_end": True, "depth": 1}, "rows filled end to end have no depth"),
+        ({"capacity": 4, "fill": {"lables": 0}}, "fill names 'lables'; columns with a value a token are input_ids"),
+    ],
+)
+def test_options_that_do_not_go_together(how, says):
+    with pytest.raises(OptionError, match=says):
+        PackedBatch.from_sequences([[1, 2]], form="rows", **how)
+
+
+def test_names_that_are_not_there():
+    with pytest.raises(OptionError, match="unknown option capasity; there are form, capacity"):
+        PackedBatch.from_features([{"input_ids": [1, 2]}], capasity=4)
+    with pytest.raises(OptionError, match="unknown per 'x'; it is 'token' or 'sequence'"):
+        PackedBatch.from_sequences([[1, 2]]).unpack(np.zeros((1, 2)), per="x")
+    for columns in ("columns", "sequence_columns"):
+        with pytest.raises(BatchError, match="input_ids are the sequences themselves"):
+            PackedBatch.from_sequences([[1, 2]], **{columns: {"input_ids": [[3, 4]]}})
+
+
 def test_labels_of_several_classes():
     labels = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     batch = PackedBatch.from_sequences(

@@ -245,3 +245,13 @@ def test_answers_in_static_shapes():
     torch.testing.assert_close(
         span_loss(wide, wide, places, places, batch), span_loss(narrow, narrow, places, places, batch)
     )
+
+
+def test_labels_that_are_no_classes():
+    batch = nopad.PackedBatch.from_sequences([[1, 2], [3]])
+    logits = torch.zeros(1, 3, 4)
+    wanted = token_loss(logits, torch.tensor([[1, 2, 3]]), batch)
+    assert torch.equal(token_loss(logits, torch.tensor([[1, 2, 3]], dtype=torch.int32), batch), wanted)
+    for dtype in (torch.float32, torch.bool):
+        with pytest.raises(BatchError, match=f"labels are {dtype}; wanted are numbers of classes, integers"):
+            token_loss(logits, torch.ones(1, 3, dtype=dtype), batch)

@@ -98,6 +98,8 @@ class PackedBatch(MutableMapping[str, Any]):
             BatchError: a column of other lengths, or one that the layout itself gives (attention_mask, position_ids).
         """
         for name in (*(columns or ()), *(sequence_columns or ())):
+            if name == "input_ids":
+                raise BatchError("input_ids are the sequences themselves, and no column of them")
             if name in (MASK, "position_ids"):
                 raise BatchError(
                     f"{name} is the layout's, and is no column: give sequences without padding, or dicts with an "
@@ -111,11 +113,17 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @classmethod
     def from_rows(
-        cls, rows: Sequence[PackedRow], *, form: Form = "rows", capacity: int | None = None, pad_id: int = 0, **how: Any
+        cls,
+        rows: Sequence[PackedRow],
+        *,
+        form: Form = "rows",
+        capacity: int | None = None,
+        pad_id: int = 0,
+        fill: Mapping[str, Any] | None = None,
     ) -> PackedBatch:
         """Build a batch of rows of a packed dataset (`nopad.open_packed`), which stay the rows they are.
 
-        `how`: ``fill`` as in `from_sequences`; `capacity` is that of the dataset.
+        `capacity` is that of the dataset; `pad_id` and `fill` as in `from_sequences`.
         """
         stacked, per_row = from_rows(rows)
         if form == "flat":
@@ -124,7 +132,7 @@ class PackedBatch(MutableMapping[str, Any]):
             raise OptionError("rows need their width: give capacity=dataset.capacity")
         else:
             layout = Layout.rows(stacked.seq_lens, per_row, capacity)
-        return cls._filled(stacked, layout, pad_id, how.get("fill"))
+        return cls._filled(stacked, layout, pad_id, fill)
 
     @classmethod
     def from_features(cls, features: Sequence[Mapping[str, Any]], *, causal: bool = False, **how: Any) -> PackedBatch:
@@ -134,7 +142,11 @@ class PackedBatch(MutableMapping[str, Any]):
         `causal`: for causal language models: ``labels`` of first tokens become -100, since nothing predicts them, and
         loops count the others.
         """
-        how = {"form": "flat", "capacity": None, "depth": None, "packs": None, "rows": None, "end_to_end": False} | how
+        known = {"form": "flat", "capacity": None, "depth": None, "packs": None, "rows": None, "end_to_end": False}
+        odd = how.keys() - {*known, "pad_id", "fill"}
+        if odd:
+            raise OptionError(f"unknown option {', '.join(sorted(odd))}; there are {', '.join(known)}, pad_id, fill")
+        how = known | how
         stacked = from_features(features)
         if causal and "labels" in stacked.tokens:
             stacked.tokens["labels"][np.cumsum(stacked.seq_lens) - stacked.seq_lens] = -100
@@ -163,7 +175,15 @@ class PackedBatch(MutableMapping[str, Any]):
         if form != "rows":
             raise OptionError(f"form is {form!r}; it must be 'rows' or 'flat'")
         if packs is not None:
+            if depth is not None or end_to_end or (rows is not None and rows < len(packs)):
+                raise OptionError(
+                    "packs say what lies in each row; depth, end_to_end and fewer rows do not go with them"
+                )
+            if capacity not in (None, packs.capacity):
+                raise OptionError(f"capacity is {capacity}, and the packs are of {packs.capacity}; leave it out")
             capacity = packs.capacity
+        if end_to_end and depth is not None:
+            raise OptionError("rows filled end to end have no depth; leave one of the two out")
         if capacity is None:
             raise OptionError("rows need their width: give a capacity")
         if end_to_end:
@@ -185,6 +205,9 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @classmethod
     def _filled(cls, stacked: Columns, layout: Layout, pad_id: int, fill: Mapping[str, Any] | None) -> PackedBatch:
+        for name in fill or ():
+            if name not in stacked.tokens:
+                raise OptionError(f"fill names {name!r}; columns with a value a token are {', '.join(stacked.tokens)}")
         fills = {"input_ids": pad_id, **{n: -100 for n in stacked.tokens if n.endswith("labels")}, **(fill or {})}
         fields: dict[str, Any] = {
             name: layout.scatter(column, fills.get(name, 0)) for name, column in stacked.tokens.items()
@@ -282,8 +305,11 @@ class PackedBatch(MutableMapping[str, Any]):
 
         Raises:
             BatchError: neither, or real numbers of a shape that is both, and `per` does not say which.
+            OptionError: another `per`.
         """
         at = self.layout
+        if per not in (None, "token", "sequence"):
+            raise OptionError(f"unknown per {per!r}; it is 'token' or 'sequence'")
         if per is None and _is_either(values, at):
             raise BatchError(
                 f"values of shape {tuple(values.shape)} may be one a slot or one a sequence of this batch; say which: "

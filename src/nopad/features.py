@@ -120,8 +120,10 @@ def _check_widths(name: str, entries: Sequence[Any], features: Sequence[Mapping[
 
 
 def _packed_features(features: Sequence[Mapping[str, Any]], lengths: str) -> Columns:
-    """Take the rows of a packed dataset apart."""
-    rows = [{name: np.asarray(value) for name, value in feature.items()} for feature in features]
+    """Take the rows of a packed dataset apart; padding is cut off by their mask."""
+    rows = [
+        _row({name: np.asarray(value) for name, value in row.items()}, lengths, n) for n, row in enumerate(features)
+    ]
     lens = checked(np.concatenate([row[lengths] for row in rows]))
     tokens, values = {}, {}
     for name in rows[0]:
@@ -137,6 +139,17 @@ def _packed_features(features: Sequence[Mapping[str, Any]], lengths: str) -> Col
         else:
             raise BatchError(f"column {name!r} has neither one value a token nor one a sequence")
     return Columns(lens, tokens, {name: value for name, value in values.items() if name not in OWN})
+
+
+def _row(row: dict[str, NDArray[Any]], lengths: str, n: int) -> dict[str, NDArray[Any]]:
+    """One row without its padding."""
+    width, tokens = row["input_ids"].size, int(row[lengths].sum())
+    begin, end = _span(row[MASK], n) if MASK in row else (0, width)
+    if end - begin != tokens:
+        raise BatchError(
+            f"{lengths} of row {n} add up to {tokens}, and it has {end - begin} tokens; give an {MASK} of a padded row"
+        )
+    return {name: value[begin:end] if value.size == width and name != lengths else value for name, value in row.items()}
 
 
 def from_rows(rows: Sequence[PackedRow]) -> tuple[Columns, NDArray[np.int64]]:

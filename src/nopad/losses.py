@@ -205,7 +205,9 @@ def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, 
     at = batch.layout
     _check(tuple(labels.shape) == at.shape, "labels", labels, batch)
     number = torch.from_numpy(at.sequence_ids).to(labels.device).reshape(-1).long()
-    wanted = labels.reshape(-1).masked_fill(number == 0, IGNORED)
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise BatchError(f"labels are {labels.dtype}; wanted are numbers of classes, integers")
+    wanted = labels.reshape(-1).long().masked_fill(number == 0, IGNORED)
     if causal:
         first = torch.from_numpy(at.index[at.cu_seqlens[:-1]]).to(labels.device)
         wanted = wanted.index_fill(0, first, IGNORED)

@@ -81,6 +81,8 @@ def test_texts_that_are_too_long(embedder):
     vectors = embedder.encode([long], over_long="truncate")
     assert embedder.truncated == before + 1
     np.testing.assert_allclose(vectors, by_hand([long]), atol=1e-6)
+    with pytest.raises(OptionError, match="one text was given where a list of texts is wanted"):
+        embedder.encode("a text")
     with pytest.raises(OptionError, match="over_long is 'split'"):
         embedder.encode(["a"], over_long="split")
 

@@ -5,6 +5,7 @@ import torch
 from zoo import FORMS, build
 
 import nopad
+from nopad.errors import OptionError
 from nopad.model import sequence_logprobs
 
 
@@ -25,3 +26,9 @@ def test_log_probabilities_of_each_sequence(sequences, form, mean):
         found = sequence_logprobs(model, batch, mean=mean)
     torch.testing.assert_close(found, torch.stack(wanted), atol=1e-12, rtol=0)
     assert found[1] == 0
+
+
+def test_other_models_predict_no_next_token():
+    model = nopad.packed(build("bert", "masked LM"))
+    with pytest.raises(OptionError, match="BertForMaskedLM is no causal language model"):
+        sequence_logprobs(model, nopad.PackedBatch.from_sequences([[5, 6]]))

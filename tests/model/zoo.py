@@ -166,7 +166,8 @@ def build(kind: str, head: str = "base", *, dtype: torch.dtype = torch.float64, 
     for name, value in changes.items():
         setattr(config, name, value)
     torch.manual_seed(0)
-    model = t.T5EncoderModel(config) if (kind, head) == ("t5", "base") else AUTO[head].from_config(config)
+    heads = {**AUTO, "conditional generation": t.AutoModelForSeq2SeqLM}
+    model = t.T5EncoderModel(config) if (kind, head) == ("t5", "base") else heads[head].from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():  # biases of 0 would hide what is not added
             parameter.add_(torch.randn_like(parameter) * 0.05)

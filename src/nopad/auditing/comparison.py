@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from nopad.auditing.gradients import Truth, compare_gradients
 from nopad.auditing.limits import limit_of, named
-from nopad.auditing.trial import Collator, Trial, outputs, per_sequence, run_alone
+from nopad.auditing.trial import Collator, Kinds, Trial, kinds_of, outputs, per_sequence
 from nopad.auditing.verdict import Check
 from nopad.model.safety import bare
 
-__all__ = ["Found", "compare"]
+__all__ = ["Found", "apart", "compare", "largest_finite"]
 
 
 @dataclass
@@ -29,12 +29,16 @@ class Found:
         worst: largest difference of an output.
         first: module whose output differs first; None: none does.
         truth: the gradients, if they were compared.
+        kinds: which outputs are per token, and which per sequence.
+        notes: what is good to know.
     """
 
     checks: list[Check] = field(default_factory=list)
     worst: float = 0.0
     first: str | None = None
     truth: Truth | None = None
+    kinds: Kinds = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def add(self, other: Found) -> None:
         """Take over what another comparison measured."""
@@ -42,34 +46,46 @@ class Found:
         self.worst = max(self.worst, other.worst)
         self.first = self.first or other.first
         self.truth = self.truth or other.truth
+        self.notes += [note for note in other.notes if note not in self.notes]
 
 
 def compare(
     trial: Trial, form: str, collate: Collator, dtype: torch.dtype, gradients: bool, truth: Truth | None = None
 ) -> Found:
     """Run alone and packed, and compare outputs, and gradients where wanted; `truth` is what those are in float64."""
-    model, out = trial.model, Found()
+    out, label = Found(), named(dtype)
     batch, places = trial.batch(collate, trial.sequences)
-    label = named(dtype)
     with torch.set_grad_enabled(gradients):
-        alone = [outputs(run_alone(model, sequence)) for sequence in trial.sequences]
-        together = per_sequence(model(**batch), places)
-    names = [name for name in together if name in alone[0]]
-    worst, scale = 0.0 if names else float("inf"), 1e-30
-    for name in names:
-        for part, single in zip(together[name], alone, strict=True):
+        alone = [outputs(trial.alone(sequence)) for sequence in trial.sequences]
+        out.kinds = kinds_of(alone, trial.sequences)
+        given = trial.model(**batch)
+        together = per_sequence(given, places, out.kinds)
+    worst, scale = 0.0, 1e-30
+    for name, parts in together.items():
+        for part, single in zip(parts, alone, strict=True):
             worst = max(worst, _distance(part, single[name]))
-            scale = max(scale, float(single[name].detach().abs().max()))
-    limit = limit_of(worst / scale, dtype)
-    passed = worst <= limit * scale
-    out.worst = worst
-    detail = ", ".join(names) or "no output has a part for each sequence: what it gives for a row is of all in it"
-    out.checks.append(
-        Check(name=f"{label} outputs, {form}", passed=passed, value=worst / scale, limit=limit, detail=detail)
+            scale = max(scale, largest_finite(single[name]))
+    of_rows = [name for name in outputs(given) if name in out.kinds and name not in together]
+    if trial.collator is not None and "pooler_output" in of_rows and together:
+        of_rows.remove("pooler_output")  # of a base model, whose states are what others use
+        out.notes.append("pooler_output is not compared: it is a row's, and no sequence's")
+    if of_rows or not together:
+        worst = float("inf")
+    limit = limit_of(worst / scale, dtype, trial.partly)
+    detail = (
+        f"{', '.join(of_rows)}: of a row, whatever is in it, and of no sequence" if of_rows else ", ".join(together)
     )
-    if not passed:
+    check = Check(
+        name=f"{label} outputs, {form}",
+        passed=worst <= limit * scale,
+        value=worst / scale,
+        limit=limit,
+        detail=detail or "the model gives nothing to compare",
+    )
+    out.worst, out.checks = worst, [check]
+    if not check.passed:
         out.first = _first_difference(trial, collate, limit)
-    if gradients and names:
+    if gradients and together:
         check, out.truth = compare_gradients(trial, alone, together, dtype, truth)
         out.checks.append(replace(check, name=f"{label} gradients, {form}"))
     return out
@@ -81,10 +97,19 @@ def _distance(packed_value: Tensor, alone: Tensor) -> float:
     got = packed_value
     if got.shape != wanted.shape:
         got = got[: wanted.shape[0]] if got.dim() == wanted.dim() else got
-    if got.shape != wanted.shape:
-        return float("inf")
-    difference = (got - wanted).detach().abs()
-    return float(difference.max()) if not difference.isnan().any() else float("inf")
+    return float("inf") if got.shape != wanted.shape else apart(wanted, got)
+
+
+def apart(before: Tensor, after: Tensor) -> float:
+    """Largest difference; the same infinity in both is none, anything else that is not finite is infinite."""
+    difference = (before - after).detach().abs().masked_fill((before == after).detach(), 0)
+    return float(difference.max()) if bool(difference.isfinite().all()) else float("inf")
+
+
+def largest_finite(values: Tensor) -> float:
+    """Largest of the finite values, by magnitude; 0 where there is none."""
+    finite = values.detach()[values.detach().isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
 
 
 @contextmanager
@@ -122,7 +147,7 @@ def _first_difference(trial: Trial, collate: Collator, limit: float) -> str | No
     with torch.no_grad():
         for number, sequence in enumerate(trial.sequences):
             with _traced(trial.model, single, partial(_numbered, number)):
-                run_alone(trial.model, sequence)
+                trial.alone(sequence)
         with _traced(trial.model, packs, places.split):
             trial.model(**batch)
     for name, parts in packs.items():

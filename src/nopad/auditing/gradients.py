@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,13 +46,16 @@ def compare_gradients(
     single = {name: [outputs[name][0] for outputs in alone] for name in together if name in alone[0]}
     mine, theirs = (_of(parameters, _weighed(trial, single, parts)) for parts in (single, together))
     sizes = {name: 0.0 if value is None else _largest(value) for name, value in mine.items()}
-    largest = max(sizes.values(), default=0.0)
+    largest = max(filter(math.isfinite, sizes.values()), default=0.0)
     zero = truth.zero if truth else tuple(name for name, size in sizes.items() if size <= largest * 1e-12)
     worst = (0.0, 0.0, limit_of(0.0, dtype), "")  # share of what is allowed; relative difference, its limit, where
     for name, value in mine.items():
+        if not math.isfinite(sizes[name]):
+            worst = (math.inf, math.inf, limit_of(0.0, dtype), f", not finite at {name}, of the sequences alone")
+            break
         scale = max(largest if name in zero else sizes[name], 1e-30)
         difference = _apart(value, theirs[name]) / scale
-        limit, why = limit_of(difference, dtype), ""
+        limit, why = limit_of(difference, dtype, trial.partly), ""
         if difference > limit and value is not None and truth is not None and truth.alone[name] is not None:
             rounding = _apart(truth.alone[name], value.double()) / scale
             small = limit * largest / scale  # rounding is no excuse for a tensor that weighs much
@@ -86,10 +90,10 @@ def _apart(mine: Tensor | None, other: Tensor | None) -> float:
     """Largest difference; overwrites `other`. One that has none, or is no number, is infinitely far."""
     if mine is None or other is None:
         return 0.0 if mine is other else float("inf")
-    difference = _largest(other.sub_(mine))
-    return difference if difference == difference else float("inf")
+    return _largest(other.sub_(mine))
 
 
 def _largest(values: Tensor) -> float:
     least, most = torch.aminmax(values)  # six times as fast as a norm
-    return float(torch.maximum(-least, most))
+    largest = float(torch.maximum(-least, most))
+    return math.inf if math.isnan(largest) else largest

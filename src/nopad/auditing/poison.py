@@ -9,25 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nopad.auditing.comparison import apart, largest_finite
 from nopad.auditing.limits import named
 from nopad.auditing.probes import Places
-from nopad.auditing.trial import Trial, per_sequence
+from nopad.auditing.trial import Kinds, Trial, per_sequence
 from nopad.auditing.verdict import Check
 from nopad.model.attention import watched
-from nopad.model.safety import STATE, bare
+from nopad.model.safety import STATE, bare, part_of
 
 __all__ = ["once_a_layer", "poison"]
 
 SCALE = {torch.float16: 1e3}  # 1e6 is beyond its numbers
-ROUNDINGS = 4  # that a neighbour may move by, where not float64
+ROUNDINGS = 4  # that a neighbour may move by, off the CPU and not in float64
 SHARED_NAN = ("segments", "varlen")  # backends of which one sequence's NaN stays its own
 
 
-def poison(trial: Trial, dtype: torch.dtype) -> list[Check]:
+def poison(trial: Trial, dtype: torch.dtype, kinds: Kinds) -> list[Check]:
     """Change one sequence, then make it huge, then not a number: what do its neighbours do?
 
-    In float64 they may not move by one bit. In other dtypes, of whose kernels less is known, they may by a few
-    roundings of the largest value; nopad's own backends do not.
+    They may not move by one bit; off the CPU, in other dtypes than float64, by a few roundings of the largest value.
     """
     checks, huge = [], SCALE.get(dtype, 1e6)
     _, collate = trial.forms[-1]
@@ -39,8 +39,8 @@ def poison(trial: Trial, dtype: torch.dtype) -> list[Check]:
 
     def run(sequences: list[list[int]], factor: float | None = None) -> dict[str, list[Tensor]]:
         batch, there = trial.batch(collate, sequences)
-        with torch.no_grad(), _scaled(trial.model, there, victim, factor):
-            return per_sequence(trial.model(**batch), there)
+        with torch.no_grad(), _scaled(trial, there, victim, factor):
+            return per_sequence(trial.model(**batch), there, kinds)
 
     clean = run(trial.sequences)
     if not clean:
@@ -53,16 +53,16 @@ def poison(trial: Trial, dtype: torch.dtype) -> list[Check]:
     ]
     if backend in SHARED_NAN and trial.collator is None:
         tries.append(("NaN", trial.sequences, float("nan")))
-    exact = dtype == torch.float64
+    exact = dtype == torch.float64 or next(bare(trial.model).parameters()).device.type == "cpu"
     limit = 0.0 if exact else ROUNDINGS * torch.finfo(dtype).eps
-    scale = max(_largest(clean), 1e-30)
+    scale = max((largest_finite(part) for parts in clean.values() for part in parts), default=0.0) or 1e-30
     for what, sequences, factor in tries:
         moved = run(sequences, factor)
         worst = 0.0
         for name, parts in clean.items():
             for number, part in enumerate(parts):
                 if number != victim:
-                    worst = max(worst, _moved(part, moved[name][number]))
+                    worst = max(worst, apart(part, moved[name][number]))
         worst /= scale
         detail = f"sequence {victim} of {len(trial.sequences[victim])} tokens; its neighbours" + ", bit for bit" * exact
         checks.append(
@@ -71,19 +71,8 @@ def poison(trial: Trial, dtype: torch.dtype) -> list[Check]:
     return checks
 
 
-def _moved(before: Tensor, after: Tensor) -> float:
-    """Largest difference; minus infinity behind a sequence's end, in both, is none."""
-    difference = (before - after).abs().masked_fill(before == after, 0)
-    return float(difference.max()) if bool(difference.isfinite().all()) else float("inf")
-
-
-def _largest(parts: dict[str, list[Tensor]]) -> float:
-    finite = [part[part.isfinite()] for each in parts.values() for part in each]
-    return max((float(part.abs().max()) for part in finite if part.numel()), default=0.0)
-
-
 @contextmanager
-def _scaled(model: Any, places: Places, victim: int, factor: float | None) -> Iterator[None]:
+def _scaled(trial: Trial, places: Places, victim: int, factor: float | None) -> Iterator[None]:
     """Scale the embeddings of one sequence."""
     if factor is None:
         yield
@@ -97,11 +86,15 @@ def _scaled(model: Any, places: Places, victim: int, factor: float | None) -> It
         scaled: Tensor = output * mask.reshape(*places.shape, 1).to(output)
         return scaled
 
-    handle = bare(model).get_input_embeddings().register_forward_hook(scale)
+    inner = bare(trial.model)
+    owners = [inner, *(part_of(inner, name) for name in ("encoder", "decoder") if trial.start is not None)]
+    modules = {id(module): module for module in (owner.get_input_embeddings() for owner in owners)}
+    handles = [module.register_forward_hook(scale) for module in modules.values()]
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def once_a_layer(trial: Trial) -> Check:
@@ -113,6 +106,8 @@ def once_a_layer(trial: Trial) -> Check:
         trial.model(**batch)
     config = bare(trial.model).config.get_text_config()
     layers = int(getattr(config, "num_hidden_layers", 0) or getattr(config, "num_layers", 0) or 0)
+    if trial.start is not None:  # each layer of a decoder attends to itself and to the encoder
+        layers += 2 * int(getattr(config, "num_decoder_layers", 0) or config.decoder_layers)
     shared = len(counts) < layers  # ALBERT: one layer, again and again
     ran = sum(counts.values())
     wrong = (

@@ -55,13 +55,16 @@ class Places:
     of: list[NDArray[np.int64]]
     batch: PackedBatch | None = None
 
-    def split(self, values: Tensor) -> list[Tensor] | None:
-        """Split ``[R, L, ...]``, or ``[S, ...]``, into one value for each sequence; None for any other shape."""
-        if values.dim() >= 2 and tuple(values.shape[:2]) == self.shape:
+    def split(self, values: Tensor, kind: str | None = None) -> list[Tensor] | None:
+        """Split ``[R, L, ...]``, or ``[S, ...]``, into one value for each sequence; None for any other shape.
+
+        `kind` "sequence": not the former, though the shape may be the same.
+        """
+        if kind != "sequence" and values.dim() >= 2 and tuple(values.shape[:2]) == self.shape:
             flat = values.reshape(-1, *values.shape[2:])
             return [flat[torch.from_numpy(places).to(flat.device)] for places in self.of]
         if self.batch is not None and values.shape[:1] == (len(self.of),):
-            found: list[Tensor] = self.batch.unpack(values)
+            found: list[Tensor] = self.batch.unpack(values, per="sequence")
             return found
         rows = [int(places[0]) // self.shape[1] for places in self.of]
         if self.batch is None and values.shape[:1] == (self.shape[0],) and sorted(rows) == list(range(self.shape[0])):
@@ -73,7 +76,7 @@ def find(batch: Mapping[str, Any], sequences: Sequence[Sequence[int]]) -> Places
     """Find where the sequences lie in a batch of any collator, by their tokens.
 
     Raises:
-        BatchError: one is not there whole, so there is nothing to compare.
+        BatchError: one is not there whole, or a mask says that there is more, so there is nothing to compare.
     """
     ids = batch["input_ids"]
     shape = (int(ids.shape[0]), int(ids.shape[1]))
@@ -85,7 +88,16 @@ def find(batch: Mapping[str, Any], sequences: Sequence[Sequence[int]]) -> Places
             places[number] = at.index[begin:end]
         return Places(shape, places, batch)
     flat = np.asarray(ids.cpu()).reshape(-1)
+    mask = batch.get("attention_mask")
     free = np.ones(flat.size, dtype=bool)
+    if isinstance(mask, Tensor) and mask.shape == ids.shape:
+        free = np.asarray(mask.cpu()).reshape(-1) != 0
+        real, wanted_tokens = int(free.sum()), sum(map(len, sequences))
+        if real > wanted_tokens:
+            raise BatchError(
+                f"the collator's mask has {real} real tokens, and the sequences have {wanted_tokens}: a collator that "
+                "adds tokens gives another input than the sequences alone; give them with their special tokens"
+            )
     found: list[Any] = [None] * len(sequences)
     for number in sorted(range(len(sequences)), key=lambda n: -len(sequences[n])):
         wanted = np.asarray(sequences[number])

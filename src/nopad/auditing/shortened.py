@@ -10,7 +10,7 @@ import torch
 from nopad.errors import OptionError, UnsupportedModelError
 from nopad.model.safety import STATE, bare, packed
 
-__all__ = ["layer_count", "missing_kinds", "shortened"]
+__all__ = ["layer_count", "missing_kinds", "shortened", "window_of"]
 
 COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 
@@ -28,23 +28,40 @@ def missing_kinds(model: Any, layers: int) -> str:
     return f", without any of {', '.join(later)}" if later else ""
 
 
+def window_of(config: Any) -> int:
+    """How many places local attention reaches over, both sides; 0: there is none."""
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None)
+    window = getattr(text, "local_attention", None) or getattr(text, "sliding_window", None) or 0
+    return int(window) if kinds is None or "sliding_attention" in kinds else 0
+
+
 def shortened(model: Any, layers: int) -> Any:
     """Return a copy with only the first layers; pack-safe by the same backend where the model is.
 
     Raises:
         OptionError: fewer than 1 layer, or more than there are.
-        UnsupportedModelError: the model cannot be built with fewer layers from its configuration.
+        UnsupportedModelError: the model cannot be built with fewer layers from its configuration: it is wrapped by
+            PEFT, or has hooks or methods of its own, which a copy would not have.
     """
     inner = bare(model)
     there = layer_count(inner.config)
     if not 1 <= layers <= there:
         raise OptionError(f"layers is {layers}; this {type(inner).__name__} has {there}")
+    state = getattr(inner, STATE, None)
+    ours = {handle.id for handle in state.handles} if state is not None else set()
+    for name, module in inner.named_modules():
+        if "forward" in vars(module) or {*module._forward_hooks, *module._forward_pre_hooks} - ours:
+            raise UnsupportedModelError(
+                f"{name or type(inner).__name__} has a hook or a forward method of its own, which a copy with fewer "
+                "layers would not have; audit the model whole"
+            )
     with torch.random.fork_rng(devices=[]):
         made = type(inner)(_fewer(inner.config, there, layers))
     mine = inner.state_dict()
     wanted = made.state_dict()
     if any(name not in mine or mine[name].shape != value.shape for name, value in wanted.items()):
-        raise UnsupportedModelError(f"{type(inner).__name__} cannot be cut to its first layers; audit it whole")
+        raise UnsupportedModelError(f"{type(inner).__name__} cannot be cut to its first layers (PEFT?); audit it whole")
     made.load_state_dict({name: mine[name] for name in wanted})
     parameter = next(inner.parameters())
     made = made.to(device=parameter.device, dtype=parameter.dtype).eval()

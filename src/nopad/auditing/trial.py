@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,16 +13,30 @@ from torch import Tensor
 from nopad.auditing.probes import Places, draw, find, lengths_for
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError
-from nopad.model.safety import STATE, bare
+from nopad.model.safety import STATE, bare, part_of
 
-__all__ = ["Collator", "Trial", "outputs", "per_sequence", "run_alone"]
+__all__ = ["Collator", "Kinds", "Trial", "kinds_of", "outputs", "per_sequence"]
 
 Collator = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
 
 
+Kinds = dict[str, Literal["token", "sequence"]]
+
+
 @dataclass(frozen=True)
 class Trial:
-    """A model in one dtype, and what it is fed."""
+    """A model in one dtype, and what it is fed.
+
+    Attributes:
+        model: in evaluation mode.
+        collator: what it is fed by; None: nopad.
+        sequences: ids.
+        others: as many, as long, with other ids.
+        capacity: of packs.
+        seed: of everything that is drawn.
+        start: what a decoder's input begins with, where nopad feeds one; None: there is no decoder.
+        partly: it computes some of it in float32, even in float64.
+    """
 
     model: Any
     collator: Collator | None
@@ -29,6 +44,8 @@ class Trial:
     others: list[list[int]]
     capacity: int
     seed: int
+    start: int | None = None
+    partly: bool = False
 
     @classmethod
     def drawn(cls, model: Any, collator: Collator | None, capacity: int, seed: int, most: int = 6) -> Trial:
@@ -42,7 +59,8 @@ class Trial:
         ]
         lengths = lengths_for(longest, longest)[:most]
         sequences, others = (draw(lengths, config.vocab_size, flat, seed + at) for at in (0, 1))
-        return cls(model, collator, sequences, others, longest, seed)
+        start = None if collator is not None or not _has_decoder(model) else _start(config)
+        return cls(model, collator, sequences, others, longest, seed, start)
 
     @property
     def how(self) -> str:
@@ -58,11 +76,35 @@ class Trial:
         if self.collator is not None:
             return [("packed", self.collator)]
         pad = bare(self.model).config.get_text_config().pad_token_id or 0
-        rows: dict[str, Any] = {"form": "rows", "capacity": self.capacity, "pad_id": pad}
-        return [
-            ("flat", lambda features: PackedBatch.from_features(features)),
-            ("rows", lambda features: PackedBatch.from_features(features, **rows)),
-        ]
+
+        def made(features: list[dict[str, Any]], **how: Any) -> PackedBatch:
+            batch = PackedBatch.from_features(features, **how)
+            if self.start is None:
+                return batch
+            return batch.with_decoder([feature["input_ids"] for feature in features], self.start, **how)
+
+        return [("flat", made), ("rows", partial(made, form="rows", capacity=self.capacity, pad_id=pad))]
+
+    def alone(self, sequence: Sequence[int]) -> Any:
+        """Run one sequence by itself.
+
+        Raises:
+            BatchError: the model does not run on ids alone.
+        """
+        inner = bare(self.model)
+        device = next(inner.parameters()).device
+        inputs: dict[str, Any] = {"input_ids": torch.tensor([list(sequence)], device=device)}
+        if getattr(inner.config, "use_cache", None) is not None:
+            inputs["use_cache"] = False
+        if self.start is not None:
+            inputs["decoder_input_ids"] = torch.tensor([[self.start, *sequence[:-1]]], device=device)
+        try:
+            return self.model(**inputs)
+        except ValueError as error:
+            raise BatchError(
+                f"{type(inner).__name__} does not run on the input_ids of one sequence ({error}), so there is nothing "
+                "to compare; audit it without a collator, or its encoder"
+            ) from error
 
     @staticmethod
     def _without_labels(collate: Collator, features: list[dict[str, Any]]) -> Mapping[str, Any]:
@@ -93,7 +135,8 @@ class Trial:
             fields = batch.to(device)
             fields.pop("labels", None)
             return fields, places
-        moved = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in batch.items() if n != "labels"}
+        dtype = next(bare(self.model).parameters()).dtype
+        moved = {n: _moved(v, device, dtype) for n, v in batch.items() if n != "labels"}
         return moved, places
 
 
@@ -102,14 +145,38 @@ def outputs(output: Mapping[str, Any]) -> dict[str, Tensor]:
     return {n: v for n, v in output.items() if isinstance(v, Tensor) and v.is_floating_point() and v.dim() > 0}
 
 
-def per_sequence(output: Mapping[str, Any], places: Places) -> dict[str, list[Tensor]]:
+def kinds_of(alone: Sequence[Mapping[str, Tensor]], sequences: Sequence[Sequence[int]]) -> Kinds:
+    """Which outputs have a value a token; the others have one a sequence. Told by what sequences get alone."""
+
+    def per_token(name: str) -> bool:
+        pairs = zip((output[name] for output in alone), sequences, strict=True)
+        return all(value.dim() > 1 and value.shape[1] == len(sequence) for value, sequence in pairs)
+
+    return {name: "token" if per_token(name) else "sequence" for name in alone[0]}
+
+
+def per_sequence(output: Mapping[str, Any], places: Places, kinds: Kinds) -> dict[str, list[Tensor]]:
     """The outputs of which every sequence has a part of its own."""
-    split = {name: places.split(value) for name, value in outputs(output).items()}
+    split = {name: places.split(value, kinds[name]) for name, value in outputs(output).items() if name in kinds}
     return {name: parts for name, parts in split.items() if parts is not None}
 
 
-def run_alone(model: Any, sequence: Sequence[int]) -> Any:
-    """Run one sequence by itself."""
-    inner = bare(model)
-    no_cache = {"use_cache": False} if getattr(inner.config, "use_cache", None) is not None else {}
-    return model(input_ids=torch.tensor([sequence], device=next(inner.parameters()).device), **no_cache)
+def _moved(value: Any, device: Any, dtype: torch.dtype) -> Any:
+    """On the model's device; real numbers, such as masks to be added, in its dtype, as near as it has them."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.is_floating_point():
+        most = torch.finfo(dtype).max
+        wide = value.double()
+        value = torch.where(wide.isinf(), wide, wide.clamp(-most, most)).to(dtype)
+    return value.to(device)
+
+
+def _has_decoder(model: Any) -> bool:
+    state = getattr(bare(model), STATE, None)
+    return state is not None and state.family.encoder_decoder and part_of(bare(model), "decoder") is not None
+
+
+def _start(config: Any) -> int:
+    start = config.decoder_start_token_id
+    return int(config.pad_token_id or 0) if start is None else int(start)

@@ -36,8 +36,9 @@ def audit(
         str | None, typer.Option("--attention", metavar="NAME", help="Attention implementation of the model as it is.")
     ] = None,
     capacity: Annotated[
-        int, typer.Option("--capacity", "-c", metavar="N", help="Most tokens of the packs tried.")
-    ] = 64,
+        int | None,
+        typer.Option("--capacity", "-c", metavar="N", help="Most tokens of the packs tried; 64, more for windows."),
+    ] = None,
     layers: Annotated[
         int | None, typer.Option("--layers", metavar="N", help="Only the first N layers, for a large model.")
     ] = None,

@@ -142,6 +142,8 @@ class Embedder:
         Raises:
             LengthError: a text is too long, and `over_long` is "error".
         """
+        if isinstance(texts, str):
+            raise OptionError("one text was given where a list of texts is wanted; give [text]")
         if over_long not in ("error", "truncate"):
             raise OptionError(f"over_long is {over_long!r}; it must be 'error' or 'truncate'")
         around, room, sequences = (self.tokenizer.prefix, self.tokenizer.suffix), self.room, []

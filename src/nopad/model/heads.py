@@ -22,7 +22,7 @@ from nopad.model.families import Family
 if TYPE_CHECKING:
     from nopad.model.placement import Placement
 
-__all__ = ["Head", "head_of", "pooled"]
+__all__ = ["Causal", "Head", "head_of", "pooled"]
 
 IGNORED = -100
 
@@ -141,10 +141,11 @@ class _LastToken(Head):
         return output
 
 
-class _Causal(Head):
+class Causal(Head):
     """A causal language model: no sequence is to predict the first token of the next one."""
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
+        """Take labels of first tokens out, and refuse those that a row's own shift would get wrong."""
         super().enter(call, named)
         labels = named.get("labels")
         if labels is not None and call.placed.layout.crossing:
@@ -162,6 +163,7 @@ class _Causal(Head):
             named["labels"] = labels.reshape(-1).index_fill(0, call.placed.first, IGNORED).reshape(labels.shape)
 
     def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:
+        """The same in a call of static shapes."""
         return labels.masked_fill(positions == 0, IGNORED)
 
 
@@ -206,8 +208,8 @@ HEADS: dict[str, Callable[[Any, Family], Head]] = {
     "ForMaskedLM": Head,
     "ForPreTraining": Head,
     "ForNextSentencePrediction": _Classifier,
-    "ForCausalLM": _Causal,
-    "LMHeadModel": _Causal,
+    "ForCausalLM": Causal,
+    "LMHeadModel": Causal,
     "ForConditionalGeneration": Head,
     "EncoderModel": Head,
     "Model": Head,

@@ -33,7 +33,7 @@ from nopad.model.placement import Cross, Placement, is_static, place
 from nopad.planning.algorithm import Option
 from nopad.sentinel import PackedMask, layout_of
 
-__all__ = ["is_packed", "packed", "state_of", "unpacked"]
+__all__ = ["bare", "is_packed", "packed", "part_of", "state_of", "unpacked"]
 
 log = logging.getLogger("nopad")
 STATE = "_nopad_state"
@@ -107,10 +107,20 @@ def state_of(model: Any) -> _State:
 
 
 def bare(model: Any) -> Any:
-    """Return the transformers model inside wrappers of PEFT, DDP and torch.compile."""
+    """Return the transformers model inside wrappers of PEFT, DDP and torch.compile.
+
+    Raises:
+        OptionError: there is none.
+        UnsupportedModelError: PEFT adds tokens to its input.
+    """
     seen = model
     while True:
         if hasattr(seen, "get_base_model"):
+            if any(getattr(one, "is_prompt_learning", False) for one in getattr(seen, "peft_config", {}).values()):
+                raise UnsupportedModelError(
+                    f"{type(seen).__name__} puts tokens of its own before each row (prompt or prefix tuning), which "
+                    "packs have no room for; run its sequences padded"
+                )
             seen = seen.get_base_model()
         elif hasattr(seen, "_orig_mod"):
             seen = seen._orig_mod
@@ -194,7 +204,7 @@ class _State:
         """The modules at which the mask is swapped."""
         model = self.model
         if self.family.encoder_decoder:
-            found = [(name, _part(model, name)) for name in ("encoder", "decoder")]
+            found = [(name, part_of(model, name)) for name in ("encoder", "decoder")]
             return [(name, module) for name, module in found if module is not None]
         base = getattr(model, model.base_model_prefix, model)
         return [("encoder", getattr(base, self.family.mask_at) if self.family.mask_at else base)]
@@ -203,6 +213,9 @@ class _State:
         """Open a packed call: check that batch and model fit, and turn the batch into the model's own arguments."""
         named = bound(module, args, kwargs)
         guard = named.get("attention_mask")
+        if args and isinstance(args[0], Mapping):
+            self.calls.stack.append(None)  # the leaving hook takes it off
+            raise BatchError("a batch was given as one argument; call model(**batch)")
         if is_static(guard):
             if not torch.compiler.is_compiling():
                 self.calls.stack.append(None)
@@ -283,7 +296,7 @@ class _State:
     def _target(self, named: Mapping[str, Any], module: nn.Module) -> Placement | None:
         guard = named.get("decoder_attention_mask")
         if not isinstance(guard, PackedMask):
-            if self.family.encoder_decoder and _part(module, "decoder") is not None:
+            if self.family.encoder_decoder and part_of(module, "decoder") is not None:
                 raise BatchError("this model has a decoder: build the batch with batch.with_decoder(targets, start_id)")
             return None
         return place(guard, device_of(module), self._choice(guard, module))
@@ -353,7 +366,7 @@ class _Swap:
         return (), named
 
 
-def _part(model: Any, name: str) -> Any:
+def part_of(model: Any, name: str) -> Any:
     """The encoder or decoder of a model that has both."""
     for holder in (model, getattr(model, "model", None), getattr(model, "transformer", None)):
         found = getattr(holder, name, None)

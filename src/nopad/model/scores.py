@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from nopad.batch import PackedBatch
+from nopad.errors import OptionError
+from nopad.model.heads import Causal
+from nopad.model.safety import bare, state_of
 
 __all__ = ["sequence_logprobs"]
 
@@ -18,6 +21,9 @@ def sequence_logprobs(model: Any, batch: PackedBatch, *, mean: bool = False) -> 
     The sum over its tokens but the first, which nothing predicts, so 0 for a sequence of one token; with `mean`, that
     sum by the number of predicted tokens.
 
+    Raises:
+        OptionError: the model is not pack-safe, or no causal language model.
+
     >>> import nopad
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> from nopad.model import sequence_logprobs
@@ -26,6 +32,8 @@ def sequence_logprobs(model: Any, batch: PackedBatch, *, mean: bool = False) -> 
     >>> sequence_logprobs(model, nopad.PackedBatch.from_sequences([[5, 6, 7], [8]])).shape
     torch.Size([2])
     """
+    if not isinstance(state_of(model).head, Causal):
+        raise OptionError(f"{type(bare(model)).__name__} is no causal language model, so it predicts no next token")
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     logits = model(**inputs).logits
     flat = logits.reshape(-1, logits.shape[-1])
