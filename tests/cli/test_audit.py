@@ -72,7 +72,7 @@ def test_refusals(bert, call, tmp_path):
         ([bert, "--collator", "other"], "unknown collator 'other'; there are nopad, flattening, trl, or your own"),
         ([str(tmp_path)], "is no folder with a model: it has no config.json"),
         ([bert, "--layers", "9"], "layers is 9; this BertForMaskedLM has 2"),
-        ([bert, "--backend", "x"], "unknown backend 'x'"),
+        ([bert, "--backend", "x"], "backend must be one of 'auto', 'flex'"),
     ):
         out = call("audit", *args)
         assert out.code == 2
