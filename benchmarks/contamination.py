@@ -205,7 +205,7 @@ def picture(curves: dict[str, list[list[Point]]], path: Path) -> None:
     ]
     room = {"left": 5, "top": 5, "bottom": 5, "right": 25}
     lines = (
-        alt.Chart(alt.Data(values=points), padding=room)
+        alt.Chart(alt.Data(values=points))
         .mark_line(point=True)
         .encode(
             x=alt.X("step:Q", title="step"),
@@ -214,6 +214,7 @@ def picture(curves: dict[str, list[list[Point]]], path: Path) -> None:
         )
         .properties(width=300, height=260)
         .facet(column=alt.Column("panel:N", title=None, sort=list(PANELS)))
+        .properties(padding=room)
     )
     lines.save(str(path))
 
@@ -234,10 +235,11 @@ def main() -> None:
         for way in WAYS:
             start = time.perf_counter()
             curves[way].append(train(way, seed, options.steps, sequences, held_out))
+            held_out_losses = " ".join(f"{point[2]:.2f}" for point in curves[way][-1])
             _, training, loss, accuracy = curves[way][-1][-1]
             print(
                 f"  seed {seed}, {way:<18} training {training:.3f}, held out {loss:.3f}, accuracy {accuracy:.1%}"
-                f"   ({time.perf_counter() - start:.0f} s)",
+                f"   ({time.perf_counter() - start:.0f} s; held out every {EVERY} steps: {held_out_losses})",
                 flush=True,
             )
     print(f"\nmeans of {options.seeds} seeds (least to most): held-out sequences alone, after the last step")
