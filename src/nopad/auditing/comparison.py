@@ -15,6 +15,7 @@ from nopad.auditing.gradients import Truth, compare_gradients
 from nopad.auditing.limits import limit_of, named
 from nopad.auditing.trial import Collator, Kinds, Trial, kinds_of, outputs, per_sequence
 from nopad.auditing.verdict import Check
+from nopad.model.attention import watched
 from nopad.model.safety import bare
 
 __all__ = ["Found", "apart", "compare", "largest_finite"]
@@ -31,6 +32,7 @@ class Found:
         truth: the gradients, if they were compared.
         kinds: which outputs are per token, and which per sequence.
         notes: what is good to know.
+        attended: how often each layer asked nopad's attention, in the packed run.
     """
 
     checks: list[Check] = field(default_factory=list)
@@ -39,6 +41,7 @@ class Found:
     truth: Truth | None = None
     kinds: Kinds = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    attended: dict[int, int] = field(default_factory=dict)
 
     def add(self, other: Found) -> None:
         """Take over what another comparison measured."""
@@ -58,7 +61,8 @@ def compare(
     with torch.set_grad_enabled(gradients):
         alone = [outputs(trial.alone(sequence)) for sequence in trial.sequences]
         out.kinds = kinds_of(alone, trial.sequences)
-        given = trial.model(**batch)
+        with watched(lambda module: out.attended.update({id(module): out.attended.get(id(module), 0) + 1})):
+            given = trial.model(**batch)
         together = per_sequence(given, places, out.kinds)
     worst, scale = 0.0, 1e-30
     for name, parts in together.items():

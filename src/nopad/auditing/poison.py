@@ -14,7 +14,6 @@ from nopad.auditing.limits import named
 from nopad.auditing.probes import Places
 from nopad.auditing.trial import Kinds, Trial, per_sequence
 from nopad.auditing.verdict import Check
-from nopad.model.attention import watched
 from nopad.model.safety import STATE, bare, part_of
 
 __all__ = ["once_a_layer", "poison"]
@@ -97,13 +96,8 @@ def _scaled(trial: Trial, places: Places, victim: int, factor: float | None) -> 
             handle.remove()
 
 
-def once_a_layer(trial: Trial) -> Check:
-    """Our attention ran once for every layer that attends."""
-    counts: dict[int, int] = {}
-    _, collate = trial.forms[0]
-    batch, _ = trial.batch(collate, trial.sequences)
-    with torch.no_grad(), watched(lambda module: counts.update({id(module): counts.get(id(module), 0) + 1})):
-        trial.model(**batch)
+def once_a_layer(trial: Trial, counts: dict[int, int]) -> Check:
+    """Our attention ran once for every layer that attends; `counts` says how often for which."""
     config = bare(trial.model).config.get_text_config()
     layers = int(getattr(config, "num_hidden_layers", 0) or getattr(config, "num_layers", 0) or 0)
     if trial.start is not None:  # each layer of a decoder attends to itself and to the encoder

@@ -142,7 +142,7 @@ def _in_float64(
         found.add(compare(part, name, form[1], torch.float64, gradients=gradients))
     found.checks += poison(part, torch.float64, found.kinds)
     if part.collator is None:
-        found.checks.append(once_a_layer(part))
+        found.checks.append(once_a_layer(part, found.attended))
     return found, part.how
 
 
