@@ -215,6 +215,11 @@ class TestRight:
             )
             assert verdict.isolated, str(verdict)
 
+    def test_a_model_that_gives_tuples(self):
+        model = build("bert", return_dict=False)
+        assert nopad.audit(model, capacity=32).isolated
+        assert model.config.return_dict is False
+
     def test_a_limit_of_sequences(self):
         assert nopad.audit(nopad.packed(build("bert"), max_sequences=2), capacity=32).isolated
 

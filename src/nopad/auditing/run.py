@@ -23,7 +23,7 @@ from nopad.auditing.trial import Collator, Trial
 from nopad.auditing.verdict import Verdict
 from nopad.errors import OptionError
 from nopad.model.backends import BACKENDS
-from nopad.model.safety import bare, is_packed, packed, state_of
+from nopad.model.safety import bare, is_packed, packed, state_of, unpacked
 from nopad.planning.algorithm import BOOLEAN, Option
 
 __all__ = ["audit"]
@@ -112,6 +112,7 @@ def audit(
                 theirs.add(compare(own, *form, dtype, gradients=False))
             found.checks += [*theirs.checks, *poison(own, dtype, theirs.kinds)]
             found.first = found.first or theirs.first
+            _release(own.model)
     notes += found.notes
     if found.truth and found.truth.zero:
         notes.append(f"gradients that are zero in truth, left out: {_listed(found.truth.zero)}")
@@ -143,18 +144,27 @@ def _in_float64(
     found.checks += poison(part, torch.float64, found.kinds)
     if part.collator is None:
         found.checks.append(once_a_layer(part, found.attended))
-    return found, part.how
+    how = part.how
+    _release(subject)
+    return found, how
 
 
 def _subject(model: Any, dtype: torch.dtype, collator: Collator | None, backend: str) -> Any:
     """Copy the model, in a dtype, made pack-safe where nopad is to keep sequences apart."""
     made = copy.deepcopy(bare(model)).to(dtype).eval()
     made.requires_grad_(True)
+    made.config.return_dict = True  # outputs are compared by name
     if collator is None and not is_packed(made):
         packed(made, backend=backend)
     if is_packed(made):
         state_of(made).head.most = None  # a limit of sequences has nothing to do with keeping them apart
     return made
+
+
+def _release(subject: Any) -> None:
+    """Let a copy go at once: hooks and model hold each other, and a copy is as large as the model, or twice."""
+    if is_packed(subject):
+        unpacked(subject)
 
 
 def _listed(names: Sequence[str], most: int = 4) -> str:

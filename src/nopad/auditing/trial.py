@@ -18,8 +18,6 @@ from nopad.model.safety import STATE, bare, part_of
 __all__ = ["Collator", "Kinds", "Trial", "kinds_of", "outputs", "per_sequence"]
 
 Collator = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
-
-
 Kinds = dict[str, Literal["token", "sequence"]]
 
 
