@@ -175,10 +175,8 @@ class PackedBatch(MutableMapping[str, Any]):
         if form != "rows":
             raise OptionError(f"form is {form!r}; it must be 'rows' or 'flat'")
         if packs is not None:
-            if depth is not None or end_to_end or (rows is not None and rows < len(packs)):
-                raise OptionError(
-                    "packs say what lies in each row; depth, end_to_end and fewer rows do not go with them"
-                )
+            if depth is not None or end_to_end:
+                raise OptionError("packs say what lies in each row; depth and end_to_end do not go with them")
             if capacity not in (None, packs.capacity):
                 raise OptionError(f"capacity is {capacity}, and the packs are of {packs.capacity}; leave it out")
             capacity = packs.capacity

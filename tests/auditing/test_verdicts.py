@@ -118,6 +118,11 @@ class TestContaminated:
             with pytest.raises(UnsupportedModelError, match=r"encoder\.layer\.0 has a hook or a forward method of its"):
                 nopad.audit(subject, layers=1, capacity=32)
 
+    def test_hooks_by_which_transformers_records_states(self):
+        model = build("bert")
+        model(torch.tensor([[5, 6]]), output_hidden_states=True)
+        assert nopad.audit(model, layers=1, capacity=32).isolated
+
     def test_windows_wider_than_the_usual_capacity(self):
         sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
         tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}

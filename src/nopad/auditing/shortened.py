@@ -48,10 +48,8 @@ def shortened(model: Any, layers: int) -> Any:
     there = layer_count(inner.config)
     if not 1 <= layers <= there:
         raise OptionError(f"layers is {layers}; this {type(inner).__name__} has {there}")
-    state = getattr(inner, STATE, None)
-    ours = {handle.id for handle in state.handles} if state is not None else set()
     for name, module in inner.named_modules():
-        if "forward" in vars(module) or {*module._forward_hooks, *module._forward_pre_hooks} - ours:
+        if "forward" in vars(module) or _has_hooks(module, inner):
             raise UnsupportedModelError(
                 f"{name or type(inner).__name__} has a hook or a forward method of its own, which a copy with fewer "
                 "layers would not have; audit the model whole"
@@ -67,6 +65,17 @@ def shortened(model: Any, layers: int) -> Any:
     made = made.to(device=parameter.device, dtype=parameter.dtype).eval()
     made.set_attn_implementation(_attention(inner))
     return packed(made, backend=getattr(inner, STATE).backend) if hasattr(inner, STATE) else made
+
+
+def _has_hooks(module: Any, inner: Any) -> bool:
+    """Whether others than nopad and transformers, which only records states, have hooked a module."""
+    state = getattr(inner, STATE, None)
+    ours = {handle.id for handle in state.handles} if state is not None else set()
+    hooks = {**module._forward_hooks, **module._forward_pre_hooks}
+    return any(
+        number not in ours and not (getattr(hook, "__module__", None) or "").startswith("transformers.")
+        for number, hook in hooks.items()
+    )
 
 
 def _attention(inner: Any) -> str:
