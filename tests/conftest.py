@@ -1,9 +1,14 @@
-"""What several test rooms share: the published histograms, exact messages, hypothesis settings."""
+"""What several test rooms share: the published histograms, exact messages, hypothesis settings, one thread each."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
+
+# Tests run two at a time (`make test`), and threads that fight for cores are many times slower than one. Set before
+# NumPy and PyTorch are imported, and in the environment, so that the processes that tests start are held to it too.
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import pytest
 from hypothesis import settings

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel
+import transformers as t
 from zoo import build
 
 import nopad
@@ -29,7 +29,7 @@ def embedder():
 
 def by_hand(texts, limit=256):
     """The usual way: one text at a time, mean over its tokens, length 1."""
-    model = AutoModel.from_pretrained(_default_folder()).eval()
+    model = t.AutoModel.from_pretrained(_default_folder()).eval()
     tokenizer = nopad.load_tokenizer()
     found = []
     for ids in tokenizer.encode(texts):

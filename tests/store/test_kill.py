@@ -8,11 +8,11 @@ import re
 import runpy
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -25,12 +25,17 @@ from nopad.errors import (
 )
 from nopad.store import Manifest, workspace
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from warm import Forked, WarmParent
+
 FREE_SOME = r"\(No space left on device\); free some space and run the same command again"
 KILLS = {"tokenising": 7, "planning": 3, "writing": 7, "publishing": 3}
 
 # Runs one job, and says on stdout what it is about to do; each line takes it 1 ms, so that a kill can aim.
 CHILD = """
 import os, sys, time
+import numba, pyarrow.parquet  # what a job imports while it runs
 from functools import partial
 from pathlib import Path
 from nopad.corpus import CorpusOptions, open_source, sequences
@@ -68,10 +73,10 @@ def told(name, real):
         real(target, *rest)
     return call
 
-if __name__ == "__main__":
+def main(corpus, out):
     os.fsync, os.replace = told("fsync", os.fsync), told("replace", os.replace)
     try:
-        run(*sys.argv[1:3], Telling())
+        run(corpus, out, Telling())
     except NopadError as error:
         tell(type(error).__name__, error)
         sys.exit(error.exit_code)
@@ -100,10 +105,8 @@ def run(child):
 
 @pytest.fixture(scope="module")
 def start(child, corpus):
-    def begin(out) -> subprocess.Popen:
-        return subprocess.Popen([sys.executable, str(child), str(corpus), str(out)], stdout=subprocess.PIPE, text=True)
-
-    return begin
+    with WarmParent(child) as begin:
+        yield lambda out: begin(corpus, out)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +135,7 @@ def moments(tmp_path_factory, start) -> list[tuple[int, float]]:
     return [(rng.choice(found[name]), rng.uniform(0, 0.003)) for name, n in KILLS.items() for _ in range(n)]
 
 
-def kill_at(process: subprocess.Popen, line: int, delay_s: float, *, with_signal: int = signal.SIGKILL) -> list[str]:
+def kill_at(process: Forked, line: int, delay_s: float, *, with_signal: int = signal.SIGKILL) -> list[str]:
     """Kill the child `delay_s` after it said line number `line`; return all that it said."""
     with process:
         said = [process.stdout.readline().strip() for _ in range(line + 1)]
