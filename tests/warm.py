@@ -1,8 +1,8 @@
 """A process that has imported what a job needs and forks one child a request: a test pays for no fresh interpreter.
 
-`python warm.py FD PRELUDE` runs PRELUDE, then serves the socket FD. A request is `fork` with the arguments of the
-child, its stdout and its stderr; it is answered by the child's number. Another is `wait` with such a number, answered
-by the exit code as `subprocess` gives it. The child runs PRELUDE's `main(*arguments)`.
+`python warm.py FD SCRIPT ...` calls SCRIPT's `warm(...)`, then serves the socket FD. A request is `fork` with the
+arguments of the child, its stdout and its stderr; it is answered by the child's number. Another is `wait` with such a
+number, answered by the exit code as `subprocess` gives it. The child calls SCRIPT's `main(*arguments)`.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Forked:
 
 
 class WarmParent:
-    """The process that forks; `with WarmParent(path) as start: child = start(*arguments)`."""
+    """The process that forks; `with WarmParent(script) as start: child = start(*arguments)`."""
 
-    def __init__(self, prelude: Path) -> None:
+    def __init__(self, script: Path, *warm: object) -> None:
         self._socket, theirs = socket.socketpair()
-        command = [sys.executable, __file__, str(theirs.fileno()), str(prelude)]
+        command = [sys.executable, __file__, str(theirs.fileno()), str(script), *map(str, warm)]
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         theirs.close()
         self._lock = Lock()
@@ -115,4 +115,6 @@ def run(main: Callable[..., None], arguments: list[str], fds: list[int]) -> None
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    serve(socket.socket(fileno=int(sys.argv[1])), runpy.run_path(sys.argv[2])["main"])
+    script = runpy.run_path(sys.argv[2])
+    script["warm"](*sys.argv[3:])
+    serve(socket.socket(fileno=int(sys.argv[1])), script["main"])

@@ -34,8 +34,7 @@ KILLS = {"tokenising": 7, "planning": 3, "writing": 7, "publishing": 3}
 
 # Runs one job, and says on stdout what it is about to do; each line takes it 1 ms, so that a kill can aim.
 CHILD = """
-import os, sys, time
-import numba, pyarrow.parquet  # what a job imports while it runs
+import os, sys, tempfile, time
 from functools import partial
 from pathlib import Path
 from nopad.corpus import CorpusOptions, open_source, sequences
@@ -55,6 +54,11 @@ def run(corpus, out, monitor=None):
         )
     finally:
         job.sequences = sequences
+
+def warm(corpus):
+    "Import and compile what a job does."
+    with tempfile.TemporaryDirectory() as folder:
+        run(corpus, Path(folder) / "out")
 
 def tell(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
@@ -105,7 +109,7 @@ def run(child):
 
 @pytest.fixture(scope="module")
 def start(child, corpus):
-    with WarmParent(child) as begin:
+    with WarmParent(child, corpus) as begin:
         yield lambda out: begin(corpus, out)
 
 
