@@ -11,8 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import nopad
-from nopad.losses import items, over_ranks, token_loss
-from nopad.metrics import Accuracy
+from nopad.losses import Accuracy, items, over_ranks, token_loss
 
 SHARES = [[9], [4, 3, 1, 6, 2]]  # lengths of each rank's sequences
 

@@ -6,13 +6,13 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from tests.model.zoo import build
 from transformers import AutoModel
-from zoo import build
 
 import nopad
 from nopad.errors import FormatError, LengthError, OptionError
-from nopad.model import Embedder, embed
-from nopad.model.embedding import _default_folder
+from nopad.tasks import Embedder, embed
+from nopad.tasks.embedding import _default_folder
 
 TEXTS = [
     "A pack holds several sequences.",
