@@ -27,8 +27,7 @@ from inputs import machine
 import nopad
 from nopad.batch import PackedBatch
 from nopad.corpus import stdlib_texts
-from nopad.losses import IGNORED, items, token_loss
-from nopad.metrics import Accuracy
+from nopad.losses import IGNORED, Accuracy, items, token_loss
 from nopad.model.safety import is_packed
 from nopad.random import key, shuffle
 

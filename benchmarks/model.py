@@ -30,8 +30,8 @@ import nopad
 from nopad.batch import PackedBatch
 from nopad.corpus import stdlib_texts
 from nopad.histogram import read_histogram
-from nopad.model.embedding import _default_folder, _within
 from nopad.random import key, shuffle
+from nopad.tasks.embedding import _default_folder, _within
 
 BUDGET = 4096
 BATCH = 32

@@ -28,7 +28,7 @@ def rate(rows: Iterable[PackedRow]) -> str:
     start, tokens = time.perf_counter(), 0
     for row in rows:
         tokens += row.input_ids.size
-        assert row.seq_lens.size
+        assert row.seq_lengths.size
     return f"{tokens / (time.perf_counter() - start) / 1e6:.0f} M tokens/s"
 
 

@@ -168,7 +168,7 @@ def test_source_order_interleaves_strategies_evenly():
     lengths = [8] * 300 + [4] * 600  # two strategies of 300 packs
     made = plan(lengths, 8)
     spread = np.empty(600, np.int32)
-    nopad.assignment._kernels().spread(made.counts, made.packs, spread)
+    nopad.assignment._deal_kernels().spread(made.counts, made.packs, spread)
     assert {a != b for a, b in pairwise(spread.tolist())} == {True}
     # Smallest member first all the same: here the 8s arrived before any 4.
     assert [pack.size for pack in assign(made, lengths, order="source")] == [1] * 300 + [2] * 300

@@ -32,6 +32,7 @@ def test_the_public_names():
         "packed",
         "plan",
         "stream_pack",
+        "to_dataset",
         "unpacked",
         "verify",
     ]

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import pkgutil
 from types import FunctionType
 
 import numpy as np
@@ -9,10 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba.core.dispatcher import Dispatcher
 
-from nopad import _kernels, random
+import nopad
+from nopad import _deal_kernels, _kernels, random
+from nopad.store import _kernels as _store_kernels
 
-COMPILED = {name: value for name, value in vars(_kernels).items() if isinstance(value, Dispatcher)}
-PLAIN = dict(vars(_kernels))
+SPACE = {**vars(_kernels), **vars(_deal_kernels), **vars(_store_kernels)}
+COMPILED = {name: value for name, value in SPACE.items() if isinstance(value, Dispatcher)}
+PLAIN = dict(SPACE)
 # A plain kernel must call plain kernels: compiled ones hand 64-bit words back as Python integers.
 PLAIN.update({name: FunctionType(kernel.py_func.__code__, PLAIN) for name, kernel in COMPILED.items()})
 
@@ -95,21 +100,11 @@ def case_packs_by_rank(rng):
 
 def case_deal_in_order(rng):
     strategy_of_pack, indptr, strategy_ranks, begin, packs = case_packs_by_rank(rng)
-    _kernels.packs_by_rank.py_func(strategy_of_pack, indptr, strategy_ranks, begin, packs)
+    _deal_kernels.packs_by_rank.py_func(strategy_of_pack, indptr, strategy_ranks, begin, packs)
     ranks = rng.permutation([0] * 6 + [1] * 3 + [2] * 4)
     order, free = np.argsort(ranks, kind="stable"), np.array([0, 6, 9])
     strategies = strategy_of_pack, indptr, strategy_ranks
     return ranks, order, free, packs, begin, *strategies, np.zeros(7, np.int32), np.empty(13, np.int32)
-
-
-def case_next_fit(rng):
-    n = 60 * int(rng.integers(0, 2))
-    return rng.integers(1, 9, n).astype(np.int32), 12, int(rng.integers(1, 5)), np.zeros(n + 1, np.int32)
-
-
-def case_multiset_keys(rng):
-    indptr, sequence = csr(rng)
-    return indptr, sequence, rng.integers(1, 512, sequence.size).astype(np.int32), np.empty(40, np.uint64)
 
 
 def case_gather_tokens(rng):
@@ -131,6 +126,14 @@ CASES = {name.removeprefix("case_"): case for name, case in vars().items() if na
 
 def test_every_kernel_has_a_case():
     assert CASES.keys() == COMPILED.keys()
+
+
+def test_compiled_loops_are_in_modules_of_kernels():
+    names = [found.name for found in pkgutil.walk_packages(nopad.__path__, "nopad.") if found.name != "nopad.__main__"]
+    for name in names:
+        if not name.endswith("_kernels"):
+            here = [value for value in vars(importlib.import_module(name)).values() if isinstance(value, Dispatcher)]
+            assert here == [], name
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -166,7 +169,7 @@ def test_shuffle_equals_the_reference(items, key):
 
 def test_each_segment_is_shuffled_with_its_own_key():
     items, bounds, keys = case_shuffle_segments(np.random.default_rng(0))
-    _kernels.shuffle_segments(items, bounds, keys)
+    _deal_kernels.shuffle_segments(items, bounds, keys)
     for k in range(4):
         segment = list(range(bounds[k], bounds[k + 1]))
         random.shuffle(segment, int(keys[k]))
@@ -183,7 +186,7 @@ def test_grouping_is_stable():
 def test_spreading_uses_every_copy_and_keeps_strategies_apart(counts):
     packs = sum(counts)
     spread = np.empty(packs, np.int32)
-    _kernels.spread(np.array(counts), packs, spread)
+    _deal_kernels.spread(np.array(counts), packs, spread)
     assert np.bincount(spread, minlength=len(counts)).tolist() == counts
     for s, count in enumerate(counts):  # copy i belongs near (i + 1/2) / count; the others can push it a little
         places = (np.arange(count) + 0.5) * packs / max(count, 1)
@@ -193,21 +196,12 @@ def test_spreading_uses_every_copy_and_keeps_strategies_apart(counts):
 @pytest.mark.parametrize(("count", "packs"), [(1, 1), (2**31 - 1, 2**31 - 1), (7, 2**31 - 1)])
 def test_even_positions_do_not_overflow(count, packs):
     for i in {0, count // 2, count - 1}:
-        assert _kernels.even_position(i, count, packs) == (2 * i + 1) * packs // (2 * count)
-
-
-def test_keys_of_packs_ignore_order_but_not_lengths():
-    lengths = np.array([73, 73, 146, 1, 145, 145, 1], np.int32)
-    indptr = np.array([0, 2, 3, 5, 7])
-    keys = np.empty(4, np.uint64)
-    _kernels.multiset_keys(indptr, np.arange(7), lengths, keys)
-    assert keys[2] == keys[3]  # [1, 145] and [145, 1]
-    assert len(set(keys.tolist())) == 3  # all of them 146 tokens
+        assert _deal_kernels.even_position(i, count, packs) == (2 * i + 1) * packs // (2 * count)
 
 
 def test_gathering_is_concatenation():
     source, starts, lengths, out = case_gather_tokens(np.random.default_rng(0))
-    _kernels.gather_tokens(source, starts, lengths, out)
+    _store_kernels.gather_tokens(source, starts, lengths, out)
     expected = [source[a : a + n] for a, n in zip(starts, lengths, strict=True)]
     np.testing.assert_array_equal(out, np.concatenate(expected))
 
@@ -215,14 +209,14 @@ def test_gathering_is_concatenation():
 def test_token_hashes_tell_runs_apart():
     tokens = np.array([1, 2, 2, 1, 1, 2, 0, 1, 2])
     out = np.empty(5, np.uint64)
-    _kernels.token_hashes(tokens, np.array([2, 2, 2, 3, 0]), out)
+    _store_kernels.token_hashes(tokens, np.array([2, 2, 2, 3, 0]), out)
     assert out[0] == out[2]
     assert len(set(out.tolist())) == 4
 
 
 def test_tag_sums_ignore_order_but_not_triples():
     records, starts, lengths = case_tag_sum(np.random.default_rng(0))
-    total = _kernels.tag_sum(records, starts, lengths)
-    assert total == _kernels.tag_sum(records[::-1].copy(), starts[::-1].copy(), lengths[::-1].copy())
-    assert total != _kernels.tag_sum(records, starts, lengths[::-1].copy())
-    assert total != _kernels.tag_sum(starts, records, lengths)
+    total = _store_kernels.tag_sum(records, starts, lengths)
+    assert total == _store_kernels.tag_sum(records[::-1].copy(), starts[::-1].copy(), lengths[::-1].copy())
+    assert total != _store_kernels.tag_sum(records, starts, lengths[::-1].copy())
+    assert total != _store_kernels.tag_sum(starts, records, lengths)

@@ -91,12 +91,11 @@ def test_ranks_outside_the_world(refuses, rank, world_size):
         make(MEMBERS).shard(rank, world_size)
 
 
-def test_lengths_and_offsets_of_slots():
+def test_lengths_of_slots():
     packs = make(MEMBERS)
-    assert packs.seq_lens(LENGTHS).tolist() == [8, 5, 3, 4, 2, 1, 1]
-    assert packs.offsets(LENGTHS).tolist() == [0, 0, 5, 0, 4, 6, 0]
-    assert packs.offsets(LENGTHS).dtype == packs.seq_lens(LENGTHS).dtype == np.int32
-    assert make([]).offsets([]).tolist() == make([]).seq_lens([]).tolist() == []
+    assert packs.seq_lengths(LENGTHS).tolist() == [8, 5, 3, 4, 2, 1, 1]
+    assert packs.seq_lengths(LENGTHS).dtype == np.int32
+    assert make([]).seq_lengths([]).tolist() == []
 
 
 def test_equality_hash_and_repr():

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from nopad.batch import PackedBatch
     from nopad.corpus import CorpusOptions, load_tokenizer, open_source
     from nopad.model import packed, unpacked
-    from nopad.store import PackOptions, open_packed, pack_corpus, verify
-    from nopad.streaming import StreamPacker, stream_pack
+    from nopad.online import StreamPacker, stream_pack
+    from nopad.store import PackOptions, open_packed, pack_corpus, to_dataset, verify
 
 __version__ = "0.1.0"
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "packed",
     "plan",
     "stream_pack",
+    "to_dataset",
     "unpacked",
     "verify",
 ]
@@ -62,8 +63,9 @@ _LAZY = {
     "open_packed": "nopad.store",
     "pack_corpus": "nopad.store",
     "verify": "nopad.store",
-    "StreamPacker": "nopad.streaming",
-    "stream_pack": "nopad.streaming",
+    "StreamPacker": "nopad.online",
+    "to_dataset": "nopad.store",
+    "stream_pack": "nopad.online",
 }
 
 

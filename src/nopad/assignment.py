@@ -19,10 +19,10 @@ from numpy.typing import ArrayLike, NDArray
 from nopad import random
 from nopad.errors import OptionError, PlanMismatchError
 from nopad.histogram import Histogram, as_lengths
+from nopad.options import Option, check_sizes
 from nopad.packs import Packs, index_dtype
-from nopad.planning.algorithm import Option
 from nopad.planning.conditions import check_conditions, cut_packs
-from nopad.planning.front import ARRIVAL_ALGORITHMS, check_options, complete_options, pack_arrivals, plan
+from nopad.planning.front import ARRIVAL_ALGORITHMS, check_algorithm, complete_options, pack_arrivals, plan
 from nopad.planning.plan import Plan
 
 __all__ = ["Order", "assign", "pack"]
@@ -63,7 +63,8 @@ def pack(
     >>> len(packs), packs.sequences
     (3, 5)
     """
-    capacity, depth = check_options(capacity, depth, algorithm, seed)
+    capacity, depth = check_sizes(capacity, depth, seed)
+    check_algorithm(algorithm)
     checked = as_lengths(lengths, capacity)
     _check_order(order)
     if arrival_window is None:
@@ -122,7 +123,7 @@ def assign(plan: Plan, lengths: ArrayLike, *, seed: int = 0, order: Order = "ran
     [[0, 1], [2, 3]]
     """
     _check_order(order)
-    check_options(plan.capacity, plan.depth, "lpfhp", seed)
+    check_sizes(plan.capacity, plan.depth, seed)
     checked = as_lengths(lengths, plan.capacity)
     _check_cover(plan, checked)
     dtype = index_dtype(checked.size)
@@ -138,15 +139,17 @@ def assign(plan: Plan, lengths: ArrayLike, *, seed: int = 0, order: Order = "ran
     if order == "random":
         del ranks  # 4 bytes a sequence
         keys = random.keys(plan.histogram.lengths, seed, random.STREAM_WITHIN_LENGTH)
-        _kernels().shuffle_segments(bucket, bounds, keys)
+        _deal_kernels().shuffle_segments(bucket, bounds, keys)
         strategy_of_pack[:] = np.repeat(np.arange(plan.counts.size, dtype=strategy_of_pack.dtype), plan.counts)
         _kernels().shuffle(strategy_of_pack, np.uint64(random.key(seed, random.STREAM_PACK_ORDER)))
-        _kernels().deal(strategy_of_pack, *strategies, bucket, bounds[:-1].copy(), indptr, sequence)
+        _deal_kernels().deal(strategy_of_pack, *strategies, bucket, bounds[:-1].copy(), indptr, sequence)
     else:
-        _kernels().spread(plan.counts, plan.packs, strategy_of_pack)
+        _deal_kernels().spread(plan.counts, plan.packs, strategy_of_pack)
         begin, holders = _packs_by_rank(plan, strategy_of_pack, *strategies)
         free = bounds[:-1].copy()
-        _kernels().deal_in_order(ranks, bucket, free, holders, begin, strategy_of_pack, *strategies, indptr, sequence)
+        _deal_kernels().deal_in_order(
+            ranks, bucket, free, holders, begin, strategy_of_pack, *strategies, indptr, sequence
+        )
         _kernels().sort_within_packs(indptr, sequence)
     return Packs(plan.capacity, plan.depth, indptr, sequence)
 
@@ -157,7 +160,7 @@ def _ranks(lengths: NDArray[np.int32], histogram: Histogram) -> NDArray[np.int32
     if histogram.max_length <= 1 << 22:
         table = np.zeros(histogram.max_length + 1, dtype=np.int32)
         table[histogram.lengths] = np.arange(histogram.lengths.size, dtype=np.int32)
-        _kernels().look_up_ranks(lengths, table, ranks)
+        _deal_kernels().look_up_ranks(lengths, table, ranks)
     else:
         ranks[:] = np.searchsorted(histogram.lengths, lengths)
     return ranks
@@ -174,7 +177,7 @@ def _packs_by_rank(
     np.add.at(holders, ranks[first] + 1, np.repeat(plan.counts, np.diff(indptr))[first])
     begin = np.cumsum(holders)
     packs = np.empty(int(begin[-1]), dtype=np.int32)
-    _kernels().packs_by_rank(strategy_of_pack, indptr, ranks, begin, packs)
+    _deal_kernels().packs_by_rank(strategy_of_pack, indptr, ranks, begin, packs)
     return begin[:-1].copy(), packs
 
 
@@ -201,3 +204,9 @@ def _kernels() -> Any:
     from nopad import _kernels
 
     return _kernels
+
+
+def _deal_kernels() -> Any:
+    from nopad import _deal_kernels
+
+    return _deal_kernels

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nopad.errors import FormatError, LengthError
+from nopad.options import MAX_LENGTH
 
 __all__ = ["Histogram"]
 
-MAX_LENGTH = 2**31 - 1  # lengths and capacities are int32 everywhere below
 _CHUNK = 1 << 18  # bincount's int64 copy of a chunk stays in the L2 cache
 _DENSE = 1 << 22
 

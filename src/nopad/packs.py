@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nopad.errors import FormatError, LengthError, MissingExtraError, OptionError, PlanMismatchError
-from nopad.files import replacing
+from nopad.arrow import list_array, list_parts, write_arrow
+from nopad.errors import FormatError, OptionError, PlanMismatchError
 from nopad.histogram import as_lengths
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Packs", "index_dtype"]
 
 FORMAT_VERSION = 1
-LENGTHS = {"nopad": "seq_lens", "trl": "seq_lengths"}  # how the column of lengths is named, for whom
 
 
 def index_dtype(n: int) -> type[np.int32] | type[np.int64]:
@@ -134,17 +133,10 @@ class Packs:
             raise OptionError(f"rank must be in 0..world_size - 1, got rank {rank} of world_size {world_size}")
         return self[rank::world_size]
 
-    def seq_lens(self, lengths: ArrayLike) -> NDArray[np.int32]:
+    def seq_lengths(self, lengths: ArrayLike) -> NDArray[np.int32]:
         """Return the length of each slot's sequence, int32 ``[sequences]`` in the order of `sequence`."""
         lens: NDArray[np.int32] = as_lengths(lengths)[self.sequence]
         return lens
-
-    def offsets(self, lengths: ArrayLike) -> NDArray[np.int32]:
-        """Return where each slot's sequence begins inside its pack, int32 ``[sequences]``."""
-        ends = np.cumsum(self.seq_lens(lengths), dtype=np.int64)
-        begins = np.concatenate([[0], ends[:-1]]) if ends.size else ends
-        first = np.repeat(begins[self.indptr[:-1]], np.diff(self.indptr)) if ends.size else begins
-        return (begins - first).astype(np.int32)
 
     def check(self, lengths: ArrayLike) -> None:
         """Prove that these packs hold each sequence of `lengths` exactly once, within capacity and depth.
@@ -197,60 +189,6 @@ class Packs:
         }
         write_arrow(Path(path), table.replace_schema_metadata({f"nopad.{k}": v for k, v in header.items()}))
 
-    def to_dataset(self, dataset: Any, *, columns: str = "nopad") -> Any:
-        """Return the packs of a `datasets.Dataset` as another one, in memory, one row a pack.
-
-        Sequence i is row i of `dataset`, whose ``input_ids`` are the tokens. Columns of one value a token become flat
-        lists, columns of one value a row lists of them; ``seq_lens`` and ``seq_index`` come first. `columns`: "trl"
-        calls the first ``seq_lengths``, as TRL does.
-
-        Raises:
-            PlanMismatchError: `dataset` has more or fewer rows than there are sequences.
-            LengthError: a pack would exceed the capacity: these are packs of something else.
-            OptionError: there is no column ``input_ids``.
-            MissingExtraError: `datasets` is not installed.
-        """
-        try:
-            import datasets
-        except ImportError as error:
-            raise MissingExtraError("to_dataset needs: pip install datasets") from error
-        if columns not in LENGTHS:
-            raise OptionError(f"unknown columns {columns!r}; they are named as {' or '.join(LENGTHS)} does")
-        if "input_ids" not in dataset.column_names:
-            raise OptionError(f"the dataset has no column 'input_ids'; it has {', '.join(dataset.column_names)}")
-        if len(dataset) != self.sequences:
-            raise PlanMismatchError(
-                f"the packs hold {self.sequences:,} sequences, the dataset has {len(dataset):,} rows"
-            )
-        return datasets.Dataset(self._gathered(dataset.with_format("arrow")[:], LENGTHS[columns]))
-
-    def _gathered(self, table: pa.Table, lens_name: str) -> pa.Table:
-        """Return the rows of a table by pack: columns of one value a token flat, all others as lists."""
-        import pyarrow as pa
-
-        table = table.take(pa.array(self.sequence))
-        arrays = {name: table.column(name).combine_chunks() for name in table.column_names}
-        lists = [
-            name for name, array in arrays.items() if pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
-        ]
-        parts = {name: list_parts(arrays[name]) for name in lists}
-        lengths = np.diff(parts["input_ids"][0]).astype(np.int32)
-        ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])[self.indptr]
-        over = np.flatnonzero(np.diff(ends) > self.capacity)
-        if over.size:
-            raise LengthError(
-                f"pack {over[0]} would hold {np.diff(ends)[over[0]]} tokens, above the capacity of {self.capacity}: "
-                "these are not the packs of this dataset"
-            )
-        kind = pa.LargeListArray if self.indptr.dtype == np.int64 else pa.ListArray
-        out = {lens_name: list_array(self.indptr, lengths), "seq_index": list_array(self.indptr, self.sequence)}
-        for name, array in arrays.items():
-            if name in parts and np.array_equal(np.diff(parts[name][0]), lengths):
-                out[name] = list_array(ends, parts[name][1])
-            else:
-                out[name] = kind.from_arrays(pa.array(self.indptr), array)
-        return pa.table(out)
-
     @classmethod
     def load(cls, path: str | Path) -> Packs:
         """Map a file that `save` wrote; nothing is read until it is used.
@@ -286,41 +224,3 @@ def _schema(dtype: type[np.int32] | type[np.int64]) -> pa.Schema:
     import pyarrow as pa
 
     return pa.schema({"sequence": list_array(np.zeros(1, dtype), np.zeros(0, dtype)).type})
-
-
-def write_arrow(path: Path, table: pa.Table) -> None:
-    """Write an Arrow file that can be memory-mapped, atomically.
-
-    Raises:
-        StorageError: the disk is full, or the write failed.
-    """
-    import pyarrow as pa
-
-    with (
-        replacing(path) as partial,
-        pa.OSFile(str(partial), "wb") as sink,
-        pa.ipc.new_file(sink, table.schema) as writer,
-    ):
-        writer.write_table(table)
-
-
-def list_array(indptr: NDArray[Any], values: NDArray[Any]) -> pa.Array:
-    """Wrap CSR arrays as an Arrow list array, without a copy; neither lists nor elements are nullable."""
-    import pyarrow as pa
-
-    kind = pa.LargeListArray if indptr.dtype == np.int64 else pa.ListArray
-    make = pa.large_list if indptr.dtype == np.int64 else pa.list_
-    element = pa.from_numpy_dtype(values.dtype)
-    return kind.from_arrays(
-        pa.array(indptr), pa.array(values, type=element), type=make(pa.field("element", element, nullable=False))
-    )
-
-
-def list_parts(array: pa.Array) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return offsets (from 0) and values of an Arrow list array as NumPy views; booleans and strings are copied."""
-    offsets = array.offsets.to_numpy()
-    if offsets.size == 0:
-        return np.zeros(1, np.int32), array.values.to_numpy(zero_copy_only=False)[:0]
-    first, last = offsets[0], offsets[-1]
-    values = array.values.slice(first, last - first).to_numpy(zero_copy_only=False)
-    return (offsets if first == 0 else offsets - first), values

@@ -90,7 +90,11 @@ def test_masks():
         ({"input_ids": IDS}, {"ids_field": "x"}, "a: no column 'x'; it has the columns \"input_ids\""),
         ({"input_ids": IDS}, {"carry": ("labels",)}, "a: no column 'labels'; it has"),
         ({"input_ids": IDS}, {"carry": ("input_ids",)}, "the column 'input_ids' cannot ride along: nopad writes one"),
-        ({"input_ids": IDS, "seq_lens": IDS}, {"carry": ("seq_lens",)}, "the column 'seq_lens' cannot ride along"),
+        (
+            {"input_ids": IDS, "seq_lengths": IDS},
+            {"carry": ("seq_lengths",)},
+            "the column 'seq_lengths' cannot ride along",
+        ),
         (
             {"input_ids": IDS, "n": pa.list_(IDS)},
             {"carry": ("n",)},

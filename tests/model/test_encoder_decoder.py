@@ -10,8 +10,8 @@ import transformers
 from zoo import CONFIGS, FORMS, skip_where_unsupported
 
 import nopad
+from nopad.batch.device import place
 from nopad.errors import BatchError
-from nopad.model.placement import place
 
 TARGETS = [3, 9, 1, 4, 8, 2, 6, 7]
 

@@ -230,8 +230,8 @@ class TestRefusals:
     def test_no_token_at_all(self):
         import numpy as np
 
-        from nopad.layout import Layout
-        from nopad.sentinel import PackedMask
+        from nopad.batch.guard import PackedMask
+        from nopad.batch.layout import Layout
 
         layout = Layout.rows(np.zeros(0, dtype=np.int32), np.zeros(2, dtype=np.int64), 4)
         with pytest.raises(BatchError, match="the batch has no token at all"):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from nopad import Histogram
 from nopad.planning import _class_kernels, lpfhp
 from nopad.planning.arrival import empty_set, empty_table
-from nopad.planning.rooms import OpenPacks
+from nopad.planning.open_packs import OpenPacks
 
 
 def classes_of(kernel, lengths, counts, capacity, depth, rows=200):

@@ -57,7 +57,7 @@ def test_a_dataset_is_shown_with_real_packs(subjects, dataset):
     assert [[record for _, record in pack] for pack in found.packs] == [
         [f"record {record}" for record in row.seq_index.tolist()] for row in rows
     ]
-    assert [[length for length, _ in pack] for pack in found.packs] == [row.seq_lens.tolist() for row in rows]
+    assert [[length for length, _ in pack] for pack in found.packs] == [row.seq_lengths.tolist() for row in rows]
     assert dict(found.facts)["source, SHA-256"] == packed.manifest.source["sha256"]
     assert dict(found.facts)["plan, SHA-256"] == packed.manifest.plan_sha256
 
@@ -81,12 +81,11 @@ def test_every_option_that_is_not_the_default_is_in_the_command(tmp_path):
     options = nopad.CorpusOptions(
         capacity=8, over_long="drop", empty="error", on_bad_record="skip", vocab_size=9, special_tokens=False
     )
-    packing = nopad.PackOptions(algorithm="best_fit", order="source", columns="trl", arrival_window=7)
+    packing = nopad.PackOptions(algorithm="best_fit", order="source", arrival_window=7)
     nopad.pack_corpus(source, tmp_path / "packed", options, packing=packing)
     words = read_subject(tmp_path / "packed").command
     for part in (
         "--over-long drop --empty error --on-bad-record skip",
-        "--columns trl",
         "--ids-field ids --mask-field m --vocab-size 9 --arrival-window 7",
         "--order source --algorithm best_fit",
         "--carry label",

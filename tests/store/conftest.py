@@ -137,7 +137,7 @@ def read_back():
     def read(out: Path) -> dict[tuple[int, int], list[int]]:
         found = {}
         for row in open_packed(out):
-            lens, tokens = row.seq_lens.tolist(), row.input_ids.tolist()
+            lens, tokens = row.seq_lengths.tolist(), row.input_ids.tolist()
             ends = np.cumsum(lens).tolist()
             assert row.cu_seqlens.tolist() == [0, *ends]
             assert row.position_ids.tolist() == [i for n in lens for i in range(n)]
@@ -244,7 +244,7 @@ def rewrite_shard(edit_manifest):
         rows = [_unpack(row) for row in table.to_pylist()]
         change(rows)
         columns = {
-            "seq_lens": [[len(tokens) for _, _, tokens in row] for row in rows],
+            "seq_lengths": [[len(tokens) for _, _, tokens in row] for row in rows],
             "seq_index": [[record for record, _, _ in row] for row in rows],
             "seq_start": [[start for _, start, _ in row] for row in rows],
             "input_ids": [[token for _, _, tokens in row for token in tokens] for row in rows],
@@ -255,7 +255,7 @@ def rewrite_shard(edit_manifest):
             old,
             packs=len(rows),
             sequences=sum(map(len, rows)),
-            tokens=sum(map(sum, columns["seq_lens"])),
+            tokens=sum(map(sum, columns["seq_lengths"])),
             bytes=path.stat().st_size,
             sha256=sha256_file(path),
         )
@@ -267,7 +267,7 @@ def rewrite_shard(edit_manifest):
 
 
 def _unpack(row: dict[str, list[int]]) -> list[tuple[int, int, list[int]]]:
-    ends = np.cumsum(row["seq_lens"]).tolist()
+    ends = np.cumsum(row["seq_lengths"]).tolist()
     starts = row.get("seq_start", [0] * len(ends))
-    pieces = [row["input_ids"][end - n : end] for n, end in zip(row["seq_lens"], ends, strict=True)]
+    pieces = [row["input_ids"][end - n : end] for n, end in zip(row["seq_lengths"], ends, strict=True)]
     return list(zip(row["seq_index"], starts, pieces, strict=True))

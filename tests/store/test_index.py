@@ -5,10 +5,9 @@ import pyarrow as pa
 import pytest
 
 import nopad
-from nopad.corpus import IterableSource
+from nopad.corpus import IterableSource, LengthsFile
 from nopad.errors import CorruptError, StorageError
 from nopad.packs import Packs
-from nopad.store import LengthsFile
 from nopad.store.index import read_index
 
 
@@ -41,7 +40,7 @@ def test_the_packs_are_those_of_the_packed_dataset(tmp_path, pack, source):
     packed, index = (nopad.open_packed(tmp_path / name) for name in ("packed", "index"))
     assert len(packed) == len(index)
     for a, b in zip(packed, index, strict=True):
-        for name in ("seq_lens", "seq_index", "seq_start"):
+        for name in ("seq_lengths", "seq_index", "seq_start"):
             np.testing.assert_array_equal(a[name], b[name])
             assert a[name].dtype == b[name].dtype
     for name in ("plan_sha256", "sequence_checksum", "counts", "source"):
@@ -58,9 +57,9 @@ def test_lengths_are_stored_narrow(tmp_path, pack, longest, width):
     np.save(tmp_path / "a.npy", [1, longest])
     pack(LengthsFile(tmp_path / "a.npy"), tmp_path / "out", capacity=70_000, index_only=True)
     assert columns_of(tmp_path / "out") == {"length": width}
-    found = {tuple(row.seq_lens.tolist()) for row in nopad.open_packed(tmp_path / "out")}
+    found = {tuple(row.seq_lengths.tolist()) for row in nopad.open_packed(tmp_path / "out")}
     assert found <= {(longest, 1), (1, longest), (longest,), (1,)}
-    assert nopad.open_packed(tmp_path / "out")[0].seq_lens.dtype == np.int32
+    assert nopad.open_packed(tmp_path / "out")[0].seq_lengths.dtype == np.int32
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 import nopad
 
-COLUMNS = ["seq_lens", "seq_index", "seq_start", "input_ids"]
+COLUMNS = ["seq_lengths", "seq_index", "seq_start", "input_ids"]
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def test_datasets(dataset, rows, tmp_path):
 def test_polars(dataset, rows):
     frame = polars.read_parquet(dataset / "shards")
     assert frame.to_dicts() == rows
-    lens = polars.scan_parquet(dataset / "shards" / "*.parquet").select(polars.col("seq_lens").list.sum()).collect()
-    assert lens["seq_lens"].to_list() == [len(row["input_ids"]) for row in rows]
+    lens = polars.scan_parquet(dataset / "shards" / "*.parquet").select(polars.col("seq_lengths").list.sum()).collect()
+    assert lens["seq_lengths"].to_list() == [len(row["input_ids"]) for row in rows]
 
 
 def test_pyarrow(dataset, rows):

@@ -134,7 +134,7 @@ def test_every_sequence_is_in_exactly_one_pack(pack, read_back, records, over_lo
         assert read_back(Path(out)) == wanted
         check_manifest(manifest, records, wanted, capacity, over_long)
         for row in nopad.open_packed(out):
-            assert 1 <= row.seq_lens.size <= (depth or row.seq_lens.size)
+            assert 1 <= row.seq_lengths.size <= (depth or row.seq_lengths.size)
             assert row.input_ids.size <= capacity
         assert nopad.verify(out) == []
         assert nopad.verify(out, source=source) == []

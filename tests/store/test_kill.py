@@ -8,13 +8,12 @@ import re
 import runpy
 import shutil
 import signal
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from pathlib import Path
 
 import pytest
+from tests.warm import Forked, WarmParent
 
 import nopad
 from nopad.corpus import IterableSource
@@ -24,10 +23,6 @@ from nopad.errors import (
     StorageError,
 )
 from nopad.store import Manifest, workspace
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from warm import Forked, WarmParent
 
 FREE_SOME = r"\(No space left on device\); free some space and run the same command again"
 KILLS = {"tokenising": 7, "planning": 3, "writing": 7, "publishing": 3}

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import nopad
-from nopad.corpus import IterableSource, open_source
+from nopad.corpus import IterableSource, LengthsFile, open_source
 from nopad.corpus.mixture import MixtureSource
 from nopad.errors import FormatError, OptionError, OutputExistsError, RecordError, ResumeError
-from nopad.store import LengthsFile, Manifest, open_packed
+from nopad.store import Manifest, open_packed
 from nopad.store.verification.content import LOST
 
 WEIGHTS = {"a": 3, "b": 1}

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import nopad
-from nopad.corpus import IterableSource
+from nopad.corpus import IterableSource, LengthsFile
 from nopad.errors import CorruptError
-from nopad.store import LengthsFile, PackedDataset
+from nopad.store import PackedDataset
 
 CAPACITY = 1 << 15
 
@@ -66,24 +66,25 @@ def test_an_index_beyond_the_end(large, beyond):
 def test_a_row(dataset):
     row = nopad.open_packed(dataset)[0]
     columns = dict(row)
-    assert list(columns) == ["seq_lens", "seq_index", "seq_start", "input_ids"]
-    assert columns["input_ids"].size == columns["seq_lens"].sum()
+    assert list(columns) == ["seq_lengths", "seq_index", "seq_start", "input_ids"]
+    assert columns["input_ids"].size == columns["seq_lengths"].sum()
     assert [columns[name].dtype for name in columns] == [np.int32, np.int64, np.int64, np.int32]
-    assert repr(row) == f"PackedRow({row.seq_lens.size} sequences, {row.input_ids.size} tokens)"
+    assert repr(row) == f"PackedRow({row.seq_lengths.size} sequences, {row.input_ids.size} tokens)"
     with pytest.raises(KeyError) as caught:
         row["labels"]
-    assert caught.value.args == ("no column 'labels'; there are: seq_lens, seq_index, seq_start, input_ids",)
+    assert caught.value.args == ("no column 'labels'; there are: seq_lengths, seq_index, seq_start, input_ids",)
 
 
 def test_an_index_only_dataset_says_where_the_tokens_are(tmp_path, pack):
     np.save(tmp_path / "a.npy", [3, 1, 2])
     pack(LengthsFile(tmp_path / "a.npy"), tmp_path / "out", index_only=True)
     row = nopad.open_packed(tmp_path / "out")[0]
-    assert row.position_ids.tolist() == [i for n in row.seq_lens for i in range(n)]
+    assert row.position_ids.tolist() == [i for n in row.seq_lengths for i in range(n)]
     with pytest.raises(KeyError) as caught:
         row.input_ids  # noqa: B018
     assert caught.value.args == (
-        "no column 'input_ids'; there are: seq_lens, seq_index; an index-only dataset leaves the tokens in its source",
+        "no column 'input_ids'; there are: seq_lengths, seq_index; "
+        "an index-only dataset leaves the tokens in its source",
     )
 
 

@@ -46,7 +46,7 @@ def check(folder, shards, packs, columns) -> None:
     rows = [(shard, row) for shard in shards for row in pq.read_table(folder / shard.file).to_pylist()]
     assert len(rows) == len(packs)
     for members, (_, row) in zip(packs, rows, strict=True):
-        assert row["seq_lens"] == columns.lengths[members].tolist()
+        assert row["seq_lengths"] == columns.lengths[members].tolist()
         assert row["seq_index"] == columns.record[members].tolist()
         if columns.start is not None:
             assert row["seq_start"] == columns.start[members].tolist()
@@ -56,8 +56,8 @@ def check(folder, shards, packs, columns) -> None:
     for shard in shards:
         mine = [row for other, row in rows if other is shard]
         assert shard.packs == len(mine)
-        assert shard.sequences == sum(len(row["seq_lens"]) for row in mine)
-        assert shard.tokens == sum(sum(row["seq_lens"]) for row in mine)
+        assert shard.sequences == sum(len(row["seq_lengths"]) for row in mine)
+        assert shard.tokens == sum(sum(row["seq_lengths"]) for row in mine)
         assert shard.bytes == (folder / shard.file).stat().st_size
         assert shard.sha256 == sha256_file(folder / shard.file)
 

@@ -17,7 +17,7 @@ import pytest
 from nopad import open_packed, pack_corpus, verify
 from nopad.corpus import CorpusOptions, open_source, sequences
 from nopad.corpus.objects import DatasetSource, DictSource
-from nopad.errors import OptionError, OutputExistsError
+from nopad.errors import OutputExistsError
 from nopad.store import PackOptions
 
 N = 10_000
@@ -184,9 +184,9 @@ def test_every_value_of_every_column_is_there(rows, expected):
     }
     seen = 0
     for row in open_packed(folder):
-        ends = np.cumsum(row.seq_lens)
+        ends = np.cumsum(row.seq_lengths)
         for at, record in enumerate(row.seq_index.tolist()):
-            piece = slice(int(ends[at] - row.seq_lens[at]), int(ends[at]))
+            piece = slice(int(ends[at] - row.seq_lengths[at]), int(ends[at]))
             found = {
                 "input_ids": row.input_ids[piece].tolist(),
                 "labels": row["labels"][piece].tolist(),
@@ -247,9 +247,9 @@ def test_pieces_of_split_records_keep_their_columns(rows, tmp_path):
     pack_corpus(DictSource(rows[:500]), tmp_path / "packed", options)
     seen = {at: [] for at in range(500)}
     for row in open_packed(tmp_path / "packed"):
-        ends = np.cumsum(row.seq_lens)
+        ends = np.cumsum(row.seq_lengths)
         for at, (record, start) in enumerate(zip(row.seq_index.tolist(), row.seq_start.tolist(), strict=True)):
-            piece = slice(int(ends[at] - row.seq_lens[at]), int(ends[at]))
+            piece = slice(int(ends[at] - row.seq_lengths[at]), int(ends[at]))
             seen[record].append((start, row["labels"][piece].tolist(), row["name"][at]))
     for record, pieces in seen.items():
         assert [label for _, labels, _ in sorted(pieces) for label in labels] == rows[record]["labels"]
@@ -260,7 +260,7 @@ def test_pieces_of_split_records_keep_their_columns(rows, tmp_path):
 def test_truncated_records_keep_their_columns(rows, tmp_path):
     pack_corpus(DictSource(rows[:500]), tmp_path / "packed", CorpusOptions(capacity=16, over_long="truncate"))
     row = open_packed(tmp_path / "packed")[0]
-    first = int(row.seq_lens[0])
+    first = int(row.seq_lengths[0])
     assert row["labels"][:first].tolist() == rows[row.seq_index[0]]["labels"][:first]
     assert verify(tmp_path / "packed", source=DictSource(rows[:500])) == []
 
@@ -316,19 +316,3 @@ def test_other_columns_are_another_job(rows, tmp_path):
     pack_corpus(open_source(rows[:50]), tmp_path / "packed", CorpusOptions(capacity=CAPACITY))
     with pytest.raises(OutputExistsError, match=r"carry was auto, now \['label'\]"):
         pack_corpus(open_source(rows[:50], carry=["label"]), tmp_path / "packed", CorpusOptions(capacity=CAPACITY))
-
-
-def test_columns_named_as_trl_does(rows, tmp_path):
-    options, packing = CorpusOptions(capacity=CAPACITY), PackOptions(columns="trl")
-    made = pack_corpus(DictSource(rows[:200]), tmp_path / "packed", options, packing=packing)
-    assert verify(tmp_path / "packed", source=DictSource(rows[:200])) == []
-    loaded = datasets.load_dataset(
-        "parquet", data_dir=str(tmp_path / "packed" / "shards"), split="train", cache_dir=str(tmp_path / "hf")
-    )
-    assert "seq_lens" not in loaded.column_names
-    for theirs, ours in zip(loaded, open_packed(tmp_path / "packed"), strict=True):
-        assert sum(theirs["seq_lengths"]) == len(theirs["input_ids"]) == len(theirs["labels"])
-        assert theirs["seq_lengths"] == ours.seq_lens.tolist() == ours["seq_lens"].tolist()
-    assert made.lens_column == "seq_lengths"
-    with pytest.raises(OptionError, match="unknown columns 'hf'; they are named as nopad or trl does"):
-        PackOptions(columns="hf")

@@ -1,4 +1,4 @@
-"""A dataset packed with `columns="trl"` goes straight into TRL's trainer: one step, with positions that restart."""
+"""A packed dataset goes straight into TRL's trainer: one step, with positions that restart."""
 
 from __future__ import annotations
 
@@ -50,14 +50,13 @@ def trainer_of():
 @pytest.mark.parametrize("form", ["shards", "object"])
 def test_one_step(trainer_of, tmp_path, form):
     if form == "shards":
-        packing = nopad.PackOptions(columns="trl")
         source = nopad.open_source(ROWS)
-        nopad.pack_corpus(source, tmp_path / "packed", nopad.CorpusOptions(capacity=32), packing=packing)
+        nopad.pack_corpus(source, tmp_path / "packed", nopad.CorpusOptions(capacity=32))
         files = str(tmp_path / "packed" / "shards")
         dataset = datasets.load_dataset("parquet", data_dir=files, split="train", cache_dir=str(tmp_path / "cache"))
     else:
         packs = nopad.pack([len(row["input_ids"]) for row in ROWS], capacity=32)
-        dataset = packs.to_dataset(datasets.Dataset.from_list(ROWS), columns="trl")
+        dataset = nopad.to_dataset(packs, datasets.Dataset.from_list(ROWS))
     trainer = trainer_of(dataset, tmp_path / "out")
     batch = next(iter(trainer.get_train_dataloader()))
     lens = batch["cu_seq_lens_q"].diff().tolist()

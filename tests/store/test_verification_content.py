@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import nopad
-from nopad.corpus import IterableSource
+from nopad.corpus import IterableSource, LengthsFile
 from nopad.errors import OptionError
 from nopad.files import sha256_file
-from nopad.store import LengthsFile, Manifest
+from nopad.store import Manifest
 
 CHECKSUM = "the packs hold other sequences than were packed: checksum "
 PLAN_LENGTHS = "the lengths in the packs are not those that plan.json covers"
@@ -127,13 +127,13 @@ def change_table(first_shard, edit_manifest):
 
 def test_lengths_that_do_not_add_up_to_the_tokens(dataset, change_table, source):
     def change(table):
-        lens = table["seq_lens"].to_pylist()
+        lens = table["seq_lengths"].to_pylist()
         lens[2][0] += 10_000
         return table.set_column(0, table.schema.field(0), pa.array(lens, type=table.schema.field(0).type))
 
     change_table(dataset, change)
     problems = nopad.verify(dataset, source=source)
-    assert problems[0].startswith("pack 2: seq_lens add up to 100")
+    assert problems[0].startswith("pack 2: seq_lengths add up to 100")
     assert PLAN_LENGTHS in problems
 
 

@@ -24,7 +24,7 @@ from nopad.auditing.verdict import Verdict
 from nopad.errors import OptionError
 from nopad.model.backends import BACKENDS
 from nopad.model.safety import bare, is_packed, packed, state_of, unpacked
-from nopad.planning.algorithm import BOOLEAN, Option
+from nopad.options import BOOLEAN, Option
 
 __all__ = ["audit"]
 

@@ -123,7 +123,7 @@ def _lengths_in_source_order(out: Path) -> NDArray[np.int32]:
     blocks = [block.sequences for block in dataset.iter_blocks(range(dataset.blocks))]
     columns = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
     start = columns.get("seq_start", np.zeros(columns["seq_index"].size))
-    lengths: NDArray[np.int32] = columns["seq_lens"][np.lexsort((start, columns["seq_index"]))]
+    lengths: NDArray[np.int32] = columns["seq_lengths"][np.lexsort((start, columns["seq_index"]))]
     return lengths
 
 

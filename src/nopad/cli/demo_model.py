@@ -37,7 +37,7 @@ def embedding_lines(path: Path) -> Iterator[str]:
     try:
         import torch  # noqa: F401
 
-        from nopad.model import Embedder
+        from nopad.tasks import Embedder
 
         embedder = Embedder.from_folder()
     except (ImportError, MissingExtraError):

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.corpus import CorpusOptions, Source, Tokenizer, load_tokenizer, open_source, sequences
+from nopad.corpus import CorpusOptions, LengthsFile, Source, Tokenizer, load_tokenizer, open_source, sequences
 from nopad.corpus.hub import HUB
 from nopad.corpus.remote import is_url
 from nopad.errors import OptionError, SourceError
 from nopad.histogram import Histogram, read_histogram
-from nopad.store import LengthsFile, Monitor
+from nopad.store import Monitor
 
 __all__ = ["Given", "read_given"]
 

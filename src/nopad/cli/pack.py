@@ -33,11 +33,11 @@ from nopad.cli.options import (
     parse_weights,
 )
 from nopad.cli.render import console, outcome
-from nopad.corpus import CorpusOptions, Source, load_tokenizer, open_source
+from nopad.corpus import CorpusOptions, LengthsFile, Source, load_tokenizer, open_source
 from nopad.corpus.mixture import NAME
 from nopad.errors import OptionError
 from nopad.planning import ALGORITHMS, Plan
-from nopad.store import LengthsFile, Manifest, PackOptions, pack_corpus
+from nopad.store import Manifest, PackOptions, pack_corpus
 from nopad.store.manifest import MANIFEST, PLAN, split_folders
 from nopad.store.shards import SHARD_TOKENS
 
@@ -81,9 +81,6 @@ def pack(
     shard_tokens: Annotated[
         int, typer.Option("--shard-tokens", metavar="N", help="About how many tokens a file holds.")
     ] = SHARD_TOKENS,
-    columns: Annotated[
-        str, typer.Option("--columns", metavar="NAMES", help="trl: name the column of lengths as TRL does.")
-    ] = "nopad",
     tokenizer: TokenizerSpec = None,
     over_long: OverLong = "error",
     empty: EmptyPolicy = "skip",
@@ -130,7 +127,6 @@ def pack(
         arrival_window=arrival_window,
         options=parse_options(option),
         shard_tokens=shard_tokens,
-        columns=columns,
         weights=parse_weights(weight),
         validation=parse_share(validation),
     )

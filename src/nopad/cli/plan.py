@@ -28,13 +28,14 @@ from nopad.cli.options import (
 )
 from nopad.cli.render import console, describe_bound, describe_histogram, plan_table
 from nopad.errors import OptionError
+from nopad.options import check_sizes
 from nopad.planning import ALGORITHMS, Plan
 from nopad.planning.comparison import DEPTHS, compare
 from nopad.planning.front import (
     ARRIVAL_ALGORITHMS,
     MAX_DRAWN,
     QUICK_ALGORITHMS,
-    check_options,
+    check_algorithm,
     complete_options,
     quick_algorithms,
 )
@@ -112,7 +113,8 @@ def plan(
     depths = [parse_depth(text) for text in depth] if depth else list(DEPTHS)
     _check_output(output, len(algorithms), len(depths))
     for name in algorithms:
-        check_options(1 if capacity is None else capacity, None, name, seed)
+        check_sizes(1 if capacity is None else capacity, None, seed)
+        check_algorithm(name)
         complete_options(name, options)
     with Bars() as monitor:
         given = read_given(

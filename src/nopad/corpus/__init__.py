@@ -6,6 +6,7 @@
 
 from nopad.corpus.arrays import ArrayFolder
 from nopad.corpus.discover import open_source
+from nopad.corpus.lengths import LengthsFile
 from nopad.corpus.objects import DatasetSource, DictSource
 from nopad.corpus.options import CorpusOptions, Counts, Empty, OnBadRecord, OverLong
 from nopad.corpus.pipeline import Group, SequenceBatch, sequences
@@ -28,6 +29,7 @@ __all__ = [
     "Empty",
     "Group",
     "IterableSource",
+    "LengthsFile",
     "OnBadRecord",
     "OverLong",
     "Record",

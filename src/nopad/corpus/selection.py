@@ -19,7 +19,7 @@ __all__ = ["Reading", "Selection", "is_list", "is_string", "select"]
 
 MASK = "attention_mask"
 # what nopad itself writes
-RESERVED = ("input_ids", "seq_lens", "seq_lengths", "seq_index", "seq_start", "seq_source")
+RESERVED = ("input_ids", "seq_lengths", "seq_index", "seq_start", "seq_source")
 
 
 @dataclass(frozen=True, kw_only=True)

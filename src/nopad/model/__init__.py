@@ -9,8 +9,6 @@ except ImportError as error:
     raise MissingExtraError(f"running models needs {error.name}: pip install 'nopad[torch]'") from error
 
 from nopad.model.compiled import static_inputs
-from nopad.model.embedding import Embedder, embed
 from nopad.model.safety import is_packed, packed, unpacked
-from nopad.model.scores import sequence_logprobs
 
-__all__ = ["Embedder", "embed", "is_packed", "packed", "sequence_logprobs", "static_inputs", "unpacked"]
+__all__ = ["is_packed", "packed", "static_inputs", "unpacked"]

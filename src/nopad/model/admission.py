@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from nopad.batch.layout import Layout
 from nopad.errors import BatchError
-from nopad.layout import Layout
 from nopad.model.families import Family
 
 __all__ = ["check_call", "check_layout", "device_of", "positions_of"]
@@ -58,7 +58,7 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout) -
         )
     limit = positions_of(model.config, family)
     if limit is not None and layout.max_seqlen > limit:
-        at = int(layout.order[layout.seq_lens.argmax()])
+        at = int(layout.order[layout.seq_lengths.argmax()])
         raise BatchError(
             f"sequence {at} has {layout.max_seqlen} tokens, and {type(model).__name__} has {limit} positions; "
             "truncate it or split it"

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nopad.batch.device import carried_by
 from nopad.errors import UnsupportedModelError
 from nopad.model.backends import BACKENDS
 from nopad.model.backends.core import Heads, attend
 from nopad.model.backends.mask import block_mask
-from nopad.model.placement import carried_by
 
 __all__ = ["NAME", "begin", "end", "packed_attention", "register", "tell", "watched"]
 

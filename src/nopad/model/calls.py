@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nopad.model.placement import Placement
+from nopad.batch.device import Placement
 
 __all__ = ["Call", "Calls", "Static", "bound", "parameters"]
 

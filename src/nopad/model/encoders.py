@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nopad.batch.device import ATTRIBUTE, Placement, carried_by
 from nopad.errors import BatchError
 from nopad.model import attention
 from nopad.model.backends.core import Heads
@@ -18,7 +19,6 @@ from nopad.model.backends.mask import block_mask
 from nopad.model.backends.repack import padded_mask
 from nopad.model.calls import bound
 from nopad.model.families import Family
-from nopad.model.placement import ATTRIBUTE, Placement, carried_by
 
 __all__ = ["encoder_mask", "hook_encoder"]
 

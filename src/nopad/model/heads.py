@@ -20,7 +20,7 @@ from nopad.model.calls import Call
 from nopad.model.families import Family
 
 if TYPE_CHECKING:
-    from nopad.model.placement import Placement
+    from nopad.batch.device import Placement
 
 __all__ = ["Causal", "Head", "head_of", "pooled"]
 

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nopad.batch.device import Cross, Placement, is_static, place
+from nopad.batch.guard import PackedMask, layout_of
 from nopad.errors import BatchError, OptionError, UnsupportedModelError
 from nopad.model import attention
 from nopad.model.admission import check_call, device_of
@@ -29,9 +31,7 @@ from nopad.model.encoders import encoder_mask, hook_encoder
 from nopad.model.families import Family, family_of
 from nopad.model.heads import Head, head_of
 from nopad.model.linear import FastLinear
-from nopad.model.placement import Cross, Placement, is_static, place
-from nopad.planning.algorithm import Option
-from nopad.sentinel import PackedMask, layout_of
+from nopad.options import Option
 
 __all__ = ["bare", "is_packed", "packed", "part_of", "state_of", "unpacked"]
 

@@ -1,4 +1,4 @@
-"""Best-fit decreasing in compiled form: equal packs move together as one class, as in `nopad.planning.rooms`.
+"""Best-fit decreasing in compiled form: equal packs move together as one class, as in `nopad.planning.open_packs`.
 
 Plain arrays in and out, no policy, callers validate. A class is a row of `classes`: how many packs, which content, how
 many sequences each, and the next class on the stack of its room. A content is a row of `contents`: the content below

@@ -17,6 +17,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from nopad._kernels import GOLDEN, mix
+
 
 @njit(cache=True, nogil=True)
 def pack_bounds(pack_of: NDArray[Any], indptr: NDArray[Any]) -> None:
@@ -298,3 +300,32 @@ def harmonic(lengths: NDArray[Any], capacity: int, depth: int, k: int, pack_of: 
         room[j] -= length
         places[j] -= 1
     return packs
+
+
+@njit(cache=True, nogil=True)
+def next_fit(lengths: NDArray[Any], capacity: int, depth: int, indptr: NDArray[Any]) -> int:
+    """Cut the arrival order into packs; fill `indptr` (room for n + 1) and return the number of packs."""
+    packs, tokens, members = 0, 0, 0
+    indptr[0] = 0
+    for i in range(lengths.shape[0]):
+        if members > 0 and (tokens + lengths[i] > capacity or members == depth):
+            packs += 1
+            indptr[packs] = i
+            tokens, members = 0, 0
+        tokens += lengths[i]
+        members += 1
+    if members > 0:
+        packs += 1
+        indptr[packs] = lengths.shape[0]
+    return packs
+
+
+@njit(cache=True, nogil=True)
+def multiset_keys(indptr: NDArray[Any], sequence: NDArray[Any], lengths: NDArray[Any], keys: NDArray[Any]) -> None:
+    """keys[p] = sum of a hash of each member's length: equal for packs of equal lengths, in any order."""
+    for p in range(indptr.shape[0] - 1):
+        total = np.uint64(0)
+        for i in range(indptr[p], indptr[p + 1]):
+            # Two rounds: a single mix(2x) is often 2 * mix(x), so [73, 73] and [146] would share a key.
+            total += mix(mix(np.uint64(lengths[sequence[i]]) * GOLDEN) + GOLDEN)
+        keys[p] = total

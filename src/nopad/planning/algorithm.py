@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from nopad.errors import OptionError
+from nopad.options import Option
 from nopad.planning.certificate import Certificate
 
-__all__ = ["BOOLEAN", "Algorithm", "Option", "Planned", "Strategies"]
+__all__ = ["Algorithm", "Planned", "Strategies"]
 
 Strategies: TypeAlias = "list[tuple[int, tuple[int, ...]]]"
 
@@ -35,46 +36,6 @@ class Planned:
     certificate: Certificate | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Option:
-    """An option of an algorithm.
-
-    Attributes:
-        default: its value when not given.
-        choices: the values allowed, or None: an integer from `low` to `high`.
-        none: None is allowed as well (for integers).
-        help: one line for the documentation and the command line.
-    """
-
-    default: Any
-    help: str
-    choices: tuple[Any, ...] | None = None
-    low: int = 1
-    high: int = 2**31 - 1
-    none: bool = False
-
-    def check(self, name: str, value: Any) -> Any:
-        """Return `value` as a plain Python value, or refuse it.
-
-        Raises:
-            OptionError: naming the value and what is allowed.
-        """
-        if value is None and self.none:
-            return None
-        if self.choices is not None:
-            if any(type(value) is type(choice) and value == choice for choice in self.choices):
-                return value
-            raise OptionError(f"{name} must be one of {', '.join(map(repr, self.choices))}, got {value!r}")
-        number = value if isinstance(value, int) else getattr(value, "item", lambda: value)()
-        if type(number) is not int or not self.low <= number <= self.high:
-            also = " or None" if self.none else ""
-            raise OptionError(f"{name} must be an integer from {self.low} to {self.high}{also}, got {value!r}")
-        return number
-
-
-BOOLEAN = (True, False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from nopad.errors import LengthError, OptionError
 from nopad.histogram import Histogram
+from nopad.options import Option
 from nopad.packs import Packs
-from nopad.planning.algorithm import Option, Strategies
+from nopad.planning.algorithm import Strategies
 from nopad.planning.bounds import Bound, lower_bound
 from nopad.planning.certificate import Certificate
 from nopad.planning.granularity import rounded_histogram

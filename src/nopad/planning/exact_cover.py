@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from nopad.planning.algorithm import Strategies
-from nopad.planning.rooms import Content, OpenPacks
+from nopad.planning.open_packs import Content, OpenPacks
 
 __all__ = ["OverCover", "fill", "fit_remainder", "over_cover", "pad_remainder", "take_complete"]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from nopad.histogram import Histogram
-from nopad.planning.rooms import Content, lengths_of
+from nopad.planning.open_packs import Content, lengths_of
 
 __all__ = ["ffd"]
 

@@ -19,9 +19,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from nopad import random
 from nopad.errors import LengthError, OptionError
-from nopad.histogram import MAX_LENGTH, Histogram, as_lengths, exact_sum
+from nopad.histogram import Histogram, as_lengths, exact_sum
+from nopad.options import BOOLEAN, Option, check_sizes
 from nopad.packs import Packs
-from nopad.planning.algorithm import BOOLEAN, Algorithm, Option, Planned
+from nopad.planning.algorithm import Algorithm, Planned
 from nopad.planning.best_fit import best_fit
 from nopad.planning.conditions import (
     CONDITIONS,
@@ -46,7 +47,7 @@ from nopad.planning.plan import Plan
 from nopad.planning.sort import sort
 from nopad.planning.spfhp import spfhp
 
-__all__ = ["ALGORITHMS", "check_options", "plan", "summarise"]
+__all__ = ["ALGORITHMS", "check_algorithm", "plan", "summarise"]
 
 _SEARCH = {
     "seconds": Option(default=None, none=True, help="stop after so many seconds; the plan then depends on the machine"),
@@ -138,7 +139,8 @@ def plan(
     >>> nopad.plan([5, 3, 4, 2, 8], capacity=8, algorithm="spfhp").packs
     3
     """
-    capacity, depth = check_options(capacity, depth, algorithm, seed)
+    capacity, depth = check_sizes(capacity, depth, seed)
+    check_algorithm(algorithm)
     own, conditions = complete_options(algorithm, options)
     given = histogram_or_lengths
     histogram = given if isinstance(given, Histogram) else Histogram.from_lengths(as_lengths(given, capacity))
@@ -247,9 +249,10 @@ def summarise(
 ) -> Plan:
     """Return the plan that describes finished packs: their distinct strategies and how often each occurs."""
     from nopad import _kernels
+    from nopad.planning import _fit_kernels
 
     keys = np.empty(len(packs), dtype=np.uint64)
-    _kernels.multiset_keys(packs.indptr, packs.sequence, lengths, keys)
+    _fit_kernels.multiset_keys(packs.indptr, packs.sequence, lengths, keys)
     keys, first, counts = np.unique(keys, return_index=True, return_counts=True)
     distinct = packs.take(first)
     indptr = distinct.indptr.astype(np.int64)
@@ -276,27 +279,16 @@ def summarise(
     return made
 
 
-def check_options(capacity: int, depth: int | None, algorithm: str, seed: int) -> tuple[int, int | None]:
-    """Refuse option values that mean nothing, before any work; return capacity and depth as Python integers.
+def check_algorithm(algorithm: str) -> None:
+    """Refuse a name that no algorithm has.
 
     Raises:
-        OptionError: naming the value, what is allowed, and for an unknown algorithm the nearest name.
+        OptionError: with the nearest names.
     """
-    for name, value, low, high in (
-        ("capacity", capacity, 1, MAX_LENGTH),
-        ("depth", depth, 1, MAX_LENGTH),
-        ("seed", seed, 0, 2**64 - 1),
-    ):
-        if name == "depth" and value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:
-            hint = " (None for unlimited)" if name == "depth" else ""
-            raise OptionError(f"{name} must be an integer from {low} to {high}{hint}, got {value!r}")
     if algorithm not in ALGORITHMS:
         near = difflib.get_close_matches(str(algorithm).lower(), ALGORITHMS, n=2)
         meant = f"; did you mean {' or '.join(near)}?" if near else ""
         raise OptionError(f"unknown algorithm {algorithm!r}{meant} (there are: {', '.join(ALGORITHMS)})")
-    return int(capacity), None if depth is None else int(depth)
 
 
 def _drawn_order(histogram: Histogram, algorithm: str, seed: int) -> NDArray[np.int32]:

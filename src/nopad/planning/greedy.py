@@ -21,9 +21,9 @@ def greedy(lengths: NDArray[np.int32], capacity: int, depth: int | None) -> Pack
     >>> [p.tolist() for p in greedy(np.array([5, 4, 3, 2, 2], dtype=np.int32), 8, None)]
     [[0], [1, 2], [3, 4]]
     """
-    from nopad import _kernels
+    from nopad.planning import _fit_kernels
 
     dtype = index_dtype(lengths.size)
     indptr = np.empty(lengths.size + 1, dtype=dtype)
-    packs = _kernels.next_fit(lengths, capacity, lengths.size + 1 if depth is None else depth, indptr)
+    packs = _fit_kernels.next_fit(lengths, capacity, lengths.size + 1 if depth is None else depth, indptr)
     return Packs(capacity, depth, indptr[: packs + 1].copy(), np.arange(lengths.size, dtype=dtype))

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.histogram import Histogram
-from nopad.planning.algorithm import BOOLEAN, Option, Planned, Strategies
+from nopad.options import BOOLEAN, Option
+from nopad.planning.algorithm import Planned, Strategies
 from nopad.planning.enumeration import check_size, full_strategies, packing_matrix
 from nopad.planning.exact_cover import fill, fit_remainder, over_cover, pad_remainder, take_complete
 from nopad.planning.granularity import real_strategies, rounded_histogram, whole_capacity

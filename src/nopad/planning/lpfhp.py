@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from nopad.histogram import Histogram
 from nopad.planning.arrival import empty_set, empty_table
-from nopad.planning.rooms import OpenPacks
+from nopad.planning.open_packs import OpenPacks
 
 __all__ = ["best_fit_decreasing", "lpfhp"]
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from nopad.histogram import Histogram
 from nopad.planning.ffd import ffd
-from nopad.planning.rooms import Content, lengths_of
+from nopad.planning.open_packs import Content, lengths_of
 
 __all__ = ["mffd"]
 

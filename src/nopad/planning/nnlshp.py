@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.histogram import Histogram
-from nopad.planning.algorithm import Option, Planned
+from nopad.options import Option
+from nopad.planning.algorithm import Planned
 from nopad.planning.least_squares import OPTIONS, Choices, System, least_squares
 
 __all__ = ["NNLSHP_OPTIONS", "nnlshp"]

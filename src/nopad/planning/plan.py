@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from nopad.errors import FormatError, OptionError
 from nopad.files import write_atomic
-from nopad.histogram import MAX_LENGTH, Histogram, exact_sum
+from nopad.histogram import Histogram, exact_sum
+from nopad.options import MAX_LENGTH
 from nopad.planning.bounds import Bound
 from nopad.planning.certificate import Certificate
 from nopad.planning.conditions import CONDITIONS, bound_under, broken_conditions

@@ -11,7 +11,7 @@ Journal on Algebraic and Discrete Methods 2(2), 1981 (1.691 times the optimum, u
 from __future__ import annotations
 
 from nopad.histogram import Histogram
-from nopad.planning.rooms import Content, lengths_of
+from nopad.planning.open_packs import Content, lengths_of
 
 __all__ = ["sort"]
 

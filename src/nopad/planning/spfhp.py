@@ -11,7 +11,7 @@ section 3; worst-fit decreasing applied to a histogram.
 from __future__ import annotations
 
 from nopad.histogram import Histogram
-from nopad.planning.rooms import OpenPacks
+from nopad.planning.open_packs import OpenPacks
 
 __all__ = ["spfhp"]
 

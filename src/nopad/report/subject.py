@@ -184,7 +184,6 @@ def _pack_command(manifest: Manifest, out: str) -> str:
         "empty": "skip",
         "on_bad_record": "error",
         "text_unit": "file",
-        "columns": "nopad",
     }
     names = (*defaults, "text_field", "ids_field", "mask_field", "pad_id", "vocab_size", "arrival_window", "validation")
     for name in names:
@@ -238,7 +237,7 @@ def _real_packs(path: Path, manifest: Manifest) -> list[list[tuple[int, str]]]:
 
     wanted = np.unique(np.linspace(0, manifest.packs - 1, SHOWN_PACKS).astype(np.int64)).tolist()
     rows = [dataset[at] for at in wanted]
-    return _enough([list(zip(row.seq_lens.tolist(), which(row), strict=True)) for row in rows])
+    return _enough([list(zip(row.seq_lengths.tolist(), which(row), strict=True)) for row in rows])
 
 
 def _enough(packs: list[list[tuple[int, str]]]) -> list[list[tuple[int, str]]]:

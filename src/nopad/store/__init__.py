@@ -1,7 +1,7 @@
 """Packed datasets on disk: the job that writes them, their manifest, reading them back, and proving them."""
 
+from nopad.store.gathering import to_dataset
 from nopad.store.job import pack_corpus
-from nopad.store.lengths import LengthsFile
 from nopad.store.manifest import Manifest, Shard
 from nopad.store.monitor import Monitor, Silent
 from nopad.store.options import PackOptions
@@ -10,7 +10,6 @@ from nopad.store.verification import verify
 
 __all__ = [
     "Block",
-    "LengthsFile",
     "Manifest",
     "Monitor",
     "PackOptions",
@@ -20,5 +19,6 @@ __all__ = [
     "Silent",
     "open_packed",
     "pack_corpus",
+    "to_dataset",
     "verify",
 ]

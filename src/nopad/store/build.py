@@ -125,7 +125,7 @@ class Builder:
         self, made: Plan, columns: Columns, layout: Layout, shards: tuple[Shard, ...], known: Mapping[str, Any]
     ) -> Manifest:
         """Move the finished files into place and write the manifest last."""
-        from nopad import _kernels
+        from nopad.store import _kernels
 
         zeros = np.zeros(1, dtype=np.int64)
         start = np.broadcast_to(zeros, columns.record.shape) if columns.start is None else columns.start

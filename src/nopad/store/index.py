@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from nopad.arrow import write_arrow
 from nopad.errors import CorruptError
 from nopad.files import sha256_file
-from nopad.packs import Packs, write_arrow
+from nopad.packs import Packs
 from nopad.store.manifest import Shard
 from nopad.store.shards import Columns
 

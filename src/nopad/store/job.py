@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from nopad.corpus import CHAIN_START, CorpusOptions, Counts, Source, Tokenizer, chain, sequences
+from nopad.corpus.lengths import LengthsFile
 from nopad.errors import (
     InputError,
     InterruptedJobError,
@@ -26,11 +27,10 @@ from nopad.errors import (
     ResumeError,
 )
 from nopad.histogram import as_lengths
-from nopad.packs import LENGTHS
-from nopad.planning.front import check_options, complete_options
+from nopad.options import check_sizes
+from nopad.planning.front import check_algorithm, complete_options
 from nopad.store.build import Builder
 from nopad.store.choice import check_shares, choose
-from nopad.store.lengths import LengthsFile
 from nopad.store.manifest import POLICIES, SPLITS, Manifest, tool_versions
 from nopad.store.monitor import Monitor, Silent
 from nopad.store.options import PackOptions
@@ -88,7 +88,8 @@ def pack_corpus(
         tokenizer = None  # it would not be used, and must not stand in the manifest
     workspace = Workspace(Path(out))
     job = _Job(workspace, source, corpus, tokenizer, packing or PackOptions(), index_only, monitor or Silent())
-    check_options(corpus.capacity, job.packing.depth, job.packing.algorithm, job.packing.seed)
+    check_sizes(corpus.capacity, job.packing.depth, job.packing.seed)
+    check_algorithm(job.packing.algorithm)
     complete_options(job.packing.algorithm, job.packing.options)
     check_shares(job.packing.weights, job.packing.validation, source.parts)
     if job.is_finished():
@@ -169,7 +170,6 @@ class _Job:
                 **self.source.settings(),
                 "shard_tokens": self.packing.shard_tokens,
                 "arrival_window": self.packing.arrival_window,
-                "columns": self.packing.columns,
                 "weights": self.packing.weights and dict(self.packing.weights),
                 "validation": self.packing.validation or None,
                 "split": split,
@@ -181,7 +181,6 @@ class _Job:
     def run(self, commit_every_s: float) -> Manifest:
         """Do what is left to do; every step finds out by itself."""
         progress, columns = self._lengths() if isinstance(self.source, LengthsFile) else self._spool(commit_every_s)
-        columns = replace(columns, lens_name=LENGTHS[self.packing.columns])
         self._warn_of_padding(columns)
         counts = {name: progress.parts.get(name, Counts()) for name in self.source.parts}
         chosen = self._choose(columns, counts)

@@ -14,14 +14,13 @@ from typing import Any, Literal
 from nopad.corpus import Counts
 from nopad.errors import CorruptError, FormatError
 from nopad.files import write_atomic
-from nopad.packs import LENGTHS
 
 __all__ = ["MANIFEST", "PLAN", "POLICIES", "SPLITS", "Manifest", "Shard", "split_folders", "tool_versions"]
 
 MANIFEST = "nopad.json"
 PLAN = "plan.json"
 FORMAT = "nopad.packed"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SPLITS = ("train", "validation")  # folders of a job with a held-out share
 POLICIES = ("special_tokens", "over_long", "empty", "on_bad_record", "vocab_size")  # of CorpusOptions
 
@@ -85,11 +84,6 @@ class Manifest:
     tool_versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def lens_column(self) -> str:
-        """What the column of lengths is called in the shards."""
-        return LENGTHS[self.options.get("columns", "nopad")]
-
-    @property
     def efficiency(self) -> float:
         """Tokens / (packs x capacity), a fraction; 1.0 when empty."""
         return self.tokens / (self.packs * self.capacity) if self.packs else 1.0
@@ -127,7 +121,9 @@ class Manifest:
             raise FormatError(f'{path} is not the manifest of a packed dataset: it lacks "format": "{FORMAT}"')
         version = document.pop("format_version", None)
         if version != FORMAT_VERSION:
-            raise FormatError(f"{path} has format version {version!r}; this nopad reads {FORMAT_VERSION}")
+            raise FormatError(
+                f"{path} has format version {version!r}; this nopad reads {FORMAT_VERSION}: pack the source again"
+            )
         known = {f.name for f in fields(cls)}
         if set(document) != known:
             odd = sorted(set(document) ^ known)
@@ -157,7 +153,7 @@ def _soundness(m: Manifest) -> Iterator[tuple[str, bool]]:
         yield name, isinstance(getattr(m, name), str)
     yield "source", _has(m.source, "sha256", "records", "files", "bytes", "ignored", "left_out")
     yield "tokenizer", m.tokenizer is None or _has(m.tokenizer, "sha256", "vocab_size", "prefix", "suffix")
-    yield "options", _has(m.options, *POLICIES) and m.options.get("columns", "nopad") in LENGTHS
+    yield "options", _has(m.options, *POLICIES)
     yield "counts", _has(m.counts, *(f.name for f in fields(Counts))) and all(map(_is_count, m.counts.values()))
     yield "sources", isinstance(m.sources, list) and all(map(_is_part, m.sources))
     yield "columns", _has(m.columns) and bool(m.columns) == (m.kind == "packed")

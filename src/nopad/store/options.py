@@ -8,7 +8,6 @@ from typing import Any, get_args
 
 from nopad.assignment import Order
 from nopad.errors import OptionError
-from nopad.packs import LENGTHS
 from nopad.store.shards import SHARD_TOKENS
 
 __all__ = ["PackOptions"]
@@ -18,8 +17,7 @@ __all__ = ["PackOptions"]
 class PackOptions:
     """How sequences are packed; see `nopad.pack` for the meaning of each, `nopad.store.shards` for the file sizes.
 
-    `options` are those of the algorithm, and the conditions. `columns`: "trl" calls the column of lengths
-    ``seq_lengths``, as TRL does, instead of ``seq_lens``.
+    `options` are those of the algorithm, and the conditions.
 
     `weights`: shares of the tokens to train on, by name of source: any positive numbers. No record comes twice, so the
     source that is shortest for its weight is taken whole, and a part of the others (`nopad.store.choice`).
@@ -33,13 +31,10 @@ class PackOptions:
     arrival_window: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     shard_tokens: int = SHARD_TOKENS
-    columns: str = "nopad"
     weights: Mapping[str, float] | None = None
     validation: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.columns not in LENGTHS:
-            raise OptionError(f"unknown columns {self.columns!r}; they are named as {' or '.join(LENGTHS)} does")
         if self.order not in get_args(Order):
             raise OptionError(f"unknown order {self.order!r}; it is 'random' or 'source'")
         if type(self.shard_tokens) is not int or self.shard_tokens < 1:

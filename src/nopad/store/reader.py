@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad import random
+from nopad.arrow import list_parts
 from nopad.errors import CorruptError
-from nopad.packs import list_parts
 from nopad.store.index import read_index
 from nopad.store.manifest import Manifest
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Block", "PackedDataset", "PackedRow", "open_packed"]
 
 _AHEAD = 8
-_PER_SEQUENCE = ("seq_lens", "seq_index", "seq_start", "seq_source")
+_PER_SEQUENCE = ("seq_lengths", "seq_index", "seq_start", "seq_source")
 
 
 class Block:
@@ -40,7 +40,7 @@ class Block:
     Attributes:
         indptr: where each pack begins in the per-sequence columns; ``[packs + 1]``.
         token_indptr: where each pack begins in the per-token columns; ``[packs + 1]``.
-        sequences: per-sequence columns: ``seq_lens``, ``seq_index``, ``seq_start`` when records were split,
+        sequences: per-sequence columns: ``seq_lengths``, ``seq_index``, ``seq_start`` when records were split,
             ``seq_source`` when sources were named.
         tokens: per-token columns, without padding; none in an index-only dataset.
         bounds, token_bounds: the two index arrays as lists: slicing with their integers is three times as fast.
@@ -74,7 +74,7 @@ class PackedRow(Mapping[str, NDArray[Any]]):
     >>> with tempfile.TemporaryDirectory() as out:
     ...     _ = nopad.pack_corpus(IterableSource([[7, 8, 9], [5]]), out, CorpusOptions(capacity=4))
     ...     row = nopad.open_packed(out)[0]
-    ...     row.input_ids.tolist(), row.seq_lens.tolist(), row.position_ids.tolist(), row.sequence_ids.tolist()
+    ...     row.input_ids.tolist(), row.seq_lengths.tolist(), row.position_ids.tolist(), row.sequence_ids.tolist()
     ([7, 8, 9, 5], [3, 1], [0, 1, 2, 0], [1, 1, 1, 2])
     """
 
@@ -115,10 +115,10 @@ class PackedRow(Mapping[str, NDArray[Any]]):
     __hash__ = object.__hash__
 
     @property
-    def seq_lens(self) -> NDArray[np.int32]:
+    def seq_lengths(self) -> NDArray[np.int32]:
         """Length of each sequence in tokens; ``[sequences]``."""
         block, at = self._block, self._at
-        return block.sequences["seq_lens"][block.bounds[at] : block.bounds[at + 1]]
+        return block.sequences["seq_lengths"][block.bounds[at] : block.bounds[at + 1]]
 
     @property
     def seq_index(self) -> NDArray[np.int64]:
@@ -130,7 +130,7 @@ class PackedRow(Mapping[str, NDArray[Any]]):
         """Where each sequence begins in its record's content: 0 unless the record was split; ``[sequences]``."""
         if "seq_start" in self._block.sequences:
             return self["seq_start"]
-        return np.zeros(self.seq_lens.size, dtype=np.int64)
+        return np.zeros(self.seq_lengths.size, dtype=np.int64)
 
     @property
     def input_ids(self) -> NDArray[np.int32]:
@@ -143,20 +143,20 @@ class PackedRow(Mapping[str, NDArray[Any]]):
     @property
     def cu_seqlens(self) -> NDArray[np.int32]:
         """Cumulative lengths with a leading 0; int32 ``[sequences + 1]``."""
-        out = np.zeros(self.seq_lens.size + 1, dtype=np.int32)
-        np.cumsum(self.seq_lens, out=out[1:])
+        out = np.zeros(self.seq_lengths.size + 1, dtype=np.int32)
+        np.cumsum(self.seq_lengths, out=out[1:])
         return out
 
     @property
     def position_ids(self) -> NDArray[np.int32]:
         """Position of each token in its sequence, from 0; int32 ``[tokens]``."""
         bounds = self.cu_seqlens
-        return np.arange(bounds[-1], dtype=np.int32) - np.repeat(bounds[:-1], self.seq_lens)
+        return np.arange(bounds[-1], dtype=np.int32) - np.repeat(bounds[:-1], self.seq_lengths)
 
     @property
     def sequence_ids(self) -> NDArray[np.int32]:
         """Number of each token's sequence in the pack, from 1 (0 is padding's); int32 ``[tokens]``."""
-        return np.repeat(np.arange(1, self.seq_lens.size + 1, dtype=np.int32), self.seq_lens)
+        return np.repeat(np.arange(1, self.seq_lengths.size + 1, dtype=np.int32), self.seq_lengths)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle this row alone, not the block it is a view into."""
@@ -171,7 +171,7 @@ class PackedRow(Mapping[str, NDArray[Any]]):
 
     def __repr__(self) -> str:
         """One line."""
-        return f"PackedRow({self.seq_lens.size} sequences, {int(self.seq_lens.sum())} tokens)"
+        return f"PackedRow({self.seq_lengths.size} sequences, {int(self.seq_lengths.sum())} tokens)"
 
 
 def open_packed(path: str | Path, *, cached_blocks: int = 16) -> PackedDataset:
@@ -338,8 +338,7 @@ class PackedDataset:
             name = self.path / self.manifest.shards[file].file
             raise CorruptError(f"{name} has no column {missing[0]}; see `nopad verify`")
         parts = {name: list_parts(table.column(name).combine_chunks()) for name in table.column_names}
-        parts["seq_lens"] = parts.pop(self.manifest.lens_column)
-        indptr = parts["seq_lens"][0]
+        indptr = parts["seq_lengths"][0]
         per_sequence = [*_PER_SEQUENCE, *(name for name, per in self.manifest.carried.items() if per == "sequence")]
         sequences = {name: parts.pop(name)[1] for name in per_sequence if name in parts}
         token_indptr = next(iter(parts.values()))[0]
@@ -367,7 +366,7 @@ class PackedDataset:
         rows = self.manifest.rows_per_group
         chosen = packs[number * rows : (number + 1) * rows]
         sequences = {
-            "seq_lens": columns.lengths[chosen.sequence].astype(np.int32),
+            "seq_lengths": columns.lengths[chosen.sequence].astype(np.int32),
             "seq_index": columns.record[chosen.sequence],
         }
         if columns.start is not None:

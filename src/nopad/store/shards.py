@@ -21,10 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from nopad import _kernels
+from nopad.arrow import list_array
 from nopad.corpus.selection import is_string
 from nopad.files import preparing, replacing, sha256_file
-from nopad.packs import Packs, list_array
+from nopad.packs import Packs
+from nopad.store import _kernels
 from nopad.store.manifest import Shard
 
 __all__ = ["Columns", "Layout", "write_shards"]
@@ -53,7 +54,6 @@ class Columns:
         tokens: per-token columns, name -> flat array, usually memory-mapped.
         values: per-sequence columns that ride along, name -> Arrow array ``[n]``.
         source: number of the source that each comes from, where they are named; int32 ``[n]``.
-        lens_name: what the column of lengths is called in the shards.
     """
 
     lengths: NDArray[np.int32]
@@ -63,7 +63,6 @@ class Columns:
     tokens: Mapping[str, NDArray[Any]]
     values: Mapping[str, pa.Array] = field(default_factory=dict)
     source: NDArray[np.int32] | None = None
-    lens_name: str = "seq_lens"
 
     def take(self, chosen: NDArray[np.int64]) -> Columns:
         """Return the sequences of these numbers; the token columns stay as they are."""
@@ -79,7 +78,7 @@ class Columns:
 
     def schema(self) -> pa.Schema:
         """Return the Arrow schema of a shard; nothing in it is nullable."""
-        kinds = {self.lens_name: pa.int32(), "seq_index": pa.int64()}
+        kinds = {"seq_lengths": pa.int32(), "seq_index": pa.int64()}
         if self.start is not None:
             kinds["seq_start"] = pa.int64()
         if self.source is not None:
@@ -224,7 +223,7 @@ def gather(packs: Packs, columns: Columns, schema: pa.Schema, scratch: dict[str,
     lengths = columns.lengths[packs.sequence]
     indptr = packs.indptr.astype(np.int32)
     ends = np.concatenate([[0], np.cumsum(lengths)])[indptr].astype(np.int32)
-    lists = {columns.lens_name: (indptr, lengths), "seq_index": (indptr, columns.record[packs.sequence])}
+    lists = {"seq_lengths": (indptr, lengths), "seq_index": (indptr, columns.record[packs.sequence])}
     if columns.start is not None:
         lists["seq_start"] = (indptr, columns.start[packs.sequence])
     if columns.source is not None:

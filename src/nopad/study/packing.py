@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from nopad.errors import OptionError
-from nopad.histogram import MAX_LENGTH, Histogram
+from nopad.histogram import Histogram
+from nopad.options import MAX_LENGTH
 from nopad.planning import Plan, plan
 from nopad.planning.enumeration import full_strategies, packing_matrix, strategy_count
 from nopad.study.published import EFFICIENCY, FACTOR, MATRIX_OF_TABLE_4, STRATEGY_COUNTS, Row, Table

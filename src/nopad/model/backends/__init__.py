@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from nopad.batch.device import Cross, Placement
 from nopad.model.backends.core import Heads
 from nopad.model.backends.flex import flex
 from nopad.model.backends.mask import mask
 from nopad.model.backends.repack import repack
 from nopad.model.backends.segments import segments
 from nopad.model.backends.varlen import varlen
-from nopad.model.placement import Cross, Placement
 
 __all__ = ["BACKENDS", "Backend"]
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nopad.batch.device import Cross, Placement
 from nopad.errors import BatchError
 from nopad.model.backends.core import Heads
-from nopad.model.placement import Cross, Placement
 
 __all__ = ["flex"]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nopad.batch.device import Cross, Placement
 from nopad.errors import BatchError
 from nopad.model.backends.core import Heads, allowed, attend
-from nopad.model.placement import Cross, Placement
 
 __all__ = ["block_mask", "mask"]
 

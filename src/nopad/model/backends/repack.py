@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from nopad.batch.device import Cross, Placement
 from nopad.model.backends.core import Heads, allowed, attend
-from nopad.model.placement import Cross, Placement
 
 __all__ = ["padded_mask", "repack"]
 

@@ -12,8 +12,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from nopad.batch.device import Cross, Placement
 from nopad.model.backends.core import Heads, allowed, attend
-from nopad.model.placement import Cross, Placement
 
 __all__ = ["segments"]
 

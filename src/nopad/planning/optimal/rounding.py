@@ -12,10 +12,10 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
+from nopad.planning.open_packs import OpenPacks
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.master import Master, SolverError
 from nopad.planning.optimal.pricing import SCALE, Items, Pattern, price
-from nopad.planning.rooms import OpenPacks
 
 __all__ = ["Packing", "as_values", "best_fit", "dive", "fill_demand"]
 

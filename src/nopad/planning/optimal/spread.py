@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from nopad.histogram import Histogram
 from nopad.planning.algorithm import Strategies
-from nopad.planning.rooms import OpenPacks
+from nopad.planning.open_packs import OpenPacks
 
 __all__ = ["spread"]
 

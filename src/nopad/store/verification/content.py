@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad import _kernels
 from nopad.assignment import assign, pack
 from nopad.errors import InputError, NopadError
 from nopad.histogram import Histogram
 from nopad.planning.front import ARRIVAL_ALGORITHMS
 from nopad.planning.plan import Plan
+from nopad.store import _kernels
 from nopad.store.manifest import MANIFEST, PLAN, Manifest
 from nopad.store.monitor import Monitor
 from nopad.store.reader import Block, PackedDataset
@@ -62,7 +62,7 @@ class _Gathered:
 
     def add(self, block: Block, *, hashes: bool) -> None:
         """Keep the sequences of a block, and the hashes of their tokens when those will be compared."""
-        lens, record = block.sequences["seq_lens"], block.sequences["seq_index"]
+        lens, record = block.sequences["seq_lengths"], block.sequences["seq_index"]
         self.lengths.append(lens)
         self.record.append(record)
         self.start.append(block.sequences.get("seq_start", np.zeros(record.size, dtype=np.int64)))
@@ -71,7 +71,7 @@ class _Gathered:
         if hashes:
             for name, column in block.tokens.items():
                 self.hashes[name].append(hash_tokens(column, lens))
-            for name in block.sequences.keys() - {"seq_lens", "seq_index", "seq_start", "seq_source"}:
+            for name in block.sequences.keys() - {"seq_lengths", "seq_index", "seq_start", "seq_source"}:
                 self.hashes[name].append(hash_values(block.sequences[name]))
 
     def in_source_order(self) -> Content:
@@ -126,7 +126,7 @@ def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -
             problems += _block_problems(block, packs, m)
             found.add(block, hashes=hashes and not problems)
             packs += len(block)
-            tokens = int(block.sequences["seq_lens"].sum(dtype=np.int64))
+            tokens = int(block.sequences["seq_lengths"].sum(dtype=np.int64))
             monitor.advance(tokens, tokens)
     except (NopadError, ValueError, IndexError) as error:
         problems.append(f"cannot be read: {error}")
@@ -139,7 +139,7 @@ def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -
 def _block_problems(block: Block, first: int, m: Manifest) -> list[str]:
     """Capacity, depth, and as many tokens as the lengths say."""
     problems: list[str] = []
-    lens = block.sequences["seq_lens"]
+    lens = block.sequences["seq_lengths"]
     sizes = np.diff(block.indptr)
     if sizes.min(initial=1) < 1 or lens.min(initial=1) < 1:
         problems.append(f"a pack from {first} on is empty, or a sequence in it is")
@@ -148,7 +148,7 @@ def _block_problems(block: Block, first: int, m: Manifest) -> list[str]:
     if m.kind == "packed":
         for p in np.flatnonzero(tokens != np.diff(block.token_indptr))[:3]:
             held = np.diff(block.token_indptr)[p]
-            problems.append(f"pack {first + p}: seq_lens add up to {tokens[p]}, it holds {held} tokens")
+            problems.append(f"pack {first + p}: seq_lengths add up to {tokens[p]}, it holds {held} tokens")
     for p in np.flatnonzero(tokens > m.capacity)[:3]:
         problems.append(f"pack {first + p} holds {tokens[p]} tokens, above the capacity of {m.capacity}")
     if m.depth is not None:

@@ -78,7 +78,7 @@ def _footer_problems(folder: Path, m: Manifest, shard: Shard) -> tuple[list[str]
     regular = [m.rows_per_group] * (metadata.num_rows // m.rows_per_group) + [rest] * bool(rest)
     if [group.num_rows for group in groups] != regular:
         problems.append(f"{shard.file} has row groups of other than {m.rows_per_group} packs")
-    columns = {"sequences": schema.names.index(m.lens_column), "tokens": len(schema.names) - 1}
+    columns = {"sequences": schema.names.index("seq_lengths"), "tokens": len(schema.names) - 1}
     held = {name: sum(group.column(at).num_values for group in groups) for name, at in columns.items()}
     for name, number in {"packs": metadata.num_rows, **held}.items():
         if number != getattr(shard, name):

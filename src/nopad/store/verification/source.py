@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.corpus import CHAIN_START, CorpusOptions, Counts, Group, SequenceBatch, Source, Tokenizer, chain, sequences
+from nopad.corpus.lengths import LengthsFile
 from nopad.errors import RecordError
-from nopad.store.lengths import LengthsFile
 from nopad.store.manifest import MANIFEST, POLICIES, Manifest
 from nopad.store.monitor import Monitor
 from nopad.store.verification.chosen import Chosen

@@ -18,17 +18,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nopad.batch import MASK, PackedBatch
+from nopad.batch import PackedBatch
+from nopad.batch.device import place
+from nopad.batch.packed import MASK
 from nopad.corpus.tokenizer import DEFAULT_PACKAGE, Tokenizer, load_tokenizer
 from nopad.errors import FormatError, LengthError, MissingExtraError, OptionError
 from nopad.model.admission import positions_of
 from nopad.model.families import family_of
 from nopad.model.heads import pooled
-from nopad.model.placement import place
 from nopad.model.safety import bare, is_packed, packed
 
 if TYPE_CHECKING:
-    from nopad.sentinel import PackedMask
+    from nopad.batch.guard import PackedMask
 
 __all__ = ["Embedder", "embed"]
 
@@ -48,7 +49,7 @@ def embed(model: Any, batch: PackedBatch, *, pooling: Pooling = "mean", normaliz
 
     >>> import nopad
     >>> from transformers import BertConfig, BertModel
-    >>> from nopad.model import embed
+    >>> from nopad.tasks import embed
     >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     >>> model = nopad.packed(BertModel(BertConfig(**sizes)).eval())
     >>> embed(model, nopad.PackedBatch.from_sequences([[101, 7, 102], [101, 102]])).shape

@@ -11,9 +11,9 @@ import torch
 import transformers as t
 
 import nopad
+from nopad.batch.guard import PackedMask, layout_of
+from nopad.batch.layout import Layout
 from nopad.errors import NotPackSafeError
-from nopad.layout import Layout
-from nopad.sentinel import PackedMask, layout_of
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 20}
 
@@ -59,7 +59,7 @@ def test_what_asks_politely_gets_a_no(mask):
 
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda mask: pickle.loads(pickle.dumps(mask))])
 def test_it_can_be_copied_and_sent(mask, again):
-    assert layout_of(again(mask)).seq_lens.tolist() == [2, 1]
+    assert layout_of(again(mask)).seq_lengths.tolist() == [2, 1]
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

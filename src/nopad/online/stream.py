@@ -24,8 +24,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from nopad.errors import FormatError, LengthError, OptionError
 from nopad.histogram import as_lengths, integers
+from nopad.options import check_sizes
 from nopad.packs import Packs
-from nopad.planning.front import check_options
 
 __all__ = ["StreamPacker", "stream_pack"]
 
@@ -67,7 +67,7 @@ class StreamPacker:
         self, capacity: int, *, depth: int | None = None, buffer: int = 4096, patience: int | None = None
     ) -> None:
         """Start with nothing held."""
-        self.capacity, self.depth = check_options(capacity, depth, "lpfhp", 0)
+        self.capacity, self.depth = check_sizes(capacity, depth)
         if self.capacity > MAX_CAPACITY:
             raise OptionError(f"a stream's capacity is at most {MAX_CAPACITY:,}, got {capacity:,}")
         self.buffer = _whole("buffer", buffer, MAX_BUFFER)
@@ -234,6 +234,6 @@ def _whole(name: str, value: int, most: int) -> int:
 
 def _kernels() -> Any:
     """Import the compiled loops on first use: numba takes longer to import than all of nopad."""
-    from nopad import _stream_kernels
+    from nopad.online import _kernels
 
-    return _stream_kernels
+    return _kernels

@@ -262,7 +262,7 @@ def _spans(starts: Tensor, ends: Tensor, batch: PackedBatch) -> Tensor:
     for name, value in (("starts", starts), ("ends", ends)):
         if tuple(value.shape) != (batch.layout.sequences,):
             raise BatchError(f"{name} have the shape {list(value.shape)}; wanted [{batch.layout.sequences}]")
-    lens = torch.from_numpy(batch.layout.seq_lens).to(starts.device)
+    lens = torch.from_numpy(batch.layout.seq_lengths).to(starts.device)
     return (starts >= 0) & (starts < lens) & (ends >= 0) & (ends < lens)
 
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nopad.batch.layout import Layout
 from nopad.errors import LengthError, OptionError
-from nopad.layout import Layout
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=30)
 
@@ -79,7 +79,7 @@ def test_rows_may_be_empty():
 def test_refusals():
     with pytest.raises(LengthError, match="sequence 1 has 0 tokens; each needs at least 1"):
         Layout.flat(np.array([3, 0]))
-    with pytest.raises(LengthError, match="seq_lens must be integers in one dimension, got float64"):
+    with pytest.raises(LengthError, match="seq_lengths must be integers in one dimension, got float64"):
         Layout.flat(np.array([1.5]))
     with pytest.raises(LengthError, match="row 0 holds 5 tokens, and 4 is the capacity"):
         Layout.rows(np.array([3, 2]), np.array([2]), 4)

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 import transformers as t
-from zoo import build
+from tests.model.zoo import build
 
 import nopad
 from nopad.errors import FormatError, LengthError, OptionError
-from nopad.model import Embedder, embed
-from nopad.model.embedding import _default_folder
+from nopad.tasks import Embedder, embed
+from nopad.tasks.embedding import _default_folder
 
 TEXTS = [
     "A pack holds several sequences.",

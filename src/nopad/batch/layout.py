@@ -27,7 +27,7 @@ class Layout:
     Attributes:
         form: "rows", or "flat": one row of T slots and no padding.
         shape: (R, L).
-        seq_lens: tokens of each sequence; int32 ``[S]``.
+        seq_lengths: tokens of each sequence; int32 ``[S]``.
         index: where each token lies in the rows laid end to end; int64 ``[T]``, ascending.
         order: the number that each sequence was given with; int64 ``[S]``.
         crossing: whether a sequence may go on in the next row ("end to end": PopRT's fixed grid without gaps).
@@ -35,25 +35,25 @@ class Layout:
 
     form: Form
     shape: tuple[int, int]
-    seq_lens: NDArray[np.int32]
+    seq_lengths: NDArray[np.int32]
     index: NDArray[np.int64]
     order: NDArray[np.int64]
     crossing: bool = False
 
     @classmethod
-    def flat(cls, seq_lens: NDArray[Any]) -> Layout:
+    def flat(cls, seq_lengths: NDArray[Any]) -> Layout:
         """One stream without padding, in the order given.
 
         >>> Layout.flat(np.array([3, 1])).position_ids.tolist()
         [[0, 1, 2, 0]]
         """
-        lens = checked(seq_lens)
+        lens = checked(seq_lengths)
         tokens = int(lens.sum(dtype=np.int64))
         return cls("flat", (1, tokens), lens, np.arange(tokens), np.arange(lens.size))
 
     @classmethod
     def rows(
-        cls, seq_lens: NDArray[Any], per_row: NDArray[Any], width: int, order: NDArray[Any] | None = None
+        cls, seq_lengths: NDArray[Any], per_row: NDArray[Any], width: int, order: NDArray[Any] | None = None
     ) -> Layout:
         """Rows of `width` slots; `per_row` sequences in each, padding at their ends.
 
@@ -62,7 +62,7 @@ class Layout:
         >>> Layout.rows(np.array([3, 1, 2]), np.array([2, 1]), 4).sequence_ids.tolist()
         [[1, 1, 1, 2], [3, 3, 0, 0]]
         """
-        lens = checked(seq_lens)
+        lens = checked(seq_lengths)
         per_row = np.asarray(per_row, dtype=np.int64)
         if int(per_row.sum()) != lens.size or (per_row < 0).any():
             raise OptionError(f"the rows hold {int(per_row.sum())} sequences, and there are {lens.size} lengths")
@@ -77,13 +77,13 @@ class Layout:
         return cls("rows", (per_row.size, width), lens, index, places)
 
     @classmethod
-    def end_to_end(cls, seq_lens: NDArray[Any], width: int, rows: int | None = None) -> Layout:
+    def end_to_end(cls, seq_lengths: NDArray[Any], width: int, rows: int | None = None) -> Layout:
         """Rows that are filled to the last slot: a sequence goes on in the next row; only the last has padding.
 
         >>> Layout.end_to_end(np.array([3, 2]), 4).sequence_ids.tolist()
         [[1, 1, 1, 2], [2, 0, 0, 0]]
         """
-        lens = checked(seq_lens)
+        lens = checked(seq_lengths)
         tokens = int(lens.sum(dtype=np.int64))
         least = max(-(-tokens // width), 1)
         if rows is not None and rows < least:
@@ -93,7 +93,7 @@ class Layout:
     @property
     def sequences(self) -> int:
         """How many sequences there are: S."""
-        return self.seq_lens.size
+        return self.seq_lengths.size
 
     @property
     def tokens(self) -> int:
@@ -109,13 +109,13 @@ class Layout:
     def cu_seqlens(self) -> NDArray[np.int32]:
         """Where each sequence begins in the stream without padding; int32 ``[S + 1]``, from 0 to T."""
         out = np.zeros(self.sequences + 1, dtype=np.int32)
-        np.cumsum(self.seq_lens, out=out[1:])
+        np.cumsum(self.seq_lengths, out=out[1:])
         return out
 
     @cached_property
     def max_seqlen(self) -> int:
         """The longest length; 0 when there is no sequence."""
-        return int(self.seq_lens.max(initial=0))
+        return int(self.seq_lengths.max(initial=0))
 
     @cached_property
     def depth(self) -> int:
@@ -127,13 +127,13 @@ class Layout:
     @cached_property
     def position_ids(self) -> NDArray[np.int64]:
         """Position of each token in its sequence, from 0, and 0 in padding; int64 ``[R, L]``."""
-        inside = np.arange(self.tokens) - np.repeat(self.cu_seqlens[:-1].astype(np.int64), self.seq_lens)
+        inside = np.arange(self.tokens) - np.repeat(self.cu_seqlens[:-1].astype(np.int64), self.seq_lengths)
         return self.scatter(inside, 0)
 
     @cached_property
     def sequence_ids(self) -> NDArray[np.int32]:
         """Number of each token's sequence in the batch, from 1, and 0 in padding; int32 ``[R, L]``."""
-        return self.scatter(np.repeat(np.arange(1, self.sequences + 1, dtype=np.int32), self.seq_lens), 0)
+        return self.scatter(np.repeat(np.arange(1, self.sequences + 1, dtype=np.int32), self.seq_lengths), 0)
 
     def scatter(self, stream: NDArray[Any], fill: Any) -> NDArray[Any]:
         """Lay ``[T]`` values in stream order into the rows: ``[R, L]``, same dtype, `fill` in padding."""
@@ -144,11 +144,11 @@ class Layout:
         return out.reshape(self.shape)
 
 
-def checked(seq_lens: NDArray[Any]) -> NDArray[np.int32]:
+def checked(seq_lengths: NDArray[Any]) -> NDArray[np.int32]:
     """Return lengths as int32; a batch may be empty, a sequence may not."""
-    lens = np.asarray(seq_lens)
+    lens = np.asarray(seq_lengths)
     if lens.ndim != 1 or (lens.size and lens.dtype.kind not in "iu"):
-        raise LengthError(f"seq_lens must be integers in one dimension, got {lens.dtype} of shape {lens.shape}")
+        raise LengthError(f"seq_lengths must be integers in one dimension, got {lens.dtype} of shape {lens.shape}")
     if lens.size and lens.min() < 1:
         at = int(lens.argmin())
         raise LengthError(f"sequence {at} has {lens[at]} tokens; each needs at least 1: leave empty ones out")

@@ -26,7 +26,7 @@ def sequence_logprobs(model: Any, batch: PackedBatch, *, mean: bool = False) -> 
 
     >>> import nopad
     >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> from nopad.model import sequence_logprobs
+    >>> from nopad.tasks import sequence_logprobs
     >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     >>> model = nopad.packed(LlamaForCausalLM(LlamaConfig(vocab_size=50, **sizes)).eval())
     >>> sequence_logprobs(model, nopad.PackedBatch.from_sequences([[5, 6, 7], [8]])).shape
@@ -47,6 +47,6 @@ def sequence_logprobs(model: Any, batch: PackedBatch, *, mean: bool = False) -> 
     each = torch.log_softmax(stream[:-1], dim=-1).gather(-1, tokens[1:, None])[:, 0]
     total = flat.new_zeros(at.sequences).index_add(0, owner[1:][inside], each[inside])
     if mean:
-        total = total / torch.from_numpy(at.seq_lens - 1).to(total).clamp(min=1)
+        total = total / torch.from_numpy(at.seq_lengths - 1).to(total).clamp(min=1)
     order = torch.from_numpy(at.order).to(total.device)
     return torch.empty_like(total).index_copy(0, order, total)

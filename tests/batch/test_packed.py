@@ -51,7 +51,7 @@ def test_the_same_order_in_all_arrays():
         [[1], [2, 2, 2, 2], [3, 3]], columns={"label": [10, 20, 30]}, form="rows", capacity=4
     )
     assert batch.input_ids.tolist() == [[1, 3, 3, 0], [2, 2, 2, 2]]
-    assert batch.seq_lens.tolist() == [1, 2, 4]
+    assert batch.seq_lengths.tolist() == [1, 2, 4]
     assert batch["label"].tolist() == [10, 30, 20]
     assert [part.tolist() for part in batch.unpack(batch["label"])] == [10, 20, 30]
 
@@ -94,7 +94,7 @@ def test_rows_of_a_dataset(dataset, form):
     assert seen == {n: ([n] * (1 + n % 5), [n + 1] * (1 + n % 5), f"r{n}") for n in range(9)}
     if form == "rows":
         assert batch.input_ids.shape == (len(dataset), 8)
-        assert batch.layout.depth == max(row.seq_lens.size for row in rows)
+        assert batch.layout.depth == max(row.seq_lengths.size for row in rows)
 
 
 def test_features_of_a_loader():
@@ -245,14 +245,16 @@ def test_options_of_rows_are_refused_for_a_stream(how, names):
 
 def test_rows_that_are_padded_are_cut_by_their_mask():
     rows = [
-        {"input_ids": [1, 2, 3, 0], "seq_lens": [2, 1], "w": [5, 6, 7, 0], "attention_mask": [1, 1, 1, 0]},
-        {"input_ids": [0, 7, 8, 9], "seq_lens": [1, 2], "w": [0, 1, 2, 3], "attention_mask": [0, 1, 1, 1]},
+        {"input_ids": [1, 2, 3, 0], "seq_lengths": [2, 1], "w": [5, 6, 7, 0], "attention_mask": [1, 1, 1, 0]},
+        {"input_ids": [0, 7, 8, 9], "seq_lengths": [1, 2], "w": [0, 1, 2, 3], "attention_mask": [0, 1, 1, 1]},
     ]
     batch = PackedBatch.from_features(rows, form="rows", capacity=8)
     assert [ids.tolist() for ids in batch.unpack(batch["input_ids"])] == [[1, 2], [3], [7], [8, 9]]
     assert [w.tolist() for w in batch.unpack(batch["w"])] == [[5, 6], [7], [1], [2, 3]]
-    with pytest.raises(BatchError, match="seq_lens of row 0 add up to 3, and it has 4 tokens; give an attention_mask"):
-        PackedBatch.from_features([{"input_ids": [1, 2, 3, 4], "seq_lens": [2, 1]}])
+    with pytest.raises(
+        BatchError, match="seq_lengths of row 0 add up to 3, and it has 4 tokens; give an attention_mask"
+    ):
+        PackedBatch.from_features([{"input_ids": [1, 2, 3, 4], "seq_lengths": [2, 1]}])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The compiled loops of `nopad.streaming`.
+"""The compiled loops of `nopad.online.stream`.
 
 Like `nopad._kernels`: plain arrays in and out, no policy, callers validate. What is held is kept in four arrays, which
 always travel together, in this order:

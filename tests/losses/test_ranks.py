@@ -11,8 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import nopad
-from nopad.losses import items, over_ranks, token_loss
-from nopad.metrics import Accuracy
+from nopad.losses import Accuracy, items, over_ranks, token_loss
 
 PER = ("token", "sequence")
 SHARES = [[9], [4, 3, 1, 6, 2]]  # lengths of each rank's sequences
@@ -62,7 +61,7 @@ def on_rank(rank, folder, root):
 def ranks(tmp_path_factory):
     """The folder with what two processes found: each starts once, for both ways to count."""
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(on_rank, (str(folder), str(Path(__file__).parents[1])), nprocs=2, join=True)
+    mp.spawn(on_rank, (str(folder), str(Path(__file__).parents[2])), nprocs=2, join=True)
     return folder
 
 

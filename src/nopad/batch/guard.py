@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from nopad.batch.layout import Layout
 from nopad.errors import NotPackSafeError
-from nopad.layout import Layout
 
 __all__ = ["PackedMask", "layout_of"]
 

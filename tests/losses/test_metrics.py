@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from tests.test_losses import FORMS, LENGTHS, laid_out, values_of_each
+from tests.losses.test_means import FORMS, LENGTHS, laid_out, values_of_each
 
 import nopad
 from nopad.errors import BatchError, OptionError
-from nopad.metrics import Accuracy, Confusion, Spans, best_spans
+from nopad.losses import Accuracy, Confusion, Spans, best_spans
 
 
 @pytest.mark.parametrize("form", FORMS, ids=["flat", "rows", "end to end"])

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba.core.dispatcher import Dispatcher
 
-from nopad import _stream_kernels as kernels
-from nopad.streaming import StreamPacker
+from nopad.online import _kernels as kernels
+from nopad.online.stream import StreamPacker
 
 COMPILED = {name: value for name, value in vars(kernels).items() if isinstance(value, Dispatcher)}
 PLAIN = dict(vars(kernels))

@@ -13,8 +13,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from nopad.layout import Layout
-from nopad.sentinel import PackedMask, layout_of
+from nopad.batch.guard import PackedMask, layout_of
+from nopad.batch.layout import Layout
 
 __all__ = ["ATTRIBUTE", "Cross", "Placement", "carried_by", "is_static", "place"]
 
@@ -59,7 +59,7 @@ class Placement:
     @property
     def lens(self) -> Tensor:
         """Tokens of each sequence; int64 ``[S]``."""
-        return self._tensor("lens", lambda at: at.seq_lens.astype("int64"))
+        return self._tensor("lens", lambda at: at.seq_lengths.astype("int64"))
 
     @property
     def cu_seqlens(self) -> Tensor:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nopad.batch.layout import checked
 from nopad.errors import BatchError, LengthError
-from nopad.layout import checked
 
 if TYPE_CHECKING:
     from nopad.store.reader import PackedRow
 
 __all__ = ["Columns", "from_features", "from_rows", "per_sequence"]
 
-LENGTHS = ("seq_lens", "seq_lengths")  # of a row of a packed dataset, as nopad or TRL calls them
-OWN = (*LENGTHS, "seq_index", "seq_start", "seq_source")  # what nopad wrote beside the content
+LENGTHS = "seq_lengths"  # of a row of a packed dataset
+OWN = (LENGTHS, "seq_index", "seq_start", "seq_source")  # what nopad wrote beside the content
 MASK = "attention_mask"
 DERIVED = ("position_ids",)  # made again
 
@@ -28,12 +28,12 @@ class Columns:
     """n sequences.
 
     Attributes:
-        seq_lens: int32 ``[n]``.
+        seq_lengths: int32 ``[n]``.
         tokens: one value a token, end to end, by name; ``input_ids`` among them, int64.
         values: one value a sequence, by name; ``[n]``; strings as an object array.
     """
 
-    seq_lens: NDArray[np.int32]
+    seq_lengths: NDArray[np.int32]
     tokens: Mapping[str, NDArray[Any]]
     values: Mapping[str, NDArray[Any]]
 
@@ -48,7 +48,7 @@ class Columns:
         ids, lens = _flat([_array(sequence, "input_ids", n) for n, sequence in enumerate(sequences)])
         if ids.size and ids.dtype.kind not in "iu":
             raise BatchError(f"input_ids must be integers, got {ids.dtype}")
-        seq_lens = checked(lens)
+        seq_lengths = checked(lens)
         tokens: dict[str, NDArray[Any]] = {"input_ids": ids.astype(np.int64)}
         values: dict[str, NDArray[Any]] = {}
         for name, given in columns.items():
@@ -67,12 +67,12 @@ class Columns:
                     if _is_list(entry):
                         raise BatchError(f"column {name!r} has one value for sequence 0 and a list for sequence {n}")
                 values[name] = _values(given)
-        return cls(seq_lens, tokens, values)
+        return cls(seq_lengths, tokens, values)
 
     def take(self, order: NDArray[np.int64]) -> Columns:
         """Return the sequences of these numbers, in this order."""
-        begins = np.cumsum(self.seq_lens, dtype=np.int64) - self.seq_lens
-        lens = self.seq_lens[order]
+        begins = np.cumsum(self.seq_lengths, dtype=np.int64) - self.seq_lengths
+        lens = self.seq_lengths[order]
         inside = np.arange(int(lens.sum())) - np.repeat(np.cumsum(lens, dtype=np.int64) - lens, lens)
         index = np.repeat(begins[order], lens) + inside
         return Columns(
@@ -99,9 +99,8 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> Columns:
         if feature.keys() != features[0].keys():
             odd = ", ".join(sorted(feature.keys() ^ features[0].keys()))
             raise BatchError(f"features 0 and {n} do not have the same keys: {odd}")
-    for name in LENGTHS:
-        if name in names:
-            return _packed_features(features, name)
+    if LENGTHS in names:
+        return _packed_features(features)
     kept = [name for name in names if name not in (MASK, *DERIVED)]
     given = {name: [feature[name] for feature in features] for name in kept}
     if MASK in names:
@@ -119,18 +118,16 @@ def _check_widths(name: str, entries: Sequence[Any], features: Sequence[Mapping[
             raise BatchError(f"{name!r} has {len(entry)} values for the {len(feature[MASK])} of {MASK} in feature {n}")
 
 
-def _packed_features(features: Sequence[Mapping[str, Any]], lengths: str) -> Columns:
+def _packed_features(features: Sequence[Mapping[str, Any]]) -> Columns:
     """Take the rows of a packed dataset apart; padding is cut off by their mask."""
-    rows = [
-        _row({name: np.asarray(value) for name, value in row.items()}, lengths, n) for n, row in enumerate(features)
-    ]
-    lens = checked(np.concatenate([row[lengths] for row in rows]))
+    rows = [_row({name: np.asarray(value) for name, value in row.items()}, n) for n, row in enumerate(features)]
+    lens = checked(np.concatenate([row[LENGTHS] for row in rows]))
     tokens, values = {}, {}
     for name in rows[0]:
-        if name in (lengths, MASK, *DERIVED):
+        if name in (LENGTHS, MASK, *DERIVED):
             continue
         per_token = all(row[name].size == row["input_ids"].size for row in rows)
-        per_sequence = all(row[name].size == row[lengths].size for row in rows)
+        per_sequence = all(row[name].size == row[LENGTHS].size for row in rows)
         column = np.concatenate([row[name] for row in rows])
         if name != "input_ids" and per_sequence and (name in OWN or not per_token):
             values[name] = column
@@ -141,15 +138,15 @@ def _packed_features(features: Sequence[Mapping[str, Any]], lengths: str) -> Col
     return Columns(lens, tokens, {name: value for name, value in values.items() if name not in OWN})
 
 
-def _row(row: dict[str, NDArray[Any]], lengths: str, n: int) -> dict[str, NDArray[Any]]:
+def _row(row: dict[str, NDArray[Any]], n: int) -> dict[str, NDArray[Any]]:
     """One row without its padding."""
-    width, tokens = row["input_ids"].size, int(row[lengths].sum())
+    width, tokens = row["input_ids"].size, int(row[LENGTHS].sum())
     begin, end = _span(row[MASK], n) if MASK in row else (0, width)
     if end - begin != tokens:
         raise BatchError(
-            f"{lengths} of row {n} add up to {tokens}, and it has {end - begin} tokens; give an {MASK} of a padded row"
+            f"{LENGTHS} of row {n} add up to {tokens}, and it has {end - begin} tokens; give an {MASK} of a padded row"
         )
-    return {name: value[begin:end] if value.size == width and name != lengths else value for name, value in row.items()}
+    return {name: value[begin:end] if value.size == width and name != LENGTHS else value for name, value in row.items()}
 
 
 def from_rows(rows: Sequence[PackedRow]) -> tuple[Columns, NDArray[np.int64]]:
@@ -165,11 +162,11 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Columns, NDArray[np.int64]]:
         raise BatchError("these rows hold no tokens (an index-only dataset); take the tokens from their source")
     return (
         Columns(
-            np.concatenate([row.seq_lens for row in rows]),
+            np.concatenate([row.seq_lengths for row in rows]),
             {name: _wide(np.concatenate([row[name] for row in rows])) for name in per_token},
             {name: np.concatenate([row[name] for row in rows]) for name in per_sequence if name not in OWN},
         ),
-        np.array([row.seq_lens.size for row in rows], dtype=np.int64),
+        np.array([row.seq_lengths.size for row in rows], dtype=np.int64),
     )
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nopad.planning.rooms import OpenPacks, lengths_of
+from nopad.planning.open_packs import OpenPacks, lengths_of
 
 
 @given(st.data(), st.sampled_from([7, 512, 513, 2000, 300_000]))

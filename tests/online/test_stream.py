@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import nopad
 from nopad.errors import FormatError, LengthError, OptionError
+from nopad.online.stream import StreamPacker, stream_pack
 from nopad.packs import Packs
-from nopad.streaming import StreamPacker, stream_pack
 
 lengths_lists = st.one_of(
     st.lists(st.integers(1, 50), max_size=120),

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.corpus import BadRecord, Block, Record, Source
+from nopad.corpus.records import BadRecord, Record
+from nopad.corpus.source import Block, Source
 from nopad.errors import FormatError
 
 __all__ = ["LengthsFile"]

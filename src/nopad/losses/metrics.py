@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError, OptionError
-from nopad.losses import IGNORED, Per, labelled, over_ranks, slot_weights
+from nopad.losses.means import IGNORED, Per, labelled, over_ranks, slot_weights
 
 __all__ = ["Accuracy", "Confusion", "Spans", "best_spans"]
 
@@ -37,7 +37,7 @@ class Accuracy(_Counts):
     Per token, or per sequence: the mean over a sequence's labelled tokens, then over sequences.
 
     >>> import nopad, torch
-    >>> from nopad.metrics import Accuracy
+    >>> from nopad.losses import Accuracy
     >>> batch = nopad.PackedBatch.from_sequences([[1, 2, 3], [4]])
     >>> labels = torch.tensor([[1, 2, 3, 4]])
     >>> logits = torch.nn.functional.one_hot(torch.tensor([[1, 0, 0, 4]]), 8).float()
@@ -81,7 +81,7 @@ class Confusion(_Counts):
     """How often each class was given for each: accuracy and F1 of classification, of sequences or of tokens.
 
     >>> import torch
-    >>> from nopad.metrics import Confusion
+    >>> from nopad.losses import Confusion
     >>> confusion = Confusion(2)
     >>> confusion.add(torch.tensor([[2.0, 1.0], [0.0, 1.0], [0.0, 3.0]]), torch.tensor([0, 0, 1]))
     >>> round(confusion.accuracy, 3), round(confusion.f1(1), 3), round(confusion.f1(), 3)
@@ -126,7 +126,7 @@ class Spans(_Counts):
     texts out by `best_spans` and hand them to a library for that.
 
     >>> import torch
-    >>> from nopad.metrics import Spans
+    >>> from nopad.losses import Spans
     >>> spans = Spans()
     >>> spans.add(*(torch.tensor(side) for side in ([3, 5], [4, 6], [3, 6], [4, 9])))
     >>> spans.exact, round(spans.f1, 3)
@@ -181,7 +181,7 @@ def best_spans(start_logits: Tensor, end_logits: Tensor, longest: int = 30) -> t
         OptionError: `longest` below 1.
 
     >>> import torch
-    >>> from nopad.metrics import best_spans
+    >>> from nopad.losses import best_spans
     >>> best_spans(torch.tensor([[0.0, 5.0, 9.0]]), torch.tensor([[8.0, 7.0, 0.0]]))
     (tensor([1]), tensor([1]))
     """

@@ -2,8 +2,8 @@
 
 Built from sequences, from rows of a packed dataset, or from the features that Hugging Face loops collect; NumPy until
 it is moved to a device, torch from then on. It is a mapping, so ``model(**batch)`` works, and its ``attention_mask`` is
-a guard (`nopad.sentinel`): a model that was not made pack-safe fails at first touch. O(tokens) to build, without a loop
-over tokens.
+a guard (`nopad.batch.guard`): a model that was not made pack-safe fails at first touch. O(tokens) to build, without a
+loop over tokens.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from nopad.batch.columns import Columns, from_features, from_rows, per_sequence
+from nopad.batch.guard import PackedMask, layout_of
+from nopad.batch.layout import Form, Layout
 from nopad.errors import BatchError, OptionError
-from nopad.features import Columns, from_features, from_rows, per_sequence
-from nopad.layout import Form, Layout
-from nopad.sentinel import PackedMask, layout_of
 
 if TYPE_CHECKING:
     from nopad.packs import Packs
@@ -40,7 +40,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
     Attributes:
         layout: where everything lies (`Layout`).
-        seq_lens, cu_seqlens: lengths, and where sequences begin in the stream without padding; int32 ``[S]``,
+        seq_lengths, cu_seqlens: lengths, and where sequences begin in the stream without padding; int32 ``[S]``,
             ``[S + 1]``, on the host.
         max_seqlen: the longest length.
         position_ids, sequence_ids: of each slot, see `Layout`.
@@ -106,7 +106,7 @@ class PackedBatch(MutableMapping[str, Any]):
                     "attention_mask to from_features"
                 )
         stacked = Columns.of_sequences(sequences, columns or {})
-        count = stacked.seq_lens.size
+        count = stacked.seq_lengths.size
         arrays = {name: per_sequence(name, given, count) for name, given in (sequence_columns or {}).items()}
         stacked = replace(stacked, values={**stacked.values, **arrays})
         return cls._laid_out(stacked, form, capacity, depth, packs, rows, end_to_end, pad_id, fill)
@@ -127,18 +127,18 @@ class PackedBatch(MutableMapping[str, Any]):
         """
         stacked, per_row = from_rows(rows)
         if form == "flat":
-            layout = Layout.flat(stacked.seq_lens)
+            layout = Layout.flat(stacked.seq_lengths)
         elif capacity is None:
             raise OptionError("rows need their width: give capacity=dataset.capacity")
         else:
-            layout = Layout.rows(stacked.seq_lens, per_row, capacity)
+            layout = Layout.rows(stacked.seq_lengths, per_row, capacity)
         return cls._filled(stacked, layout, pad_id, fill)
 
     @classmethod
     def from_features(cls, features: Sequence[Mapping[str, Any]], *, causal: bool = False, **how: Any) -> PackedBatch:
         """Build a batch of dicts, one a sequence, as Hugging Face datasets give them; `how` as in `from_sequences`.
 
-        Padding is cut off by ``attention_mask``; rows of a packed dataset (with ``seq_lens``) are taken apart.
+        Padding is cut off by ``attention_mask``; rows of a packed dataset (with ``seq_lengths``) are taken apart.
         `causal`: for causal language models: ``labels`` of first tokens become -100, since nothing predicts them, and
         loops count the others.
         """
@@ -149,7 +149,7 @@ class PackedBatch(MutableMapping[str, Any]):
         how = known | how
         stacked = from_features(features)
         if causal and "labels" in stacked.tokens:
-            stacked.tokens["labels"][np.cumsum(stacked.seq_lens) - stacked.seq_lens] = -100
+            stacked.tokens["labels"][np.cumsum(stacked.seq_lengths) - stacked.seq_lengths] = -100
         pad_id, fill = how.pop("pad_id", 0), how.pop("fill", None)
         return cls._laid_out(stacked, **how, pad_id=pad_id, fill=fill)
 
@@ -171,7 +171,7 @@ class PackedBatch(MutableMapping[str, Any]):
             of_rows = [name for name, value in asked.items() if value is not None and value is not False]
             if of_rows:
                 raise OptionError(f"a flat batch has no rows, so no {' or '.join(of_rows)}; give form='rows' too")
-            return cls._filled(stacked, Layout.flat(stacked.seq_lens), pad_id, fill)
+            return cls._filled(stacked, Layout.flat(stacked.seq_lengths), pad_id, fill)
         if form != "rows":
             raise OptionError(f"form is {form!r}; it must be 'rows' or 'flat'")
         if packs is not None:
@@ -185,13 +185,13 @@ class PackedBatch(MutableMapping[str, Any]):
         if capacity is None:
             raise OptionError("rows need their width: give a capacity")
         if end_to_end:
-            return cls._filled(stacked, Layout.end_to_end(stacked.seq_lens, capacity, rows), pad_id, fill)
+            return cls._filled(stacked, Layout.end_to_end(stacked.seq_lengths, capacity, rows), pad_id, fill)
         if packs is None:
             from nopad.assignment import pack
 
-            packs = pack(stacked.seq_lens, capacity, depth=depth, algorithm="bfd", order="source")
-        elif packs.sequences != stacked.seq_lens.size:
-            raise OptionError(f"packs hold {packs.sequences} sequences, and {stacked.seq_lens.size} are given")
+            packs = pack(stacked.seq_lengths, capacity, depth=depth, algorithm="bfd", order="source")
+        elif packs.sequences != stacked.seq_lengths.size:
+            raise OptionError(f"packs hold {packs.sequences} sequences, and {stacked.seq_lengths.size} are given")
         per_row = np.diff(packs.indptr)
         if rows is not None:
             if rows < per_row.size:
@@ -199,7 +199,7 @@ class PackedBatch(MutableMapping[str, Any]):
             per_row = np.concatenate([per_row, np.zeros(rows - per_row.size, dtype=per_row.dtype)])
         order = packs.sequence.astype(np.int64)
         stacked = stacked.take(order)
-        return cls._filled(stacked, Layout.rows(stacked.seq_lens, per_row, capacity, order), pad_id, fill)
+        return cls._filled(stacked, Layout.rows(stacked.seq_lengths, per_row, capacity, order), pad_id, fill)
 
     @classmethod
     def _filled(cls, stacked: Columns, layout: Layout, pad_id: int, fill: Mapping[str, Any] | None) -> PackedBatch:
@@ -259,9 +259,9 @@ class PackedBatch(MutableMapping[str, Any]):
         return self.layout.sequence_ids
 
     @property
-    def seq_lens(self) -> NDArray[np.int32]:
+    def seq_lengths(self) -> NDArray[np.int32]:
         """Lengths in stream order; int32 ``[S]``, on the host."""
-        return self.layout.seq_lens
+        return self.layout.seq_lengths
 
     @property
     def cu_seqlens(self) -> NDArray[np.int32]:

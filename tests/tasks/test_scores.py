@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from zoo import FORMS, build
+from tests.model.zoo import FORMS, build
 
 import nopad
 from nopad.errors import OptionError
-from nopad.model import sequence_logprobs
+from nopad.tasks import sequence_logprobs
 
 
 @pytest.mark.parametrize("form", FORMS)

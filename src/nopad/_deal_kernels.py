@@ -1,0 +1,131 @@
+"""The compiled loops of `nopad.assignment`: deal sequences out to the packs of a plan.
+
+Conventions as in `nopad._kernels`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from nopad._kernels import shuffle
+
+
+@njit(cache=True, nogil=True)
+def shuffle_segments(items: NDArray[Any], indptr: NDArray[Any], keys: NDArray[Any]) -> None:
+    """Shuffle each segment ``items[indptr[k]:indptr[k + 1]]`` with its own key."""
+    for k in range(indptr.shape[0] - 1):
+        shuffle(items[indptr[k] : indptr[k + 1]], keys[k])
+
+
+@njit(cache=True, nogil=True)
+def look_up_ranks(lengths: NDArray[Any], table: NDArray[Any], ranks: NDArray[Any]) -> None:
+    """ranks[i] = table[lengths[i]]."""
+    for i in range(lengths.shape[0]):
+        ranks[i] = table[lengths[i]]
+
+
+@njit(cache=True, nogil=True)
+def deal(
+    strategy_of_pack: NDArray[Any],
+    strategy_indptr: NDArray[Any],
+    strategy_ranks: NDArray[Any],
+    order: NDArray[Any],
+    free: NDArray[Any],
+    indptr: NDArray[Any],
+    sequence: NDArray[Any],
+) -> None:
+    """Fill packs one by one: each slot takes the next unused sequence of its length (`free` is advanced)."""
+    at = 0
+    for p in range(strategy_of_pack.shape[0]):
+        s = strategy_of_pack[p]
+        for slot in range(strategy_indptr[s], strategy_indptr[s + 1]):
+            k = strategy_ranks[slot]
+            sequence[at] = order[free[k]]
+            free[k] += 1
+            at += 1
+        indptr[p + 1] = at
+
+
+@njit(cache=True, nogil=True)
+def packs_by_rank(
+    strategy_of_pack: NDArray[Any],
+    strategy_indptr: NDArray[Any],
+    strategy_ranks: NDArray[Any],
+    begin: NDArray[Any],
+    packs: NDArray[Any],
+) -> None:
+    """List, for each length rank, the packs that hold it, ascending; the list of rank k begins at ``begin[k]``."""
+    free = begin.copy()
+    for p in range(strategy_of_pack.shape[0]):
+        s = strategy_of_pack[p]
+        for slot in range(strategy_indptr[s], strategy_indptr[s + 1]):
+            k = strategy_ranks[slot]
+            if slot == strategy_indptr[s] or k != strategy_ranks[slot - 1]:  # equal lengths stand side by side
+                packs[free[k]] = p
+                free[k] += 1
+
+
+@njit(cache=True, nogil=True)
+def deal_in_order(
+    ranks: NDArray[Any],
+    order: NDArray[Any],
+    free: NDArray[Any],
+    packs: NDArray[Any],
+    next_pack: NDArray[Any],
+    strategy_of_pack: NDArray[Any],
+    strategy_indptr: NDArray[Any],
+    strategy_ranks: NDArray[Any],
+    indptr: NDArray[Any],
+    sequence: NDArray[Any],
+) -> None:
+    """Deal in order of arrival: the first sequence not yet dealt opens the next pack that holds its length.
+
+    The other places of that pack take the next sequences of their lengths. So packs come out by their first member,
+    and the sequences of any one length stay in order of arrival. `free` and `next_pack` are advanced, and
+    `strategy_of_pack` is used up.
+    """
+    dealt = np.zeros(ranks.shape[0], dtype=np.uint8)
+    at, p = 0, 0
+    for i in range(ranks.shape[0]):
+        if dealt[i]:
+            continue
+        k = ranks[i]
+        while strategy_of_pack[packs[next_pack[k]]] < 0:
+            next_pack[k] += 1
+        s = strategy_of_pack[packs[next_pack[k]]]
+        strategy_of_pack[packs[next_pack[k]]] = -1  # used
+        for slot in range(strategy_indptr[s], strategy_indptr[s + 1]):
+            k = strategy_ranks[slot]
+            member = order[free[k]]
+            sequence[at] = member
+            dealt[member] = 1
+            free[k] += 1
+            at += 1
+        p += 1
+        indptr[p] = at
+
+
+@njit(cache=True, nogil=True, inline="always")
+def even_position(copy: int, count: int, packs: int) -> np.int64:
+    """Place of one of `count` copies spread evenly over `packs`: floor((2 * copy + 1) * packs / (2 * count))."""
+    return np.int64((np.uint64(2 * copy + 1) * np.uint64(packs)) // np.uint64(2 * count))
+
+
+@njit(cache=True, nogil=True)
+def spread(counts: NDArray[Any], packs: int, strategy_of_pack: NDArray[Any]) -> None:
+    """Interleave strategies evenly: a counting sort of all their copies by `even_position`."""
+    begin = np.zeros(packs + 1, dtype=np.uint32)
+    for s in range(counts.shape[0]):
+        for copy in range(counts[s]):
+            begin[even_position(copy, counts[s], packs) + 1] += 1
+    for p in range(packs):
+        begin[p + 1] += begin[p]
+    for s in range(counts.shape[0]):
+        for copy in range(counts[s]):
+            position = even_position(copy, counts[s], packs)
+            strategy_of_pack[begin[position]] = s
+            begin[position] += 1

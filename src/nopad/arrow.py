@@ -1,0 +1,57 @@
+"""Arrow in and out: CSR arrays as list arrays and back, without a copy, and files that can be memory-mapped.
+
+pyarrow is imported on use, so that `import nopad` stays quick.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.files import replacing
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["list_array", "list_parts", "write_arrow"]
+
+
+def write_arrow(path: Path, table: pa.Table) -> None:
+    """Write an Arrow file that can be memory-mapped, atomically.
+
+    Raises:
+        StorageError: the disk is full, or the write failed.
+    """
+    import pyarrow as pa
+
+    with (
+        replacing(path) as partial,
+        pa.OSFile(str(partial), "wb") as sink,
+        pa.ipc.new_file(sink, table.schema) as writer,
+    ):
+        writer.write_table(table)
+
+
+def list_array(indptr: NDArray[Any], values: NDArray[Any]) -> pa.Array:
+    """Wrap CSR arrays as an Arrow list array, without a copy; neither lists nor elements are nullable."""
+    import pyarrow as pa
+
+    kind = pa.LargeListArray if indptr.dtype == np.int64 else pa.ListArray
+    make = pa.large_list if indptr.dtype == np.int64 else pa.list_
+    element = pa.from_numpy_dtype(values.dtype)
+    return kind.from_arrays(
+        pa.array(indptr), pa.array(values, type=element), type=make(pa.field("element", element, nullable=False))
+    )
+
+
+def list_parts(array: pa.Array) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return offsets (from 0) and values of an Arrow list array as NumPy views; booleans and strings are copied."""
+    offsets = array.offsets.to_numpy()
+    if offsets.size == 0:
+        return np.zeros(1, np.int32), array.values.to_numpy(zero_copy_only=False)[:0]
+    first, last = offsets[0], offsets[-1]
+    values = array.values.slice(first, last - first).to_numpy(zero_copy_only=False)
+    return (offsets if first == 0 else offsets - first), values

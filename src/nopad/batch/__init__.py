@@ -1,0 +1,8 @@
+"""Packed batches: sequences, rows or features in, one `PackedBatch` out, its layout and its guard.
+
+``device`` puts a layout on a torch device; everything else is NumPy.
+"""
+
+from nopad.batch.packed import PackedBatch
+
+__all__ = ["PackedBatch"]

@@ -1,0 +1,74 @@
+"""Options that a user gives, and the one way they are checked: by value, before any work.
+
+`Option` describes one of an algorithm, a model or an audit; `check_sizes` are the ones that every plan has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nopad.errors import OptionError
+
+__all__ = ["BOOLEAN", "MAX_LENGTH", "Option", "check_sizes"]
+
+BOOLEAN = (True, False)
+MAX_LENGTH = 2**31 - 1  # lengths and capacities are int32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """An option of an algorithm.
+
+    Attributes:
+        default: its value when not given.
+        choices: the values allowed, or None: an integer from `low` to `high`.
+        none: None is allowed as well (for integers).
+        help: one line for the documentation and the command line.
+    """
+
+    default: Any
+    help: str
+    choices: tuple[Any, ...] | None = None
+    low: int = 1
+    high: int = 2**31 - 1
+    none: bool = False
+
+    def check(self, name: str, value: Any) -> Any:
+        """Return `value` as a plain Python value, or refuse it.
+
+        Raises:
+            OptionError: naming the value and what is allowed.
+        """
+        if value is None and self.none:
+            return None
+        if self.choices is not None:
+            if any(type(value) is type(choice) and value == choice for choice in self.choices):
+                return value
+            raise OptionError(f"{name} must be one of {', '.join(map(repr, self.choices))}, got {value!r}")
+        number = value if isinstance(value, int) else getattr(value, "item", lambda: value)()
+        if type(number) is not int or not self.low <= number <= self.high:
+            also = " or None" if self.none else ""
+            raise OptionError(f"{name} must be an integer from {self.low} to {self.high}{also}, got {value!r}")
+        return number
+
+
+def check_sizes(capacity: int, depth: int | None, seed: int = 0) -> tuple[int, int | None]:
+    """Refuse a capacity, depth or seed that means nothing; return capacity and depth as Python integers.
+
+    Raises:
+        OptionError: naming the value and what is allowed.
+    """
+    for name, value, low, high in (
+        ("capacity", capacity, 1, MAX_LENGTH),
+        ("depth", depth, 1, MAX_LENGTH),
+        ("seed", seed, 0, 2**64 - 1),
+    ):
+        if name == "depth" and value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:
+            hint = " (None for unlimited)" if name == "depth" else ""
+            raise OptionError(f"{name} must be an integer from {low} to {high}{hint}, got {value!r}")
+    return int(capacity), None if depth is None else int(depth)
