@@ -25,6 +25,7 @@ ABSENT = (
 )
 
 settings.register_profile("nopad", deadline=None)  # the first call of a kernel compiles it
+settings.register_profile("soak", deadline=None, max_examples=2000)  # `make soak`
 settings.load_profile("nopad")
 
 # `st.from_type(Histogram)`: few lengths, small counts, often empty or of one length.

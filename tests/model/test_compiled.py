@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
 from zoo import build
@@ -71,8 +69,7 @@ def test_batches_sorted_by_length_compile_again_and_again(counters):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
-def test_inductor_gives_the_same_numbers(counters):
+def test_inductor_gives_the_same_numbers(inductor, counters):
     model = nopad.packed(build("bert", "masked LM", dtype=torch.float32), backend="mask")
     compiled = torch.compile(model, fullgraph=True)
     with torch.no_grad():
