@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
+import threading
 from pathlib import Path
 
 # Tests run two at a time (`make test`), and threads that fight for cores are many times slower than one. Set before
@@ -42,16 +44,50 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def _solved_once(tmp_path_factory):
+def _shared_folder(tmp_path_factory) -> Path:
+    """What all workers of one `pytest -n` see, and no other session."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled_once(_shared_folder):
+    """Hold a lock while Numba compiles a loop, or loads it: what one worker compiles, the other then loads.
+
+    Without it both would compile, and could write the same file of the cache, which Numba does not guard.
+    """
+    from numba.core import event
+
+    class OneProcess(event.Listener):
+        holders, guard = 0, threading.Lock()
+
+        def on_start(self, event) -> None:
+            with self.guard:
+                self.holders += 1
+                fcntl.flock(file, fcntl.LOCK_EX)
+
+        def on_end(self, event) -> None:
+            with self.guard:
+                self.holders -= 1
+                if not self.holders:
+                    fcntl.flock(file, fcntl.LOCK_UN)
+
+    listener = OneProcess()
+    with open(_shared_folder / "compiler.lock", "w") as file:
+        event.register("numba:compiler_lock", listener)
+        yield
+        event.unregister("numba:compiler_lock", listener)
+
+
+@pytest.fixture(scope="session")
+def _solved_once(_shared_folder):
     """Let SciPy solve each large least squares problem once: it takes up to half a minute, for up to four tests.
 
     What it found is kept by the problem's bytes, where all workers of `pytest -n` see it.
     """
     import scipy.optimize
 
-    real, folder = scipy.optimize.nnls, tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
+    real, folder = scipy.optimize.nnls, _shared_folder
 
     def nnls(matrix, target, maxiter):
         if matrix.shape[1] < 10_000:
