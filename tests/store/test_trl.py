@@ -42,8 +42,6 @@ def test_one_step(tmp_path, monkeypatch, form):
     # What a test adds: one step on a CPU, without reports.
     added = 'output_dir="out", max_steps=1, use_cpu=True, bf16=False, report_to=[],'
     code = recipe().replace('output_dir="out",', added)
-        'output_dir="out",', 'output_dir="out", max_steps=1, use_cpu=True, bf16=False, report_to=[],'
-    )
     names = {"model": model, "tokenizer": tokenizer}
     exec(code, names)
     trainer = names["trainer"]
