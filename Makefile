@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test oldest check bench docs clean
+.PHONY: help run test oldest soak check bench docs clean
 
 # Only relative paths and `python -m`: this folder's own path may hold spaces, which break make rules and script headers.
 PY := .venv/bin/python
@@ -18,6 +18,8 @@ LINT := .venv/lint-$(HERE)
 BENCH := .venv/bench-$(HERE)
 DOCS := .venv/docs-$(HERE)
 OLDEST := .venv/oldest-$(HERE)
+# A worker that has nothing left takes the second half of what the other has: files stay together, and so do fixtures.
+TWO := -n 2 --dist worksteal
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile
@@ -25,11 +27,14 @@ help: ## list the targets
 run: $(BASE) ## pack the standard library's docstrings and comments: the two-minute demo
 	@$(PY) -m nopad demo $(ARGS)
 
-test: $(TEST) ## all tests and docstring examples, with the coverage floor
-	@$(PY) -m pytest --cov $(ARGS)
+test: $(TEST) ## all tests and docstring examples, two at a time, with the coverage floor
+	@$(PY) -m pytest $(TWO) --cov $(ARGS)
 
 oldest: $(OLDEST) ## the tests of models and audits on the oldest transformers that is supported
-	@$(OLDEST)/bin/python -m pytest tests/model tests/auditing -o filterwarnings=ignore -p no:cacheprovider $(ARGS)
+	@$(OLDEST)/bin/python -m pytest $(TWO) tests/model tests/auditing -o filterwarnings=ignore -p no:cacheprovider $(ARGS)
+
+soak: $(TEST) ## for hours in which nobody waits: kills by the hundred, many more random examples
+	@$(PY) -m pytest $(TWO) -m "soak or hypothesis" --hypothesis-profile=soak $(ARGS)
 
 check: $(LINT) ## format, lint, types
 	@$(PY) -m ruff format --check .

@@ -1,10 +1,17 @@
-"""What several test rooms share: the published histograms, exact messages, hypothesis settings."""
+"""What several test rooms share: the published histograms, exact messages, hypothesis settings, one thread each."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from pathlib import Path
 
+# Tests run two at a time (`make test`), and threads that fight for cores are many times slower than one. Set before
+# NumPy and PyTorch are imported, and in the environment, so that the processes that tests start are held to it too.
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,6 +25,7 @@ ABSENT = (
 )
 
 settings.register_profile("nopad", deadline=None)  # the first call of a kernel compiles it
+settings.register_profile("soak", deadline=None, max_examples=2000)  # `make soak`
 settings.load_profile("nopad")
 
 # `st.from_type(Histogram)`: few lengths, small counts, often empty or of one length.
@@ -34,13 +42,42 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def wikipedia() -> Histogram:
+def _solved_once(tmp_path_factory):
+    """Let SciPy solve each large least squares problem once: it takes up to half a minute, for up to four tests.
+
+    What it found is kept by the problem's bytes, where all workers of `pytest -n` see it.
+    """
+    import scipy.optimize
+
+    real, folder = scipy.optimize.nnls, tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+
+    def nnls(matrix, target, maxiter):
+        if matrix.shape[1] < 10_000:
+            return real(matrix, target, maxiter=maxiter)
+        problem = hashlib.sha256(matrix.tobytes() + target.tobytes() + str((matrix.shape, maxiter)).encode())
+        path = folder / f"nnls-{problem.hexdigest()}.npy"
+        if not path.exists():
+            own = folder / f"nnls-of-{os.getpid()}.npy"
+            np.save(own, np.append(*real(matrix, target, maxiter=maxiter)))
+            own.replace(path)
+        *mixture, residual = np.load(path)
+        return np.array(mixture), residual
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scipy.optimize, "nnls", nnls)
+        yield
+
+
+@pytest.fixture(scope="session")
+def wikipedia(_solved_once) -> Histogram:
     """Wikipedia for BERT, capacity 512; only for tests marked `shared`."""
     return Histogram.load(PUBLISHED / "wikipedia_bert_512.json")
 
 
 @pytest.fixture(scope="session")
-def squad() -> Histogram:
+def squad(_solved_once) -> Histogram:
     """SQuAD 1.1 for BERT, capacity 384; only for tests marked `shared`."""
     return Histogram.load(PUBLISHED / "squad_1_1_bert_384.json")
 

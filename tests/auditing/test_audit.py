@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from transformers import DataCollatorWithFlattening, DebertaV2Config, DebertaV2Model
+import transformers as t
 from zoo import build
 
 import nopad
@@ -115,7 +115,7 @@ def test_wrong_positions_are_no_contamination_and_still_wrong():
 
 
 def test_json_and_text():
-    verdict = nopad.audit(build("bert"), collator=DataCollatorWithFlattening(return_tensors="pt"), capacity=32)
+    verdict = nopad.audit(build("bert"), collator=t.DataCollatorWithFlattening(return_tensors="pt"), capacity=32)
     document = json.loads(verdict.to_json())
     assert document["isolated"] is False
     assert document["first_difference"] == "encoder.layer.0.attention.self"
@@ -128,7 +128,7 @@ def test_json_and_text():
 
 def test_a_head_that_gives_one_result_a_row():
     model = build("bert", "sequence classification")
-    verdict = nopad.audit(model, collator=DataCollatorWithFlattening(return_tensors="pt"), capacity=32)
+    verdict = nopad.audit(model, collator=t.DataCollatorWithFlattening(return_tensors="pt"), capacity=32)
     assert verdict.first_difference == "bert.encoder.layer.0.attention.self"
     assert [check.passed for check in verdict.checks] == [False, False]
     assert verdict.checks[0].detail == "logits: of a row, whatever is in it, and of no sequence"
@@ -168,7 +168,7 @@ def test_gradients_that_are_mostly_rounding():
     sizes = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 128, "num_hidden_layers": 2}
     relative = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 16}
     torch.manual_seed(0)
-    model = DebertaV2Model(DebertaV2Config(vocab_size=200, initializer_range=0.002, **sizes, **relative))
+    model = t.DebertaV2Model(t.DebertaV2Config(vocab_size=200, initializer_range=0.002, **sizes, **relative))
     verdict = nopad.audit(model, backend="mask")
     assert verdict.isolated, str(verdict)
     [check] = [check for check in verdict.checks if check.name == "float32 gradients, flat"]
@@ -178,7 +178,7 @@ def test_gradients_that_are_mostly_rounding():
 
 def test_a_collator_that_loses_tokens():
     def cut(features):
-        return {"input_ids": torch.tensor([[t for feature in features for t in feature["input_ids"]][:40]])}
+        return {"input_ids": torch.tensor([[token for feature in features for token in feature["input_ids"]][:40]])}
 
     with pytest.raises(BatchError, match=r"sequence \d of \d+ tokens is not whole in the collator's batch of 1 x 40"):
         nopad.audit(build("bert"), collator=cut, capacity=32)
@@ -208,7 +208,9 @@ def test_the_first_layers_only():
     assert model.config.num_hidden_layers == 4
     for kind in ("bert", "llama", "deberta-v2", "gpt2"):
         assert nopad.audit(build(kind, "base"), layers=1, capacity=32).isolated, kind
-    stock = nopad.audit(build("bert"), layers=1, collator=DataCollatorWithFlattening(return_tensors="pt"), capacity=32)
+    stock = nopad.audit(
+        build("bert"), layers=1, collator=t.DataCollatorWithFlattening(return_tensors="pt"), capacity=32
+    )
     assert stock.first_difference == "encoder.layer.0.attention.self"
     safe = nopad.packed(build("bert"), backend="mask")
     assert "backend 'mask'" in nopad.audit(safe, layers=1, capacity=32).how

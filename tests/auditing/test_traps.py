@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AttentionInterface, DataCollatorWithFlattening
+import transformers as t
 from zoo import build
 
 import nopad
@@ -28,7 +28,7 @@ def found(model, collator, **how):
 
 
 def test_1_causal_models_with_a_cache_ignore_positions():
-    verdict = found(build("llama", "causal LM"), DataCollatorWithFlattening(return_tensors="pt"))
+    verdict = found(build("llama", "causal LM"), t.DataCollatorWithFlattening(return_tensors="pt"))
     assert not verdict.isolated
     assert verdict.first_difference.startswith("model.layers.0.self_attn")
 
@@ -48,7 +48,7 @@ def test_1_causal_models_with_a_cache_ignore_positions():
 def test_2_encoders_never_look_at_positions(attention):
     model = build("bert")
     model.set_attn_implementation(attention)
-    verdict = found(model, DataCollatorWithFlattening(return_tensors="pt"))
+    verdict = found(model, t.DataCollatorWithFlattening(return_tensors="pt"))
     assert (verdict.isolated, verdict.first_difference) == (False, "encoder.layer.0.attention.self")
     assert verdict.max_abs_diff > 1e-2
 
@@ -104,7 +104,7 @@ def test_7_an_attention_without_its_mask_gets_none():
         out = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask)
         return out.transpose(1, 2).contiguous(), None
 
-    AttentionInterface.register("blind", blind)
+    t.AttentionInterface.register("blind", blind)
     model = build("bert")
     model.set_attn_implementation("blind")
 

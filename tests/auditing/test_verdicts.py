@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import DataCollatorWithFlattening, MistralConfig, MistralModel, ModernBertConfig, ModernBertModel
+import transformers as t
 from zoo import build
 
 import nopad
@@ -127,10 +127,12 @@ class TestContaminated:
         sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
         tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
         torch.manual_seed(0)
-        model = ModernBertModel(ModernBertConfig(vocab_size=200, local_attention=128, **sizes, **tokens)).eval()
+        model = t.ModernBertModel(t.ModernBertConfig(vocab_size=200, local_attention=128, **sizes, **tokens)).eval()
         assert not nopad.audit(model, collator=blocks()).isolated  # trap 6
         assert nopad.audit(model).isolated
-        wide = MistralModel(MistralConfig(vocab_size=200, sliding_window=4096, num_key_value_heads=2, **sizes)).eval()
+        wide = t.MistralModel(
+            t.MistralConfig(vocab_size=200, sliding_window=4096, num_key_value_heads=2, **sizes)
+        ).eval()
         [note] = [note for note in nopad.audit(wide).notes if "local" in note]
         assert note == "no sequence is longer than its local attention of 4096 tokens; capacity= makes them"
 
@@ -258,5 +260,5 @@ class TestNothingToCompare:
 
 
 def test_names_of_checks_are_different():
-    verdict = nopad.audit(build("bert"), collator=DataCollatorWithFlattening(return_tensors="pt"), capacity=32)
+    verdict = nopad.audit(build("bert"), collator=t.DataCollatorWithFlattening(return_tensors="pt"), capacity=32)
     assert len({check.name for check in verdict.checks}) == len(verdict.checks)

@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
+import transformers as t
 
 import nopad
 from nopad.batch.guard import PackedMask, layout_of
@@ -63,7 +63,9 @@ def test_it_can_be_copied_and_sent(mask, again):
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("make", [lambda: BertModel(BertConfig(**SIZES)), lambda: LlamaModel(LlamaConfig(**SIZES))])
+@pytest.mark.parametrize(
+    "make", [lambda: t.BertModel(t.BertConfig(**SIZES)), lambda: t.LlamaModel(t.LlamaConfig(**SIZES))]
+)
 def test_stock_models_fail_at_first_touch(make, attention):
     model = make()
     model.set_attn_implementation(attention)

@@ -23,7 +23,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize("form", FORMS, ids=["flat", "rows", "deep", "end to end"])
-@settings(max_examples=40)
+@settings(max_examples=settings.default.max_examples * 4 // 10)
 @given(sequences=SEQUENCES)
 def test_everything_comes_back_in_order(form, sequences):
     columns = {

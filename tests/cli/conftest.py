@@ -141,7 +141,7 @@ def packed(call, ids, tmp_path):
 
 
 @pytest.fixture
-def shared():
+def shared(_solved_once):
     """A function from a name to a published histogram; skips where the folder is not there."""
 
     def find(name: str) -> Path:

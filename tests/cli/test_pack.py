@@ -241,9 +241,9 @@ def test_output_folder_in_use(call, ids, packed, tmp_path):
 
 
 @pytest.mark.slow
-def test_sigint_is_resumable(command, run, words, tmp_path):
+def test_sigint_is_resumable(command, call, words, tmp_path):
     path = tmp_path / "big.jsonl"
-    path.write_text("".join(f'{{"text": "{f"w{i % 50} " * (1 + i % 60)}"}}\n' for i in range(200_000)))
+    path.write_text("".join(f'{{"text": "{f"w{i % 50} " * (1 + i % 60)}"}}\n' for i in range(60_000)))
     job = ("pack", path, "-c", 64, "-t", words, "-o")
     out, straight = tmp_path / "out", tmp_path / "straight"
     with subprocess.Popen(command(*job, out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -257,13 +257,13 @@ def test_sigint_is_resumable(command, run, words, tmp_path):
     assert (process.returncode, printed) == (130, "")
     assert err == f"nopad: stopped; what is done is kept in {out / '.work'}: run the same command again to go on\n"
 
-    ran = run("verify", out)
+    ran = call("verify", out)
     assert ran.code == 1
     assert "holds an unfinished packing job; run the same `nopad pack` again to finish it" in ran
-    ran = run("pack", path, "-c", 65, "-t", words, "-o", out)
+    ran = call("pack", path, "-c", 65, "-t", words, "-o", out)
     assert ran.code == 2
     assert "holds an unfinished job with other settings (capacity was 64, now 65)" in ran.error()
 
-    assert run(*job, out).code == 0
-    assert run(*job, straight).code == 0
+    assert call(*job, out).code == 0
+    assert call(*job, straight).code == 0
     assert content(out) == content(straight)

@@ -13,6 +13,7 @@ import torch.multiprocessing as mp
 import nopad
 from nopad.losses import Accuracy, items, over_ranks, token_loss
 
+PER = ("token", "sequence")
 SHARES = [[9], [4, 3, 1, 6, 2]]  # lengths of each rank's sequences
 
 
@@ -38,28 +39,36 @@ def step(model, batch, per, ranks, accuracy):
     return over_ranks(loss)
 
 
-def on_rank(rank, per, folder, root):
+def on_rank(rank, folder, root):
     sys.path.insert(0, root)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     try:
-        inner = model_of_seed_0()
-        model = torch.nn.parallel.DistributedDataParallel(inner)
-        accuracy = Accuracy(per)
-        loss = step(model, batch_of(SHARES[rank], 11 * rank), per, 2, accuracy)
-        accuracy.reduce()
-        gradients = {name: parameter.grad for name, parameter in inner.named_parameters()}
-        torch.save({"loss": loss, "counts": accuracy.counts, "gradients": gradients}, f"{folder}/{rank}.pt")
+        for per in PER:
+            inner = model_of_seed_0()
+            model = torch.nn.parallel.DistributedDataParallel(inner)
+            accuracy = Accuracy(per)
+            loss = step(model, batch_of(SHARES[rank], 11 * rank), per, 2, accuracy)
+            accuracy.reduce()
+            gradients = {name: parameter.grad for name, parameter in inner.named_parameters()}
+            torch.save({"loss": loss, "counts": accuracy.counts, "gradients": gradients}, f"{folder}/{per}-{rank}.pt")
         dist.barrier()
     finally:
         dist.destroy_process_group()
 
 
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """The folder with what two processes found: each starts once, for both ways to count."""
+    folder = tmp_path_factory.mktemp("ranks")
+    mp.spawn(on_rank, (str(folder), str(Path(__file__).parents[2])), nprocs=2, join=True)
+    return folder
+
+
 @pytest.mark.filterwarnings("ignore")  # of torch about its own process groups
-@pytest.mark.parametrize("per", ["token", "sequence"])
-def test_two_ranks_are_one(per, tmp_path):
-    mp.spawn(on_rank, (per, str(tmp_path), str(Path(__file__).parents[1])), nprocs=2, join=True)
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+@pytest.mark.parametrize("per", PER)
+def test_two_ranks_are_one(per, ranks):
+    first, second = (torch.load(ranks / f"{per}-{rank}.pt") for rank in range(2))
 
     model, accuracy = model_of_seed_0(), Accuracy(per)
     both = [batch_of(lengths, 11 * rank) for rank, lengths in enumerate(SHARES)]

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
-import torch._dynamo
-from torch._dynamo.utils import counters
 from zoo import build
 
 import nopad
@@ -18,9 +14,14 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the compiler's own, of torc
 
 
 @pytest.fixture(autouse=True)
-def _fresh():
+def counters():
+    """What the compiler counts, from nothing; it is imported here because that takes seconds."""
+    import torch._dynamo
+    from torch._dynamo.utils import counters
+
     torch._dynamo.reset()
     counters.clear()
+    return counters
 
 
 def drawn(seed, columns=False):
@@ -42,7 +43,7 @@ def drawn(seed, columns=False):
         ("gpt2", "base", "last_hidden_state"),
     ],
 )
-def test_one_graph_for_a_whole_dataset(kind, head, name):
+def test_one_graph_for_a_whole_dataset(kind, head, name, counters):
     model = nopad.packed(build(kind, head), backend="mask")
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     labelled = head.endswith("LM")
@@ -59,7 +60,7 @@ def test_one_graph_for_a_whole_dataset(kind, head, name):
     assert not counters["graph_break"]
 
 
-def test_batches_sorted_by_length_compile_again_and_again():
+def test_batches_sorted_by_length_compile_again_and_again(counters):
     model = build("bert")
     compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=False)
     for width in (5, 12, 19, 30):
@@ -68,8 +69,7 @@ def test_batches_sorted_by_length_compile_again_and_again():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
-def test_inductor_gives_the_same_numbers():
+def test_inductor_gives_the_same_numbers(inductor, counters):
     model = nopad.packed(build("bert", "masked LM", dtype=torch.float32), backend="mask")
     compiled = torch.compile(model, fullgraph=True)
     with torch.no_grad():
@@ -129,7 +129,7 @@ def test_refusals():
         ("qwen3", "question answering", ["start_logits", "end_logits"]),
     ],
 )
-def test_heads_per_sequence_have_static_shapes(kind, head, names, compiled):
+def test_heads_per_sequence_have_static_shapes(kind, head, names, compiled, counters):
     model = nopad.packed(build(kind, head), backend="mask", max_sequences=15)
     run = torch.compile(model, fullgraph=True, backend="eager") if compiled else model
     for seed in range(6):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
 import transformers
@@ -75,9 +73,8 @@ def test_refusals(sequences, targets):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 @pytest.mark.filterwarnings("ignore")  # the compiler's own, of torch's internals
-def test_flex_without_gradients(sequences):
+def test_flex_without_gradients(sequences, inductor):
     from zoo import build as build_one
 
     model = build_one("bert", dtype=torch.float32)

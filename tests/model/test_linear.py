@@ -79,16 +79,36 @@ def test_an_error_leaves_no_mode_behind(chosen, sequences):
     assert torch.overrides._get_current_function_mode() is None
 
 
-def test_it_says_what_it_found_once_and_draws_nothing(caplog):
+@pytest.fixture
+def measure(monkeypatch):
+    """Let every try end with this gain; what is asked for more than once is still tried once."""
+
+    def measure(gain):
+        tried = []
+        real = linear._fastest
+        linear._gain.cache_clear()
+        monkeypatch.setattr(linear, "_fastest", lambda *ways: tried.append(real(*ways, turns=1)) or [gain, 1.0])
+        return tried
+
+    yield measure
     linear._gain.cache_clear()
+
+
+@pytest.mark.parametrize(("gain", "taken"), [(1.85, True), (1.15, True), (1.14, False), (0.5, False)])
+def test_it_says_what_it_found_once_and_draws_nothing(caplog, measure, gain, taken):
+    tried = measure(gain)
     model = build("bert", dtype=torch.float32)
     state = torch.random.get_rng_state()
     with caplog.at_level("INFO", logger="nopad"):
         mode = FastLinear.where_faster(model)
         again = FastLinear.where_faster(model)
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert (mode is None) == (again is None)
+    assert isinstance(mode, FastLinear) == isinstance(again, FastLinear) == taken
+    assert (mode is None, again is None) == (not taken, not taken)
+    assert len(tried) == 1
     [record] = caplog.records
-    assert record.message.startswith("linear layers of 24 x 24 on this CPU: oneDNN with laid-out weights is ")
-    assert record.message.endswith("taken for inference" if mode else "not taken")
+    assert record.message == (
+        "linear layers of 24 x 24 on this CPU: oneDNN with laid-out weights is "
+        f"{gain:.2f} times as fast as PyTorch's own; {'taken for inference' if taken else 'not taken'}"
+    )
     assert FastLinear.where_faster(torch.nn.ReLU()) is None

@@ -79,17 +79,22 @@ def padded_causal(features):
     return batch
 
 
-class Losses(transformers.TrainerCallback):
-    def __init__(self):
-        self.seen = []
+def logged_losses():
+    """A callback for the trainers, which `seen` every loss they log. (Importing its base class takes seconds.)"""
 
-    def on_log(self, args, state, control, logs=None, **_):
-        if "loss" in (logs or {}):
-            self.seen.append(logs["loss"])
+    class Losses(transformers.TrainerCallback):
+        def __init__(self):
+            self.seen = []
+
+        def on_log(self, args, state, control, logs=None, **_):
+            if "loss" in (logs or {}):
+                self.seen.append(logs["loss"])
+
+    return Losses()
 
 
 def trained(model, rows, collate, folder, *, accumulate=1, **how):
-    losses = Losses()
+    losses = logged_losses()
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
         **SAME | {"per_device_train_batch_size": BATCH // accumulate},
@@ -142,7 +147,7 @@ def test_sft_trainer(tmp_path, rows):
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]", eos_token="[EOS]")
 
     def run(model, collate):
-        losses = Losses()
+        losses = logged_losses()
         how = trl.SFTConfig(
             output_dir=str(tmp_path),
             **SAME,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -139,15 +140,15 @@ CONFIGS: dict[str, Any] = {
     "xlm-roberta": lambda: t.XLMRobertaConfig(**{**SMALL, "pad_token_id": 1}, **QUIET),
 }
 
-AUTO = {
-    "base": t.AutoModel,
-    "sequence classification": t.AutoModelForSequenceClassification,
-    "token classification": t.AutoModelForTokenClassification,
-    "question answering": t.AutoModelForQuestionAnswering,
-    "masked LM": t.AutoModelForMaskedLM,
-    "causal LM": t.AutoModelForCausalLM,
-    "next sentence": t.AutoModelForNextSentencePrediction,
-    "pre-training": t.AutoModelForPreTraining,
+AUTO = {  # by name, because transformers imports a model's code when its class is named
+    "base": "AutoModel",
+    "sequence classification": "AutoModelForSequenceClassification",
+    "token classification": "AutoModelForTokenClassification",
+    "question answering": "AutoModelForQuestionAnswering",
+    "masked LM": "AutoModelForMaskedLM",
+    "causal LM": "AutoModelForCausalLM",
+    "next sentence": "AutoModelForNextSentencePrediction",
+    "pre-training": "AutoModelForPreTraining",
 }
 
 
@@ -159,6 +160,16 @@ def skip_where_unsupported(kind: str) -> None:
         pytest.skip(f"T5 is off the interface in transformers {t.__version__}")
 
 
+@cache
+def config_class(kind: str) -> type[t.PretrainedConfig]:
+    return type(CONFIGS[kind]())
+
+
+def has_head(kind: str, head: str) -> bool:
+    """Whether transformers has this head for this kind; asked of its tables, without importing or building a model."""
+    return config_class(kind) in getattr(t, AUTO[head])._model_mapping
+
+
 def build(kind: str, head: str = "base", *, dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
     """A model of this kind, of seed 0, in evaluation mode."""
     skip_where_unsupported(kind)
@@ -166,8 +177,9 @@ def build(kind: str, head: str = "base", *, dtype: torch.dtype = torch.float64, 
     for name, value in changes.items():
         setattr(config, name, value)
     torch.manual_seed(0)
-    heads = {**AUTO, "conditional generation": t.AutoModelForSeq2SeqLM}
-    model = t.T5EncoderModel(config) if (kind, head) == ("t5", "base") else heads[head].from_config(config)
+    auto = {**AUTO, "conditional generation": "AutoModelForSeq2SeqLM"}[head]
+    make = t.T5EncoderModel if (kind, head) == ("t5", "base") else getattr(t, auto).from_config
+    model = make(config)
     with torch.no_grad():
         for parameter in model.parameters():  # biases of 0 would hide what is not added
             parameter.add_(torch.randn_like(parameter) * 0.05)

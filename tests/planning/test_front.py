@@ -234,7 +234,7 @@ CHOSEN = [
 
 
 @pytest.mark.parametrize(("algorithm", "options"), [*((name, {}) for name in ALGORITHMS), *CHOSEN], ids=str)
-@settings(max_examples=30)
+@settings(max_examples=settings.default.max_examples * 3 // 10)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=10),
     capacity=st.integers(4, 12),

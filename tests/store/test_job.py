@@ -113,7 +113,7 @@ def test_a_tokenizer_that_ready_made_ids_do_not_need_changes_nothing(tmp_path, p
     assert tree(tmp_path / "with") == tree(tmp_path / "without")
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=settings.default.max_examples * 6 // 10)
 @given(
     records=st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=12), min_size=1, max_size=40).filter(any),
     capacity=st.integers(1, 14),

@@ -8,13 +8,12 @@ import re
 import runpy
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import pytest
+from tests.warm import Forked, WarmParent
 
 import nopad
 from nopad.corpus import IterableSource
@@ -30,7 +29,7 @@ KILLS = {"tokenising": 7, "planning": 3, "writing": 7, "publishing": 3}
 
 # Runs one job, and says on stdout what it is about to do; each line takes it 1 ms, so that a kill can aim.
 CHILD = """
-import os, sys, time
+import os, sys, tempfile, time
 from functools import partial
 from pathlib import Path
 from nopad.corpus import CorpusOptions, open_source, sequences
@@ -51,6 +50,11 @@ def run(corpus, out, monitor=None):
     finally:
         job.sequences = sequences
 
+def warm(corpus):
+    "Import and compile what a job does."
+    with tempfile.TemporaryDirectory() as folder:
+        run(corpus, Path(folder) / "out")
+
 def tell(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
     time.sleep(0.001)
@@ -68,10 +72,10 @@ def told(name, real):
         real(target, *rest)
     return call
 
-if __name__ == "__main__":
+def main(corpus, out):
     os.fsync, os.replace = told("fsync", os.fsync), told("replace", os.replace)
     try:
-        run(*sys.argv[1:3], Telling())
+        run(corpus, out, Telling())
     except NopadError as error:
         tell(type(error).__name__, error)
         sys.exit(error.exit_code)
@@ -100,10 +104,8 @@ def run(child):
 
 @pytest.fixture(scope="module")
 def start(child, corpus):
-    def begin(out) -> subprocess.Popen:
-        return subprocess.Popen([sys.executable, str(child), str(corpus), str(out)], stdout=subprocess.PIPE, text=True)
-
-    return begin
+    with WarmParent(child, corpus) as begin:
+        yield lambda out: begin(corpus, out)
 
 
 @pytest.fixture(scope="module")
@@ -121,18 +123,27 @@ def phases(lines: list[str]) -> dict[str, range]:
 
 
 @pytest.fixture(scope="module")
-def moments(tmp_path_factory, start) -> list[tuple[int, float]]:
-    """(line, seconds after it): 20 random moments of the job, some in each phase, in order of phases."""
+def draw(tmp_path_factory, start):
+    """A function from a seed to 20 moments of the job, (line, seconds after it): some in each phase, in order."""
     with start(tmp_path_factory.mktemp("timed") / "out") as process:
         lines = process.stdout.read().splitlines()
     assert process.returncode == 0
     assert len(lines) > 150
-    rng = random.Random(0)
     found = phases(lines)
-    return [(rng.choice(found[name]), rng.uniform(0, 0.003)) for name, n in KILLS.items() for _ in range(n)]
+
+    def moments(seed: int) -> list[tuple[int, float]]:
+        rng = random.Random(seed)
+        return [(rng.choice(found[name]), rng.uniform(0, 0.003)) for name, n in KILLS.items() for _ in range(n)]
+
+    return moments
 
 
-def kill_at(process: subprocess.Popen, line: int, delay_s: float, *, with_signal: int = signal.SIGKILL) -> list[str]:
+@pytest.fixture(scope="module")
+def moments(draw) -> list[tuple[int, float]]:
+    return draw(0)
+
+
+def kill_at(process: Forked, line: int, delay_s: float, *, with_signal: int = signal.SIGKILL) -> list[str]:
     """Kill the child `delay_s` after it said line number `line`; return all that it said."""
     with process:
         said = [process.stdout.readline().strip() for _ in range(line + 1)]
@@ -159,7 +170,10 @@ def phase_of(said: list[str]) -> str:
 
 
 @pytest.mark.slow
-def test_kill_9_at_twenty_random_moments(tmp_path, corpus, start, run, whole, moments, tree):
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 21))])
+def test_kill_9_at_twenty_random_moments(tmp_path, corpus, start, run, whole, draw, tree, seed):
+    moments = draw(seed)
+
     def kill(number: int, line: int, delay_s: float) -> tuple[list[str], int]:
         process = start(tmp_path / str(number))
         return kill_at(process, line, delay_s), process.returncode
@@ -180,12 +194,17 @@ def test_kill_9_at_twenty_random_moments(tmp_path, corpus, start, run, whole, mo
 
 
 @pytest.mark.slow
-def test_killed_over_and_over_again(tmp_path, corpus, start, run, whole, tree):
-    """Each run goes on where the last was killed, so that it gets further before its line comes."""
-    out, rng = tmp_path / "out", random.Random(1)
-    for _ in range(5):
+@pytest.mark.parametrize(
+    ("seed", "kills"), [(1, 5), *(pytest.param(s, 2, marks=pytest.mark.soak) for s in range(2, 42))]
+)
+def test_killed_over_and_over_again(tmp_path, corpus, start, run, whole, tree, seed, kills):
+    """Each run goes on where the last was killed, so that it gets further before its line comes, or is done before."""
+    out, rng = tmp_path / "out", random.Random(seed)
+    for at in range(5):
         kill_at(start(out), rng.randrange(40, 80), rng.uniform(0, 0.002))
-        assert check_unfinished(out)
+        if not check_unfinished(out):
+            assert at >= kills
+            break
     run(corpus, out)
     assert tree(out) == whole
 

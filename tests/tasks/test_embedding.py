@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
+import transformers as t
 from tests.model.zoo import build
-from transformers import AutoModel
 
 import nopad
 from nopad.errors import FormatError, LengthError, OptionError
@@ -29,7 +29,7 @@ def embedder():
 
 def by_hand(texts, limit=256):
     """The usual way: one text at a time, mean over its tokens, length 1."""
-    model = AutoModel.from_pretrained(_default_folder()).eval()
+    model = t.AutoModel.from_pretrained(_default_folder()).eval()
     tokenizer = nopad.load_tokenizer()
     found = []
     for ids in tokenizer.encode(texts):

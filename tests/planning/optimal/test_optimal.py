@@ -12,7 +12,7 @@ from nopad.planning.optimal.master import SolverError
 DEPTH = st.none() | st.integers(1, 4)
 
 
-@settings(max_examples=400)
+@settings(max_examples=settings.default.max_examples * 4)
 @given(st.integers(2, 12), st.lists(st.integers(1, 12), min_size=1, max_size=10), DEPTH)
 def test_optimal_is_the_optimum(fewest, capacity, lengths, depth):
     lengths = [min(length, capacity) for length in lengths]
