@@ -60,8 +60,7 @@ def embed(model: Any, batch: PackedBatch, *, pooling: Pooling = "mean", normaliz
     found = pooled(states, place(guard, states.device, "segments"), pooling)
     if normalize:
         found = torch.nn.functional.normalize(found.float() if found.dtype.itemsize < 4 else found, dim=-1)
-    order = torch.from_numpy(batch.layout.order).to(found.device)
-    return torch.empty_like(found).index_copy(0, order, found)
+    return found
 
 
 class Embedder:

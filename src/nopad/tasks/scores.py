@@ -48,5 +48,4 @@ def sequence_logprobs(model: Any, batch: PackedBatch, *, mean: bool = False) -> 
     total = flat.new_zeros(at.sequences).index_add(0, owner[1:][inside], each[inside])
     if mean:
         total = total / torch.from_numpy(at.seq_lengths - 1).to(total).clamp(min=1)
-    order = torch.from_numpy(at.order).to(total.device)
-    return torch.empty_like(total).index_copy(0, order, total)
+    return total
