@@ -1,6 +1,6 @@
 """Sizes of the source: lines per file and per function, docstrings not counted, beside the budgets of docs/design.md.
 
-    python benchmarks/sizes.py [FOLDER]     default: src/nopad
+python benchmarks/sizes.py [FOLDER]     default: src/nopad
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ def measure(path: Path) -> tuple[int, list[tuple[int, str]]]:
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | FUNCTION)]
     lines = len(text.splitlines()) - sum(map(docstring_lines, nodes))
     functions = [
-        ((node.end_lineno or node.lineno) - node.lineno + 1 - docstring_lines(node), f"{path}:{node.lineno} {node.name}")
+        (
+            (node.end_lineno or node.lineno) - node.lineno + 1 - docstring_lines(node),
+            f"{path}:{node.lineno} {node.name}",
+        )
         for node in nodes
         if isinstance(node, FUNCTION)
     ]

@@ -167,7 +167,9 @@ def test_prompts_of_the_folder(folder):
 def test_a_prompt_that_is_not_pooled(folder):
     change(folder / "1_Pooling" / "config.json", include_prompt=False)
     embedder = prompted(folder, prompts={"query": "search query: "}, default_prompt_name="query")
-    model, tokenizer = AutoModel.from_pretrained(folder).eval(), nopad.load_tokenizer()
+    import transformers
+
+    model, tokenizer = transformers.AutoModel.from_pretrained(folder).eval(), nopad.load_tokenizer()
     wanted = []
     for text in TEXTS[:2]:
         [ids] = tokenizer.encode(["search query: " + text])

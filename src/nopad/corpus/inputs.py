@@ -142,7 +142,9 @@ class InputFile:
         else:
             return  # one request a file is enough
         if size != self.size:
-            raise SourceError(f"{self.path}: changed while the job was running, from {self.size} bytes to {size}; {_AGAIN}")
+            raise SourceError(
+                f"{self.path}: changed while the job was running, from {self.size} bytes to {size}; {_AGAIN}"
+            )
         if self.stamp is not None and stamp != self.stamp:
             raise SourceError(f"{self.path}: written again or replaced while the job was running; {_AGAIN}")
 
