@@ -5,6 +5,7 @@ pyarrow is imported on use, so that `import nopad` stays quick.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ def write_arrow(path: Path, table: pa.Table) -> None:
 
     with (
         replacing(path) as partial,
-        pa.OSFile(str(partial), "wb") as sink,
+        pa.OSFile(os.fsencode(partial), "wb") as sink,
         pa.ipc.new_file(sink, table.schema) as writer,
     ):
         writer.write_table(table)

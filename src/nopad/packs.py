@@ -23,7 +23,7 @@ from nopad.histogram import as_lengths
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Packs", "index_dtype"]
+__all__ = ["Packs", "index_dtype", "take_lists"]
 
 FORMAT_VERSION = 1
 
@@ -119,13 +119,7 @@ class Packs:
         chosen = np.asarray(packs, dtype=np.int64)
         if chosen.size and not 0 <= chosen.min() <= chosen.max() < len(self):
             raise IndexError(f"pack numbers must be in 0..{len(self) - 1}, got {chosen.min()}..{chosen.max()}")
-        from nopad import _kernels
-
-        sizes = (self.indptr[1:] - self.indptr[:-1])[chosen]
-        indptr = np.zeros(chosen.size + 1, dtype=self.indptr.dtype)
-        sequence = np.empty(int(sizes.sum(dtype=np.int64)), dtype=self.sequence.dtype)
-        _kernels.permute_packs(self.indptr, self.sequence, chosen, indptr, sequence)
-        return Packs(self.capacity, self.depth, indptr, sequence)
+        return Packs(self.capacity, self.depth, *take_lists(self.indptr, self.sequence, chosen))
 
     def shard(self, rank: int, world_size: int) -> Packs:
         """Return every `world_size`-th pack from `rank` on: the share of one of any number of workers."""
@@ -217,6 +211,18 @@ class Packs:
             list_parts(column.chunk(0)) if column.num_chunks else (np.zeros(1, np.int32), np.zeros(0, np.int32))
         )
         return cls(int(capacity), None if depth == "none" else int(depth), indptr, sequence)
+
+
+def take_lists(
+    indptr: NDArray[Any], values: NDArray[Any], chosen: NDArray[np.int64]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return bounds and values of the lists with these numbers, in this order; list k is ``values[indptr[k]:...]``."""
+    from nopad import _kernels
+
+    new = np.zeros(chosen.size + 1, dtype=indptr.dtype)
+    taken = np.empty(int(np.diff(indptr)[chosen].sum(dtype=np.int64)), dtype=values.dtype)
+    _kernels.permute_packs(indptr, values, chosen, new, taken)
+    return new, taken
 
 
 def _schema(dtype: type[np.int32] | type[np.int64]) -> pa.Schema:

@@ -46,13 +46,15 @@ def test_everything_comes_back_in_order(form, sequences):
     assert batch.layout.depth <= (form.get("depth") or len(sequences))
 
 
-def test_the_same_order_in_all_arrays():
+def test_what_is_per_sequence_is_in_the_order_given():
     batch = PackedBatch.from_sequences(
         [[1], [2, 2, 2, 2], [3, 3]], columns={"label": [10, 20, 30]}, form="rows", capacity=4
     )
     assert batch.input_ids.tolist() == [[1, 3, 3, 0], [2, 2, 2, 2]]
-    assert batch.seq_lengths.tolist() == [1, 2, 4]
-    assert batch["label"].tolist() == [10, 30, 20]
+    assert batch.sequence_ids.tolist() == [[1, 3, 3, 0], [2, 2, 2, 2]]
+    assert batch.seq_lengths.tolist() == [1, 4, 2]
+    assert batch.cu_seqlens.tolist() == [0, 1, 3, 7]  # of the stream: row after row
+    assert batch["label"].tolist() == [10, 20, 30]
     assert [part.tolist() for part in batch.unpack(batch["label"])] == [10, 20, 30]
 
 
@@ -87,6 +89,7 @@ def test_rows_of_a_dataset(dataset, form):
     rows = [dataset[at] for at in range(len(dataset))]
     batch = PackedBatch.from_rows(rows, form=form, capacity=8)
     assert batch.layout.tokens == sum(row.input_ids.size for row in rows)
+    assert batch.records["seq_index"].tolist() == batch["label"].tolist()  # the label is the record's number here
     seen = {}
     parts = (batch.unpack(batch[name]) for name in ("input_ids", "labels", "label", "name"))
     for ids, labels, label, name in zip(*parts, strict=True):
@@ -119,6 +122,11 @@ def test_features_that_are_packs_already():
     assert [part.tolist() for part in batch.unpack(batch.input_ids)] == [[1, 2], [3], [9]]
     assert batch["label"].tolist() == [7, 8, 5]
     assert "seq_index" not in batch
+    for these in (batch, type(batch)(dict(batch.items())), batch.to("cpu"), pickle.loads(pickle.dumps(batch))):
+        assert {name: numbers.tolist() for name, numbers in these.records.items()} == {"seq_index": [4, 5, 6]}
+    again = PackedBatch.from_features(features, form="rows", capacity=4)
+    assert again.records["seq_index"].tolist() == [4, 5, 6]
+    assert again["label"].tolist() == [7, 8, 5]
 
 
 def test_it_is_a_mapping_as_loops_want_it():

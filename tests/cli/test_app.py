@@ -52,6 +52,11 @@ def test_help_of_a_verb_shows_examples(call, verb, examples):
     assert ran.split("╭")[0].count(f"nopad {verb} ") == examples + 1  # and the usage line
 
 
+@pytest.mark.parametrize(("verb", "extra"), [("report", "nopad[report]"), ("audit", "nopad[torch]")])
+def test_help_names_the_extra_a_verb_needs(call, verb, extra):
+    assert extra in " ".join(call(verb, "--help").split())
+
+
 def test_help_of_demo_names_its_folder(call):
     assert "nopad-demo" in call("demo", "--help")
 

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nopad.planning.exact_cover import fill, fit_remainder, over_cover, pad_remainder, take_complete
+from nopad.planning.exact_cover import fill, fit_remainder, over_cover, pad_remainder
 
 CAPACITY = 12
 PACKS = st.lists(st.integers(1, CAPACITY), min_size=1, max_size=5).filter(lambda lengths: sum(lengths) <= CAPACITY)
@@ -38,15 +38,6 @@ def test_fill_uses_each_slot_there_is_a_sequence_for(solution, demand):
     assert +left == demand - supply(solution)
     assert number(packs) <= number(solution)
     well_made(packs, 5)
-
-
-@given(SOLUTION, DEMAND)
-def test_take_complete_takes_whole_packs_only(solution, demand):
-    left = demand.copy()
-    packs = take_complete(solution, left)
-    assert supply(packs) + left == demand
-    assert {lengths for _, lengths in packs} <= {lengths for _, lengths in solution}
-    assert supply(packs) <= supply(solution)
 
 
 @given(DEMAND, st.integers(1, 4))

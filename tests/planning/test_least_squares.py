@@ -27,20 +27,8 @@ def problems(draw, **fixed):
         "rounding": draw(st.sampled_from(["nearest", "ceil", "floor"])),
         "remainder": draw(st.sampled_from(["pad", "best_fit"])),
         "granularity": draw(st.integers(1, 4) | st.just(30)),
-        "only_full": draw(st.booleans()),
     } | fixed
     return Histogram.from_counts(counts), capacity, draw(st.none() | st.integers(1, 5)), options
-
-
-def reachable(left, capacity, depth):
-    """The sums that at most `depth` of the sequences in `left` can have."""
-    fewest = {0: 0}  # sequences per sum; how many of one length are used is limited by its count
-    for length, count in left.items():
-        for total, used in list(fewest.items()):
-            for copies in range(1, min(count, (capacity - total) // length) + 1):
-                reached = total + copies * length
-                fewest[reached] = min(fewest.get(reached, capacity + 1), used + copies)
-    return {total for total, used in fewest.items() if used <= depth}
 
 
 @BOTH
@@ -56,32 +44,12 @@ def test_every_option_keeps_the_cover_exact(algorithm, problem, weighting):
     assert made.to_json() == plan(histogram, capacity, depth=depth, algorithm=algorithm, **options).to_json()
     assert made.options == options
     assert made.packs == made.facts["packs_after_repair"] <= histogram.sequences
-    if not options["only_full"] and options["remainder"] == "pad":
+    if options["remainder"] == "pad":
         assert made.packs <= made.facts["packs_before_repair"]
     if options["granularity"] == 1 and capacity > 1 and depth != 1 and histogram.sequences:
         before = made.facts["packs_before_repair"] * capacity
         phantoms = made.facts["over_cover"]
         assert phantoms <= before - histogram.tokens <= phantoms * capacity
-
-
-@BOTH
-@given(problem=problems(only_full=True))
-def test_only_full_keeps_full_packs_and_counts_the_rest(algorithm, problem):
-    histogram, capacity, depth, options = problem
-    made = plan(histogram, capacity, depth=depth, algorithm=algorithm, **options)
-    full = [(count, lengths) for count, lengths in made.strategies if sum(lengths) == capacity]
-    rest = {lengths: count for count, lengths in made.strategies if sum(lengths) < capacity}
-    assert all(len(lengths) == 1 for lengths in rest)
-    assert made.facts["only_full"] == {
-        "packs": sum(count for count, _ in full),
-        "sequences": sum(count * len(lengths) for count, lengths in full),
-        "tokens": sum(count * capacity for count, _ in full),
-        "left_sequences": sum(rest.values()),
-        "left_tokens": sum(count * sum(lengths) for lengths, count in rest.items()),
-    }
-    if options["granularity"] == 1:  # nothing is left that could still fill a pack
-        left = {length: min(count, capacity) for (length,), count in rest.items()}
-        assert capacity not in reachable(left, capacity, depth or capacity)
 
 
 @given(problem=problems(rounding="ceil"))
@@ -163,7 +131,7 @@ def test_only_nnlshp_has_a_weighting(refuses):
     assert NNLSHP_OPTIONS.keys() - ENNLSHP_OPTIONS.keys() == {"weighting"}
     with refuses(
         OptionError,
-        "algorithm 'ennlshp' has no option 'weighting' (it has: granularity, only_full, remainder, rounding; "
+        "algorithm 'ennlshp' has no option 'weighting' (it has: granularity, remainder, rounding; "
         "every algorithm has: align, max_squares, pack_multiple)",
     ):
         plan([1], 8, algorithm="ennlshp", weighting="fixed")
@@ -175,7 +143,6 @@ def test_only_nnlshp_has_a_weighting(refuses):
         ("rounding", "up", "one of 'nearest', 'ceil', 'floor'"),
         ("remainder", None, "one of 'pad', 'best_fit'"),
         ("granularity", 0, "an integer from 1 to 2147483647"),
-        ("only_full", 1, "one of True, False"),
         ("weighting", 0.09, "one of 'fixed', 'capacity'"),
     ],
 )

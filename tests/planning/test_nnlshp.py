@@ -54,7 +54,6 @@ def _uses(units):
         (64, 2, 3, {}, 22_217, 22_217),
         (64, 2, 3, {"rounding": "floor", "remainder": "best_fit"}, 22_221, 22_205),
         (64, 2, 4, {"granularity": 2, "remainder": "best_fit"}, 22_390, 22_364),
-        (64, 2, 3, {"only_full": True}, 22_217, 23_836),
     ],
 )
 def test_synthetic(capacity, seed, depth, options, before, after):

@@ -22,7 +22,7 @@ def source(make_records) -> IterableSource:
     return IterableSource(make_records(150), block_records=10)
 
 
-@pytest.mark.parametrize(("match", "at"), [("journal.jsonl", 2), ("plan.json", 0), ("shards.jsonl", 1)])
+@pytest.mark.parametrize(("match", "at"), [("journal.jsonl", 2), ("plan.json", 0), ("finished.jsonl", 1)])
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -84,7 +84,7 @@ class Unlisted(IterableSource):
         return []
 
 
-@pytest.mark.parametrize("stop", ["plan.json", "shards.jsonl"])
+@pytest.mark.parametrize("stop", ["plan.json", "finished.jsonl"])
 def test_a_longer_or_shorter_source_is_refused(tmp_path, small_groups, pack, interrupt, make_records, stop):
     records, out = make_records(60), tmp_path / "out"
     interrupt(Unlisted(records, block_records=5), out, match=stop)

@@ -1,8 +1,9 @@
-"""A packed dataset goes straight into TRL's trainer: one step, with positions that restart."""
+"""A packed dataset goes straight into TRL's trainer, by the recipe in the docs: one step, positions that restart."""
 
 from __future__ import annotations
 
-import warnings
+import re
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -16,48 +17,37 @@ RNG = np.random.default_rng(0)
 ROWS = [{"input_ids": ids, "labels": ids} for n in RNG.integers(1, 12, 40) for ids in [RNG.integers(3, 64, n).tolist()]]
 
 
-@pytest.fixture(scope="module")
-def trainer_of():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trl = pytest.importorskip("trl")
-        transformers = pytest.importorskip("transformers")
+RECIPE = Path(__file__).parents[2] / "docs" / "sources.md"
 
-    def make(dataset, folder):
-        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=64, **sizes))
-        inner = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "[PAD]": 1, "[EOS]": 2}, unk_token="[UNK]"))
-        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]", eos_token="[EOS]")
-        how = trl.SFTConfig(
-            output_dir=str(folder),
-            max_steps=1,
-            per_device_train_batch_size=2,
-            padding_free=True,
-            max_length=None,
-            dataset_kwargs={"skip_prepare_dataset": True},
-            report_to=[],
-            save_strategy="no",
-            use_cpu=True,
-            bf16=False,
-        )
-        return trl.SFTTrainer(model, args=how, train_dataset=dataset, processing_class=tokenizer)
 
-    return make
+def recipe():
+    """The recipe as the docs print it."""
+    [code] = re.findall(r"```text\n(import datasets\n.*?)```", RECIPE.read_text(), re.DOTALL)
+    return code
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("form", ["shards", "object"])
-def test_one_step(trainer_of, tmp_path, form):
-    if form == "shards":
-        source = nopad.open_source(ROWS)
-        nopad.pack_corpus(source, tmp_path / "packed", nopad.CorpusOptions(capacity=32))
-        files = str(tmp_path / "packed" / "shards")
-        dataset = datasets.load_dataset("parquet", data_dir=files, split="train", cache_dir=str(tmp_path / "cache"))
-    else:
+def test_one_step(tmp_path, monkeypatch, form):
+    pytest.importorskip("trl")
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=64, **sizes))
+    inner = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "[PAD]": 1, "[EOS]": 2}, unk_token="[UNK]"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]", eos_token="[EOS]")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    nopad.pack_corpus(nopad.open_source(ROWS), "packed", nopad.CorpusOptions(capacity=32))
+    # What a test adds: one step on a CPU, without reports.
+    added = 'output_dir="out", max_steps=1, use_cpu=True, bf16=False, report_to=[],'
+    code = recipe().replace('output_dir="out",', added)
+    names = {"model": model, "tokenizer": tokenizer}
+    exec(code, names)
+    trainer = names["trainer"]
+    if form == "object":
         packs = nopad.pack([len(row["input_ids"]) for row in ROWS], capacity=32)
-        dataset = nopad.to_dataset(packs, datasets.Dataset.from_list(ROWS))
-    trainer = trainer_of(dataset, tmp_path / "out")
+        trainer.train_dataset = nopad.to_dataset(packs, datasets.Dataset.from_list(ROWS))
     batch = next(iter(trainer.get_train_dataloader()))
     lens = batch["cu_seq_lens_q"].diff().tolist()
     assert batch["position_ids"][0].tolist() == [at for n in lens for at in range(n)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["Columns", "from_features", "from_rows", "per_sequence"]
 
 LENGTHS = "seq_lengths"  # of a row of a packed dataset
-OWN = (LENGTHS, "seq_index", "seq_start", "seq_source")  # what nopad wrote beside the content
+RECORDS = ("seq_index", "seq_start", "seq_source")  # where a sequence of a packed dataset comes from
+OWN = (LENGTHS, *RECORDS)  # what nopad wrote beside the content
 MASK = "attention_mask"
 DERIVED = ("position_ids",)  # made again
 
@@ -30,12 +31,14 @@ class Columns:
     Attributes:
         seq_lengths: int32 ``[n]``.
         tokens: one value a token, end to end, by name; ``input_ids`` among them, int64.
-        values: one value a sequence, by name; ``[n]``; strings as an object array.
+        values: one value per sequence, by name; ``[n]``; strings as an object array.
+        records: where each sequence comes from, as a packed dataset has it: ``seq_index`` and its like; ``[n]``.
     """
 
     seq_lengths: NDArray[np.int32]
     tokens: Mapping[str, NDArray[Any]]
     values: Mapping[str, NDArray[Any]]
+    records: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     @classmethod
     def of_sequences(cls, sequences: Sequence[Any], columns: Mapping[str, Any]) -> Columns:
@@ -69,17 +72,13 @@ class Columns:
                 values[name] = _values(given)
         return cls(seq_lengths, tokens, values)
 
-    def take(self, order: NDArray[np.int64]) -> Columns:
-        """Return the sequences of these numbers, in this order."""
+    def streams(self, order: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Return the columns per token with the sequences in this order."""
         begins = np.cumsum(self.seq_lengths, dtype=np.int64) - self.seq_lengths
         lens = self.seq_lengths[order]
         inside = np.arange(int(lens.sum())) - np.repeat(np.cumsum(lens, dtype=np.int64) - lens, lens)
         index = np.repeat(begins[order], lens) + inside
-        return Columns(
-            lens,
-            {name: column[index] for name, column in self.tokens.items()},
-            {name: column[order] for name, column in self.values.items()},
-        )
+        return {name: column[index] for name, column in self.tokens.items()}
 
 
 def from_features(features: Sequence[Mapping[str, Any]]) -> Columns:
@@ -135,7 +134,8 @@ def _packed_features(features: Sequence[Mapping[str, Any]]) -> Columns:
             tokens[name] = _wide(column)
         else:
             raise BatchError(f"column {name!r} has neither one value a token nor one a sequence")
-    return Columns(lens, tokens, {name: value for name, value in values.items() if name not in OWN})
+    records = {name: values.pop(name) for name in RECORDS if name in values}
+    return Columns(lens, tokens, values, records)
 
 
 def _row(row: dict[str, NDArray[Any]], n: int) -> dict[str, NDArray[Any]]:
@@ -165,6 +165,7 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Columns, NDArray[np.int64]]:
             np.concatenate([row.seq_lengths for row in rows]),
             {name: _wide(np.concatenate([row[name] for row in rows])) for name in per_token},
             {name: np.concatenate([row[name] for row in rows]) for name in per_sequence if name not in OWN},
+            {name: np.concatenate([row[name] for row in rows]) for name in per_sequence if name in RECORDS},
         ),
         np.array([row.seq_lengths.size for row in rows], dtype=np.int64),
     )

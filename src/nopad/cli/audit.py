@@ -46,9 +46,9 @@ def audit(
     seed: Annotated[int, typer.Option("--seed", metavar="S", help="Of the tokens that are tried.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
-    """Prove that a model on packs is isolated, or name the layer at which sequences see each other.
+    r"""Prove that a model on packs is isolated, or name the layer at which sequences see each other.
 
-    Exit code 0 when every check passes, 1 when one does not. Needs the extra nopad[torch].
+    Exit code 0 when every check passes, 1 when one does not. Needs the extra nopad\[torch].
 
     Examples:
       nopad audit path/to/model

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from numpy.typing import NDArray
 
 from nopad.cli.lengths import read_given
 from nopad.cli.monitor import Bars
@@ -28,6 +30,7 @@ from nopad.cli.options import (
 )
 from nopad.cli.render import console, describe_bound, describe_histogram, plan_table
 from nopad.errors import OptionError
+from nopad.histogram import Histogram
 from nopad.options import check_sizes
 from nopad.planning import ALGORITHMS, Plan
 from nopad.planning.comparison import DEPTHS, compare
@@ -169,9 +172,19 @@ def _check_output(output: Path | None, algorithms: int, depths: int) -> None:
         raise OptionError(f"{output}: there is no folder {output.parent}; make it, or choose another --output")
 
 
-def table_rows(*what: Any, monitor: Monitor, output: Path | None = None, **how: Any) -> list[dict[str, Any]]:
+def table_rows(
+    given: Histogram | NDArray[Any],
+    histogram: Histogram,
+    capacity: int,
+    algorithms: Sequence[str],
+    depths: Sequence[int | None],
+    *,
+    monitor: Monitor,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+    output: Path | None = None,
+) -> list[dict[str, Any]]:
     """Call `compare` with progress; save each plan to `output` (there is one, where it is given)."""
-    depths = len(what[-1])
 
     def done(made: Plan) -> None:
         monitor.advance(1)
@@ -179,6 +192,8 @@ def table_rows(*what: Any, monitor: Monitor, output: Path | None = None, **how: 
             made.save(output)
 
     def begun(name: str) -> None:
-        monitor.stage(f"planning {name}", depths, "depths")
+        monitor.stage(f"planning {name}", len(depths), "depths")
 
-    return compare(*what, on_start=begun, on_plan=done, **how)
+    return compare(
+        given, histogram, capacity, algorithms, depths, seed=seed, options=options, on_start=begun, on_plan=done
+    )

@@ -30,9 +30,9 @@ def report(
         float, typer.Option("--throughput", metavar="N", help="Slots a second and accelerator, for the hours saved.")
     ] = THROUGHPUT,
 ) -> None:
-    """Write one offline page: padding before and after, packs as coloured bars, lengths, efficiency against the bound.
+    r"""Write one offline page: padding before and after, packs as coloured bars, lengths, efficiency against the bound.
 
-    Needs the extra nopad[report]. Several paths stand side by side.
+    Needs the extra nopad\[report]. Several paths stand side by side.
 
     Examples:
       nopad report packed

@@ -1,15 +1,17 @@
-"""Memory-mapped arrays as a source: what people save who tokenise once and train often."""
+"""Arrays as a source: what people save who tokenise once and train often."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from nopad.corpus.inputs import reading
+from nopad.corpus.npy import NpyFile, Read
+from nopad.corpus.records import MAX_ID
 from nopad.corpus.selection import Reading
 from nopad.corpus.source import BLOCK_BYTES
 from nopad.corpus.tables import TableSource
@@ -17,9 +19,11 @@ from nopad.errors import SourceError
 
 __all__ = ["ArrayFolder"]
 
+_OFFSETS_AT_ONCE = 1 << 20
+
 
 class ArrayFolder(TableSource):
-    """A folder of memory-mapped arrays: ``ids.npy`` with all ids end to end, ``offsets.npy`` ``[n + 1]``.
+    """A folder of arrays: ``ids.npy`` with all ids end to end, ``offsets.npy`` ``[n + 1]``.
 
     Any other ``NAME.npy`` is a column: as long as ``ids.npy``, one value a token; ``[n]``, one value a sequence.
 
@@ -28,18 +32,24 @@ class ArrayFolder(TableSource):
     """
 
     def __init__(self, folder: Path, how: Reading, *, block_bytes: int = BLOCK_BYTES) -> None:
-        """Map the arrays; nothing is read yet but the offsets' ends."""
-        self._arrays = {path.stem: _mapped(path) for path in sorted(folder.glob("*.npy"))}
-        self._files = [(path.name, path.stat().st_size) for path in sorted(folder.glob("*.npy"))]
+        """Read the headers, and the offsets' ends."""
+        self._arrays = {path.stem: NpyFile(path) for path in sorted(folder.glob("*.npy"))}
+        self._files = [(array.path.name, array.bytes) for array in self._arrays.values()]
+        for array in self._arrays.values():
+            if len(array.shape) != 1 or array.dtype.kind not in "iufb" or array.dtype.itemsize > 8:
+                raise SourceError(
+                    f"{array.path}: an array of shape {array.shape} and type {array.dtype}; "
+                    "columns are one-dimensional numbers"
+                )
         for name in ("ids", "offsets"):
             if name not in self._arrays or self._arrays[name].dtype.kind not in "iu":
-                raise SourceError(
-                    f"{folder}: no array of integers {name}.npy; memory-mapped arrays are ids and offsets"
-                )
+                raise SourceError(f"{folder}: no array of integers {name}.npy; a folder of arrays has ids and offsets")
         offsets = self._arrays.pop("offsets")
-        if not offsets.size or offsets[0] != 0 or offsets[-1] != self._arrays["ids"].size:
+        with offsets.opened() as read:
+            first, last = read(0, min(1, offsets.size)), read(max(offsets.size - 1, 0), offsets.size)
+        if first.tolist() != [0] or last.tolist() != [self._arrays["ids"].size]:
             raise SourceError(
-                f"{folder}: offsets.npy goes from {offsets[:1].tolist()} to {offsets[-1:].tolist()}, and must go "
+                f"{folder}: offsets.npy goes from {first.tolist()} to {last.tolist()}, and must go "
                 f"from 0 to the {self._arrays['ids'].size} values of ids.npy"
             )
         self._offsets = offsets
@@ -51,7 +61,7 @@ class ArrayFolder(TableSource):
                     f"{folder}: {name}.npy has {array.size} values; one a token would be "
                     f"{self._arrays['ids'].size}, one a sequence {offsets.size - 1}"
                 )
-        kinds = {name: pa.from_numpy_dtype(array.dtype) for name, array in self._arrays.items()}
+        kinds = {n: pa.from_numpy_dtype(array.dtype.newbyteorder("=")) for n, array in self._arrays.items()}
         schema = pa.schema({n: pa.list_(kind) if n in self._tokens else kind for n, kind in kinds.items()})
         how = (
             how
@@ -62,44 +72,41 @@ class ArrayFolder(TableSource):
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """As many sequences as hold about a million tokens."""
-        begin, last = 0, self._offsets.size - 1
-        while begin < last:
-            limit = int(self._offsets[begin]) + self._block_tokens
-            end = min(max(int(np.searchsorted(self._offsets, limit, side="right")) - 1, begin + 1), last)
-            yield self._batch(begin, end)
-            begin = end
+        with ExitStack() as stack:
+            columns = {name: stack.enter_context(self._arrays[name].opened()) for name in self.selection.columns}
+            for begin, offsets in self._cuts(stack.enter_context(self._offsets.opened())):
+                yield self._batch(begin, offsets, columns)
 
     def inventory(self) -> list[tuple[str, int]]:
         """Every array."""
         return self._files
 
-    def _batch(self, begin: int, end: int) -> pa.RecordBatch:
-        offsets = np.asarray(self._offsets[begin : end + 1]).astype(np.int64)
-        if (np.diff(offsets) < 0).any():
-            at = begin + int(np.flatnonzero(np.diff(offsets) < 0)[0])
-            raise SourceError(
-                f"{self._path}: offsets.npy falls from {self._offsets[at]} to {self._offsets[at + 1]} at {at}"
-            )
-        tokens = slice(int(offsets[0]), int(offsets[-1]))
+    def _cuts(self, read: Read) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """(first sequence of a batch, its offsets): the offsets are read a million at a time."""
+        sequences = self._offsets.size - 1
+        for first in range(0, sequences, _OFFSETS_AT_ONCE):
+            offsets = read(first, min(first + _OFFSETS_AT_ONCE, sequences) + 1).astype(np.int64)
+            lengths = np.diff(offsets)
+            if (lengths < 0).any() or (lengths > MAX_ID).any():
+                at = int(np.argmax((lengths < 0) | (lengths > MAX_ID)))
+                how = "falls" if lengths[at] < 0 else "rises by more than a sequence can hold,"
+                raise SourceError(
+                    f"{self._path}: offsets.npy {how} from {offsets[at]} to {offsets[at + 1]} at {first + at}"
+                )
+            begin, last = 0, lengths.size
+            while begin < last:
+                limit = offsets[begin] + self._block_tokens
+                end = min(max(int(np.searchsorted(offsets, limit, side="right")) - 1, begin + 1), last)
+                yield first + begin, offsets[begin : end + 1]
+                begin = end
+
+    def _batch(self, begin: int, offsets: NDArray[np.int64], read: Mapping[str, Read]) -> pa.RecordBatch:
         relative = pa.array((offsets - offsets[0]).astype(np.int32))
         columns = {}
         for name in self.selection.columns:
-            array = self._arrays[name]
             if name in self._tokens:
-                columns[name] = pa.ListArray.from_arrays(relative, pa.array(np.asarray(array[tokens])))
+                values = pa.array(read[name](int(offsets[0]), int(offsets[-1])))
+                columns[name] = pa.ListArray.from_arrays(relative, values)
             else:
-                columns[name] = pa.array(np.asarray(array[begin:end]))
+                columns[name] = pa.array(read[name](begin, begin + offsets.size - 1))
         return pa.RecordBatch.from_pydict(columns)
-
-
-def _mapped(path: Path) -> np.ndarray[Any, Any]:
-    with reading(path):
-        try:
-            array: np.ndarray[Any, Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise SourceError(f"{path}: not an .npy file of numbers ({error}); save it with numpy.save") from error
-    if array.ndim != 1 or array.dtype.kind not in "iufb":
-        raise SourceError(
-            f"{path}: an array of shape {array.shape} and type {array.dtype}; columns are one-dimensional numbers"
-        )
-    return array

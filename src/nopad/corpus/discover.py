@@ -210,8 +210,8 @@ def _find_all(inputs: Sequence[str | Path]) -> tuple[list[InputFile | Path | str
             files.append(text)
         elif is_url(text):
             found = [
-                InputFile(path=url, name=name, size=size, remote=remote)
-                for url, name, size, remote in find_remote(text)
+                InputFile(path=url, name=name, size=size, remote=remote, stamp=stamp)
+                for url, name, size, stamp, remote in find_remote(text)
             ]
             known = [file for file in found if file.suffix in SUFFIXES and not _is_archive(file)]
             if not known:

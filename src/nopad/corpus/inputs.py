@@ -1,7 +1,9 @@
 """One input file, here or on an object store, plain or compressed: read whole, in runs of whole lines, or at random.
 
-Every way that reading can fail becomes a `SourceError` that names the path. The size is fixed when the file is found; a
-file that has another size once it has been read was written to meanwhile, and is refused. O(bytes), memory of a block.
+Every way that reading can fail becomes a `SourceError` that names the path. Which file it is (size, time of the last
+write, inode) is noted when it is found and compared whenever it is opened and whenever reading it is done: a file that
+was written to or replaced meanwhile is refused. Nothing is memory-mapped: of a mapped file that is cut short, the
+system kills the process that reads it. O(bytes), memory of a block.
 """
 
 from __future__ import annotations
@@ -24,13 +26,15 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 class InputFile:
     """A readable file: `path` as the user finds it, `name` for fingerprints, `size` in bytes as stored.
 
-    `remote`: where it is when not on this machine's disk, an `nopad.corpus.remote.Remote`.
+    `remote`: where it is when not on this machine's disk, an `nopad.corpus.remote.Remote`. `stamp`: what else tells it
+    from a file that takes its place; None: nothing does.
     """
 
     path: Path | str
     name: str
     size: int
     remote: Any = None
+    stamp: tuple[int, int] | None = None
 
     @classmethod
     def found(cls, path: Path, name: str) -> InputFile:
@@ -43,7 +47,7 @@ class InputFile:
                 )
             if not os.access(path, os.R_OK):
                 raise PermissionError
-        return cls(path=path, name=name, size=info.st_size)
+        return cls(path=path, name=name, size=info.st_size, stamp=_stamp(info))
 
     @property
     def compression(self) -> str | None:
@@ -58,17 +62,16 @@ class InputFile:
             name = os.path.splitext(name)[0]
         return os.path.splitext(name)[1].lower()
 
-    def whole(self) -> bytes:
-        """The content of the file, decompressed."""
-        with reading(self.path), self._stream() as file:
-            data: bytes = file.read()
-        self._check(len(data))
+    def whole(self, limit: int | None = None) -> bytes:
+        """The content of the file, decompressed; of a longer one, `limit` + 1 bytes."""
+        with self._stream() as file:
+            data: bytes = file.read() if limit is None else file.read(limit + 1)
         return data
 
     def lines(self) -> Iterator[bytes]:
         """Line by line, with line ends, for looking at the first few."""
         rest = b""
-        with reading(self.path), self._stream() as file:
+        with self._stream() as file:
             while chunk := file.read(1 << 16):
                 *lines, rest = (rest + chunk).split(b"\n")
                 yield from (line + b"\n" for line in lines)
@@ -77,10 +80,9 @@ class InputFile:
 
     def line_blocks(self, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[bytes, int]]:
         """(data, number of its first line), cut after the last line end in each `block_bytes`; long lines grow it."""
-        line, total, rest = 1, 0, []
-        with reading(self.path), self._stream() as file:
+        line, rest = 1, []
+        with self._stream() as file:
             while chunk := file.read(block_bytes):
-                total += len(chunk)
                 cut = chunk.rfind(b"\n") + 1
                 if not cut:
                     rest.append(chunk)
@@ -89,35 +91,70 @@ class InputFile:
                 yield data, line
                 line += data.count(b"\n")
                 rest = [chunk[cut:]]
-        self._check(total)
         if tail := b"".join(rest):
             yield tail, line
 
-    def random(self) -> Any:
-        """The file as an Arrow file that can be read at any place; a context manager."""
+    @contextmanager
+    def random(self) -> Iterator[Any]:
+        """The file as an Arrow file that can be read at any place."""
         import pyarrow as pa
 
-        return pa.memory_map(str(self.path)) if self.remote is None else self.remote.random()
+        with reading(self.path):  # a path as bytes, because not every name is UTF-8
+            opened = pa.OSFile(os.fsencode(self.path)) if self.remote is None else self.remote.random()
+        with self._unchanged(opened) as stored:
+            yield stored
 
-    def _stream(self) -> Any:
-        """The content as a binary stream; a context manager."""
-        if self.compression is None and self.remote is None:
-            return open(self.path, "rb")
+    @contextmanager
+    def _stream(self) -> Iterator[Any]:
+        """The content as a binary stream, decompressed."""
+        if self.compression is None:
+            with reading(self.path):
+                opened = open(self.path, "rb") if self.remote is None else self.remote.stream()
+            with self._unchanged(opened) as stored:
+                yield stored
+            return
         import pyarrow as pa
 
-        stored = pa.OSFile(str(self.path)) if self.remote is None else self.remote.stream()
-        return pa.CompressedInputStream(stored, self.compression) if self.compression else stored
-
-    def _check(self, read: int) -> None:
-        """Refuse a file that was written to meanwhile."""
         with reading(self.path):
-            if self.compression:  # bytes read are not bytes stored
-                read = os.stat(self.path).st_size if self.remote is None else self.remote.size()
-        if read != self.size:
+            opened = pa.OSFile(os.fsencode(self.path)) if self.remote is None else self.remote.stream()
+        with self._unchanged(opened) as stored:
+            yield pa.CompressedInputStream(stored, self.compression)
+
+    @contextmanager
+    def _unchanged(self, opened: Any) -> Iterator[Any]:
+        """Read what was opened, and prove before and after that it is the file that was found."""
+        with reading(self.path), opened:
+            self._check(opened, done=False)
+            try:
+                yield opened
+            except Exception:
+                self._check(opened, done=True)  # where it has changed, that is what went wrong
+                raise
+            self._check(opened, done=True)
+
+    def _check(self, opened: Any, *, done: bool) -> None:
+        """Refuse a file that was written to, or replaced, since it was found."""
+        if self.remote is None:
+            info = os.fstat(opened.fileno())
+            size, stamp = info.st_size, _stamp(info)
+        elif done:
+            size, stamp = self.remote.now()
+        else:
+            return  # one request a file is enough
+        if size != self.size:
             raise SourceError(
-                f"{self.path}: changed while the job was running, from {self.size} bytes to {read}; "
-                "run again when nothing writes to it"
+                f"{self.path}: changed while the job was running, from {self.size} bytes to {size}; {_AGAIN}"
             )
+        if self.stamp is not None and stamp != self.stamp:
+            raise SourceError(f"{self.path}: written again or replaced while the job was running; {_AGAIN}")
+
+
+_AGAIN = "run again when nothing writes to it"
+
+
+def _stamp(info: os.stat_result) -> tuple[int, int]:
+    """Time of the last write, and inode."""
+    return info.st_mtime_ns, info.st_ino
 
 
 @contextmanager

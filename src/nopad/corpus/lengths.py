@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
+from nopad.corpus.npy import NpyFile
 from nopad.corpus.records import BadRecord, Record
 from nopad.corpus.source import Block, Source
-from nopad.errors import FormatError
+from nopad.errors import FormatError, SourceError
 
 __all__ = ["LengthsFile"]
 
@@ -19,33 +20,39 @@ _CHUNK = 1 << 20
 
 
 class LengthsFile(Source):
-    """An ``.npy`` file of integer lengths ``[n]``, memory-mapped; record i has ``lengths[i]`` tokens.
+    """An ``.npy`` file of integer lengths ``[n]``; record i has ``lengths[i]`` tokens.
 
     Raises:
         FormatError: the file is missing, no ``.npy`` file, or not a one-dimensional array.
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Map the file; nothing is read yet."""
+        """Read the header."""
         self.path = Path(path)
         try:
-            self.lengths: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            why = error.strerror if isinstance(error, OSError) else "not an .npy file of numbers"
-            raise FormatError(f"cannot read lengths from {path}: {why}; save them with numpy.save") from error
-        if self.lengths.ndim != 1:
-            raise FormatError(f"{path} holds an array of shape {self.lengths.shape}; lengths are one-dimensional")
-        self.total_bytes = self.lengths.nbytes
+            self._file = NpyFile(self.path)
+        except SourceError as error:
+            raise FormatError(f"cannot read lengths from {error}") from error
+        if len(self._file.shape) != 1:
+            raise FormatError(f"{path} holds an array of shape {self._file.shape}; lengths are one-dimensional")
+        self.total_bytes = self._file.size * self._file.dtype.itemsize
+
+    @cached_property
+    def lengths(self) -> NDArray[Any]:
+        """All of them, in memory. Raises SourceError when the file has changed since it was found."""
+        return self._file.whole()
 
     def blocks(self) -> Iterator[Block]:
         """Yield the raw lengths in chunks, for fingerprints only: there are no records to decode."""
-        for begin in range(0, self.lengths.size, _CHUNK):
-            chunk = np.ascontiguousarray(self.lengths[begin : begin + _CHUNK])
-            yield Block(name=f"{self.path.name} {chunk.dtype.str}", data=chunk.tobytes(), decoder=_no_records)
+        name = f"{self.path.name} {self._file.dtype.str}"
+        with self._file.opened() as read:
+            for begin in range(0, self._file.size, _CHUNK):
+                chunk = read(begin, min(begin + _CHUNK, self._file.size)).astype(self._file.dtype, copy=False)
+                yield Block(name=name, data=chunk.tobytes(), decoder=_no_records)
 
     def inventory(self) -> list[tuple[str, int]]:
         """One entry: the file and its size."""
-        return [(self.path.name, self.path.stat().st_size)]
+        return [(self.path.name, self._file.bytes)]
 
 
 def _no_records(data: bytes, first_line: int) -> Iterator[Record | BadRecord]:

@@ -17,41 +17,75 @@ from nopad.corpus.source import Block
 from nopad.corpus.tables import TableSource
 from nopad.errors import SourceError
 
-__all__ = ["DatasetSource", "DictSource", "schema_of", "to_batch"]
+__all__ = ["DatasetSource", "DictSource", "as_arrow", "schema_of", "to_batch"]
 
 
 class DatasetSource(TableSource):
-    """A `datasets.Dataset` or `datasets.IterableDataset`; the latter is read from its start at every pass."""
+    """A `datasets.Dataset` or `datasets.IterableDataset`; the latter is read from its start at every pass.
+
+    One without features is read as dicts are: the types of its columns are those of its first `rows` rows.
+
+    Raises:
+        SourceError: it is a dict of splits, or has a transform, which is Python code that only its own reader runs.
+    """
 
     def __init__(self, dataset: Any, how: Reading | None = None, *, name: str = "dataset", rows: int = 1000) -> None:
         """Look at the columns; an iterable dataset without features gives its first rows for that."""
         if isinstance(dataset, Mapping):
             raise SourceError(f"{name}: a DatasetDict of several splits ({', '.join(dataset)}); give one of them")
-        self._dataset = dataset.with_format("arrow")
+        self._dataset = as_arrow(dataset, name)
         self._rows = rows
-        if dataset.features is not None:
-            schema = dataset.features.arrow_schema
-        else:
-            schema = next(iter(self._tables()), pa.table({})).schema
-        super().__init__(name, name, schema, how or Reading())
         self._length = getattr(dataset, "num_rows", None)
+        self._dicts: DictSource | None = None
+        if dataset.features is None:
+            plain = dataset.with_format(None)
+            self._dicts = DictSource(lambda: iter(plain), how, name=name, rows=rows)
+            schema = self._dicts.schema
+        else:
+            names = (getattr(dataset, "format", None) or {}).get("columns") or list(dataset.features)
+            schema = pa.schema([field for field in dataset.features.arrow_schema if field.name in names])
+        super().__init__(name, name, schema, how or Reading())
 
-    def _tables(self) -> Iterator[pa.Table]:
-        return iter(self._dataset.iter(batch_size=self._rows))
+    def blocks(self) -> Iterator[Block]:
+        """One block a batch."""
+        return super().blocks() if self._dicts is None else self._dicts.blocks()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Batches of a fixed number of rows."""
-        for table in self._tables():
-            missing = [name for name in self.selection.columns if name not in table.schema.names]
-            if missing:
-                raise SourceError(
-                    f"{self._path}: no column {missing[0]!r} from here on; it has {', '.join(table.schema.names)}"
-                )
-            yield from table.select(self.selection.columns).combine_chunks().to_batches()
+        if self._dicts is not None:
+            yield from self._dicts.batches()
+            return
+        row = 1
+        tables = iter(self._dataset.iter(batch_size=self._rows))
+        while True:
+            try:
+                table = next(tables, None)
+            except Exception as error:  # of the library, of what it reads, or of the user's own functions in it
+                reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(": ")
+                raise SourceError(f"{self._path}: cannot be read from row {row} on ({reason}); repair it") from error
+            if table is None:
+                return
+            yield from table.combine_chunks().to_batches()
+            row += table.num_rows
 
     def inventory(self) -> list[tuple[str, int]]:
         """Number of rows, where it is known."""
         return [(self._name, self._length)] if self._length is not None else []
+
+
+def as_arrow(dataset: Any, name: str = "the dataset") -> Any:
+    """A dataset in Arrow format, with the columns that its own format shows.
+
+    Raises:
+        SourceError: it has a transform, which would not be applied.
+    """
+    shown_as = getattr(dataset, "format", None) or {}
+    if shown_as.get("type") == "custom":
+        raise SourceError(
+            f"{name}: has a transform (set_transform, with_transform), which would not be applied; apply it with "
+            "dataset.map, or take it off with dataset.reset_format()"
+        )
+    return dataset.with_format("arrow", **({"columns": shown_as["columns"]} if shown_as else {}))
 
 
 class DictSource(TableSource):
@@ -79,11 +113,10 @@ class DictSource(TableSource):
         first = next(chunks, None)
         if first is None:
             raise SourceError(f"{name}: no item; give at least one dict")
-        schema = schema_of(first)
+        self.schema = schema_of(first)
         if isinstance(items, Iterator):
             self._once = _again(first, chunks)
-        super().__init__(name, name, schema, how or Reading())
-        self._schema = pa.schema([schema.field(column) for column in self.selection.columns])
+        super().__init__(name, name, self.schema, how or Reading())
 
     def _chunks(self, name: str) -> Iterator[list[Mapping[str, Any]]]:
         chunk: list[Mapping[str, Any]] = []
@@ -118,7 +151,7 @@ class DictSource(TableSource):
             chunks, self._once = self._once, None
         else:
             chunks = self._chunks(self._name)
-        return (to_batch(chunk, self._schema, self.selection) for chunk in chunks)
+        return (to_batch(chunk, self._columns, self.selection) for chunk in chunks)
 
 
 def _again(first: list[Any], rest: Iterator[list[Any]]) -> Iterator[list[Any]]:
@@ -138,10 +171,13 @@ def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
 
 
 def _plain(value: Any) -> Any:
-    """Tensors as arrays; all else as it is."""
-    return (
-        np.asarray(value) if hasattr(value, "__array__") and not isinstance(value, np.ndarray | np.generic) else value
-    )
+    """Tensors as arrays; all else as it is, such as a tensor that no array can hold."""
+    if not hasattr(value, "__array__") or isinstance(value, np.ndarray | np.generic):
+        return value
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):  # on another device, with a gradient, of a type NumPy lacks
+        return value
 
 
 def _type_of(items: Sequence[Mapping[str, Any]], key: str) -> pa.DataType:
@@ -232,4 +268,4 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "str": (str, _NONE),
 }
 _KINDS = {"bool": "b", "int": "iu", "float": "fiu", "str": "U", "other": ""}
-_MISFITS = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError)
+_MISFITS = (pa.ArrowException, OverflowError, TypeError, ValueError)

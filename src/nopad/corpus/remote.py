@@ -32,9 +32,15 @@ class Remote:
         """Open for reading from start to end; nothing is decompressed."""
         return self.filesystem.open_input_stream(self.path, compression=None)
 
-    def size(self) -> int:
-        """Its size now."""
-        return int(self.filesystem.get_file_info(self.path).size)
+    def now(self) -> tuple[int, tuple[int, int] | None]:
+        """Its size now, and the time of its last write where the store tells it."""
+        info = self.filesystem.get_file_info(self.path)
+        return int(info.size or 0), stamp_of(info)
+
+
+def stamp_of(info: Any) -> tuple[int, int] | None:
+    """What tells a file from another one of its name and size, as `nopad.corpus.inputs.InputFile` keeps it."""
+    return None if info.mtime_ns is None else (int(info.mtime_ns), 0)
 
 
 def is_url(text: str) -> bool:
@@ -46,8 +52,8 @@ def is_url(text: str) -> bool:
     return bool(_URL.match(text))
 
 
-def find_remote(url: str) -> list[tuple[str, str, int, Remote]]:
-    """Return (url, name, size, file) of what is at a URL: one file, or all files under it, sorted by name.
+def find_remote(url: str) -> list[tuple[str, str, int, tuple[int, int] | None, Remote]]:
+    """Return (url, name, size, stamp, file) of what is at a URL: one file, or all files under it, sorted by name.
 
     Raises:
         SourceError: there is nothing, or it cannot be listed: no credentials, no network.
@@ -60,7 +66,7 @@ def find_remote(url: str) -> list[tuple[str, str, int, Remote]]:
         filesystem, root = _filesystem(url, scheme)
         here = filesystem.get_file_info(root)
         if here.type == pafs.FileType.File:
-            return [(url, here.base_name, here.size, Remote(filesystem=filesystem, path=here.path))]
+            return [(url, here.base_name, here.size, stamp_of(here), Remote(filesystem=filesystem, path=here.path))]
         inside = filesystem.get_file_info(pafs.FileSelector(root, recursive=True))
     except (MissingExtraError, SourceError):
         raise
@@ -76,7 +82,8 @@ def find_remote(url: str) -> list[tuple[str, str, int, Remote]]:
     for info in inside:
         name = info.path[len(root) :].lstrip("/") if info.path.startswith(root) else info.path
         if info.type == pafs.FileType.File and not any(part.startswith(".") for part in name.split("/")):
-            found.append((f"{url.rstrip('/')}/{name}", name, info.size, Remote(filesystem=filesystem, path=info.path)))
+            remote = Remote(filesystem=filesystem, path=info.path)
+            found.append((f"{url.rstrip('/')}/{name}", name, info.size, stamp_of(info), remote))
     return sorted(found, key=lambda entry: entry[1].encode())
 
 

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from nopad.corpus.inputs import not_utf8
 from nopad.corpus.records import MAX_ID, BadRecord, Records
-from nopad.corpus.selection import Selection
+from nopad.corpus.selection import Selection, is_string
 
 __all__ = ["decode_rows", "numbers"]
 
@@ -33,9 +35,10 @@ def decode_rows(
     `known_bad` are rows, counted from 0, that did not get into the batch as they were, and why.
     """
     rows = np.arange(first_row, first_row + batch.num_rows) if isinstance(first_row, int) else first_row
+    bad = dict(known_bad or {})
+    batch = _without_broken_text(batch, bad)
     if selection.kind == "text":
         column = batch.column(selection.content)
-        bad = dict(known_bad or {})
         for row, reason in _null_rows(column, selection.content).items():
             bad.setdefault(row, reason)
         _find_bad_sequences(batch, selection, bad)
@@ -48,7 +51,7 @@ def decode_rows(
                 columns = {name: values.slice(begin, end - begin) for name, values in carried.items()}
                 yield Records(lines=rows[begin:end], texts=texts[begin:end], sequence_columns=columns)
         return
-    yield from _decode_ids(batch, rows, selection, dict(known_bad or {}))
+    yield from _decode_ids(batch, rows, selection, bad)
 
 
 def _decode_ids(
@@ -206,6 +209,29 @@ def _sequence_columns(batch: pa.RecordBatch, selection: Selection) -> dict[str, 
             values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
             found[column.name] = values.cast(pa.string()) if column.type == "string" else values
     return found
+
+
+def _without_broken_text(batch: pa.RecordBatch, bad: dict[int, str]) -> pa.RecordBatch:
+    """Mark rows with text that is no UTF-8, and return the batch with nulls in its place."""
+    for at, name in enumerate(batch.schema.names):
+        column = batch.column(at)
+        column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        if not is_string(column.type):
+            continue
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            large = pa.types.is_large_string(column.type)
+            broken = np.zeros(len(column), dtype=bool)
+            for row, value in enumerate(column.cast(pa.large_binary() if large else pa.binary())):
+                try:
+                    (value.as_py() or b"").decode()
+                except UnicodeDecodeError as error:
+                    broken[row] = True
+                    bad.setdefault(row, f"{name!r} is {not_utf8(value.as_py(), error, 'value')}")
+            whole = pc.if_else(pa.array(broken), None, column)
+            batch = batch.set_column(at, pa.field(name, whole.type), whole)
+    return batch
 
 
 def _find_bad_sequences(batch: pa.RecordBatch, selection: Selection, bad: dict[int, str]) -> None:

@@ -19,7 +19,9 @@ __all__ = ["Reading", "Selection", "is_list", "is_string", "select"]
 
 MASK = "attention_mask"
 # what nopad itself writes
-RESERVED = ("input_ids", "seq_lengths", "seq_index", "seq_start", "seq_source")
+OWN = ("seq_lengths", "seq_index", "seq_start", "seq_source")
+RESERVED = ("input_ids", *OWN)
+FORMAT_KEY = b"nopad.format"  # in the metadata of every table that nopad writes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +101,18 @@ class Selection:
         return [self.content, *([self.mask] if self.mask else []), *(column.name for column in self.carried)]
 
 
+_PACKED = (
+    "packed already: its rows are packs, and each would be taken for one sequence; give the source that it was packed "
+    "from, or open it with nopad.open_packed"
+)
+
+
 def select(schema: pa.Schema, reading: Reading, place: str) -> Selection:
     """Choose the columns of a table.
 
     Raises:
-        SourceError: a column is missing, or of a type that cannot be read; the message names it, its type and `place`.
+        SourceError: a column is missing, twice there, called as one of nopad's, or of a type that cannot be read; the
+            message names it, its type and `place`. Or the table is packed already.
 
     >>> ids = pa.list_(pa.int64())
     >>> schema = pa.schema({"input_ids": ids, "attention_mask": ids, "label": pa.int64()})
@@ -111,16 +120,22 @@ def select(schema: pa.Schema, reading: Reading, place: str) -> Selection:
     >>> chosen.content, chosen.mask, chosen.carried
     ('input_ids', 'attention_mask', (Carried(name='label', per='sequence', type='int64'),))
     """
+    if FORMAT_KEY in (schema.metadata or {}):
+        raise SourceError(f"{place}: {_PACKED}")
     content, kind = _content(schema, reading, place)
     mask = None
     if kind == "ids" and reading.pad_id is None and reading.mask_field is not None:
         mask = _mask(schema, reading.mask_field, place)
     others = [name for name in schema.names if name not in (content, mask)]
-    if reading.carry == "auto":
-        carried = [c for name in others if (c := _carried(schema, name, kind)) and name not in RESERVED]
-        carried = carried if kind == "ids" else []
-    else:
+    if reading.carry != "auto":
         carried = [_asked(schema, name, kind, content, place) for name in reading.carry]
+    elif kind == "ids":
+        carried = [c for name in others if (c := _found(schema, name, place)) and name not in RESERVED]
+    else:
+        carried = []
+    lengths = [field.type for field in schema if field.name == "seq_lengths"]
+    if kind == "ids" and any(map(is_list, lengths)):  # rewritten by another tool, or packed by another
+        raise SourceError(f"{place}: {_PACKED}")
     names = {column.name for column in carried}
     watched: Literal["all", "mask", "none"] = "none"
     if kind == "ids":
@@ -187,6 +202,19 @@ def _asked(schema: pa.Schema, name: str, kind: Kind, content: str, place: str) -
     return found
 
 
+def _found(schema: pa.Schema, name: str, place: str) -> Carried | None:
+    """Say how a column rides along that nobody asked for; None when it cannot."""
+    if schema.names.count(name) > 1:
+        _check_once(schema, name, place)
+    found = _carried(schema, name, "ids")
+    if found is not None and name in OWN:
+        raise SourceError(
+            f"{place}: the column {name!r} cannot ride along: nopad writes one of that name; rename it, or name the "
+            "columns to carry with --carry"
+        )
+    return found
+
+
 def _carried(schema: pa.Schema, name: str, kind: Kind) -> Carried | None:
     """Say how a column rides along; None when it cannot."""
     found = schema.field(name).type
@@ -207,7 +235,8 @@ def _check_once(schema: pa.Schema, name: str, place: str) -> None:
     times = schema.names.count(name)
     if times != 1:
         what = "no column" if not times else f"{times} columns"
-        raise SourceError(f"{place}: {what} {name!r}; it has {_names(schema)}")
+        way = "; rename all but one of them, or name the columns to carry with --carry" if times else ""
+        raise SourceError(f"{place}: {what} {name!r}; it has {_names(schema)}{way}")
 
 
 def is_list(kind: pa.DataType) -> bool:

@@ -1,8 +1,8 @@
 """Tables as sources: the seam, and files of them, Parquet and Arrow.
 
 A table source gives record batches of a few thousand rows; what is in them is the business of `selection` and `rows`.
-A block is one batch, cut at the same rows every time. Reading costs what Arrow's decoder costs; nothing is copied
-twice.
+A block is one batch, cut at the same rows every time, and proven before anything looks into it (`batches`). Reading
+costs what Arrow's decoder costs, and one copy of an Arrow file, whose batches must each fit in memory.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nopad.corpus.inputs import InputFile, reading
+from nopad.corpus.batches import checked, cut, rows_of
+from nopad.corpus.inputs import InputFile
 from nopad.corpus.rows import decode_rows
 from nopad.corpus.selection import Reading, Selection, select
 from nopad.corpus.source import BLOCK_BYTES, Block, Source
-from nopad.errors import SourceError
+from nopad.errors import NopadError, SourceError
 
 __all__ = ["ArrowFile", "ParquetFile", "TableSource"]
 
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
-BATCH_ROWS = 1 << 16  # at most; fewer where rows are long
+ARROW_FILE = b"ARROW1"
 
 
 class TableSource(Source):
@@ -41,6 +42,7 @@ class TableSource(Source):
         self._path = path
         self._how = how
         self.selection: Selection = select(schema, how, path)
+        self._columns = pa.schema([schema.field(name) for name in self.selection.columns])
         self.kind = self.selection.kind
         self.carried = self.selection.carried
         self.left_out = self.selection.left_out
@@ -49,6 +51,10 @@ class TableSource(Source):
     @abstractmethod
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All rows, at least the selected columns, cut at the same places at every call."""
+
+    def pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Cut a proven batch further, where batches may be large."""
+        yield batch
 
     def settings(self) -> dict[str, Any]:
         """Which columns are read, and how."""
@@ -59,9 +65,9 @@ class TableSource(Source):
         decoder = partial(decode_rows, selection=self.selection)
         row = 1
         for batch in self.batches():
-            data = batch.select(self.selection.columns)
-            yield Block(name=self._name, data=data, decoder=decoder, first_line=row, path=self._path)
-            row += batch.num_rows
+            for data in self.pieces(checked(batch, self._columns, self._path, row)):
+                yield Block(name=self._name, data=data, decoder=decoder, first_line=row, path=self._path)
+                row += data.num_rows
 
 
 class ParquetFile(TableSource):
@@ -71,19 +77,26 @@ class ParquetFile(TableSource):
         """Read the footer."""
         self._file = file
         self._block_bytes = block_bytes
-        with _tables(file, "Parquet"), file.random() as opened:
+        with file.random() as opened, _library_errors(file, "Parquet"):
             self._metadata = pq.read_metadata(opened)
             schema = self._metadata.schema.to_arrow_schema()
         super().__init__(file.name, str(file.path), schema, how)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Row groups, cut into batches of about `block_bytes`."""
-        with _tables(self._file, "Parquet"), self._file.random() as opened:
-            parquet = pq.ParquetFile(opened)
+        with self._file.random() as opened, _library_errors(self._file, "Parquet"):
+            parquet = pq.ParquetFile(opened, page_checksum_verification=True)
+            if not parquet.metadata.equals(self._metadata):
+                raise SourceError(f"{self._path}: replaced while the job was running; run again when nothing writes")
             for group in range(self._metadata.num_row_groups):
                 described = self._metadata.row_group(group)
-                rows = _rows(self._block_bytes, described.total_byte_size, described.num_rows)
-                yield from parquet.iter_batches(rows, row_groups=[group], columns=self.selection.columns)
+                rows = rows_of(self._block_bytes, described.total_byte_size, described.num_rows)
+                read = 0
+                for batch in parquet.iter_batches(rows, row_groups=[group], columns=self.selection.columns):
+                    read += batch.num_rows
+                    yield batch
+                if read != described.num_rows:
+                    raise pa.ArrowInvalid(f"row group {group} holds {read:,} of its {described.num_rows:,} rows")
 
     def inventory(self) -> list[tuple[str, int]]:
         """This file's name and size."""
@@ -97,22 +110,25 @@ class ArrowFile(TableSource):
         """Read the schema."""
         self._file = file
         self._block_bytes = block_bytes
-        with _tables(file, "Arrow"), file.random() as opened:
+        with file.random() as opened, _library_errors(file, "Arrow"):
             schema = _opened(opened).schema
         super().__init__(file.name, str(file.path), schema, how)
+        self._read = pa.ipc.IpcReadOptions(
+            included_fields=[schema.get_field_index(name) for name in self.selection.columns]
+        )
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The file's own batches, cut into pieces of about `block_bytes`."""
-        with _tables(self._file, "Arrow"), self._file.random() as opened:
-            found = _opened(opened)
+        """The file's own batches."""
+        with self._file.random() as opened, _library_errors(self._file, "Arrow"):
+            found = _opened(opened, self._read)
             numbered = isinstance(found, pa.RecordBatchFileReader)
             if not numbered:
                 self._check_end(opened)
-            batches = map(found.get_batch, range(found.num_record_batches)) if numbered else found
-            for batch in batches:
-                batch = batch.select(self.selection.columns)
-                rows = _rows(self._block_bytes, batch.nbytes, batch.num_rows)
-                yield from (batch.slice(at, rows) for at in range(0, batch.num_rows, rows))
+            yield from map(found.get_batch, range(found.num_record_batches)) if numbered else found
+
+    def pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Pieces of about `block_bytes`."""
+        return cut(batch, self._block_bytes)
 
     def _check_end(self, opened: Any) -> None:
         """A stream that was cut between two batches reads as a whole one: only its end mark tells."""
@@ -132,27 +148,27 @@ class ArrowFile(TableSource):
 
 
 @contextmanager
-def _tables(file: InputFile, kind: str) -> Iterator[None]:
-    """Turn Arrow's errors into a SourceError that names the file."""
-    with reading(file.path):
-        try:
-            yield
-        except (pa.ArrowInvalid, pa.ArrowSerializationError, pa.ArrowNotImplementedError) as error:
-            reason = str(error).splitlines()[0].rstrip(".")
-            raise SourceError(
-                f"{file.path}: not a whole {kind} file ({reason}); make it again, or leave it out"
-            ) from error
-
-
-def _opened(file: Any) -> Any:
-    """Open an Arrow file, or else an Arrow stream."""
+def _library_errors(file: InputFile, kind: str) -> Iterator[None]:
+    """Turn what Arrow makes of a damaged file into a SourceError that names it."""
     try:
-        return pa.ipc.open_file(file)
-    except pa.ArrowInvalid:
-        file.seek(0)
-        return pa.ipc.open_stream(file)
+        yield
+    except NopadError:
+        raise
+    except OSError as error:
+        if error.errno is not None:  # of the disk, not of what is on it
+            raise
+        raise _damaged(file, kind, error) from error
+    except Exception as error:  # damaged bytes reach every corner of a library
+        raise _damaged(file, kind, error) from error
 
 
-def _rows(block_bytes: int, size: int, rows: int) -> int:
-    """Return how many rows make about `block_bytes`."""
-    return min(max(block_bytes * rows // max(size, 1), 1), BATCH_ROWS)
+def _damaged(file: InputFile, kind: str, error: Exception) -> SourceError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    return SourceError(f"{file.path}: not a whole {kind} file ({reason}); make it again, or leave it out")
+
+
+def _opened(file: Any, options: pa.ipc.IpcReadOptions | None = None) -> Any:
+    """Open an Arrow file, or else an Arrow stream."""
+    start = file.read(len(ARROW_FILE))
+    file.seek(0)
+    return (pa.ipc.open_file if start == ARROW_FILE else pa.ipc.open_stream)(file, options=options)

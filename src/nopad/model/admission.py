@@ -58,7 +58,7 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout) -
         )
     limit = positions_of(model.config, family)
     if limit is not None and layout.max_seqlen > limit:
-        at = int(layout.order[layout.seq_lengths.argmax()])
+        at = int(layout.seq_lengths.argmax())
         raise BatchError(
             f"sequence {at} has {layout.max_seqlen} tokens, and {type(model).__name__} has {limit} positions; "
             "truncate it or split it"

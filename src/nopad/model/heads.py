@@ -1,8 +1,9 @@
 """Results per sequence from the model's own heads: each is handed its sequence's states, where it would take a row's.
 
 Heads that speak per token (masked and causal language models, token classification) keep the layout of the batch:
-`PackedBatch.unpack` splits it. Heads that pool give ``[S, ...]``. Question answering gives ``[S, longest]``, and what
-is behind a sequence's end is minus infinity, so no other sequence's token can be an answer.
+`PackedBatch.unpack` splits it. Heads that pool give ``[S, ...]``, in the order in which sequences were given. Question
+answering gives ``[S, longest]``, and what is behind a sequence's end is minus infinity, so no other sequence's token
+can be an answer.
 """
 
 from __future__ import annotations
@@ -235,7 +236,7 @@ def head_of(model: Any, family: Family) -> Head:
 
 
 def pooled(states: Tensor, placed: Placement, how: str) -> Tensor:
-    """Pool ``[R, L, ...]`` to ``[S, ...]``: the "first" or "last" token of each sequence, or the "mean" of all.
+    """Pool ``[R, L, ...]`` to ``[S, ...]``, in the order given: each sequence's "first" or "last" token, or "mean".
 
     Raises:
         BatchError: another way.
@@ -248,8 +249,7 @@ def pooled(states: Tensor, placed: Placement, how: str) -> Tensor:
     if how == "mean":
         stream = placed.stream(states)
         lens = placed.lens
-        number = torch.repeat_interleave(torch.arange(lens.numel(), device=lens.device), lens)
-        total = stream.new_zeros(lens.numel(), *stream.shape[1:]).index_add(0, number, stream)
+        total = stream.new_zeros(lens.numel(), *stream.shape[1:]).index_add(0, placed.owner, stream)
         return total / lens.reshape(-1, *[1] * (total.dim() - 1)).to(total.dtype)
     raise BatchError(f"unknown pooling {how!r}; it is 'first', 'last' or 'mean'")
 

@@ -54,7 +54,7 @@ def check_conditions(options: Mapping[str, Any], histogram: Histogram, capacity:
         OptionError: naming the condition, the limit and the way out.
         LengthError: a single sequence is above `max_squares`.
     """
-    align, squares, multiple = options["align"], options["max_squares"], options["pack_multiple"]
+    align, squares, multiple = _values(options)
     if capacity % align:
         raise OptionError(
             f"align={align} needs a capacity that is a multiple of it; {capacity} is not: "
@@ -86,7 +86,7 @@ def bound_under(
     >>> bound_under({"pack_multiple": 4}, Histogram.from_lengths([5, 5, 1]), 8, None)
     Bound(packs=4, proof='pack_multiple')
     """
-    align, squares, multiple = (options.get(name, CONDITIONS[name].default) for name in sorted(CONDITIONS))
+    align, squares, multiple = _values(options)
     seen = rounded_histogram(histogram, align, capacity) if align > 1 else histogram
     bound = lower_bound(seen, capacity, depth, certificate)
     if squares is not None:
@@ -99,9 +99,15 @@ def bound_under(
     return bound
 
 
+def _values(options: Mapping[str, Any]) -> tuple[int, int | None, int]:
+    """Return align, max_squares and pack_multiple, with their defaults where they are not among `options`."""
+    given = {name: options.get(name, option.default) for name, option in CONDITIONS.items()}
+    return given["align"], given["max_squares"], given["pack_multiple"]
+
+
 def broken_conditions(options: Mapping[str, Any], strategies: Strategies, capacity: int) -> list[str]:
     """Say which conditions among `options` the strategies do not meet."""
-    align, squares, multiple = (options.get(name, CONDITIONS[name].default) for name in sorted(CONDITIONS))
+    align, squares, multiple = _values(options)
     found = []
     packs = sum(count for count, _ in strategies)
     if packs % multiple:

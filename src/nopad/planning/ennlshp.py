@@ -35,14 +35,13 @@ def ennlshp(
     rounding: str = "nearest",
     remainder: str = "pad",
     granularity: int = 1,
-    only_full: bool = False,
 ) -> Planned:
     """Return packs that cover `histogram` exactly; facts, options and errors as for `nnlshp`.
 
     >>> ennlshp(Histogram.from_lengths([5, 4, 3, 2, 2]), 8, 3).strategies
     [(1, (4, 2, 2)), (1, (5, 3))]
     """
-    choices = Choices(rounding=rounding, remainder=remainder, granularity=granularity, only_full=only_full)
+    choices = Choices(rounding=rounding, remainder=remainder, granularity=granularity)
     return least_squares("ennlshp", _extended, 2, histogram, capacity, depth, choices)
 
 

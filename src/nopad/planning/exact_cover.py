@@ -14,7 +14,7 @@ from typing import NamedTuple
 from nopad.planning.algorithm import Strategies
 from nopad.planning.open_packs import Content, OpenPacks
 
-__all__ = ["OverCover", "fill", "fit_remainder", "over_cover", "pad_remainder", "take_complete"]
+__all__ = ["OverCover", "fill", "fit_remainder", "over_cover", "pad_remainder"]
 
 
 class OverCover(NamedTuple):
@@ -71,23 +71,6 @@ def fill(solution: Strategies, left: Counter[int]) -> Strategies:
                 left[slot] -= alike * taken
             packs.append((alike, _longest_first(slot for slot, taken in held.items() for _ in range(taken))))
             count -= alike
-    return packs
-
-
-def take_complete(solution: Iterable[tuple[int | None, tuple[int, ...]]], left: Counter[int]) -> Strategies:
-    """Make only packs in which every slot has a sequence, at most `count` a strategy; None: as many as there can be.
-
-    >>> take_complete([(3, (5, 3)), (None, (2, 2, 2, 2))], Counter({5: 2, 3: 3, 2: 9}))
-    [(2, (5, 3)), (2, (2, 2, 2, 2))]
-    """
-    packs: Strategies = []
-    for count, slots in solution:
-        copies = Counter(slots)
-        alike = min(left[slot] // wanted for slot, wanted in copies.items())
-        alike = alike if count is None else min(alike, count)
-        if alike:
-            left.subtract({slot: alike * wanted for slot, wanted in copies.items()})
-            packs.append((alike, slots))
     return packs
 
 

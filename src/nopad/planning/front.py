@@ -21,7 +21,7 @@ from nopad import random
 from nopad.errors import LengthError, OptionError
 from nopad.histogram import Histogram, as_lengths, exact_sum
 from nopad.options import BOOLEAN, Option, check_sizes
-from nopad.packs import Packs
+from nopad.packs import Packs, take_lists
 from nopad.planning.algorithm import Algorithm, Planned
 from nopad.planning.best_fit import best_fit
 from nopad.planning.conditions import (
@@ -261,14 +261,14 @@ def summarise(
     columns = [np.where(np.diff(indptr) > i, flat[np.minimum(indptr[:-1] + i, flat.size - 1)], 0) for i in range(3)]
     # Longest lengths first for the reader; beyond the third length the key decides, which is just as repeatable.
     order = np.lexsort((keys, *reversed(columns))) if flat.size else np.arange(0)
-    ordered = Packs(packs.capacity, packs.depth, indptr, -flat).take(order)
+    ordered, held = take_lists(indptr, -flat, order)
     histogram = Histogram.from_lengths(lengths)
     made = Plan(
         capacity=packs.capacity,
         depth=packs.depth,
         algorithm=algorithm,
-        indptr=ordered.indptr,
-        lengths=ordered.sequence.astype(np.int64),
+        indptr=ordered,
+        lengths=held.astype(np.int64),
         counts=counts[order].astype(np.int64),
         bound=bound_under(options or {}, histogram, packs.capacity, packs.depth),
         options=dict(options or {}),

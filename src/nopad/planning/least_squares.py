@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.histogram import Histogram
-from nopad.options import BOOLEAN, Option
+from nopad.options import Option
 from nopad.planning.algorithm import Planned, Strategies
 from nopad.planning.enumeration import check_size, full_strategies, packing_matrix
-from nopad.planning.exact_cover import fill, fit_remainder, over_cover, pad_remainder, take_complete
+from nopad.planning.exact_cover import fill, fit_remainder, over_cover, pad_remainder
 from nopad.planning.granularity import real_strategies, rounded_histogram, whole_capacity
 
 __all__ = ["OPTIONS", "Choices", "System", "least_squares"]
@@ -43,9 +43,6 @@ OPTIONS = {
         help="sequences without a slot: packs of their own with padding, or wherever they fit tightest",
     ),
     "granularity": Option(default=1, help="round lengths up to multiples of this many tokens: fewer strategies"),
-    "only_full": Option(
-        default=False, choices=BOOLEAN, help="packs without padding only; the other sequences one a pack, and counted"
-    ),
 }
 
 
@@ -56,7 +53,6 @@ class Choices:
     rounding: str
     remainder: str
     granularity: int
-    only_full: bool
 
 
 def least_squares(
@@ -92,10 +88,7 @@ def least_squares(
         "strategies_before_repair": covered.strategies,
         "solver": f"scipy {version('scipy')}",
     }
-    if choices.only_full:
-        strategies, facts["only_full"] = _only_full(solution, slots, histogram, capacity, choices.granularity)
-    else:
-        strategies = _everything(solution, histogram, capacity, depth, choices)
+    strategies = _everything(solution, histogram, capacity, depth, choices)
     facts["packs_after_repair"] = sum(count for count, _ in strategies)
     return Planned(strategies=strategies, facts=facts, notes=notes)
 
@@ -146,30 +139,6 @@ def _everything(solution: Strategies, histogram: Histogram, capacity: int, depth
     if choices.remainder == "pad":
         return packs + pad_remainder(left, capacity, depth)
     return fit_remainder(packs, left, capacity, depth)
-
-
-def _only_full(
-    solution: Strategies, slots: NDArray[np.int32], histogram: Histogram, capacity: int, granularity: int
-) -> tuple[Strategies, dict[str, int]]:
-    """Keep the packs without padding, add all that the rest still allows, and put every other sequence alone."""
-    left = Counter(rounded_histogram(histogram, granularity, capacity).to_dict())
-    packs = take_complete(solution, left)
-    if len(slots) and granularity == 1:  # else a strategy that is full rounded is rarely full for real
-        present = np.array([True] + [left[length] > 0 for length in range(1, capacity + 1)])
-        possible = slots[present[slots].all(axis=1)].tolist()
-        packs += take_complete(((None, tuple(slot for slot in reversed(row) if slot)) for row in possible), left)
-    real = real_strategies(packs, histogram, granularity, capacity)
-    full = [(count, lengths) for count, lengths in real if sum(lengths) == capacity]
-    full += pad_remainder(Counter({capacity: _rest(histogram, full)[capacity]}), capacity, 1)
-    rest = _rest(histogram, full)
-    told = {
-        "packs": sum(count for count, _ in full),
-        "sequences": histogram.sequences - rest.total(),
-        "tokens": sum(count * capacity for count, _ in full),
-        "left_sequences": rest.total(),
-        "left_tokens": sum(length * count for length, count in rest.items()),
-    }
-    return full + pad_remainder(rest, capacity, 1), told
 
 
 def _rest(histogram: Histogram, packs: Strategies) -> Counter[int]:

@@ -47,12 +47,8 @@ def nnlshp(
     weighting: str = "fixed",
     remainder: str = "pad",
     granularity: int = 1,
-    only_full: bool = False,
 ) -> Planned:
     """Return packs that cover `histogram` exactly, and in `facts` what it took to get there.
-
-    With `only_full`, a plan must still hold every sequence: those in no full pack are in packs of one, the packs with
-    padding, and ``facts["only_full"]`` counts both parts. No further full pack can be made of them (granularity 1).
 
     Raises:
         OptionError: there are too many strategies for this capacity, depth and granularity.
@@ -69,5 +65,5 @@ def nnlshp(
         matrix *= weights[:, None]
         return matrix, weights * demand
 
-    choices = Choices(rounding=rounding, remainder=remainder, granularity=granularity, only_full=only_full)
+    choices = Choices(rounding=rounding, remainder=remainder, granularity=granularity)
     return least_squares("nnlshp", system, 1, histogram, capacity, depth, choices)

@@ -90,27 +90,26 @@ class OpenPacks:
             self._summary |= 1 << word
         stack.append((count, content, used))
 
-    def best_fit(self, length: int, left: int, name: int | None = None, *, distribute: bool = True) -> None:
+    def best_fit(self, length: int, left: int, *, distribute: bool = True) -> None:
         """Put `left` sequences of this length into the fullest packs they fit, opening packs where none has room.
 
-        `name` stands for the length in the content (another number for it). With `distribute` a pack takes as many
-        copies as it can at once; else one, and those that fit nowhere open a pack each.
+        With `distribute` a pack takes as many copies as it can at once; else one, and those that fit nowhere open a
+        pack each.
         """
         most = self.depth if distribute else 1
-        name = length if name is None else name
         while left:
             room = self.tightest(length)
             if room < 0:
                 copies = min(self.capacity // length, most, left)
                 count = left // copies
-                self.put(self.capacity - copies * length, count, (None, name, copies), copies)
+                self.put(self.capacity - copies * length, count, (None, length, copies), copies)
             else:
                 available, content, used = self.take(room)
                 copies = min(room // length, self.depth - used, most, left)
                 count = min(available, left // copies)
                 if available > count:
                     self.put(room, available - count, content, used)
-                self.put(room - copies * length, count, (content, name, copies), used + copies)
+                self.put(room - copies * length, count, (content, length, copies), used + copies)
             left -= count * copies
 
     def strategies(self) -> list[tuple[int, tuple[int, ...]]]:

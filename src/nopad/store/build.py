@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from nopad.assignment import assign, pack
-from nopad.errors import FormatError, PlanMismatchError, ResumeError
 from nopad.files import storage_errors
 from nopad.packs import Packs
 from nopad.planning.front import ARRIVAL_ALGORITHMS, complete_options, plan, summarise
@@ -30,6 +29,7 @@ class Builder:
 
     Attributes:
         workspace: of this dataset.
+        origin: fingerprint of the source: what a run that was stopped has made of another is not used.
         capacity: most tokens a pack may hold.
         packing: algorithm, depth, seed, order.
         index_only: write which sequence goes where, and no tokens.
@@ -37,6 +37,7 @@ class Builder:
     """
 
     workspace: Workspace
+    origin: str
     capacity: int
     packing: PackOptions
     index_only: bool
@@ -46,15 +47,18 @@ class Builder:
         """Do what is left to do of the dataset of these sequences; `known` are the other fields of its manifest."""
         with storage_errors("creating", self.workspace.work):
             self.workspace.work.mkdir(parents=True, exist_ok=True)
-        made, packs = self._plan_and_assign(columns)
+        if not self.index_only:
+            self.workspace.take_back("shards")
+        finished = self.workspace.finished_files(self.origin)
+        made, packs = self._plan_and_assign(columns, PLAN in finished)
         layout = Layout.of(len(packs), self.capacity, self.packing.shard_tokens)
-        shards = self._write(packs, columns, layout)
+        shards = self._write(packs, columns, layout, finished)
         return self._publish(made, columns, layout, shards, known)
 
-    def _plan_and_assign(self, columns: Columns) -> tuple[Plan, Packs]:
+    def _plan_and_assign(self, columns: Columns, stored: bool) -> tuple[Plan, Packs]:
         """Plan, or reread the stored plan; then deal the sequences out."""
         self.monitor.stage("planning", None, "")
-        stored = self.workspace.work / PLAN
+        path = self.workspace.work / PLAN
         how: dict[str, Any] = {"seed": self.packing.seed, "order": self.packing.order}
         what: dict[str, Any] = {"depth": self.packing.depth, "algorithm": self.packing.algorithm}
         capacity, options = self.capacity, self.packing.options
@@ -64,16 +68,11 @@ class Builder:
             )
             made = self._summary(packs, columns)
         else:
-            made = self._stored_plan() or plan(columns.lengths, capacity, **what, **options)
-            try:
-                packs = assign(made, columns.lengths, **how)
-            except PlanMismatchError as error:  # lengths that are not spooled are free to change under a stored plan
-                raise ResumeError(
-                    f"the source changed since the job in {self.workspace.out} started: {error}; "
-                    "put it back as it was, or delete the folder to start over"
-                ) from error
-        if not stored.exists():
-            made.save(stored)
+            made = Plan.load(path) if stored else plan(columns.lengths, capacity, **what, **options)
+            packs = assign(made, columns.lengths, **how)
+        if not stored:
+            made.save(path)
+            self.workspace.note(PLAN, self.origin, sha256=made.fingerprint)
         return made, packs
 
     def _summary(self, packs: Packs, columns: Columns) -> Plan:
@@ -87,37 +86,31 @@ class Builder:
             notes = (f"packed {window:,} sequences at a time: {len(packs) - free:+,} packs against all at once",)
         return summarise(packs, columns.lengths, algorithm=algorithm, options={**own, **conditions}, notes=notes)
 
-    def _stored_plan(self) -> Plan | None:
-        """Reread the plan that an interrupted run has made, if it got that far."""
-        stored = self.workspace.work / PLAN
-        try:
-            return Plan.load(stored) if stored.exists() else None
-        except FormatError as error:
-            raise ResumeError(f"{error}; delete {self.workspace.out} to start over") from error
-
-    def _write(self, packs: Packs, columns: Columns, layout: Layout) -> tuple[Shard, ...]:
-        """Write the shards that are not there yet, or the index."""
+    def _write(
+        self, packs: Packs, columns: Columns, layout: Layout, finished: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[Shard, ...]:
+        """Write the shards that are not finished yet, or the index."""
         work = self.workspace.work
         if self.index_only:
             self.monitor.stage("writing the index", None, "")
             return write_index(packs, columns, work)
         self.monitor.stage("writing", int(columns.lengths.sum(dtype=np.int64)), "tokens")
-        noted = self.workspace.noted_shards()
-        if (self.workspace.out / "shards").exists():  # killed while publishing: all shards are finished and in place
-            if len(noted) != layout.shards:
-                raise ResumeError(f"{work / 'shards.jsonl'} is damaged; delete {self.workspace.out} to start over")
-            return tuple(noted[name] for name in sorted(noted))
+        names = {layout.name(number) for number in range(layout.shards)}
+        done = {name: Shard(**finished[name]) for name in names & finished.keys()}
         with storage_errors("creating", work / "shards"):
             (work / "shards").mkdir(exist_ok=True)
-        tokens = sum(shard.tokens for shard in noted.values())
+            for path in (work / "shards").iterdir():  # left by a kill, or not by us: it must not be published
+                if f"shards/{path.name}" not in done:
+                    path.unlink()
+        tokens = sum(shard.tokens for shard in done.values())
         self.monitor.advance(tokens, tokens)
         return write_shards(
             packs,
             columns,
             work,
             layout,
-            finished=noted,
-            on_shard=self.workspace.note_shard,
+            finished=done,
+            on_shard=lambda shard: self.workspace.note(**vars(shard), origin=self.origin),
             on_tokens=lambda tokens: self.monitor.advance(tokens, tokens),
         )
 

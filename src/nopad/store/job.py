@@ -213,7 +213,7 @@ class _Job:
         """Make one dataset, or reuse it where an interrupted run has finished it."""
         workspace = self.workspace.part(split)
         if split and workspace.has_manifest():
-            return Manifest.load(workspace.out)
+            return workspace.finished(self.settings(split), progress.chain)
         counts = sum(parts.values(), Counts())
         firsts = np.cumsum([0, *(part.records for part in parts.values())]).tolist()
         weights = (split != "validation" and self.packing.weights) or {}
@@ -221,7 +221,7 @@ class _Job:
             {"name": name, "weight": weights.get(name), "first_record": first, **part.to_dict()}
             for first, (name, part) in zip(firsts, parts.items(), strict=False)
         ]
-        builder = Builder(workspace, self.corpus.capacity, self.packing, self.index_only, self.monitor)
+        builder = Builder(workspace, progress.chain, self.corpus.capacity, self.packing, self.index_only, self.monitor)
         return builder.build(
             columns,
             **self.settings(split),

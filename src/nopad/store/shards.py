@@ -22,11 +22,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from nopad.arrow import list_array
-from nopad.corpus.selection import is_string
+from nopad.corpus.selection import FORMAT_KEY, is_string
 from nopad.files import preparing, replacing, sha256_file
 from nopad.packs import Packs
 from nopad.store import _kernels
-from nopad.store.manifest import Shard
+from nopad.store.manifest import FORMAT, FORMAT_VERSION, Shard
 
 __all__ = ["Columns", "Layout", "write_shards"]
 
@@ -77,7 +77,7 @@ class Columns:
         )
 
     def schema(self) -> pa.Schema:
-        """Return the Arrow schema of a shard; nothing in it is nullable."""
+        """Return the Arrow schema of a shard, with nopad's mark; nothing in it is nullable."""
         kinds = {"seq_lengths": pa.int32(), "seq_index": pa.int64()}
         if self.start is not None:
             kinds["seq_start"] = pa.int64()
@@ -89,7 +89,8 @@ class Columns:
             [
                 pa.field(name, pa.list_(pa.field("element", kind, nullable=False)), nullable=False)
                 for name, kind in kinds.items()
-            ]
+            ],
+            metadata={FORMAT_KEY: FORMAT, b"nopad.format_version": str(FORMAT_VERSION)},
         )
 
 
@@ -194,7 +195,8 @@ def _write_shard(
     tokens, scratch = 0, dict[str, NDArray[Any]]()
     with (
         preparing(path) as partial,
-        pq.ParquetWriter(partial, schema, **_PARQUET, column_encoding=encoding) as writer,
+        pa.OSFile(os.fsencode(partial), "wb") as sink,  # pyarrow takes a path such as run-12:30 for a URL
+        pq.ParquetWriter(sink, schema, **_PARQUET, column_encoding=encoding) as writer,
     ):
         for begin in range(rows.start, rows.stop, layout.rows_per_group):
             if stop.is_set():

@@ -1,17 +1,20 @@
 """The spool of a running job: sequences as flat files, and a journal that says how far they can be trusted.
 
 ``OUT/.work/`` holds the tokens, lengths, record numbers, piece starts and carried columns of all sequences so far,
-appended and then committed together: the data is fsynced first, one journal line after it. A reader trusts the last
-whole journal line and cuts the files back to it, so a kill at any moment loses at most what came since the last commit.
+appended and then committed together: the data is fsynced first, one journal line after it, with a checksum of what each
+file has got since the line before. Opening a spool reads it again (2 GB/s) and trusts the journal up to the last line
+whose checksums, and those of all lines before it, are true; files and journal are cut back to there, and what lay
+beyond is made again. So a kill at any moment loses at most what came since the last commit, and bytes that were
+changed, cut off or removed meanwhile lose what came after them, never more, and are never packed.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from numpy.typing import NDArray
 from nopad.corpus import CHAIN_START, Block, Carried, Counts, SequenceBatch, Source, chain
 from nopad.errors import ResumeError
 from nopad.files import fsync_folder, storage_errors
+from nopad.store.seal import sealed_line, sealed_lines
 from nopad.store.shards import Columns
 from nopad.store.spool_files import spool_files, text_array
 
@@ -39,6 +43,7 @@ class Progress:
         last: name of the last block consumed.
         consumed_bytes: source bytes consumed.
         parts: what became of the records of each part of the source.
+        files: for each file, how many bytes are committed, and the SHA-256 of those since the commit before.
         complete: the whole source is in the spool.
     """
 
@@ -47,6 +52,7 @@ class Progress:
     last: str = ""
     consumed_bytes: int = 0
     parts: Mapping[str, Counts] = field(default_factory=dict)
+    files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     complete: bool = False
 
     @property
@@ -56,13 +62,14 @@ class Progress:
 
     def to_line(self) -> bytes:
         """Return one journal line."""
-        return json.dumps(asdict(self)).encode() + b"\n"
+        return sealed_line(asdict(self))
 
     @classmethod
-    def from_line(cls, line: bytes) -> Progress:
-        """Parse one journal line; ValueError when it is torn."""
-        document = json.loads(line)
-        return cls(**{**document, "parts": {name: Counts.from_dict(n) for name, n in document["parts"].items()}})
+    def from_document(cls, document: Mapping[str, Any]) -> Progress:
+        """Return the progress of a line that was read back; ValueError, TypeError or KeyError when it is none."""
+        parts = {name: Counts.from_dict(counts) for name, counts in document["parts"].items()}
+        files = {name: (size, digest) for name, (size, digest) in document["files"].items()}
+        return cls(**{**document, "parts": parts, "files": files})
 
 
 class Spool:
@@ -87,8 +94,10 @@ class Spool:
         self._journal = folder / "journal.jsonl"
         self._commit_every_s = commit_every_s
         self._files: dict[str, Any] = {}
-        self._text_bytes: dict[str, int] = {}
-        self.history = self._read_journal()
+        self._bytes: dict[str, int] = {}
+        self._hashes: dict[str, Any] = {}  # of what each file has got since the last commit
+        with storage_errors("reading the spool in", folder):
+            self.history = self._trusted()
         self.progress = self.history[-1] if self.history else Progress()
 
     @staticmethod
@@ -131,9 +140,8 @@ class Spool:
             for name, file in self._layout.items() if batch.lengths.size else ():
                 values = np.ascontiguousarray(file.values(batch), dtype=file.dtype)
                 if file.per == "end" and values.size:
-                    values = values + self._text_bytes[name]
-                    self._text_bytes[name] = int(values[-1])
-                self._files[name].write(values.data)
+                    values = values + self._bytes[name.removesuffix("-ends")]  # written before its text
+                self._write(name, values)
         digest, part = bytes.fromhex(self.progress.chain), blocks[0].part
         for block in blocks:
             digest = chain(digest, block)
@@ -148,6 +156,11 @@ class Spool:
         if time.monotonic() - self._committed_at >= self._commit_every_s:
             self.commit()
 
+    def _write(self, name: str, values: NDArray[Any]) -> None:
+        self._files[name].write(values.data)
+        self._hashes[name].update(values.data)
+        self._bytes[name] += values.nbytes
+
     def finish(self) -> None:
         """Mark the source as complete; idempotent."""
         if not self.progress.complete:
@@ -159,6 +172,8 @@ class Spool:
 
     def commit(self) -> None:
         """Make everything appended so far durable."""
+        files = {name: (self._bytes[name], self._hashes[name].hexdigest()) for name in self._files}
+        self.progress = replace(self.progress, files=files)
         with storage_errors("spooling tokens to", self._folder):
             for file in self._files.values():
                 file.flush()
@@ -169,7 +184,7 @@ class Spool:
                 os.fsync(journal.fileno())
             fsync_folder(self._folder)
         self.history.append(self.progress)
-        self._committed_at = time.monotonic()
+        self._begin_segment()
 
     def close(self) -> None:
         """Close the files; what was not committed is lost."""
@@ -203,66 +218,65 @@ class Spool:
         )
 
     def _map(self, name: str) -> NDArray[Any]:
-        path, size, dtype = self._path(name), self._size(name), self._layout[name].dtype
-        if path.stat().st_size < size * np.dtype(dtype).itemsize:
-            raise ResumeError(f"{path} is shorter than its journal says; {_WAY_OUT}")
+        dtype = np.dtype(self._layout[name].dtype)
+        size = self.progress.files[name][0] // dtype.itemsize
         if not size:  # no text at all
             return np.empty(0, dtype=dtype)
-        return np.memmap(path, dtype=dtype, mode="r", shape=(size,))
+        return np.memmap(self._path(name), dtype=dtype, mode="r", shape=(size,))
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.bin"
 
-    def _size(self, name: str) -> int:
-        """How many items of a file the journal vouches for."""
-        counts, per = self.progress.counts, self._layout[name].per
-        if per == "token":
-            return counts.tokens
-        if per == "sequence":
-            return counts.sequences
-        if not counts.sequences:
-            return 0
-        if per == "end":
-            return counts.sequences + 1
-        ends = self._path(f"{name}-ends")
-        if ends.stat().st_size < 8 * (counts.sequences + 1):
-            raise ResumeError(f"{ends} is shorter than its journal says; {_WAY_OUT}")
-        return int(np.memmap(ends, dtype=np.int64, mode="r")[counts.sequences])
-
-    def _read_journal(self) -> list[Progress]:
-        """Return all whole journal lines; a torn last one is cut off."""
+    def _trusted(self) -> list[Progress]:
+        """Return the commits that the files bear out, from the first to the last one; cut the journal back to them."""
         history: list[Progress] = []
-        if not self._journal.exists():
-            return history
         good = 0
-        with open(self._journal, "rb") as journal:
-            for line in journal:
+        with ExitStack() as stack:
+            paths = {name: self._path(name) for name in self._layout}
+            files = {name: stack.enter_context(open(path, "rb")) for name, path in paths.items() if path.exists()}
+            for document, end in sealed_lines(self._journal):
                 try:
-                    progress = Progress.from_line(line)
+                    progress = Progress.from_document(document) if document else None
                 except (ValueError, TypeError, KeyError):
-                    break
-                if not line.endswith(b"\n"):
+                    progress = None
+                if progress is None or not self._bears_out(files, history[-1:], progress):
                     break
                 history.append(progress)
-                good += len(line)
-        os.truncate(self._journal, good)
+                good = end
+        if self._journal.exists():
+            os.truncate(self._journal, good)
         return history
+
+    def _bears_out(self, files: Mapping[str, Any], before: Sequence[Progress], progress: Progress) -> bool:
+        """Whether each file holds what a commit says it got, read from where the last commit ended."""
+        if progress.files.keys() != files.keys() or files.keys() != self._layout.keys():
+            return False
+        for name, (end, digest) in progress.files.items():
+            left = end - (before[0].files[name][0] if before else 0)
+            found = hashlib.sha256()
+            while left > 0 and (data := files[name].read(min(left, 1 << 22))):
+                found.update(data)
+                left -= len(data)
+            if left or found.hexdigest() != digest:
+                return False
+        return True
 
     def _open(self) -> None:
         """Open the files for appending, cut back to what the journal vouches for."""
         with storage_errors("opening the spool in", self._folder):
-            sizes = {name: self._size(name) for name in self._layout}
-            for name, layout in self._layout.items():
+            self._bytes = {name: self.progress.files.get(name, (0, ""))[0] for name in self._layout}
+            for name in self._layout:
                 file = open(self._path(name), "ab", buffering=1 << 20)  # noqa: SIM115 - closed by `close`
                 self._files[name] = file
-                trusted = sizes[name] * np.dtype(layout.dtype).itemsize
-                if os.fstat(file.fileno()).st_size < trusted:
-                    raise ResumeError(f"{file.name} is shorter than its journal says; {_WAY_OUT}")
-                os.truncate(file.fileno(), trusted)
-                if layout.per == "end":
-                    self._text_bytes[name] = sizes[name.removesuffix("-ends")]
-                    if not trusted:
-                        file.write(bytes(8))  # the first string begins at 0
+                os.truncate(file.fileno(), self._bytes[name])
+            self._begin_segment()
+            for name, layout in self._layout.items():
+                if layout.per == "end" and not self._bytes[name]:
+                    self._write(name, np.zeros(1, dtype=np.int64))  # the first string begins at 0
+
+    def _begin_segment(self) -> None:
+        """Begin with what the next commit will vouch for."""
+        self._hashes = {name: hashlib.sha256() for name in self._layout}
         self._committed_at = time.monotonic()
 
 

@@ -1,7 +1,9 @@
 """The dataset folder of a packing job: whose it is, what of the job is done, and how the result gets into place.
 
 ``OUT/.work/job.json`` says which job a folder belongs to: settings and the files of the source. Another job, or a
-folder that holds anything else, is refused. A lock keeps two processes apart. Finished shards are journalled.
+folder that holds anything else, is refused. A lock keeps two processes apart. The plan and the shards are journalled
+with their checksums as they are finished: a run that goes on uses those that are still as they were, and makes others
+again. ``job.json`` and the lines of the journal carry checksums of themselves.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ from typing import Any
 from nopad.corpus import Source
 from nopad.errors import CorruptError, OutputBusyError, OutputExistsError, ResumeError
 from nopad.files import PARTIAL_SUFFIX, fsync_folder, sha256_file, storage_errors, write_atomic
-from nopad.store.manifest import MANIFEST, Manifest, Shard
+from nopad.store.manifest import MANIFEST, PLAN, Manifest
+from nopad.store.seal import sealed, sealed_line, sealed_lines, unsealed
 
 __all__ = ["Workspace"]
 
 WORK = ".work"
+JOB = "job.json"
+FINISHED = "finished.jsonl"
 
 
 class Workspace:
@@ -53,7 +58,7 @@ class Workspace:
 
         Raises:
             OutputExistsError: it was made with other settings or of another source.
-            CorruptError: a file of it is missing or damaged.
+            CorruptError: a file of it is missing or damaged; the plan is one.
         """
         manifest = Manifest.load(self.out)
         wanted = {name: value for name, value in settings.items() if name != "tool_versions"}
@@ -66,9 +71,9 @@ class Workspace:
             raise OutputExistsError(
                 f"{self.out} already holds a packed dataset of another source; choose another folder"
             )
-        for shard in manifest.shards:
-            path = self.out / shard.file
-            if not path.is_file() or sha256_file(path) != shard.sha256:
+        for name, digest in [(PLAN, manifest.plan_sha256), *((shard.file, shard.sha256) for shard in manifest.shards)]:
+            path = self.out / name
+            if not _holds(path, digest):
                 raise CorruptError(f"{path} is missing or damaged; delete {self.out} to pack again")
         self.clear()  # a job killed between its manifest and its clean-up leaves it
         return manifest
@@ -80,7 +85,7 @@ class Workspace:
         Raises:
             OutputExistsError: the folder holds something else.
             OutputBusyError: another process works in it.
-            ResumeError: the job in it has other settings, or its source has other files.
+            ResumeError: the job in it has other settings, or its source has other files; or nothing says which it is.
         """
         if self._holds_something_else():
             raise OutputExistsError(f"{self.out} already holds something else; choose a new or empty folder")
@@ -90,11 +95,11 @@ class Workspace:
             lock = os.open(self.work / "lock", os.O_RDWR | os.O_CREAT)
         try:
             self._lock(lock)
-            job_file = self.work / "job.json"
+            job_file = self.work / JOB
             if job_file.exists():
                 self._check_same_job(job_file, json.loads(json.dumps(started)))
             else:
-                write_atomic(job_file, (json.dumps(started, indent=2) + "\n").encode())
+                write_atomic(job_file, (json.dumps(sealed(started), indent=2) + "\n").encode())
             yield
         finally:
             os.close(lock)
@@ -105,24 +110,50 @@ class Workspace:
         if not any(self.out.iterdir()):
             self.out.rmdir()
 
-    def note_shard(self, shard: Shard) -> None:
-        """Journal a shard as finished; it is on disk under its final name."""
-        with storage_errors("writing", self.work), open(self.work / "shards.jsonl", "ab") as journal:
-            journal.write(b"\n" + json.dumps(vars(shard)).encode() + b"\n")  # first end a line torn by a kill
+    def note(self, file: str, origin: str, **known: Any) -> None:
+        """Journal a file as finished: it is on disk under its final name. `origin`: fingerprint of what it is made of.
+
+        `known` holds at least its ``sha256``.
+        """
+        line = sealed_line({"finished": {"file": file, **known}, "origin": origin})
+        with storage_errors("writing", self.work), open(self.work / FINISHED, "ab") as journal:
+            journal.write(b"\n" + line)  # first end a line torn by a kill
             journal.flush()
             os.fsync(journal.fileno())
 
-    def noted_shards(self) -> dict[str, Shard]:
-        """Return the finished shards by file name; a torn line is ignored and its shard written again."""
-        path = self.work / "shards.jsonl"
-        noted: dict[str, Shard] = {}
-        for line in path.read_bytes().splitlines() if path.exists() else []:
-            try:
-                shard = Shard(**json.loads(line))
-            except (ValueError, TypeError):
-                continue
-            noted[shard.file] = shard
-        return noted
+    def finished_files(self, origin: str) -> dict[str, dict[str, Any]]:
+        """Return what was noted of each finished file that is there and as it was when it was noted, by name.
+
+        A torn or damaged line is passed over: what it vouched for is made again, as is a file that has changed.
+
+        Raises:
+            ResumeError: a file was made of another source than `origin`.
+        """
+        with storage_errors("reading", self.work):
+            found = [document for document, _ in sealed_lines(self.work / FINISHED) if document]
+            noted = {document["finished"]["file"]: document["finished"] for document in found}
+            if any(document["origin"] != origin for document in found):
+                raise ResumeError(
+                    f"the source changed since the job in {self.out} started; "
+                    "put it back as it was, or delete the folder to start over"
+                )
+            return {name: known for name, known in noted.items() if _holds(self.work / name, known["sha256"])}
+
+    def take_back(self, name: str) -> None:
+        """Move a folder that a run killed while publishing had moved into place back into the work folder.
+
+        Raises:
+            ResumeError: it is in both.
+        """
+        if not (self.out / name).exists():
+            return
+        if (self.work / name).exists():
+            raise ResumeError(
+                f"{self.out / name} and {self.work / name} are both there, and no run of this job leaves both; "
+                f"delete {self.out} to start over"
+            )
+        with storage_errors("resuming in", self.out):
+            os.replace(self.out / name, self.work / name)
 
     def move_into_place(self, names: Iterable[str]) -> None:
         """Move files and folders from the work folder into the dataset, those that are not there yet."""
@@ -137,16 +168,22 @@ class Workspace:
         shutil.rmtree(self.work, ignore_errors=True)
 
     def _holds_something_else(self) -> bool:
-        """Whether `out` is anything but a new or empty folder or one that a job of ours has left unfinished."""
-        if not self.out.exists() or (self.work / "job.json").is_file():
+        """Whether `out` is anything but a new or empty folder or one that a job of ours has left unfinished.
+
+        Raises:
+            ResumeError: a job of ours has left it, and what says which is gone.
+        """
+        if not self.out.exists() or (self.work / JOB).is_file():
             return False
         if not self.out.is_dir():
             return True
         beside = {path.name for path in self.out.iterdir()}
         if not self.work.is_dir():
             return bool(beside)
-        inside = {path.name for path in self.work.iterdir()}
-        return bool(beside - {WORK} or inside - {"lock", "job.json" + PARTIAL_SUFFIX})
+        inside = {path.name for path in self.work.iterdir()} - {JOB + PARTIAL_SUFFIX}
+        if "lock" in inside and inside != {"lock"}:
+            raise ResumeError(f"{self.work / JOB} is missing, which says what job this is; {_start_over(self.out)}")
+        return bool(beside - {WORK} or inside - {"lock"})
 
     def _lock(self, lock: int) -> None:
         """Take the lock or refuse."""
@@ -162,11 +199,11 @@ class Workspace:
     def _check_same_job(self, job_file: Path, started: Mapping[str, Any]) -> None:
         """Refuse to go on with a job that was started differently; name the first differences."""
         try:
-            stored = json.loads(job_file.read_text(encoding="utf-8"))
+            stored = unsealed(json.loads(job_file.read_text(encoding="utf-8")))
             changed = _differences(stored["settings"], started["settings"])
             before, now = (dict(map(tuple, job["inventory"])) for job in (stored, started))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ResumeError(f"{job_file} is damaged ({error!r}); delete {self.out} to start over") from error
+            raise ResumeError(f"{job_file} is damaged ({error}); {_start_over(self.out)}") from error
         if changed:
             raise ResumeError(
                 f"{self.out} holds an unfinished job with other settings ({changed}); "
@@ -179,6 +216,15 @@ class Workspace:
                     f"the source changed since the job in {self.out} started: {name} {what}; "
                     "put it back as it was, or delete the folder to start over"
                 )
+
+
+def _start_over(out: Path) -> str:
+    return f"delete {out} to start over"
+
+
+def _holds(path: Path, digest: str) -> bool:
+    """Whether a file is there with this SHA-256."""
+    return path.is_file() and sha256_file(path) == digest
 
 
 def _differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:

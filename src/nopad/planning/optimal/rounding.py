@@ -12,7 +12,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.planning.open_packs import OpenPacks
+from nopad.planning.lpfhp import best_fit_decreasing
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.master import Master, SolverError
 from nopad.planning.optimal.pricing import SCALE, Items, Pattern, price
@@ -101,11 +101,10 @@ def _fill(pattern: Pattern, copies: int, left: NDArray[np.int64], taken: Packing
 
 def best_fit(items: Items, left: NDArray[np.int64]) -> Packing:
     """Pack these many of each item by best-fit decreasing."""
-    packs = OpenPacks(items.capacity, items.depth)
-    sizes = items.sizes.tolist()
-    for i in np.flatnonzero(left)[::-1].tolist():
-        packs.best_fit(sizes[i], int(left[i]), name=i)
+    present = np.flatnonzero(left)
+    sizes = items.sizes[present]
+    number = dict(zip(sizes.tolist(), present.tolist(), strict=True))
     packing: Packing = Counter()
-    for count, pattern in packs.strategies():
-        packing[pattern] += count
+    for count, held in best_fit_decreasing(sizes, left[present], items.capacity, items.depth):
+        packing[tuple(number[size] for size in held)] += count
     return packing

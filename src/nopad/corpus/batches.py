@@ -1,0 +1,108 @@
+"""The one place through which every batch of every table passes, before anything looks into it.
+
+What a library gave is held against the schema that was chosen from: the columns are there, once, and of the same types.
+Then Arrow proves each batch in full, so that nothing behind reads beyond a buffer: a damaged file is an error with its
+rows, never a crash. Text that is no UTF-8 is let through: it belongs to single records, which `rows` marks as bad.
+O(values), about 0.1 ns a byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from nopad.corpus.selection import is_list, is_string
+from nopad.errors import SourceError
+
+__all__ = ["BATCH_ROWS", "checked", "cut", "rows_of"]
+
+BATCH_ROWS = 1 << 16  # at most; fewer where rows are long
+
+
+def checked(batch: pa.RecordBatch, schema: pa.Schema, place: str, row: int) -> pa.RecordBatch:
+    """Return the columns of `schema`, proven to be of its types and whole.
+
+    Args:
+        batch: what was read; may have other columns too.
+        schema: the columns that are wanted.
+        place: for messages: the file.
+        row: 1-based position of the batch's first row.
+
+    Raises:
+        SourceError: a column is missing or twice there, has changed its type, or is damaged.
+
+    >>> checked(pa.record_batch({"a": [1], "b": [2]}), pa.schema({"b": pa.int64()}), "x", 1).schema.names
+    ['b']
+    """
+    rows = f"{place}, rows {row} to {row + batch.num_rows - 1}"
+    columns = []
+    for field in schema:
+        found = batch.schema.get_all_field_indices(field.name)
+        if len(found) != 1:
+            raise SourceError(
+                f"{place}: {'no' if not found else len(found)} column {field.name!r} from row {row} on; "
+                f"it has {', '.join(dict.fromkeys(batch.schema.names))}"
+            )
+        column = batch.column(found[0])
+        if not _alike(column.type, field.type):
+            raise SourceError(
+                f"{place}: the column {field.name!r} is {column.type} from row {row} on, and {field.type} before; "
+                "make its types alike, or leave it out with --carry"
+            )
+        _prove(column, f"{rows}, column {field.name!r}")
+        columns.append(_plain(column, field.type))
+    return pa.RecordBatch.from_arrays(columns, names=schema.names)
+
+
+def cut(batch: pa.RecordBatch, block_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Yield pieces of about `block_bytes`."""
+    rows = rows_of(block_bytes, batch.nbytes, batch.num_rows)
+    yield from (batch.slice(at, rows) for at in range(0, batch.num_rows, rows))
+
+
+def rows_of(block_bytes: int, size: int, rows: int) -> int:
+    """Return how many rows make about `block_bytes`."""
+    return min(max(block_bytes * rows // max(size, 1), 1), BATCH_ROWS)
+
+
+def _prove(column: pa.Array, place: str) -> None:
+    """Refuse a column with anything wrong but text that is no UTF-8."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        try:
+            column.validate()
+            _as_bytes(column).validate(full=True)
+        except (pa.ArrowException, ValueError):
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise SourceError(f"{place}: damaged ({reason}); make the file again, or leave it out") from error
+
+
+def _as_bytes(column: pa.Array) -> pa.Array:
+    """The same column with text as bytes, of the same buffers; anything else as it is."""
+    if pa.types.is_dictionary(column.type):
+        values = column.dictionary
+        return pa.DictionaryArray.from_arrays(column.indices, _as_bytes(values), safe=True)
+    kinds = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
+    if column.type not in kinds:
+        return column
+    return pa.Array.from_buffers(
+        kinds[column.type], len(column), column.buffers(), null_count=column.null_count, offset=column.offset
+    )
+
+
+def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a column is of the type that was chosen from, or holds nothing that could be of another."""
+    if found == wanted or pa.types.is_null(found) or (is_string(found) and is_string(wanted)):
+        return True
+    return is_list(found) and is_list(wanted) and _alike(found.value_type, wanted.value_type)
+
+
+def _plain(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """A proven column in a type that everything behind can read."""
+    if pa.types.is_string_view(column.type):  # pyarrow lacks half of what it has for other strings
+        return column.cast(pa.large_string(), safe=False)
+    if column.type != wanted and not is_string(column.type):
+        return column.cast(wanted)
+    return column

@@ -1,0 +1,80 @@
+"""One-dimensional arrays of numbers in ``.npy`` files, read piece by piece.
+
+Nothing is memory-mapped, so a file that is cut short or replaced while it is read is an error that names it
+(`nopad.corpus.inputs`). Values come in the machine's own byte order, whatever the file's. O(bytes read).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.corpus.inputs import InputFile
+from nopad.errors import SourceError
+
+__all__ = ["NpyFile"]
+
+Read = Callable[[int, int], NDArray[Any]]
+
+
+class NpyFile:
+    """The header of an ``.npy`` file; `opened` gives a function that reads its values.
+
+    Attributes:
+        path: where the user finds it.
+        dtype: of the values as stored.
+        shape: as the header says it; values are read of one-dimensional arrays only.
+        size: how many values there are.
+        bytes: of the file.
+
+    Raises:
+        SourceError: it is missing, unreadable, no ``.npy`` file, or cut short.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read the header."""
+        self.path = path
+        self._file = InputFile.found(path, path.name)
+        self.bytes = self._file.size
+        with self._file.random() as opened:
+            try:
+                version = np.lib.format.read_magic(opened)
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                self.shape, _, self.dtype = read(opened)
+                if self.dtype.hasobject:
+                    raise ValueError("it holds pickled objects")
+            except Exception as error:  # what NumPy makes of bytes that are no header
+                raise SourceError(f"{path}: not an .npy file of numbers ({error}); save it with numpy.save") from error
+            self._begin = opened.tell()
+        self.size = math.prod(self.shape)
+        need = self._begin + self.size * self.dtype.itemsize
+        if need > self.bytes:
+            raise SourceError(
+                f"{path}: cut short: {self.size:,} values take {need:,} bytes, and it has {self.bytes:,}; save it again"
+            )
+
+    @contextmanager
+    def opened(self) -> Iterator[Read]:
+        """A function (begin, end) -> the values between, for as long as the file stays open."""
+        width = self.dtype.itemsize
+        with self._file.random() as file:
+
+            def read(begin: int, end: int) -> NDArray[Any]:
+                file.seek(self._begin + begin * width)
+                data = file.read_buffer((end - begin) * width)  # of Arrow's pool: its memory is used again
+                if len(data) != (end - begin) * width:
+                    raise SourceError(f"{self.path}: cut short at value {begin + len(data) // width:,}; save it again")
+                return np.frombuffer(data, self.dtype).astype(self.dtype.newbyteorder("="), copy=False)
+
+            yield read
+
+    def whole(self) -> NDArray[Any]:
+        """All values."""
+        with self.opened() as read:
+            return read(0, self.size)

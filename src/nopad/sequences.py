@@ -1,0 +1,94 @@
+"""`Sequences`: n sequences in columns, the one form in which tokens travel: corpus -> spool -> shards -> batches.
+
+Per-token columns are flat arrays, the sequences end to end; per-sequence columns have one entry each. Nothing here
+copies tokens but `gathered`, so a part of a memory-mapped corpus costs its lengths and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Sequences"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequences:
+    """n sequences with T tokens.
+
+    Attributes:
+        seq_lengths: tokens of each; int32 ``[n]``.
+        tokens: per-token columns by name, ``input_ids`` among them where ids are known; ``[T]``, the sequences end to
+            end, or anywhere in a longer array where `begin` says so.
+        values: per-sequence columns by name; ``[n]``, NumPy or Arrow arrays.
+        begin: where each sequence begins in the per-token columns; int64 ``[n]``; None: end to end.
+
+    >>> made = Sequences(seq_lengths=np.array([2, 1, 3], np.int32), tokens={"input_ids": np.arange(6)})
+    >>> chosen = made.take(np.array([2, 0]))
+    >>> chosen.begin.tolist(), chosen.gathered().tokens["input_ids"].tolist()
+    ([3, 0], [3, 4, 5, 0, 1])
+    """
+
+    seq_lengths: NDArray[np.int32]
+    tokens: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    begin: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        """Number of sequences."""
+        return self.seq_lengths.size
+
+    @property
+    def begins(self) -> NDArray[np.int64]:
+        """Where each sequence begins in the per-token columns; int64 ``[n]``."""
+        if self.begin is not None:
+            return self.begin
+        return np.cumsum(self.seq_lengths, dtype=np.int64) - self.seq_lengths
+
+    def take(self, numbers: NDArray[np.int64]) -> Sequences:
+        """Return the sequences of these numbers, in this order; the per-token columns stay as they are."""
+        return self._chosen(numbers, lambda column: column.take(_as_index(column, numbers)))
+
+    def part(self, begin: int, end: int) -> Sequences:
+        """Return sequences `begin` to `end`, as views."""
+        span = slice(begin, end)
+        if self.begin is not None:
+            return self._chosen(span, lambda column: column[span])
+        lengths = self.seq_lengths[span]
+        first = int(self.seq_lengths[:begin].sum(dtype=np.int64))
+        last = first + int(lengths.sum(dtype=np.int64))
+        return Sequences(
+            seq_lengths=lengths,
+            tokens={name: column[first:last] for name, column in self.tokens.items()},
+            values={name: column[span] for name, column in self.values.items()},
+        )
+
+    def gathered(self) -> Sequences:
+        """Return the same with per-token columns end to end, copied if they are not. O(tokens)."""
+        if self.begin is None:
+            return self
+        ends = np.cumsum(self.seq_lengths, dtype=np.int64)
+        total = int(ends[-1]) if ends.size else 0
+        index = np.arange(total) + np.repeat(self.begin - ends + self.seq_lengths, self.seq_lengths)
+        return replace(self, tokens={name: column[index] for name, column in self.tokens.items()}, begin=None)
+
+    def _chosen(self, at: Any, of: Callable[[Any], Any]) -> Sequences:
+        return replace(
+            self,
+            seq_lengths=self.seq_lengths[at],
+            values={name: of(column) for name, column in self.values.items()},
+            begin=self.begins[at],
+        )
+
+
+def _as_index(column: Any, numbers: NDArray[np.int64]) -> Any:
+    """NumPy takes an array of numbers, Arrow one of its own."""
+    if isinstance(column, np.ndarray):
+        return numbers
+    import pyarrow as pa
+
+    return pa.array(numbers)

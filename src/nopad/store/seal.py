@@ -1,0 +1,65 @@
+"""JSON documents that carry a checksum of themselves, so that no damage to one goes unnoticed.
+
+``sha256`` in a sealed document is the SHA-256 of all its other fields as canonical JSON: keys sorted, no spaces, ASCII.
+The manifest, the description of a running job and each line of its journals are sealed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["SEAL", "sealed", "sealed_line", "sealed_lines", "unsealed"]
+
+SEAL = "sha256"
+
+
+def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document with its checksum added.
+
+    >>> unsealed(sealed({"a": 1}))
+    {'a': 1}
+    """
+    return {**document, SEAL: _digest(document)}
+
+
+def unsealed(document: Any) -> dict[str, Any]:
+    """Return a sealed document without its checksum.
+
+    Raises:
+        ValueError: it is not what was sealed.
+    """
+    if not isinstance(document, dict):
+        raise ValueError("no JSON object")
+    content = {name: value for name, value in document.items() if name != SEAL}
+    if document.get(SEAL) != _digest(content):
+        raise ValueError(f"its content has not the checksum {document.get(SEAL)!r} that it states")
+    return content
+
+
+def sealed_line(document: Mapping[str, Any]) -> bytes:
+    """Return one line of a journal."""
+    return json.dumps(sealed(document)).encode() + b"\n"
+
+
+def sealed_lines(path: Path) -> Iterator[tuple[dict[str, Any] | None, int]]:
+    """Yield each line of a journal, None where it is torn or damaged, and where it ends; nothing if there is no file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    end = 0
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+        end += len(line)
+        try:
+            yield (unsealed(json.loads(line)) if line.endswith(b"\n") else None), end
+        except (ValueError, RecursionError):
+            yield None, end
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    plain = json.loads(json.dumps(document))  # as it is read back: tuples are lists, keys are strings
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
