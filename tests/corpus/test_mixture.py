@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import datasets
 import pytest
 
 from nopad.corpus import CorpusOptions, IterableSource, chain, open_source, sequences
@@ -36,6 +35,8 @@ def test_a_group_is_of_one_source(files):
 
 
 def test_objects_and_files_mix(files):
+    import datasets
+
     source = open_source({"web": files / "a", "given": datasets.Dataset.from_list([{"input_ids": [9, 9]}])})
     groups = list(sequences(source.blocks(), None, CorpusOptions(capacity=8)))
     assert [group.batch.tokens.tolist() for group in groups] == [[1, 2, 3], [9, 9]]
@@ -62,6 +63,8 @@ def test_names_are_words(name):
 
 
 def test_mappings_that_are_no_mixture():
+    import datasets
+
     with pytest.raises(SourceError, match="the mapping of named inputs is empty"):
         open_source({})
     splits = datasets.DatasetDict({"train": datasets.Dataset.from_list([{"input_ids": [1]}])})

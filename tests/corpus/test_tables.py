@@ -3,7 +3,6 @@ from __future__ import annotations
 import gzip
 import json
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -436,6 +435,8 @@ class TestWhatAStrangerFound:
             list(open_source(path).blocks())
 
     def test_several_splits_in_one_folder(self, tmp_path):
+        import datasets
+
         one = datasets.Dataset.from_list([{"input_ids": [1]}])
         datasets.DatasetDict({"train": one, "test": one}).save_to_disk(tmp_path / "both")
         with pytest.raises(

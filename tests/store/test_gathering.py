@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import datasets
 import numpy as np
 import pytest
 
@@ -23,6 +22,8 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def dataset():
+    import datasets
+
     return datasets.Dataset.from_list(ROWS)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datasets
-import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,6 +17,8 @@ def rows(dataset) -> list[dict[str, list[int]]]:
 
 
 def test_datasets(dataset, rows, tmp_path):
+    import datasets
+
     loaded = datasets.load_dataset(
         "parquet", data_dir=str(dataset / "shards"), cache_dir=str(tmp_path / "cache"), split="train"
     )
@@ -29,6 +29,8 @@ def test_datasets(dataset, rows, tmp_path):
 
 
 def test_polars(dataset, rows):
+    import polars
+
     frame = polars.read_parquet(dataset / "shards")
     assert frame.to_dicts() == rows
     lens = polars.scan_parquet(dataset / "shards" / "*.parquet").select(polars.col("seq_lengths").list.sum()).collect()

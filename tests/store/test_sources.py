@@ -7,7 +7,6 @@ import json
 from functools import partial
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather
@@ -68,6 +67,8 @@ def feather(rows, folder):
 
 
 def arrow_stream(rows, folder):
+    import datasets
+
     datasets.Dataset.from_list(rows).save_to_disk(folder / "saved")
     return open_source(folder / "saved")
 
@@ -103,17 +104,23 @@ def fsspec_url(rows, folder):
 
 
 def dataset(rows, folder):
+    import datasets
+
     return DatasetSource(datasets.Dataset.from_list(rows))
 
 
 def shuffled_back_dataset(rows, folder):
     """A dataset with an indices mapping."""
+    import datasets
+
     order = np.random.default_rng(1).permutation(N)
     mixed = datasets.Dataset.from_list([rows[i] for i in order])
     return DatasetSource(mixed.select(np.argsort(order)))
 
 
 def iterable_dataset(rows, folder):
+    import datasets
+
     return DatasetSource(datasets.Dataset.from_list(rows).to_iterable_dataset(num_shards=4))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 import tokenizers
@@ -30,6 +29,8 @@ def recipe():
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("form", ["shards", "object"])
 def test_one_step(tmp_path, monkeypatch, form):
+    import datasets
+
     pytest.importorskip("trl")
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
