@@ -109,7 +109,7 @@ class InputFile:
         """The content as a binary stream, decompressed."""
         if self.compression is None:
             with reading(self.path):
-                opened = open(self.path, "rb") if self.remote is None else self.remote.stream()
+                opened = open(self.path, "rb") if self.remote is None else self.remote.stream()  # noqa: SIM115
             with self._unchanged(opened) as stored:
                 yield stored
             return
@@ -142,7 +142,9 @@ class InputFile:
         else:
             return  # one request a file is enough
         if size != self.size:
-            raise SourceError(f"{self.path}: changed while the job was running, from {self.size} bytes to {size}; {_AGAIN}")
+            raise SourceError(
+                f"{self.path}: changed while the job was running, from {self.size} bytes to {size}; {_AGAIN}"
+            )
         if self.stamp is not None and stamp != self.stamp:
             raise SourceError(f"{self.path}: written again or replaced while the job was running; {_AGAIN}")
 
