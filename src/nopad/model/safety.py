@@ -16,15 +16,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nopad.batch.device import Cross, Placement, is_static, place
 from nopad.batch.guard import PackedMask, layout_of
 from nopad.errors import BatchError, OptionError, UnsupportedModelError
 from nopad.model import attention
-from nopad.model.admission import check_call, device_of
+from nopad.model.admission import check_call, device_of, leave_columns, refuse_attentions
 from nopad.model.backends import BACKENDS
 from nopad.model.calls import Call, Calls, Static, bound, parameters
 from nopad.model.encoders import encoder_mask, hook_encoder
@@ -216,6 +215,12 @@ class _State:
         if args and isinstance(args[0], Mapping):
             self.calls.stack.append(None)  # the leaving hook takes it off
             raise BatchError("a batch was given as one argument; call model(**batch)")
+        if self.family.route == "interface" and not torch.compiler.is_compiling():
+            try:
+                refuse_attentions(module, named)
+            except BatchError:
+                self.calls.stack.append(None)
+                raise
         if is_static(guard):
             if not torch.compiler.is_compiling():
                 self.calls.stack.append(None)
@@ -320,8 +325,7 @@ class _State:
         call.as_tuple = (self.model.config.return_dict if asked is None else asked) is False
         if asked is not None or call.as_tuple:
             named["return_dict"] = True
-        for name in [name for name in named if name not in takes and _is_extra(named[name])]:
-            del named[name]  # a column of the batch that is no argument of this model
+        leave_columns(self.model, takes, named)
 
     def _hide_positions(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Keep such a stack from counting along the whole row, beyond its table."""
@@ -378,11 +382,6 @@ def part_of(model: Any, name: str) -> Any:
 def _position_modules(model: nn.Module) -> list[nn.Module]:
     """Learned positions that a stack looks up without being told which (BART)."""
     return [m for m in model.modules() if type(m).__name__ == "BartLearnedPositionalEmbedding"]
-
-
-def _is_extra(value: Any) -> bool:
-    """Whether a value is a column of a batch; a number, such as a loss's denominator, is none."""
-    return isinstance(value, np.ndarray) or (isinstance(value, Tensor) and value.dim() > 0)
 
 
 @lru_cache(maxsize=64)
