@@ -29,7 +29,6 @@ from nopad.model.calls import Call, Calls, Static, bound, parameters
 from nopad.model.encoders import encoder_mask, hook_encoder
 from nopad.model.families import Family, family_of
 from nopad.model.heads import Head, head_of
-from nopad.model.linear import FastLinear
 from nopad.options import Option
 
 __all__ = ["bare", "is_packed", "packed", "part_of", "state_of", "unpacked"]
@@ -141,7 +140,6 @@ class _State:
     backend: str
     head: Head
     takes: tuple[str, ...] = ()
-    linear: FastLinear | str | None = "unknown"
     before: str = ""
     handles: list[Any] = field(default_factory=list)
     calls: Calls = field(default_factory=Calls)
@@ -241,9 +239,6 @@ class _State:
             raise
         self.calls.stack.append(call)
         call.token = attention.begin()
-        call.mode = self._fast()
-        if call.mode is not None:
-            call.mode.__enter__()
         return (), named
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
@@ -260,8 +255,6 @@ class _State:
         call = self.calls.stack.pop() if self.calls.stack else None
         if call is None:
             return None
-        if call.mode is not None:
-            call.mode.__exit__(None, None, None)
         attended = attention.end(call.token)
         if output is None:  # it raised
             return None
@@ -274,15 +267,6 @@ class _State:
             )
         output = self.head.leave(call, output)
         return output.to_tuple() if call.as_tuple else output
-
-    def _fast(self) -> FastLinear | None:
-        """Linear layers on the faster kernel, for inference in float32 on a CPU."""
-        parameter = next(self.model.parameters())
-        if torch.is_grad_enabled() or parameter.device.type != "cpu" or parameter.dtype != torch.float32:
-            return None
-        if self.linear == "unknown":
-            self.linear = FastLinear.where_faster(self.model)
-        return None if isinstance(self.linear, str) else self.linear
 
     def _choice(self, guard: PackedMask, module: nn.Module) -> str:
         """Choose the backend by device and form, and say it once."""
