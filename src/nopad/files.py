@@ -8,16 +8,18 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nopad.errors import StorageError
+from nopad.errors import OptionError, StorageError
 
 __all__ = [
     "PARTIAL_SUFFIX",
     "fsync_folder",
     "fsync_path",
+    "local_path",
     "preparing",
     "replacing",
     "sha256_file",
@@ -26,6 +28,22 @@ __all__ = [
 ]
 
 PARTIAL_SUFFIX = ".partial"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")  # of a Path, which makes one slash of two
+
+
+def local_path(given: str | os.PathLike[str]) -> Path:
+    """Return a path to write to.
+
+    Raises:
+        OptionError: it is a URL: results are written to this machine's disk.
+
+    >>> local_path("run-12:30")
+    PosixPath('run-12:30')
+    """
+    text = os.fspath(given)
+    if _URL.match(text) and not os.path.exists(text.partition("/")[0]):
+        raise OptionError(f"{text}: results are written to a folder of this machine; write there, and copy it after")
+    return Path(text)
 
 
 @contextmanager

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers, processors
 
-from nopad.corpus import Tokenizer
+from nopad.corpus import Record, Records, Tokenizer
 
 WORDS = 50
 
@@ -30,3 +31,20 @@ def build_tokenizer():
 @pytest.fixture(scope="session")
 def words() -> Tokenizer:
     return Tokenizer(build())
+
+
+@pytest.fixture(scope="session")
+def one_by_one():
+    """A function that takes runs of records apart; what rides along is left out."""
+
+    def one_by_one(found):
+        for one in found:
+            if not isinstance(one, Records):
+                yield one
+            elif one.texts is not None:
+                yield from (Record(line=int(line), text=text) for line, text in zip(one.lines, one.texts, strict=True))
+            else:
+                pieces = np.split(one.tokens, np.cumsum(one.lengths)[:-1])
+                yield from (Record(line=int(line), ids=ids) for line, ids in zip(one.lines, pieces, strict=True))
+
+    return one_by_one

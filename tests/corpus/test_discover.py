@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from nopad.corpus import open_source
-from nopad.corpus.records import one_by_one
 from nopad.errors import OptionError, SourceError
 
 
@@ -45,7 +44,7 @@ def test_hidden_is_passed_over_and_unknown_is_listed(tmp_path):
     assert source.ignored == ("d.pdf", "e/f", "e/g.json.gz")
 
 
-def test_files_and_folders_keep_the_order_given(tmp_path):
+def test_files_and_folders_keep_the_order_given(tmp_path, one_by_one):
     write(tmp_path, {"in/a.txt": b"a", "in/b.jsonl": b'{"text": "b"}\n', "z.txt": b"z", "y": b"y"})
     source = open_source([tmp_path / "z.txt", str(tmp_path / "in"), tmp_path / "y"])
     blocks = list(source.blocks())
@@ -69,13 +68,13 @@ def test_links_are_followed_but_not_round_in_circles(tmp_path):
     assert source.ignored == ("round",)
 
 
-def test_lines_of_a_text_file(tmp_path):
+def test_lines_of_a_text_file(tmp_path, one_by_one):
     write(tmp_path, {"a.txt": b"a\nb\n"})
     [block] = open_source(tmp_path, text_unit="line").blocks()
     assert [record.text for record in one_by_one(block.records())] == ["a", "b"]
 
 
-def test_fields(tmp_path):
+def test_fields(tmp_path, one_by_one):
     write(tmp_path, {"a.jsonl": b'{"text": "x", "t": "y", "i": [1]}'})
     [block] = open_source(tmp_path, text_field="t").blocks()
     assert [record.text for record in one_by_one(block.records())] == ["y"]

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from nopad.corpus import BadRecord, Record
 from nopad.corpus.inputs import InputFile
 from nopad.corpus.jsonl import Field, JsonlFile, decode_objects
-from nopad.corpus.records import one_by_one
 from nopad.corpus.selection import Reading
 from nopad.errors import SourceError
 
@@ -23,8 +22,12 @@ def opened(tmp_path, data: bytes, **options) -> JsonlFile:
     return JsonlFile(InputFile.found(path, "a.jsonl"), **options)
 
 
-def records(source: JsonlFile) -> list[Record | BadRecord]:
-    return [record for block in source.blocks() for record in one_by_one(block.records())]
+@pytest.fixture
+def records(one_by_one):
+    def records(source: JsonlFile) -> list[Record | BadRecord]:
+        return [record for block in source.blocks() for record in one_by_one(block.records())]
+
+    return records
 
 
 def reason(line: bytes, field: Field = TEXT) -> str:
@@ -61,19 +64,19 @@ def test_neither_field(tmp_path):
     )
 
 
-def test_a_named_field_is_read_whatever_else_is_there(tmp_path):
+def test_a_named_field_is_read_whatever_else_is_there(tmp_path, records):
     source = opened(tmp_path, b'{"input_ids": [1], "body": "x"}\n', how=Reading(text_field="body"))
     assert source.kind == "text"
     assert records(source) == [Record(line=1, text="x")]
 
 
-def test_ids_are_read(tmp_path):
+def test_ids_are_read(tmp_path, records):
     [record] = records(opened(tmp_path, b'{"input_ids": [3, 4]}'))
     assert record.ids.tolist() == [3, 4]
 
 
 @pytest.mark.parametrize("block_bytes", [1, 16, 1 << 20])
-def test_empty_lines_count_as_lines_only(tmp_path, block_bytes):
+def test_empty_lines_count_as_lines_only(tmp_path, block_bytes, records):
     data = b'\n{"text": "a"}\r\n\r\n\n {"text": "b"} \n{"text": "\\u2028c"}'
     source = opened(tmp_path, data, block_bytes=block_bytes)
     assert b"".join(block.data for block in source.blocks()) == data
@@ -84,7 +87,7 @@ def test_empty_lines_count_as_lines_only(tmp_path, block_bytes):
     ]
 
 
-def test_the_byte_order_mark_is_not_content(tmp_path):
+def test_the_byte_order_mark_is_not_content(tmp_path, records):
     assert records(opened(tmp_path, b'\xef\xbb\xbf{"text": "a"}\n')) == [Record(line=1, text="a")]
 
 
@@ -137,15 +140,15 @@ def test_many_keys_are_not_all_listed():
     assert reason(line).endswith('"g", "h" and 2 more')
 
 
-def test_bad_lines_do_not_hide_the_others():
+def test_bad_lines_do_not_hide_the_others(one_by_one):
     data = b'{"text": "a"}\n{"text": \n{"text": "c"}\n'
     good, bad, also = one_by_one(decode_objects(data, 10, field=TEXT))
     assert (good, also) == (Record(line=10, text="a"), Record(line=12, text="c"))
     assert bad == BadRecord(line=11, reason="broken JSON: Expecting value at column 10")
 
 
-@given(st.lists(st.text(), max_size=10), st.booleans())
-def test_any_text_survives(texts, ascii_only):
+@given(texts=st.lists(st.text(), max_size=10), ascii_only=st.booleans())
+def test_any_text_survives(texts, ascii_only, one_by_one):
     texts = [text.encode("utf-8", "ignore").decode() for text in texts]
     data = "".join(json.dumps({"text": text}, ensure_ascii=ascii_only) + "\n" for text in texts).encode()
     assert [record.text for record in one_by_one(decode_objects(data, 1, field=TEXT))] == texts

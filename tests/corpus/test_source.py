@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nopad.corpus import CHAIN_START, BadRecord, Block, IterableSource, Record, Source, chain
-from nopad.corpus.records import ids_record, one_by_one, shown, text_record
+from nopad.corpus.records import ids_record, shown, text_record
 from nopad.errors import SourceError
 
 
@@ -24,7 +24,7 @@ def block(name: str, data: bytes) -> Block:
     return Block(name=name, data=data, decoder=lambda data, line: iter(()))
 
 
-def test_iterable_source_gives_texts_in_blocks_of_records():
+def test_iterable_source_gives_texts_in_blocks_of_records(one_by_one):
     source = IterableSource(["a", "é", "c"], block_records=2)
     blocks = list(source.blocks())
     assert [json.loads(b.data) for b in blocks] == [["a", "é"], ["c"]]
@@ -38,7 +38,7 @@ def test_iterable_source_gives_texts_in_blocks_of_records():
     assert list(source.blocks()) == blocks
 
 
-def test_iterable_source_gives_ids_from_lists_and_arrays():
+def test_iterable_source_gives_ids_from_lists_and_arrays(one_by_one):
     source = IterableSource([[1, 2], np.array([3], dtype=np.uint16), [np.int64(4)], []])
     [only] = source.blocks()
     assert only.data == b"[[1,2],[3],[4],[]]"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,8 @@ LENGTHS = "seq_lengths"  # of a row of a packed dataset
 RECORDS = ("seq_index", "seq_start", "seq_source")  # where a sequence of a packed dataset comes from
 OWN = (LENGTHS, *RECORDS)  # what nopad wrote beside the content
 MASK = "attention_mask"
-DERIVED = ("position_ids",)  # made again
+POSITIONS = "position_ids"  # made again
+LABEL = ("label", "label_ids")  # what transformers' collators call labels
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Columns:
                 for n, entry in enumerate(given):
                     if _is_list(entry):
                         raise BatchError(f"column {name!r} has one value for sequence 0 and a list for sequence {n}")
-                values[name] = _values(given)
+                values[name] = _values(given, name)
         return cls(seq_lengths, tokens, values)
 
     def streams(self, order: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
@@ -84,10 +85,12 @@ class Columns:
 def from_features(features: Sequence[Mapping[str, Any]]) -> Columns:
     """Put dicts into columns: one a sequence, or one a row of a packed dataset.
 
-    Lists are per token, single values per sequence. ``attention_mask`` cuts padding off; ``position_ids`` is left out.
+    Lists are per token, single values per sequence. ``attention_mask`` cuts padding off; ``position_ids`` are made
+    again; ``label`` and ``label_ids`` become ``labels``, as transformers' collators have it, where there are none.
 
     Raises:
-        BatchError: dicts with other keys than the first, without ``input_ids``, a mask with a hole, other lengths.
+        BatchError: dicts with other keys than the first, without ``input_ids``, a mask with a hole, other lengths;
+            ``position_ids`` that do not count from 0 in each sequence.
     """
     if not features:
         raise BatchError("a batch needs at least one sequence, and there is none")
@@ -98,9 +101,13 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> Columns:
         if feature.keys() != features[0].keys():
             odd = ", ".join(sorted(feature.keys() ^ features[0].keys()))
             raise BatchError(f"features 0 and {n} do not have the same keys: {odd}")
-    if LENGTHS in names:
-        return _packed_features(features)
-    kept = [name for name in names if name not in (MASK, *DERIVED)]
+    stacked = _packed_features(features) if LENGTHS in names else _plain_features(features, names)
+    return _labelled(_without_positions(stacked))
+
+
+def _plain_features(features: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Columns:
+    """One dict per sequence; padding is cut off by their mask."""
+    kept = [name for name in names if name != MASK]
     given = {name: [feature[name] for feature in features] for name in kept}
     if MASK in names:
         spans = [_span(feature[MASK], n) for n, feature in enumerate(features)]
@@ -109,6 +116,36 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> Columns:
                 _check_widths(name, entries, features)
                 given[name] = [entry[begin:end] for entry, (begin, end) in zip(entries, spans, strict=True)]
     return Columns.of_sequences(given.pop("input_ids"), given)
+
+
+def _without_positions(stacked: Columns) -> Columns:
+    """Leave position_ids out, which the layout gives, when they are what it gives."""
+    given = stacked.tokens.get(POSITIONS)
+    if given is None and POSITIONS not in stacked.values:
+        return stacked
+    lens = stacked.seq_lengths
+    begins = np.cumsum(lens, dtype=np.int64) - lens
+    if given is None or not np.array_equal(given, np.arange(int(lens.sum())) - np.repeat(begins, lens)):
+        raise BatchError(
+            f"{POSITIONS} are made by the layout, 0, 1, 2, ... in each sequence, and the given ones are others; leave "
+            "them out, and where they are on purpose run these sequences without packs"
+        )
+    return replace(stacked, tokens={name: column for name, column in stacked.tokens.items() if name != POSITIONS})
+
+
+def _labelled(stacked: Columns) -> Columns:
+    """Call ``label`` or ``label_ids`` ``labels``, where nothing has that name."""
+    names = [*stacked.tokens, *stacked.values]
+    found = [name for name in LABEL if name in names]
+    if not found or "labels" in names:
+        return stacked
+    if len(found) > 1:
+        raise BatchError(f"there are {' and '.join(found)}, and which of them are the labels is not said; keep one")
+
+    def named(columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        return {"labels" if name == found[0] else name: column for name, column in columns.items()}
+
+    return replace(stacked, tokens=named(stacked.tokens), values=named(stacked.values))
 
 
 def _check_widths(name: str, entries: Sequence[Any], features: Sequence[Mapping[str, Any]]) -> None:
@@ -123,7 +160,7 @@ def _packed_features(features: Sequence[Mapping[str, Any]]) -> Columns:
     lens = checked(np.concatenate([row[LENGTHS] for row in rows]))
     tokens, values = {}, {}
     for name in rows[0]:
-        if name in (LENGTHS, MASK, *DERIVED):
+        if name in (LENGTHS, MASK):
             continue
         per_token = all(row[name].size == row["input_ids"].size for row in rows)
         per_sequence = all(row[name].size == row[LENGTHS].size for row in rows)
@@ -160,15 +197,14 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Columns, NDArray[np.int64]]:
     per_token, per_sequence = rows[0].column_names
     if "input_ids" not in per_token:
         raise BatchError("these rows hold no tokens (an index-only dataset); take the tokens from their source")
-    return (
-        Columns(
-            np.concatenate([row.seq_lengths for row in rows]),
-            {name: _wide(np.concatenate([row[name] for row in rows])) for name in per_token},
-            {name: np.concatenate([row[name] for row in rows]) for name in per_sequence if name not in OWN},
-            {name: np.concatenate([row[name] for row in rows]) for name in per_sequence if name in RECORDS},
-        ),
-        np.array([row.seq_lengths.size for row in rows], dtype=np.int64),
+    stacked = Columns(
+        np.concatenate([row.seq_lengths for row in rows]),
+        {name: _wide(np.concatenate([row[name] for row in rows])) for name in per_token},
+        {name: np.concatenate([row[name] for row in rows]) for name in per_sequence if name not in OWN},
+        {name: np.concatenate([row[name] for row in rows]) for name in per_sequence if name in RECORDS},
     )
+    per_row = np.array([row.seq_lengths.size for row in rows], dtype=np.int64)
+    return _labelled(_without_positions(stacked)), per_row
 
 
 def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any]:
@@ -191,12 +227,24 @@ def _is_list(entry: Any) -> bool:
 
 
 def _array(entry: Any, name: str, n: int) -> NDArray[Any]:
-    array = np.asarray(entry.cpu() if hasattr(entry, "cpu") else entry)
+    try:
+        array = np.asarray(entry.cpu() if hasattr(entry, "cpu") else entry)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise BatchError(f"{name} of sequence {n} is no list of numbers ({error}); give one value per token") from error
     if array.ndim != 1:
-        raise BatchError(f"{name} of sequence {n} has {array.ndim} dimensions; one is wanted, a value a token")
+        raise BatchError(f"{name} of sequence {n} has {array.ndim} dimensions; wanted is one, with a value per token")
     if not array.size and name == "input_ids":
         raise LengthError(f"sequence {n} has no token; leave empty ones out")
-    return array
+    if array.dtype.kind not in "biuf" and array.size:
+        raise BatchError(f"{name} of sequence {n} is of {array.dtype}; wanted are numbers: leave this column out")
+    return _signed(array, name, n) if array.dtype == np.uint64 else array
+
+
+def _signed(array: NDArray[Any], name: str, n: int) -> NDArray[np.int64]:
+    """Unsigned integers as signed ones, which they must fit into."""
+    if array.size and int(array.max()) > np.iinfo(np.int64).max:
+        raise BatchError(f"{name} of sequence {n} holds {array.max()}, which is beyond 64-bit integers")
+    return array.astype(np.int64)
 
 
 def _flat(arrays: list[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -205,10 +253,18 @@ def _flat(arrays: list[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     return np.concatenate(arrays), np.fromiter(map(len, arrays), np.int64, len(arrays))
 
 
-def _values(given: Sequence[Any]) -> NDArray[Any]:
+def _values(given: Sequence[Any], name: str) -> NDArray[Any]:
     entries = [entry.item() if hasattr(entry, "item") else entry for entry in given]
-    strings = any(isinstance(entry, str) for entry in entries)
-    return np.array(entries, dtype=object) if strings else _wide(np.asarray(entries))
+    for n, entry in enumerate(entries):
+        if entry is None:
+            raise BatchError(f"column {name!r} has no value (None) for sequence {n}; give one to each, or leave it out")
+    if any(isinstance(entry, str) for entry in entries):
+        return np.array(entries, dtype=object)
+    found = np.asarray(entries)
+    whole = isinstance(entries[0], int) and not any(isinstance(entry, float) for entry in entries)
+    if isinstance(entries[0], int | float) and (found.dtype == object or (whole and found.dtype.kind == "f")):
+        raise BatchError(f"column {name!r} mixes numbers with other things, or has some beyond 64 bits")
+    return _signed(found, name, int(found.argmax())) if found.dtype == np.uint64 else _wide(found)
 
 
 def _wide(column: NDArray[Any]) -> NDArray[Any]:

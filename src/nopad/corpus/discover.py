@@ -1,18 +1,19 @@
 """From what the user typed to a `Source`: files, folders and URLs, mixed, each file given to the reader of its suffix.
 
 A folder is walked recursively, links to folders included, in the byte order of the paths relative to it; hidden files
-and folders are passed over. What no reader handles is listed in `ignored`, never silently dropped. Everything that can
-be checked without reading the corpus is checked here, before anything is written: O(files).
+and folders are passed over. What no reader handles, what nopad has packed, and what links lead to a second time is
+listed in `ignored`, never silently dropped. Everything that can be checked without reading the corpus is checked here,
+before anything is written: O(files).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
-
-import numpy as np
 
 from nopad.corpus.arrays import ArrayFolder
 from nopad.corpus.hub import HUB, load_hub
@@ -34,6 +35,7 @@ SUFFIXES = TEXT_SUFFIXES + JSONL_SUFFIXES + TABLE_SUFFIXES
 # Named directly, a file of an unknown suffix is text; these are known, and are not.
 OTHERS = (".json", ".csv", ".tsv", ".npy", ".npz", ".pkl", ".pdf", ".docx", ".xlsx")
 MAGIC = {b"PAR1": ".parquet", b"ARROW1": ".arrow", b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
+MANIFEST = "nopad.json"  # in every folder that nopad has packed
 BESIDE = ("state.json", "dataset_info.json")  # what `save_to_disk` writes beside its Arrow files
 ARCHIVES = (".bz2", ".xz", ".lz4", ".zip", ".tar", ".7z")
 READER_OPTIONS = ("text_unit", "text_field", "ids_field", "carry", "mask_field", "pad_id")  # of `open_source`
@@ -44,22 +46,28 @@ class FileSource(Source):
     """Several files, one after the other, all text or all ready-made ids."""
 
     def __init__(
-        self, files: Sequence[Source], *, ignored: Sequence[str] = (), settings: Mapping[str, Any] | None = None
+        self,
+        files: Sequence[Source],
+        *,
+        ignored: Sequence[str] = (),
+        folders: Sequence[Path] = (),
+        settings: Mapping[str, Any] | None = None,
     ):
         self._files = tuple(files)
         self._settings = dict(settings or {})
         self.ignored = tuple(ignored)
+        self.folders = tuple(folders)
         self.kind = next((file.kind for file in self._files if file.kind), None)
         sizes = [file.total_bytes for file in self._files]
         self.total_bytes = None if None in sizes else sum(size for size in sizes if size is not None)
         self.carried = next((file.carried for file in self._files if file.kind), ())
         self.mask = next((file.mask for file in self._files if file.kind), None)
-        folders = [
+        partitions = [
             part.partition("=")[0] for name, _ in self.inventory() for part in name.split("/")[:-1] if "=" in part
         ]
         named = [
             *(name for file in self._files for name in file.left_out),
-            *(f"{name} (of a folder)" for name in folders),
+            *(f"{name} (of a folder)" for name in partitions),
         ]
         self.left_out = tuple(dict.fromkeys(named))
 
@@ -128,49 +136,161 @@ def open_source(
     from_python = _from_python(inputs, how)
     if from_python is not None:
         return from_python
+    finder = _Finder(how=how, text_unit=text_unit, block_bytes=block_bytes)
+    finder.find_all([inputs] if isinstance(inputs, str | os.PathLike) else inputs)
     files: list[Source] = []
-    paths: list[Path | str] = []
-    found, ignored = _find_all([inputs] if isinstance(inputs, str | Path) else inputs)
-    for file in found:
-        files.append(_opened(file, how, text_unit, block_bytes))
-        paths.append(file.path if isinstance(file, InputFile) else file)
-        _check_alike(files, paths)
-    return FileSource(files, ignored=ignored, settings={"text_unit": text_unit, **how.settings()})
+    places: list[str] = []
+    for found in finder.found:
+        files.append(found.open())
+        places.append(found.place)
+        _check_alike(files, places)
+    settings = {"text_unit": text_unit, **how.settings()}
+    return FileSource(files, ignored=finder.ignored, folders=finder.folders, settings=settings)
 
 
 def _from_python(inputs: Any, how: Reading) -> Source | None:
     """Return the source of Python objects; None for paths."""
     if hasattr(inputs, "with_format"):
         return DatasetSource(inputs, how)
-    if hasattr(inputs, "to_parquet") and hasattr(inputs, "columns"):
+    _refuse_tables(inputs)
+    if isinstance(inputs, Iterator) or callable(inputs):
+        return DictSource(inputs, how)
+    if isinstance(inputs, str | os.PathLike):
+        return None
+    if not isinstance(inputs, Sequence) or isinstance(inputs, bytes | bytearray):
+        raise SourceError(
+            f"{type(inputs).__name__} is no input; give a path, a URL, a list of them, a dataset, or a list of dicts"
+        )
+    first = inputs[0] if len(inputs) else None
+    if isinstance(first, Mapping):
+        return DictSource(inputs, how)
+    return IterableSource(inputs) if isinstance(first, list | tuple) or hasattr(first, "__array__") else None
+
+
+def _refuse_tables(inputs: Any) -> None:
+    """Say how tables and arrays of other libraries are given."""
+    module, name = type(inputs).__module__.partition(".")[0], type(inputs).__name__
+    if module == "pandas":
         raise SourceError("a DataFrame is read as a dataset: give datasets.Dataset.from_pandas(frame)")
-    items = inputs if isinstance(inputs, Sequence) and not isinstance(inputs, str) else ()
-    if items and isinstance(items[0], list | tuple | np.ndarray):
-        return IterableSource(items)
-    is_dicts = bool(items) and isinstance(items[0], Mapping)
-    return DictSource(inputs, how) if is_dicts or isinstance(inputs, Iterator) or callable(inputs) else None
+    if module == "polars":
+        raise SourceError(f"a polars {name} is read as a dataset: give datasets.Dataset.from_polars(frame)")
+    if module == "pyarrow":
+        raise SourceError(f"a pyarrow {name} is read as a dataset: give datasets.Dataset(table), table a pyarrow.Table")
+    if hasattr(inputs, "__array__"):
+        raise SourceError(
+            f"{name} of shape {tuple(getattr(inputs, 'shape', ()))} is no corpus: give a list of one-dimensional "
+            "arrays, one a sequence (of padded rows: list(array) with pad_id)"
+        )
 
 
-def _opened(file: InputFile | Path | str, how: Reading, text_unit: TextUnit, block_bytes: int) -> Source:
-    """Give a file, a folder of arrays (Path) or a name on the hub (str) to its reader."""
-    if isinstance(file, Path):
-        return ArrayFolder(file, how, block_bytes=block_bytes)
-    if isinstance(file, str):
-        return load_hub(file, how)
-    if file.suffix in JSONL_SUFFIXES:
-        return JsonlFile(file, how=how, block_bytes=block_bytes)
-    if file.suffix in TABLE_SUFFIXES:
-        kind = ParquetFile if file.suffix == ".parquet" else ArrowFile
-        return kind(file, how, block_bytes=block_bytes)
-    if file.suffix not in TEXT_SUFFIXES:
-        start = next(file.lines(), b"")
-        for magic, suffix in MAGIC.items():
-            if start.startswith(magic):
-                raise SourceError(f"{file.path}: its content is that of a {suffix} file; rename it so")
-    return TextFile(file, unit=text_unit, block_bytes=block_bytes)
+@dataclass(frozen=True)
+class _Found:
+    """One input: where it is, for messages; what tells it from others; and what opens it."""
+
+    place: str
+    identity: str
+    open: Callable[[], Source]
 
 
-def _check_alike(files: Sequence[Source], paths: Sequence[Path | str]) -> None:
+@dataclass(kw_only=True)
+class _Finder:
+    """Gathers inputs in reading order; nothing is opened yet.
+
+    Attributes:
+        found: them.
+        ignored: names of files that are not read.
+        folders: that were walked.
+    """
+
+    how: Reading
+    text_unit: TextUnit
+    block_bytes: int
+    found: list[_Found] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+    folders: list[Path] = field(default_factory=list)
+
+    def find_all(self, inputs: Sequence[str | os.PathLike[str]]) -> None:
+        """Find what was given, and refuse what was given twice."""
+        if not inputs:
+            raise SourceError("no input was given; give text files, JSONL files, Parquet files, or folders of them")
+        for given in inputs:
+            if not isinstance(given, str | os.PathLike):
+                raise SourceError(f"{type(given).__name__} in a list of paths; give paths and URLs, or a list of dicts")
+            text = os.fspath(given)
+            if text.startswith(HUB):
+                self.found.append(_Found(text, text, partial(load_hub, text, self.how)))
+            elif is_url(text):
+                self._at_url(text)
+            else:
+                self._at_path(Path(text))
+        seen: dict[str, str] = {}
+        for one in self.found:
+            if one.identity in seen:
+                same = "" if seen[one.identity] == one.place else f" (it is the same file as {seen[one.identity]})"
+                raise SourceError(f"{one.place}: given twice{same}; give each file, or the folder it is in, once")
+            seen[one.identity] = one.place
+
+    def _add(self, file: InputFile) -> None:
+        identity = os.path.realpath(file.path) if file.remote is None else str(file.path)
+        self.found.append(_Found(str(file.path), identity, partial(self._opened, file)))
+
+    def _at_url(self, url: str) -> None:
+        found = [
+            InputFile(path=path, name=name, size=size, remote=remote, stamp=stamp)
+            for path, name, size, stamp, remote in find_remote(url)
+        ]
+        packed = tuple(file.name.removesuffix(MANIFEST) for file in found if file.name.split("/")[-1] == MANIFEST)
+        if "" in packed:
+            raise SourceError(f"{url}: {_PACKED_FOLDER}")
+        known = [file for file in found if _is_read(file) and not file.name.startswith(packed)]
+        if not known:
+            raise SourceError(
+                f"{url}: none of its {len(found)} files is of a kind that nopad reads; nopad reads {_READS}"
+            )
+        for file in known:
+            self._add(file)
+        self.ignored += [file.name for file in found if file not in known]
+
+    def _at_path(self, path: Path) -> None:
+        if not path.is_dir():
+            self._add(_named_file(path))
+        elif (path / "dataset_dict.json").is_file():
+            splits = sorted(inner.name for inner in path.iterdir() if inner.is_dir())
+            raise SourceError(
+                f"{path}: a saved DatasetDict of several splits ({', '.join(splits)}); give one of them, such as "
+                f"{path / (splits[0] if splits else 'train')}, or each with a name: NAME={path / 'SPLIT'}"
+            )
+        elif (path / MANIFEST).is_file():
+            raise SourceError(f"{path}: {_PACKED_FOLDER}")
+        elif (path / "offsets.npy").is_file():
+            opened = partial(ArrayFolder, path, self.how, block_bytes=self.block_bytes)
+            self.found.append(_Found(str(path), os.path.realpath(path), opened))
+        else:
+            files, ignored = _find_in(path)
+            for file in files:
+                self._add(file)
+            self.ignored += ignored
+            self.folders.append(path)
+
+    def _opened(self, file: InputFile) -> Source:
+        """Give a file to its reader."""
+        if file.suffix in JSONL_SUFFIXES:
+            return JsonlFile(file, how=self.how, block_bytes=self.block_bytes)
+        if file.suffix in TABLE_SUFFIXES:
+            kind = ParquetFile if file.suffix == ".parquet" else ArrowFile
+            return kind(file, self.how, block_bytes=self.block_bytes)
+        if file.suffix not in TEXT_SUFFIXES:
+            start = next(file.lines(), b"")
+            for magic, suffix in MAGIC.items():
+                if start.startswith(magic):
+                    raise SourceError(f"{file.path}: its content is that of a {suffix} file; rename it so")
+        return TextFile(file, unit=self.text_unit, block_bytes=self.block_bytes)
+
+
+_PACKED_FOLDER = "a packed dataset already; open it with nopad.open_packed, or give its source"
+
+
+def _check_alike(files: Sequence[Source], paths: Sequence[str]) -> None:
     """Refuse a file that does not fit to the first one: text beside ids, or other columns to carry."""
     known = next((at for at, file in enumerate(files) if file.kind), None)
     if known is None or files[-1].kind is None:
@@ -198,59 +318,20 @@ def _check_alike(files: Sequence[Source], paths: Sequence[Path | str]) -> None:
         )
 
 
-def _find_all(inputs: Sequence[str | Path]) -> tuple[list[InputFile | Path | str], list[str]]:
-    """All files of all inputs, and the names of those that no reader handles."""
-    if not inputs:
-        raise SourceError("no input was given; give text files, JSONL files, Parquet files, or folders of them")
-    files: list[InputFile | Path | str] = []
-    ignored: list[str] = []
-    for given in inputs:
-        text, path = str(given), Path(given)
-        if text.startswith(HUB):
-            files.append(text)
-        elif is_url(text):
-            found = [
-                InputFile(path=url, name=name, size=size, remote=remote, stamp=stamp)
-                for url, name, size, stamp, remote in find_remote(text)
-            ]
-            known = [file for file in found if file.suffix in SUFFIXES and not _is_archive(file)]
-            if not known:
-                raise SourceError(
-                    f"{text}: none of its {len(found)} files is of a kind that nopad reads; nopad reads {_READS}"
-                )
-            files += known
-            ignored += [file.name for file in found if file not in known]
-        elif path.is_dir() and (path / "dataset_dict.json").is_file():
-            splits = sorted(inner.name for inner in path.iterdir() if inner.is_dir())
-            raise SourceError(
-                f"{path}: a saved DatasetDict of several splits ({', '.join(splits)}); give one of them, such as "
-                f"{path / (splits[0] if splits else 'train')}, or each with a name: NAME={path / 'SPLIT'}"
-            )
-        elif path.is_dir() and (path / "nopad.json").is_file():
-            raise SourceError(f"{path}: a packed dataset already; open it with nopad.open_packed, or give its source")
-        elif path.is_dir() and (path / "offsets.npy").is_file():
-            files.append(path)
-        elif path.is_dir():
-            in_folder, unknown = _find_in(path)
-            files += in_folder
-            ignored += unknown
-        else:
-            file = InputFile.found(path, path.name) if path.suffix.lower() not in OTHERS + ARCHIVES else None
-            if file is None or _is_archive(file) or file.suffix in OTHERS:
-                way = "rename it to .jsonl if it has one object a line" if path.suffix == ".json" else "convert it"
-                raise SourceError(
-                    f"{path}: a {path.suffix} file would be read as plain text, which it is not; {way} "
-                    f"(nopad reads {_READS})"
-                )
-            files.append(file)
-    seen: set[str] = set()
-    for found_file in files:
-        shown = found_file.path if isinstance(found_file, InputFile) else found_file
-        absolute = str(shown) if isinstance(shown, str) else os.path.abspath(shown)
-        if absolute in seen:
-            raise SourceError(f"{shown}: given twice; give each file, or the folder it is in, once")
-        seen.add(absolute)
-    return files, ignored
+def _named_file(path: Path) -> InputFile:
+    """A file that was named itself; one of an unknown suffix is text."""
+    file = InputFile.found(path, path.name) if path.suffix.lower() not in OTHERS + ARCHIVES else None
+    if file is None or _is_archive(file) or file.suffix in OTHERS:
+        way = "rename it to .jsonl if it has one object a line" if path.suffix == ".json" else "convert it"
+        raise SourceError(
+            f"{path}: a {path.suffix} file would be read as plain text, which it is not; {way} (nopad reads {_READS})"
+        )
+    return file
+
+
+def _is_read(file: InputFile) -> bool:
+    """Whether a file in a folder is of a kind that is read."""
+    return file.suffix in SUFFIXES and not _is_archive(file)
 
 
 def _is_archive(file: InputFile) -> bool:
@@ -259,23 +340,32 @@ def _is_archive(file: InputFile) -> bool:
 
 
 def _find_in(folder: Path) -> tuple[list[InputFile], list[str]]:
-    """The files of one folder, sorted, and the names of those that no reader handles."""
+    """The files of one folder, sorted, each once; and the names of what is not read."""
     names = sorted(_walk(folder), key=lambda name: name.encode("utf-8", "surrogateescape"))
-    files = [InputFile(path=folder / name, name=name, size=0) for name in names]
-    known = [file.name for file in files if file.suffix in SUFFIXES and not _is_archive(file)]
-    ignored = [name for name in names if name not in set(known) and name.split("/")[-1] not in BESIDE]
-    if not known:
+    read: dict[str, str] = {}
+    files, ignored = [], []
+    for name in names:
+        if not _is_read(InputFile(path=folder / name, name=name, size=0)):
+            if name.split("/")[-1] not in BESIDE:
+                ignored.append(name)
+            continue
+        first = read.setdefault(os.path.realpath(folder / name), name)
+        if first == name:
+            files.append(InputFile.found(folder / name, name))
+        else:
+            ignored.append(f"{name} (the same file as {first})")
+    if not files:
         held = (
             f"none of its {len(names)} files is of a kind that nopad reads (such as {names[0]!r})"
             if names
             else ("the folder is empty (hidden files do not count)")
         )
         raise SourceError(f"{folder}: {held}; nopad reads {_READS}")
-    return [InputFile.found(folder / name, name) for name in known], ignored
+    return files, ignored
 
 
 def _walk(folder: Path) -> Iterator[str]:
-    """POSIX paths relative to `folder` of everything in it that is not a folder and not hidden."""
+    """POSIX paths relative to `folder` of what is in it and not hidden: files, and folders that are not walked into."""
 
     def fail(error: OSError) -> None:
         with reading(Path(error.filename)):
@@ -286,7 +376,8 @@ def _walk(folder: Path) -> Iterator[str]:
         kept = [name for name in folders if not name.startswith(".")]
         # a link that leads back to one of its own parents would be walked for ever
         loops = [n for n in kept if (here + os.sep).startswith(os.path.realpath(os.path.join(parent, n)) + os.sep)]
-        folders[:] = [name for name in kept if name not in loops]
-        for name in files + loops:
+        packed = [name for name in kept if os.path.isfile(os.path.join(parent, name, MANIFEST))]
+        folders[:] = [name for name in kept if name not in loops + packed]
+        for name in files + sorted({*loops, *packed}):
             if not name.startswith("."):
                 yield (Path(parent) / name).relative_to(folder).as_posix()

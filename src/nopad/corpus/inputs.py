@@ -109,7 +109,7 @@ class InputFile:
         """The content as a binary stream, decompressed."""
         if self.compression is None:
             with reading(self.path):
-                opened = open(self.path, "rb") if self.remote is None else self.remote.stream()
+                opened = open(self.path, "rb") if self.remote is None else self.remote.stream()  # noqa: SIM115
             with self._unchanged(opened) as stored:
                 yield stored
             return

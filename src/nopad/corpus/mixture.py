@@ -33,6 +33,7 @@ class MixtureSource(Source):
         sizes = [source.total_bytes for source in sources.values()]
         self.total_bytes = None if None in sizes else sum(size for size in sizes if size is not None)
         self.ignored = tuple(f"{name}={file}" for name, source in sources.items() for file in source.ignored)
+        self.folders = tuple(folder for source in sources.values() for folder in source.folders)
         self.carried = next((source.carried for source in sources.values() if source.kind), ())
         self.mask = next((source.mask for source in sources.values() if source.kind), None)
         self.left_out = tuple(dict.fromkeys(column for source in sources.values() for column in source.left_out))

@@ -7,7 +7,7 @@ costs nothing per record. `run_of` makes the second of the first, so that everyt
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,7 +25,6 @@ __all__ = [
     "Record",
     "Records",
     "ids_record",
-    "one_by_one",
     "run_of",
     "shown",
     "text_record",
@@ -133,22 +132,6 @@ def run_of(records: Sequence[Record]) -> Iterator[Records]:
             lengths = np.fromiter(map(len, ids), np.int64, len(ids))
             yield Records(lines=lines, tokens=np.concatenate(ids), lengths=lengths)
         begin = end
-
-
-def one_by_one(found: Iterable[Record | Records | BadRecord]) -> Iterator[Record | BadRecord]:
-    """Take runs apart, for whoever wants single records; what rides along is left out.
-
-    >>> [record.text for record in one_by_one([Records(lines=np.array([1, 2]), texts=["a", "b"])])]
-    ['a', 'b']
-    """
-    for one in found:
-        if not isinstance(one, Records):
-            yield one
-        elif one.texts is not None:
-            yield from (Record(line=int(line), text=text) for line, text in zip(one.lines, one.texts, strict=True))
-        elif one.tokens is not None and one.lengths is not None:
-            pieces = np.split(one.tokens, np.cumsum(one.lengths)[:-1])
-            yield from (Record(line=int(line), ids=ids) for line, ids in zip(one.lines, pieces, strict=True))
 
 
 def within_vocabulary(run: Records, vocab_size: int | None) -> Iterator[Records | BadRecord]:

@@ -16,10 +16,10 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nopad.corpus.records import BadRecord, Carried, Kind, Record, Records, ids_record, text_run
 from nopad.errors import SourceError
@@ -93,6 +93,8 @@ class Source(ABC):
     """Columns that do not, to be shown to the user."""
     mask: str | None = None
     """The column that marks padding, the same for every record."""
+    folders: tuple[Path, ...] = ()
+    """Folders of this machine that were walked: what is written into one of them would be read the next time."""
     parts: tuple[str, ...] = ("",)
     """Names of the sources in it, in reading order; one without a name unless several were named."""
 
@@ -119,7 +121,7 @@ class IterableSource(Source):
     """
 
     def __init__(self, items: Iterable[str | Sequence[int]], *, name: str = "memory", block_records: int = 1000):
-        self._items = [item if isinstance(item, str) else _plain(item) for item in items]
+        self._items = [item if isinstance(item, str) else _plain(item, name, at) for at, item in enumerate(items, 1)]
         self._name = name
         self._block_records = block_records
         texts = [isinstance(item, str) for item in self._items]
@@ -135,7 +137,7 @@ class IterableSource(Source):
         """Blocks whose data is the canonical JSON array of their items."""
         for first in range(0, len(self._items), self._block_records):
             items = self._items[first : first + self._block_records]
-            data = json.dumps(items, separators=(",", ":")).encode()
+            data = json.dumps(items, separators=(",", ":"), default=repr).encode()
             yield Block(name=self._name, data=data, decoder=_decode_array, first_line=first + 1)
 
     def inventory(self) -> list[tuple[str, int]]:
@@ -154,8 +156,11 @@ def chain(digest: bytes, block: Block) -> bytes:
     return hashlib.sha256(digest + name + b"\0" + block.digest()).digest()
 
 
-def _plain(ids: Sequence[int] | NDArray[np.integer]) -> list[int]:
-    values = ids.tolist() if isinstance(ids, np.ndarray) else ids
+def _plain(ids: Any, name: str, record: int) -> list[Any]:
+    """A list, array or tensor of ids as a list that JSON can hold; what is no integer in it makes a bad record."""
+    values = ids.tolist() if hasattr(ids, "tolist") else ids
+    if not isinstance(values, list | tuple):
+        raise SourceError(f"{name}: record {record} is {type(ids).__name__}, neither text nor a list of ids")
     return [int(value) if isinstance(value, np.integer) else value for value in values]
 
 

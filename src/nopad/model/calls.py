@@ -28,7 +28,6 @@ class Call:
         labels: what the head computes its loss from afterwards, by name.
         seen: states that hooks keep for the head.
         token: of `nopad.model.attention.begin`.
-        mode: a `FastLinear` that is on.
     """
 
     placed: Placement
@@ -38,7 +37,6 @@ class Call:
     labels: dict[str, Any] = field(default_factory=dict)
     seen: dict[str, Any] = field(default_factory=dict)
     token: Any = None
-    mode: Any = None
 
 
 @dataclass

@@ -16,21 +16,19 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nopad.batch.device import Cross, Placement, is_static, place
 from nopad.batch.guard import PackedMask, layout_of
 from nopad.errors import BatchError, OptionError, UnsupportedModelError
 from nopad.model import attention
-from nopad.model.admission import check_call, device_of
+from nopad.model.admission import check_call, device_of, leave_columns, refuse_attentions
 from nopad.model.backends import BACKENDS
 from nopad.model.calls import Call, Calls, Static, bound, parameters
 from nopad.model.encoders import encoder_mask, hook_encoder
 from nopad.model.families import Family, family_of
 from nopad.model.heads import Head, head_of
-from nopad.model.linear import FastLinear
 from nopad.options import Option
 
 __all__ = ["bare", "is_packed", "packed", "part_of", "state_of", "unpacked"]
@@ -142,7 +140,6 @@ class _State:
     backend: str
     head: Head
     takes: tuple[str, ...] = ()
-    linear: FastLinear | str | None = "unknown"
     before: str = ""
     handles: list[Any] = field(default_factory=list)
     calls: Calls = field(default_factory=Calls)
@@ -216,6 +213,12 @@ class _State:
         if args and isinstance(args[0], Mapping):
             self.calls.stack.append(None)  # the leaving hook takes it off
             raise BatchError("a batch was given as one argument; call model(**batch)")
+        if self.family.route == "interface" and not torch.compiler.is_compiling():
+            try:
+                refuse_attentions(module, named)
+            except BatchError:
+                self.calls.stack.append(None)
+                raise
         if is_static(guard):
             if not torch.compiler.is_compiling():
                 self.calls.stack.append(None)
@@ -236,9 +239,6 @@ class _State:
             raise
         self.calls.stack.append(call)
         call.token = attention.begin()
-        call.mode = self._fast()
-        if call.mode is not None:
-            call.mode.__enter__()
         return (), named
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
@@ -255,8 +255,6 @@ class _State:
         call = self.calls.stack.pop() if self.calls.stack else None
         if call is None:
             return None
-        if call.mode is not None:
-            call.mode.__exit__(None, None, None)
         attended = attention.end(call.token)
         if output is None:  # it raised
             return None
@@ -269,15 +267,6 @@ class _State:
             )
         output = self.head.leave(call, output)
         return output.to_tuple() if call.as_tuple else output
-
-    def _fast(self) -> FastLinear | None:
-        """Linear layers on the faster kernel, for inference in float32 on a CPU."""
-        parameter = next(self.model.parameters())
-        if torch.is_grad_enabled() or parameter.device.type != "cpu" or parameter.dtype != torch.float32:
-            return None
-        if self.linear == "unknown":
-            self.linear = FastLinear.where_faster(self.model)
-        return None if isinstance(self.linear, str) else self.linear
 
     def _choice(self, guard: PackedMask, module: nn.Module) -> str:
         """Choose the backend by device and form, and say it once."""
@@ -320,8 +309,7 @@ class _State:
         call.as_tuple = (self.model.config.return_dict if asked is None else asked) is False
         if asked is not None or call.as_tuple:
             named["return_dict"] = True
-        for name in [name for name in named if name not in takes and _is_extra(named[name])]:
-            del named[name]  # a column of the batch that is no argument of this model
+        leave_columns(self.model, takes, named)
 
     def _hide_positions(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Keep such a stack from counting along the whole row, beyond its table."""
@@ -378,11 +366,6 @@ def part_of(model: Any, name: str) -> Any:
 def _position_modules(model: nn.Module) -> list[nn.Module]:
     """Learned positions that a stack looks up without being told which (BART)."""
     return [m for m in model.modules() if type(m).__name__ == "BartLearnedPositionalEmbedding"]
-
-
-def _is_extra(value: Any) -> bool:
-    """Whether a value is a column of a batch; a number, such as a loss's denominator, is none."""
-    return isinstance(value, np.ndarray) or (isinstance(value, Tensor) and value.dim() > 0)
 
 
 @lru_cache(maxsize=64)

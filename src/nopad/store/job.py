@@ -26,6 +26,7 @@ from nopad.errors import (
     RecordError,
     ResumeError,
 )
+from nopad.files import local_path
 from nopad.histogram import as_lengths
 from nopad.options import check_sizes
 from nopad.planning.front import check_algorithm, complete_options
@@ -71,6 +72,7 @@ def pack_corpus(
 
     Raises:
         RecordError: a record is bad, empty or over-long and the policy for it is "error"; nothing is left behind.
+        OptionError: an option has no such value; `out` is a URL, or lies in a folder that is read.
         OutputExistsError: `out` holds something else, or a dataset made otherwise.
         ResumeError: the unfinished job in `out` was started from other inputs or settings.
         OutputBusyError: another process is writing there.
@@ -86,7 +88,8 @@ def pack_corpus(
     """
     if source.kind == "ids":
         tokenizer = None  # it would not be used, and must not stand in the manifest
-    workspace = Workspace(Path(out))
+    workspace = Workspace(local_path(out))
+    _check_outside(source, workspace.out)
     job = _Job(workspace, source, corpus, tokenizer, packing or PackOptions(), index_only, monitor or Silent())
     check_sizes(corpus.capacity, job.packing.depth, job.packing.seed)
     check_algorithm(job.packing.algorithm)
@@ -107,6 +110,13 @@ def pack_corpus(
             if isinstance(error, RecordError | LengthError | OptionError) or not Spool.begun(workspace.work):
                 workspace.abandon()
             raise
+
+
+def _check_outside(source: Source, out: Path) -> None:
+    """Refuse to write into a folder that is read: the next job over it would find other files in it."""
+    for folder in source.folders:
+        if out.resolve().is_relative_to(folder.resolve()):
+            raise OptionError(f"{out} lies in {folder}, which is read; choose a folder outside of it")
 
 
 @dataclass

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -25,6 +25,7 @@ from nopad.errors import FormatError, LengthError, MissingExtraError, OptionErro
 from nopad.model.admission import positions_of
 from nopad.model.families import family_of
 from nopad.model.heads import pooled
+from nopad.model.linear import fast_linear, is_worth_it
 from nopad.model.safety import bare, is_packed, packed
 from nopad.tasks.folder import Pooling, Texts, read_folder
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Embedder", "embed"]
 
 POOLINGS = get_args(Pooling)
+WORTH_TOKENS = 2048  # below, laying weights out for the faster kernel costs more than it saves
 
 
 def embed(
@@ -99,6 +101,8 @@ class Embedder:
     ) -> None:
         """Make `model` pack-safe where it is not; `budget`: about how many tokens are run at a time.
 
+        While `encode` runs, the model's weights are not to change (`nopad.model.fast_linear`).
+
         `max_tokens`: None: as many as the model has positions.
 
         Raises:
@@ -119,6 +123,7 @@ class Embedder:
         self.max_tokens = limit if max_tokens is None else max_tokens
         self.budget = budget
         self.truncated = 0
+        self._fast = is_worth_it(self.model)
 
     @classmethod
     def from_folder(cls, folder: str | Path | None = None, **how: Any) -> Embedder:
@@ -213,9 +218,10 @@ class Embedder:
         return int(self.tokenizer.prefix.size + ids.size)
 
     def _vectors(self, sequences: Sequence[Any], skip: int) -> NDArray[np.float32]:
+        many = self._fast and sum(map(len, sequences)) >= WORTH_TOKENS
         device = next(self.model.parameters()).device
         found = [np.zeros((0, self.model.config.hidden_size), dtype=np.float32)]
-        with torch.inference_mode():
+        with torch.inference_mode(), fast_linear(self.model) if many else nullcontext():
             for part in _within(sequences, self.budget):
                 batch = PackedBatch.from_sequences(part).to(device)
                 vectors = embed(self.model, batch, pooling=self.pooling, normalize=self.normalize, skip=skip)
