@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import threading
@@ -126,3 +127,16 @@ def refuses():
         return pytest.raises(error, match=rf"\A{re.escape(message)}\Z", check=lambda raised: type(raised) is error)
 
     return refuses
+
+
+@pytest.fixture(scope="session")
+def write_manifest():
+    """Write a `nopad.json`, however wrong, with the checksum of itself that it must have."""
+
+    def write(path: Path, document: dict) -> None:
+        content = {name: value for name, value in document.items() if name != "sha256"}
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        digest = hashlib.sha256(canonical.encode()).hexdigest()
+        path.write_text(json.dumps({**content, "sha256": digest}, indent=2) + "\n")
+
+    return write

@@ -86,12 +86,12 @@ class TestInADataset:
         assert plan.packs > free
         assert plan.notes == (f"packed 2 sequences at a time: +{plan.packs - free} packs against all at once",)
 
-    def test_another_window_than_stated_is_found(self, tmp_path, source):
+    def test_another_window_than_stated_is_found(self, tmp_path, source, write_manifest):
         pack_corpus(source, tmp_path / "out", CorpusOptions(capacity=8), packing=PackOptions(arrival_window=2))
         manifest = tmp_path / "out" / "nopad.json"
         document = json.loads(manifest.read_text())
         document["options"]["arrival_window"] = 4
-        manifest.write_text(json.dumps(document))
+        write_manifest(manifest, document)
         assert nopad.verify(tmp_path / "out") == [
             "these are not the packs that auto, seed 0 and order random give for these sequences"
         ]

@@ -216,15 +216,15 @@ def only():
 
 
 @pytest.fixture(scope="session")
-def edit_manifest():
-    """Change keys of nopad.json; a value may be a function of the old one."""
+def edit_manifest(write_manifest):
+    """Change keys of nopad.json, and its checksum; a value may be a function of the old one."""
 
     def edit(out: Path, **changes) -> None:
         path = out / "nopad.json"
         document = json.loads(path.read_text())
         for name, value in changes.items():
             document[name] = value(document[name]) if callable(value) else value
-        path.write_text(json.dumps(document, indent=2) + "\n")
+        write_manifest(path, document)
 
     return edit
 

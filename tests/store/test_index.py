@@ -8,6 +8,7 @@ import nopad
 from nopad.corpus import IterableSource, LengthsFile
 from nopad.errors import CorruptError, StorageError
 from nopad.packs import Packs
+from nopad.store import Manifest
 from nopad.store.index import read_index
 
 
@@ -82,7 +83,7 @@ def test_records_and_starts_are_stored_only_when_needed(tmp_path, pack, records,
 
 def test_read_index_maps_what_was_written(tmp_path, pack, lengths):
     pack(LengthsFile(tmp_path / "lengths.npy"), tmp_path / "out", index_only=True)
-    packs, columns = read_index(tmp_path / "out")
+    packs, columns = read_index(tmp_path / "out", Manifest.load(tmp_path / "out"))
     np.testing.assert_array_equal(columns.lengths, lengths)
     np.testing.assert_array_equal(columns.record, np.arange(500))
     assert columns.start is None

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import hashlib
 import json
+import random
+import shutil
 from dataclasses import fields
 from importlib.metadata import version
 
@@ -30,7 +33,7 @@ def test_no_time_and_no_path_stands_in_it(out):
     text = (out / "nopad.json").read_text()
     assert str(out) not in text
     document = json.loads(text)
-    assert set(document) == {field.name for field in fields(Manifest)} | {"format", "format_version"}
+    assert set(document) == {field.name for field in fields(Manifest)} | {"format", "format_version", "sha256"}
     assert not [key for key in document if "time" in key or "date" in key or "path" in key]
 
 
@@ -142,3 +145,37 @@ def test_values_of_the_wrong_kind_are_refused(out, edit_manifest, name, value):
     edit_manifest(out, **{name: value})
     with pytest.raises(CorruptError, match=rf"nopad\.json is damaged: {name}"):
         Manifest.load(out)
+
+
+def test_every_flipped_bit_is_noticed(out):
+    path = out / "nopad.json"
+    whole = path.read_bytes()
+    rng = random.Random(0)
+    for at in [rng.randrange(len(whole)) for _ in range(300)]:
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :])
+        with pytest.raises((CorruptError, FormatError)):
+            Manifest.load(out)
+
+
+def test_it_carries_its_own_checksum(out):
+    """What `docs/format.md` says of it, computed by nothing of ours."""
+    document = json.loads((out / "nopad.json").read_text())
+    stated = document.pop("sha256")
+    canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    assert stated == hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def test_laid_out_otherwise_it_is_the_same(out):
+    before = Manifest.load(out)
+    document = json.loads((out / "nopad.json").read_text())
+    (out / "nopad.json").write_text(json.dumps(dict(reversed(document.items()))))
+    assert Manifest.load(out) == before
+
+
+@pytest.mark.parametrize(("here", "gone"), [("train", "validation"), ("validation", "train")])
+def test_half_of_a_pair(out, tmp_path, here, gone):
+    shutil.copytree(out, tmp_path / "pair" / here)
+    with pytest.raises(CorruptError) as caught:
+        Manifest.load(tmp_path / "pair")
+    assert str(caught.value) == f"{tmp_path / 'pair'} holds {here}, and not {gone}, which was made with it"
+    assert nopad.verify(tmp_path / "pair") == [str(caught.value)]

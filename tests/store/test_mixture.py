@@ -151,14 +151,18 @@ def test_other_sources_are_not_those_that_were_packed(whole, records, only):
     assert "this is not the source that was packed: fingerprint" in problem
 
 
-def edit(out, name, change):
-    path = out / name / "nopad.json"
-    document = json.loads(path.read_text())
-    change(document)
-    path.write_text(json.dumps(document))
+@pytest.fixture
+def edit(write_manifest):
+    def run(out, name, change):
+        path = out / name / "nopad.json"
+        document = json.loads(path.read_text())
+        change(document)
+        write_manifest(path, document)
+
+    return run
 
 
-def test_another_choice_than_stated_is_found(mine, source, only):
+def test_another_choice_than_stated_is_found(mine, edit, source, only):
     edit(mine, "train", lambda m: m["options"].update(validation=0.21))
     edit(mine, "train", lambda m: m["options"]["weights"].update(a=2))
     problem = only(nopad.verify(mine / "train", source=source))
@@ -175,7 +179,7 @@ def test_another_choice_than_stated_is_found(mine, source, only):
         (lambda m: m["sources"][0].update(name=3), "is damaged: sources is"),
     ],
 )
-def test_edited_sources_are_found(mine, change, says):
+def test_edited_sources_are_found(mine, edit, change, says):
     edit(mine, "train", change)
     assert any(says in problem for problem in nopad.verify(mine)), nopad.verify(mine)
 

@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import shutil
 import threading
+import warnings
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import nopad
+from nopad import random
 from nopad.corpus import IterableSource, LengthsFile
 from nopad.errors import CorruptError
 from nopad.store import PackedDataset
+from nopad.store.shard_files import ShardFiles
 
 CAPACITY = 1 << 15
 
@@ -88,26 +93,145 @@ def test_an_index_only_dataset_says_where_the_tokens_are(tmp_path, pack):
     )
 
 
-def test_a_shuffle_is_a_permutation_that_seed_and_epoch_decide(large):
+def test_an_order_is_a_permutation_that_seed_and_epoch_decide(large):
     in_order = contents(large)
-    orders = {(seed, epoch): contents(large.shuffled(seed, epoch)) for seed, epoch in [(0, 0), (0, 1), (1, 0)]}
+    orders = {(seed, epoch): large.order(seed, epoch).tolist() for seed, epoch in [(0, 0), (0, 1), (1, 0)]}
     for order in orders.values():
-        assert sorted(order) == sorted(in_order)
-        assert order != in_order
-    assert len({str(order) for order in orders.values()}) == 3
-    assert contents(nopad.open_packed(large.path).shuffled(0, 1)) == orders[0, 1]
-    assert contents(large.shuffled(seed=0)) == orders[0, 0]
+        assert sorted(order) == list(range(len(large)))
+        assert contents(large.read(order)) == [in_order[at] for at in order]
+    assert len({str(order) for order in [*orders.values(), range(len(large))]}) == 4
+    again = nopad.open_packed(large.path)
+    list(again.read(again.order(5)))  # what was read before leaves no trace
+    assert again.order(0, 1).tolist() == orders[0, 1]
+    assert large.order(seed=0).dtype == np.int32
 
 
-def test_blocks_and_packs_within_them_are_shuffled(large):
-    order = [row.seq_index[0] for row in large.shuffled(3)]
-    place = {row.seq_index[0]: i // large.manifest.rows_per_group for i, row in enumerate(large)}
-    visited = [place[first] for first in order]
-    runs = [block for i, block in enumerate(visited) if i == 0 or visited[i - 1] != block]
-    assert sorted(runs) == list(range(large.blocks))
-    assert runs != sorted(runs)
-    first = [row.seq_index[0] for row in large if place[row.seq_index[0]] == runs[0]]
-    assert order[: len(first)] != first
+def test_an_order_is_what_is_written_down(large):
+    """Blocks shuffled, and packs in each block: computed here with the readable generator of `nopad.random`."""
+    size = large.manifest.rows_per_group
+    begins = []
+    for first, shard in zip(
+        np.cumsum([0, *(s.packs for s in large.manifest.shards)]), large.manifest.shards, strict=False
+    ):
+        begins += [
+            range(int(first) + at, int(first) + min(at + size, shard.packs)) for at in range(0, shard.packs, size)
+        ]
+    blocks = list(range(len(begins)))
+    random.shuffle(blocks, random.key(7, random.STREAM_BLOCK_ORDER, 2))
+    expected = []
+    for block in blocks:
+        packs = list(begins[block])
+        random.shuffle(packs, random.key(7, random.STREAM_BLOCK_ORDER, 2, block))
+        expected += packs
+    assert large.order(7, 2).tolist() == expected
+
+
+@pytest.mark.parametrize("done", [0, 1, 8, 13, 41])
+def test_an_epoch_goes_on_anywhere(large, done):
+    """Without a word about what was read before; the blocks before are not read again."""
+    order = large.order(3)
+    whole = contents(large.read(order))
+    assert contents(nopad.open_packed(large.path).read(order[done:])) == whole[done:]
+    assert contents(large.read(order[done : done + 5])) == whole[done : done + 5]
+    assert contents(row for rank in range(3) for row in large.read(order[rank::3])) == [
+        whole[at] for rank in range(3) for at in range(rank, len(whole), 3)
+    ]
+
+
+def test_what_is_read_in_an_order_is_decoded_once_a_block(large, monkeypatch):
+    scanned = []
+    real = ShardFiles.scan
+
+    def scan(self, places):
+        places = list(places)
+        scanned.extend(places)
+        return real(self, places)
+
+    monkeypatch.setattr(ShardFiles, "scan", scan)
+    order = large.order(3)
+    list(large.read(order))
+    assert len(scanned) == len(set(scanned)) == large.blocks
+    scanned.clear()
+    list(large.read(order[-1:]))
+    assert len(scanned) == 1
+
+
+@pytest.mark.parametrize(
+    ("numbers", "error", "says"),
+    [
+        ([0, 42, 0], IndexError, r"^pack numbers are in 0\.\.41, got 0\.\.42$"),
+        ([-1], IndexError, r"^pack numbers are in 0\.\.41, got -1\.\.-1$"),
+        ([0.5], TypeError, r"^pack numbers are a list of integers, got float64 \[1\]$"),
+        ([[1]], TypeError, r"^pack numbers are a list of integers, got int64 \[1, 1\]$"),
+    ],
+)
+def test_numbers_that_are_none(large, numbers, error, says):
+    assert len(large) == 42
+    with pytest.raises(error, match=says):
+        large.read(numbers)
+    assert list(large.read([])) == []
+
+
+def test_lengths_alone(large, tmp_path, pack, source):
+    indptr, lengths = large.seq_lengths()
+    rows = [row.seq_lengths for row in large]
+    assert (indptr.dtype, lengths.dtype) == (np.int64, np.int32)
+    assert [lengths[a:b].tolist() for a, b in itertools.pairwise(indptr)] == [row.tolist() for row in rows]
+    for kind in ("packed", "index"):
+        pack(source, tmp_path / kind, over_long="split", validation=0.2, index_only=kind == "index")
+    packed, index = (nopad.open_packed(tmp_path / kind / "validation") for kind in ("packed", "index"))
+    for one, other in zip(packed.seq_lengths(), index.seq_lengths(), strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert one.dtype == other.dtype
+
+
+def test_lengths_read_one_column(large, monkeypatch):
+    read = []
+    real = pq.ParquetFile.read
+    monkeypatch.setattr(
+        pq.ParquetFile, "read", lambda self, columns, **how: read.append(columns) or real(self, columns, **how)
+    )
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", None)
+    large.seq_lengths()
+    assert read == [["seq_lengths"]] * len(large.manifest.shards)
+
+
+def test_the_capacity(large):
+    assert large.capacity == CAPACITY
+
+
+@pytest.fixture
+def many(tmp_path, pack):
+    """300 blocks of four packs."""
+    pack(
+        IterableSource([[i % 7] * (16 - i % 2) for i in range(1200)], block_records=200),
+        tmp_path / "many",
+        shard_tokens=64,
+    )
+    return nopad.open_packed(tmp_path / "many")
+
+
+def test_reading_at_random_is_warned_of_once(many):
+    at = np.random.default_rng(0).permutation(len(many)).tolist()
+    with pytest.warns(UserWarning, match=r"^packs are read at random: .* dataset\.read\(dataset\.order\(") as caught:
+        rows = [many[i] for i in at]
+    assert [warning.filename for warning in caught] == [__file__]
+    assert len(rows) == 1200
+
+
+@pytest.mark.parametrize("how", ["in order", "an order", "two readers", "batches", "few"])
+def test_other_ways_of_reading_are_not_warned_of(many, how):
+    orders = {
+        "in order": range(len(many)),
+        "an order": many.order(0).tolist(),
+        "two readers": [i for pair in zip(range(600), range(600, 1200), strict=True) for i in pair],
+        "batches": [i for first in range(0, 1200, 8) for i in range(first, first + 8)],
+        "few": range(0, 250, 4),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for at in orders[how]:
+            many[at]
 
 
 def test_a_pickled_dataset_reads_the_same_and_carries_no_data(large):
@@ -126,13 +250,15 @@ def test_a_pickled_row_reads_the_same(large):
 def test_decoded_blocks_are_kept_up_to_a_limit(large, monkeypatch):
     dataset = PackedDataset(large.path, cached_blocks=2)
     decoded = []
-    monkeypatch.setattr(dataset, "_read", lambda number: decoded.append(number) or PackedDataset._read(dataset, number))
+    real = dataset._decode
+    monkeypatch.setattr(dataset, "_decode", lambda number: decoded.append(number) or real(number))
     size = dataset.manifest.rows_per_group
     for block in (0, 0, 1, 0, 2, 0, 1):  # 2 pushes out 1, the one longest unused
         dataset[block * size]
     assert decoded == [0, 1, 2, 1]
 
 
+@pytest.mark.filterwarnings("ignore:packs are read at random")
 def test_threads_may_share_it(large):
     expected = contents(large)
     dataset = PackedDataset(large.path, cached_blocks=1)

@@ -1,6 +1,7 @@
 """`nopad.json`: what a packed dataset holds, and all that is needed to prove it.
 
-No time and no path stands in it: same input, same bytes.
+No time and no path stands in it: same input, same bytes. It carries a checksum of itself (`nopad.store.seal`), so that
+damage to it is noticed whatever it hits.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Literal
 from nopad.corpus import Counts
 from nopad.errors import CorruptError, FormatError
 from nopad.files import write_atomic
+from nopad.store.seal import SEAL, sealed, unsealed
 
 __all__ = ["MANIFEST", "PLAN", "POLICIES", "SPLITS", "Manifest", "Shard", "split_folders", "tool_versions"]
 
@@ -90,7 +92,8 @@ class Manifest:
 
     def to_json(self) -> str:
         """Return the content of ``nopad.json``."""
-        return json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}, indent=2) + "\n"
+        document = sealed({"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)})
+        return json.dumps(document, indent=2) + "\n"
 
     def save(self, folder: Path) -> None:
         """Write ``nopad.json``: the last write of a job."""
@@ -110,21 +113,25 @@ class Manifest:
                 raise CorruptError(
                     f"{folder} holds an unfinished packing job; run the same `nopad pack` again to finish it"
                 )
-            if split_folders(folder):
+            halves = [name for name in SPLITS if (Path(folder) / name / MANIFEST).is_file()]
+            if len(halves) == 1:
+                [other] = set(SPLITS) - set(halves)
+                raise CorruptError(f"{folder} holds {halves[0]}, and not {other}, which was made with it")
+            if halves:
                 raise FormatError(f"{folder} holds two datasets; open {' or '.join(map(str, split_folders(folder)))}")
             raise FormatError(f"{folder} is no packed dataset: it has no {MANIFEST}")
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise CorruptError(f"{path} is damaged: {error}") from error
-        if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise FormatError(f'{path} is not the manifest of a packed dataset: it lacks "format": "{FORMAT}"')
-        version = document.pop("format_version", None)
+        version = document.get("format_version")
         if version != FORMAT_VERSION:
             raise FormatError(
                 f"{path} has format version {version!r}; this nopad reads {FORMAT_VERSION}: pack the source again"
             )
-        known = {f.name for f in fields(cls)}
+        known = {f.name for f in fields(cls)} | {"format", "format_version", SEAL}
         if set(document) != known:
             odd = sorted(set(document) ^ known)
             raise CorruptError(
@@ -132,10 +139,12 @@ class Manifest:
                 "pack again into a new folder"
             )
         try:
-            shards = tuple(Shard(**shard) for shard in document.pop("shards"))
-        except TypeError as error:
+            content = unsealed(document)
+            shards = tuple(Shard(**shard) for shard in content.pop("shards"))
+        except (TypeError, ValueError) as error:
             raise CorruptError(f"{path} is damaged: {error}") from error
-        manifest = cls(shards=shards, **document)
+        del content["format"], content["format_version"]
+        manifest = cls(shards=shards, **content)
         for name, sound in _soundness(manifest):
             if not sound:
                 raise CorruptError(f"{path} is damaged: {name} is {document.get(name, shards)!r}")

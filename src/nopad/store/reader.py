@@ -1,183 +1,46 @@
-"""Read a packed dataset: random access to any pack, sequential and block-shuffled iteration.
+"""Read a packed dataset: any pack by its number, all in order, or all in an order of your own.
 
 A block is a row group: decoded whole, cached, and read ahead by Arrow's threads while iterating, so a pass runs at
 the speed of Parquet decoding. Random access costs one block (about 2^18 tokens) when it is not cached, a slice when it
-is. Framework-neutral: a row is flat NumPy arrays, and `PackedDataset` has what map-style loaders ask for (``__len__``,
-``__getitem__``, picklable for workers) without importing any of them.
+is. Files are opened when they are needed. Every block is held against the manifest before anybody sees it, so a file
+that is missing, damaged, or written by something else is a `CorruptError` and never fewer packs. Framework-neutral: a
+row is flat NumPy arrays, and `PackedDataset` has what map-style loaders ask for (``__len__``, ``__getitem__``,
+picklable for workers) without importing any of them.
 """
 
 from __future__ import annotations
 
 import threading
+import warnings
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from nopad import random
-from nopad.arrow import list_parts
 from nopad.errors import CorruptError
+from nopad.packs import index_dtype
+from nopad.store.blocks import Block, PackedRow, block_problems
 from nopad.store.index import read_index
 from nopad.store.manifest import Manifest
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from nopad.store.shard_files import ShardFiles
 
 __all__ = ["Block", "PackedDataset", "PackedRow", "open_packed"]
 
-_AHEAD = 8
-_PER_SEQUENCE = ("seq_lengths", "seq_index", "seq_start", "seq_source")
-
-
-class Block:
-    """Some packs in a row, as flat arrays.
-
-    Attributes:
-        indptr: where each pack begins in the per-sequence columns; ``[packs + 1]``.
-        token_indptr: where each pack begins in the per-token columns; ``[packs + 1]``.
-        sequences: per-sequence columns: ``seq_lengths``, ``seq_index``, ``seq_start`` when records were split,
-            ``seq_source`` when sources were named.
-        tokens: per-token columns, without padding; none in an index-only dataset.
-        bounds, token_bounds: the two index arrays as lists: slicing with their integers is three times as fast.
-    """
-
-    __slots__ = ("bounds", "indptr", "sequences", "token_bounds", "token_indptr", "tokens")
-
-    def __init__(
-        self,
-        indptr: NDArray[Any],
-        token_indptr: NDArray[Any],
-        sequences: dict[str, NDArray[Any]],
-        tokens: dict[str, NDArray[Any]],
-    ) -> None:
-        """Keep the arrays, without a copy."""
-        self.indptr, self.token_indptr = indptr, token_indptr
-        self.sequences, self.tokens = sequences, tokens
-        self.bounds: list[int] = indptr.tolist()
-        self.token_bounds: list[int] = token_indptr.tolist()
-
-    def __len__(self) -> int:
-        """Number of packs."""
-        return self.indptr.size - 1
-
-
-class PackedRow(Mapping[str, NDArray[Any]]):
-    """One pack: a mapping of its stored columns, flat arrays that are views into its block.
-
-    >>> import tempfile, nopad
-    >>> from nopad.corpus import CorpusOptions, IterableSource
-    >>> with tempfile.TemporaryDirectory() as out:
-    ...     _ = nopad.pack_corpus(IterableSource([[7, 8, 9], [5]]), out, CorpusOptions(capacity=4))
-    ...     row = nopad.open_packed(out)[0]
-    ...     row.input_ids.tolist(), row.seq_lengths.tolist(), row.position_ids.tolist(), row.sequence_ids.tolist()
-    ([7, 8, 9, 5], [3, 1], [0, 1, 2, 0], [1, 1, 1, 2])
-    """
-
-    __slots__ = ("_at", "_block")
-
-    def __init__(self, block: Block, at: int) -> None:
-        """Row `at` of `block`."""
-        self._block = block
-        self._at = at
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        """Return a stored column of this pack: per token or per sequence."""
-        block, at = self._block, self._at
-        column = block.tokens.get(name)
-        if column is not None:
-            return column[block.token_bounds[at] : block.token_bounds[at + 1]]
-        column = block.sequences.get(name)
-        if column is not None:
-            return column[block.bounds[at] : block.bounds[at + 1]]
-        have = ", ".join([*block.sequences, *block.tokens])
-        hint = "" if block.tokens else "; an index-only dataset leaves the tokens in its source"
-        raise KeyError(f"no column {name!r}; there are: {have}{hint}")
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the names of the stored columns."""
-        return iter([*self._block.sequences, *self._block.tokens])
-
-    def __len__(self) -> int:
-        """Number of stored columns."""
-        return len(self._block.sequences) + len(self._block.tokens)
-
-    @property
-    def column_names(self) -> tuple[list[str], list[str]]:
-        """Names of the stored columns: those with a value a token, and those with one a sequence."""
-        return list(self._block.tokens), list(self._block.sequences)
-
-    __eq__ = object.__eq__  # arrays do not compare to one truth
-    __hash__ = object.__hash__
-
-    @property
-    def seq_lengths(self) -> NDArray[np.int32]:
-        """Length of each sequence in tokens; ``[sequences]``."""
-        block, at = self._block, self._at
-        return block.sequences["seq_lengths"][block.bounds[at] : block.bounds[at + 1]]
-
-    @property
-    def seq_index(self) -> NDArray[np.int64]:
-        """Record number of each sequence in the source; ``[sequences]``."""
-        return self["seq_index"]
-
-    @property
-    def seq_start(self) -> NDArray[np.int64]:
-        """Where each sequence begins in its record's content: 0 unless the record was split; ``[sequences]``."""
-        if "seq_start" in self._block.sequences:
-            return self["seq_start"]
-        return np.zeros(self.seq_lengths.size, dtype=np.int64)
-
-    @property
-    def input_ids(self) -> NDArray[np.int32]:
-        """Token ids, sequence after sequence, without padding; ``[tokens]``."""
-        block, at = self._block, self._at
-        if "input_ids" not in block.tokens:
-            return self["input_ids"]  # says which columns there are
-        return block.tokens["input_ids"][block.token_bounds[at] : block.token_bounds[at + 1]]
-
-    @property
-    def cu_seqlens(self) -> NDArray[np.int32]:
-        """Cumulative lengths with a leading 0; int32 ``[sequences + 1]``."""
-        out = np.zeros(self.seq_lengths.size + 1, dtype=np.int32)
-        np.cumsum(self.seq_lengths, out=out[1:])
-        return out
-
-    @property
-    def position_ids(self) -> NDArray[np.int32]:
-        """Position of each token in its sequence, from 0; int32 ``[tokens]``."""
-        bounds = self.cu_seqlens
-        return np.arange(bounds[-1], dtype=np.int32) - np.repeat(bounds[:-1], self.seq_lengths)
-
-    @property
-    def sequence_ids(self) -> NDArray[np.int32]:
-        """Number of each token's sequence in the pack, from 1 (0 is padding's); int32 ``[tokens]``."""
-        return np.repeat(np.arange(1, self.seq_lengths.size + 1, dtype=np.int32), self.seq_lengths)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle this row alone, not the block it is a view into."""
-        block, at = self._block, self._at
-        row = Block(
-            indptr=block.indptr[at : at + 2] - block.indptr[at],
-            token_indptr=block.token_indptr[at : at + 2] - block.token_indptr[at],
-            sequences={name: self[name].copy() for name in block.sequences},
-            tokens={name: self[name].copy() for name in block.tokens},
-        )
-        return PackedRow, (row, 0)
-
-    def __repr__(self) -> str:
-        """One line."""
-        return f"PackedRow({self.seq_lengths.size} sequences, {int(self.seq_lengths.sum())} tokens)"
+_LOOK_EVERY = 64  # decoded blocks: how often it is asked whether rows are read at random
+_FEW = 2  # rows of each decoded block
 
 
 def open_packed(path: str | Path, *, cached_blocks: int = 16) -> PackedDataset:
     """Open a packed or index-only dataset folder; at most `cached_blocks` decoded blocks (about 1 MiB each) are kept.
 
-    Reading checks what decoding needs, not checksums: `nopad.verify` does.
+    Nothing but the manifest is read before the first pack is. Reading checks pages by their checksums and packs by
+    their lengths, not files by their SHA-256: `nopad.verify` does.
 
     Raises:
         FormatError: the folder is no packed dataset, or of an unknown format version.
@@ -210,12 +73,14 @@ class PackedDataset:
     def _reset(self) -> None:
         self._cache: OrderedDict[int, Block] = OrderedDict()
         self._lock = threading.Lock()
-        self._local = threading.local()
+        self._files = ShardFiles(self.path, self.manifest)
         self._index: Any = None
+        self._rows = self._decoded = 0  # since it was last asked whether rows are read at random
+        self._warned = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave open files and decoded blocks behind: a worker opens its own."""
-        private = {"_cache", "_lock", "_local", "_index"}
+        private = {"_cache", "_lock", "_files", "_index"}
         return {name: value for name, value in vars(self).items() if name not in private}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -232,8 +97,18 @@ class PackedDataset:
         """Number of blocks (row groups)."""
         return self._first_block_of_file[-1]
 
+    @property
+    def capacity(self) -> int:
+        """Most tokens that a pack may hold."""
+        return self.manifest.capacity
+
     def __getitem__(self, at: int) -> PackedRow:
-        """Return pack `at`; negative numbers count from the end."""
+        """Return pack `at`; negative numbers count from the end.
+
+        Raises:
+            IndexError: there is no such pack.
+            CorruptError: its file is missing or damaged.
+        """
         if not isinstance(at, int | np.integer):
             raise TypeError(
                 f"a packed dataset is indexed by pack number, got {at!r}; a column is dataset[number][name]"
@@ -244,7 +119,26 @@ class PackedDataset:
         at = int(at) % packs
         file = bisect_right(self._first_pack_of_file, at) - 1
         group, row = divmod(at - self._first_pack_of_file[file], self.manifest.rows_per_group)
-        return PackedRow(self.block(self._first_block_of_file[file] + group), row)
+        block = self.block(self._first_block_of_file[file] + group)
+        self._rows += 1
+        if self._decoded >= _LOOK_EVERY:
+            self._look_for_random_reads()
+        return PackedRow(block, row)
+
+    def _look_for_random_reads(self) -> None:
+        """Warn once where most rows cost the decoding of a whole block."""
+        rows, self._rows, decoded, self._decoded = self._rows, 0, self._decoded, 0
+        if self._warned or rows >= _FEW * decoded or self.manifest.rows_per_group <= _FEW:
+            return
+        self._warned = True
+        warnings.warn(
+            f"packs are read at random: the last {rows:,} of them cost the decoding of {decoded:,} blocks of "
+            f"{self.manifest.rows_per_group:,} packs, a hundred times what it costs in order. Read "
+            "dataset.read(dataset.order(seed, epoch)) instead, or give that order to your loader as its sampler; or "
+            "read in order (shuffle=False): packs are stored in random order unless they were packed with another",
+            UserWarning,
+            stacklevel=3,
+        )
 
     def __getitems__(self, indices: list[int]) -> list[PackedRow]:
         """Return several packs; torch's loader calls this with a whole batch."""
@@ -255,114 +149,159 @@ class PackedDataset:
         for block in self.iter_blocks(range(self.blocks)):
             yield from map(PackedRow, repeat(block), range(len(block)))
 
-    def shuffled(self, seed: int, epoch: int = 0) -> Iterator[PackedRow]:
-        """Iterate over all packs once: blocks in a seeded random order, packs shuffled within each block.
+    def order(self, seed: int, epoch: int = 0) -> NDArray[Any]:
+        """Return all pack numbers in a random order that is quick to read: blocks shuffled, and packs in each block.
 
-        A pure function of (dataset, seed, epoch); see `nopad.random`.
+        A pure function of the dataset's layout, `seed` and `epoch` (see `nopad.random`): int32 (int64 from 2^31 packs
+        on) ``[packs]``. What is left of an epoch after `n` packs is ``order(seed, epoch)[n:]``.
+
+        >>> import tempfile, nopad
+        >>> from nopad.corpus import CorpusOptions, IterableSource
+        >>> with tempfile.TemporaryDirectory() as out:
+        ...     _ = nopad.pack_corpus(IterableSource([[i] * 4 for i in range(6)]), out, CorpusOptions(capacity=4))
+        ...     dataset = nopad.open_packed(out)
+        ...     epoch = dataset.order(seed=1)
+        ...     sorted(epoch.tolist()), [row.seq_index.tolist() for row in dataset.read(epoch[4:])]
+        ([0, 1, 2, 3, 4, 5], [[3], [4]])
         """
-        from nopad import _kernels
+        from nopad import _deal_kernels, _kernels
 
-        order = np.arange(self.blocks)
-        _kernels.shuffle(order, np.uint64(random.key(seed, random.STREAM_BLOCK_ORDER, epoch)))
-        numbers = order.tolist()
-        for number, block in zip(numbers, self.iter_blocks(numbers), strict=True):
-            rows = np.arange(len(block))
-            _kernels.shuffle(rows, np.uint64(random.key(seed, random.STREAM_BLOCK_ORDER, epoch, number)))
-            yield from map(PackedRow, repeat(block), rows.tolist())
+        dtype = index_dtype(len(self))
+        bounds = self._bounds().astype(dtype)
+        numbers = np.arange(len(self), dtype=dtype)
+        keys = random.keys(np.arange(self.blocks), seed, random.STREAM_BLOCK_ORDER, epoch)
+        _deal_kernels.shuffle_segments(numbers, bounds.astype(np.int64), keys)
+        blocks = np.arange(self.blocks)
+        _kernels.shuffle(blocks, np.uint64(random.key(seed, random.STREAM_BLOCK_ORDER, epoch)))
+        out = np.empty_like(numbers)
+        _kernels.permute_packs(bounds, numbers, blocks, np.zeros(self.blocks + 1, dtype=dtype), out)
+        return out
 
-    def iter_blocks(self, numbers: range | list[int]) -> Iterator[Block]:
-        """Iterate over whole blocks in this order; the fastest way to read everything.
+    def read(self, numbers: ArrayLike) -> Iterator[PackedRow]:
+        """Iterate over the packs of these numbers, in this order, reading ahead.
 
-        Arrow's own threads decode a few blocks ahead. (Python threads would wait for the interpreter, which the loop
-        over rows keeps busy: that read a quarter slower.)
+        Each run of numbers of one block costs one decoding of it: an `order`, or any part of one, is read at the speed
+        of plain iteration.
+
+        Raises:
+            IndexError: there is no such pack.
+            CorruptError: a shard is missing or damaged.
+        """
+        wanted = np.asarray(numbers)
+        if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
+            raise TypeError(f"pack numbers are a list of integers, got {wanted.dtype} {list(wanted.shape)}")
+        if wanted.size and not 0 <= int(wanted.min()) <= int(wanted.max()) < len(self):
+            raise IndexError(f"pack numbers are in 0..{len(self) - 1}, got {wanted.min()}..{wanted.max()}")
+        return self._read(wanted) if wanted.size else iter(())
+
+    def _read(self, wanted: NDArray[Any]) -> Iterator[PackedRow]:
+        bounds = self._bounds()
+        block_of = np.searchsorted(bounds, wanted, side="right") - 1
+        begins = np.flatnonzero(np.diff(block_of, prepend=-1))
+        ends = np.append(begins[1:], wanted.size)
+        runs = block_of[begins]
+        for begin, end, first, block in zip(
+            begins.tolist(), ends.tolist(), bounds[runs].tolist(), self.iter_blocks(runs.tolist()), strict=True
+        ):
+            yield from map(PackedRow, repeat(block), (wanted[begin:end] - first).tolist())
+
+    def _bounds(self) -> NDArray[np.int64]:
+        """Where each block begins, in packs; ``[blocks + 1]``."""
+        rows, parts = self.manifest.rows_per_group, []
+        for begin, end in zip(self._first_pack_of_file, self._first_pack_of_file[1:], strict=False):
+            parts.append(np.arange(begin, end, rows, dtype=np.int64))
+        return np.append(np.concatenate(parts), len(self))
+
+    def seq_lengths(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Return the lengths of all sequences, reading nothing else: ``(indptr, seq_lengths)``.
+
+        Pack p holds sequences of ``seq_lengths[indptr[p]:indptr[p + 1]]`` tokens; ``[packs + 1]`` and ``[sequences]``.
 
         Raises:
             CorruptError: a shard is missing or damaged.
         """
+        indptr = np.zeros(len(self) + 1, dtype=np.int64)
+        lengths = np.empty(self.manifest.sequences, dtype=np.int32)
         if self.manifest.kind == "index":
-            yield from map(self.block, numbers)
-            return
-        import pyarrow as pa
+            packs, columns = self._opened_index()
+            return packs.indptr.astype(np.int64), columns.lengths[packs.sequence].astype(np.int32)
+        at = 0
+        for file, (first, last) in enumerate(zip(self._first_pack_of_file, self._first_pack_of_file[1:], strict=False)):
+            offsets, values = self._files.lengths(file)
+            if at + values.size > lengths.size:
+                at = -1
+                break
+            indptr[first + 1 : last + 1] = offsets[1:] + at
+            lengths[at : at + values.size] = values
+            at += values.size
+        if at != lengths.size or lengths.min(initial=1) < 1:
+            raise CorruptError(f"{self.path} holds other sequences than its manifest states; see `nopad verify`")
+        return indptr, lengths
 
-        rows = self.manifest.rows_per_group
-        try:
-            found = self._scan(numbers, rows)
-            for number, batch in zip(numbers, found, strict=True):
-                file = bisect_right(self._first_block_of_file, number) - 1
-                yield self._to_block(pa.Table.from_batches([batch]), file)
-        except (OSError, pa.ArrowException, ValueError) as error:
-            raise CorruptError(f"a shard of {self.path} is missing or damaged ({error}); see `nopad verify`") from error
+    def iter_blocks(self, numbers: Sequence[int]) -> Iterator[Block]:
+        """Iterate over whole blocks in this order; the fastest way to read everything.
 
-    def _scan(self, numbers: range | list[int], rows: int) -> Iterator[pa.RecordBatch]:
-        """Decode row groups in this order, one batch each."""
-        import pyarrow.dataset as ds
+        Raises:
+            CorruptError: a shard is missing or damaged.
+        """
+        for number, block in zip(numbers, self.unchecked_blocks(numbers), strict=True):
+            yield self._checked(block, number)
 
-        kind = ds.ParquetFileFormat()
-        files = [str(self.path / shard.file) for shard in self.manifest.shards]
-        whole = ds.dataset(files, format=kind)
-        groups = [group for file in whole.get_fragments() for group in file.split_by_row_group()]
-        wanted = ds.FileSystemDataset([groups[number] for number in numbers], schema=whole.schema, format=kind)
-        scanner = wanted.scanner(batch_size=rows, batch_readahead=_AHEAD, fragment_readahead=_AHEAD)
-        yield from scanner.to_batches()
+    def unchecked_blocks(self, numbers: Sequence[int]) -> Iterator[Block]:
+        """Iterate over blocks that can be decoded, and may hold packs that cannot be: for `nopad.verify`."""
+        if self.manifest.kind == "index":
+            return map(self._index_block, numbers)
+        return self._files.scan(self._place(number) for number in numbers)
 
     def block(self, number: int) -> Block:
-        """Return one decoded block, from the cache when it is there."""
+        """Return one decoded block, from the cache when it is there.
+
+        Raises:
+            CorruptError: its file is missing or damaged.
+        """
         with self._lock:
             found = self._cache.get(number)
             if found is not None:
                 self._cache.move_to_end(number)
                 return found
-        block = self._index_block(number) if self.manifest.kind == "index" else self._read(number)
+        if self.manifest.kind == "index":
+            block = self._index_block(number)
+        else:
+            block = self._decode(number)
+            self._decoded += 1
+        self._checked(block, number)
         with self._lock:
             self._cache[number] = block
             while len(self._cache) > self._cached_blocks:
                 self._cache.popitem(last=False)
         return block
 
-    def _read(self, number: int) -> Block:
-        """Decode block `number` from its file."""
-        import pyarrow as pa
+    def _decode(self, number: int) -> Block:
+        return self._files.read(*self._place(number))
 
+    def _place(self, number: int) -> tuple[int, int]:
+        """Return the file of a block, and its row group there."""
         file = bisect_right(self._first_block_of_file, number) - 1
-        try:
-            group = number - self._first_block_of_file[file]
-            return self._to_block(self._reader(file).read_row_group(group, use_threads=False), file)
-        except (OSError, pa.ArrowException) as error:
-            name = self.path / self.manifest.shards[file].file
-            raise CorruptError(f"{name} is missing or damaged ({error}); see `nopad verify`") from error
+        return file, number - self._first_block_of_file[file]
 
-    def _to_block(self, table: pa.Table, file: int) -> Block:
-        """View the columns of a decoded row group as NumPy arrays."""
-        missing = [name for name in self.manifest.columns if name not in table.column_names]
-        if missing:
-            name = self.path / self.manifest.shards[file].file
-            raise CorruptError(f"{name} has no column {missing[0]}; see `nopad verify`")
-        parts = {name: list_parts(table.column(name).combine_chunks()) for name in table.column_names}
-        indptr = parts["seq_lengths"][0]
-        per_sequence = [*_PER_SEQUENCE, *(name for name, per in self.manifest.carried.items() if per == "sequence")]
-        sequences = {name: parts.pop(name)[1] for name in per_sequence if name in parts}
-        token_indptr = next(iter(parts.values()))[0]
-        return Block(indptr, token_indptr, sequences, {name: values for name, (_, values) in parts.items()})
+    def _checked(self, block: Block, number: int) -> Block:
+        """Return a block that is what the manifest says of it."""
+        file, group = self._place(number)
+        first = self._first_pack_of_file[file] + group * self.manifest.rows_per_group
+        problems = block_problems(block, first, self.manifest)
+        if problems:
+            raise CorruptError(f"{self.path} is damaged: {problems[0]}; see `nopad verify`")
+        return block
 
-    def _reader(self, file: int) -> Any:
-        """Return this thread's open reader of a shard: Parquet readers are not safe to share."""
-        import pyarrow.parquet as pq
-
-        readers: OrderedDict[int, Any] = getattr(self._local, "readers", None) or OrderedDict()
-        self._local.readers = readers
-        if file not in readers:
-            readers[file] = pq.ParquetFile(self.path / self.manifest.shards[file].file)
-            if len(readers) > 8:
-                readers.popitem(last=False)[1].close()
-        readers.move_to_end(file)
-        return readers[file]
+    def _opened_index(self) -> Any:
+        with self._lock:
+            if self._index is None:
+                self._index = read_index(self.path, self.manifest)
+            return self._index
 
     def _index_block(self, number: int) -> Block:
         """Cut block `number` out of the mapped index."""
-        with self._lock:
-            if self._index is None:
-                self._index = read_index(self.path)
-            packs, columns = self._index
+        packs, columns = self._opened_index()
         rows = self.manifest.rows_per_group
         chosen = packs[number * rows : (number + 1) * rows]
         sequences = {

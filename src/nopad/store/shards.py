@@ -35,6 +35,7 @@ _PARQUET: dict[str, Any] = {
     "compression": "zstd",
     "compression_level": 1,
     "write_statistics": False,
+    "write_page_checksum": True,
     "write_batch_size": 1 << 16,
     "data_page_version": "2.0",
 }

@@ -17,9 +17,10 @@ from nopad.histogram import Histogram
 from nopad.planning.front import ARRIVAL_ALGORITHMS
 from nopad.planning.plan import Plan
 from nopad.store import _kernels
+from nopad.store.blocks import Block, block_problems
 from nopad.store.manifest import MANIFEST, PLAN, Manifest
 from nopad.store.monitor import Monitor
-from nopad.store.reader import Block, PackedDataset
+from nopad.store.reader import PackedDataset
 from nopad.store.shards import as_integers
 
 LOST = ("dropped", "empty_skipped", "bad_skipped", "other_split", "left_by_weight")  # counts of records not packed
@@ -122,8 +123,8 @@ def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -
     monitor.stage("reading packs", m.tokens, "tokens")
     packs = 0
     try:
-        for block in dataset.iter_blocks(range(dataset.blocks)):
-            problems += _block_problems(block, packs, m)
+        for block in dataset.unchecked_blocks(range(dataset.blocks)):
+            problems += block_problems(block, packs, m)
             found.add(block, hashes=hashes and not problems)
             packs += len(block)
             tokens = int(block.sequences["seq_lengths"].sum(dtype=np.int64))
@@ -134,27 +135,6 @@ def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -
     if packs != m.packs:
         problems.append(f"{MANIFEST} states {m.packs:,} packs, the files hold {packs:,}")
     return found.in_source_order(), problems
-
-
-def _block_problems(block: Block, first: int, m: Manifest) -> list[str]:
-    """Capacity, depth, and as many tokens as the lengths say."""
-    problems: list[str] = []
-    lens = block.sequences["seq_lengths"]
-    sizes = np.diff(block.indptr)
-    if sizes.min(initial=1) < 1 or lens.min(initial=1) < 1:
-        problems.append(f"a pack from {first} on is empty, or a sequence in it is")
-        return problems
-    tokens = np.add.reduceat(lens.astype(np.int64), block.indptr[:-1]) if sizes.size else sizes
-    if m.kind == "packed":
-        for p in np.flatnonzero(tokens != np.diff(block.token_indptr))[:3]:
-            held = np.diff(block.token_indptr)[p]
-            problems.append(f"pack {first + p}: seq_lengths add up to {tokens[p]}, it holds {held} tokens")
-    for p in np.flatnonzero(tokens > m.capacity)[:3]:
-        problems.append(f"pack {first + p} holds {tokens[p]} tokens, above the capacity of {m.capacity}")
-    if m.depth is not None:
-        for p in np.flatnonzero(sizes > m.depth)[:3]:
-            problems.append(f"pack {first + p} holds {sizes[p]} sequences, above the depth of {m.depth}")
-    return problems
 
 
 def content_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
