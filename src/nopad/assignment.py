@@ -68,7 +68,7 @@ def pack(
     checked = as_lengths(lengths, capacity)
     _check_order(order)
     if arrival_window is None:
-        return _pack_all(checked, capacity, depth, algorithm, seed, order, options)
+        return _pack_all(checked, capacity, depth, algorithm, seed, order, options).made_for(checked)
     window = WINDOW.check("arrival_window", arrival_window)
     multiple = complete_options(algorithm, options)[1]["pack_multiple"]
     if 0 < checked.size < multiple:
@@ -83,7 +83,7 @@ def pack(
         indptr.append((packs.indptr[1:] + begin).astype(dtype))
         sequence.append((packs.sequence + begin).astype(dtype))
     together = Packs(capacity, depth, np.concatenate(indptr), np.concatenate(sequence))
-    return cut_packs(together, checked, None, multiple)
+    return cut_packs(together, checked, None, multiple).made_for(checked)
 
 
 def _pack_all(
@@ -98,7 +98,7 @@ def _pack_all(
     """Pack checked lengths, all at once."""
     if algorithm not in ARRIVAL_ALGORITHMS:
         made = plan(lengths, capacity, depth=depth, algorithm=algorithm, **options)
-        return assign(made, lengths, seed=seed, order=order)
+        return _assigned(made, lengths, seed, order)
     own, conditions = complete_options(algorithm, options)
     check_conditions(conditions, Histogram.from_lengths(lengths), capacity)
     packs = pack_arrivals(lengths, capacity, depth, algorithm, own, conditions)
@@ -125,6 +125,11 @@ def assign(plan: Plan, lengths: ArrayLike, *, seed: int = 0, order: Order = "ran
     _check_order(order)
     check_sizes(plan.capacity, plan.depth, seed)
     checked = as_lengths(lengths, plan.capacity)
+    return _assigned(plan, checked, seed, order).made_for(checked)
+
+
+def _assigned(plan: Plan, checked: NDArray[np.int32], seed: int, order: Order) -> Packs:
+    """Deal checked lengths out."""
     _check_cover(plan, checked)
     dtype = index_dtype(checked.size)
     indptr = np.zeros(plan.packs + 1, dtype=dtype)

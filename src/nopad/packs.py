@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -23,7 +23,7 @@ from nopad.histogram import as_lengths
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Packs", "index_dtype", "take_lists"]
+__all__ = ["Packs", "index_dtype", "lengths_sha256", "take_lists"]
 
 FORMAT_VERSION = 1
 
@@ -42,6 +42,8 @@ class Packs:
         depth: most sequences a pack may hold; None = unlimited.
         indptr: where each pack begins in `sequence`; int32 or int64 ``[packs + 1]``, starts at 0.
         sequence: sequence numbers, pack after pack; same dtype, ``[sequences]``.
+        lengths_sha256: fingerprint of the lengths that these packs were made for; None where nobody said.
+        selection: what was done to the records of a corpus before their lengths were taken, in words; empty: nothing.
 
     >>> import nopad
     >>> packs = nopad.pack([5, 3, 4, 2], capacity=8, order="source")
@@ -53,6 +55,8 @@ class Packs:
     depth: int | None
     indptr: NDArray[Any]
     sequence: NDArray[Any]
+    lengths_sha256: str | None = None
+    selection: str = ""
 
     def __len__(self) -> int:
         """Number of packs."""
@@ -75,7 +79,7 @@ class Packs:
                 return self.take(np.arange(begin, end, step))
             end = max(begin, end)
             first, last = self.indptr[begin], self.indptr[end]
-            return Packs(self.capacity, self.depth, self.indptr[begin : end + 1] - first, self.sequence[first:last])
+            return replace(self, indptr=self.indptr[begin : end + 1] - first, sequence=self.sequence[first:last])
         if not -len(self) <= at < len(self):
             raise IndexError(f"pack {at} of {len(self)} packs")
         at %= len(self)
@@ -119,7 +123,8 @@ class Packs:
         chosen = np.asarray(packs, dtype=np.int64)
         if chosen.size and not 0 <= chosen.min() <= chosen.max() < len(self):
             raise IndexError(f"pack numbers must be in 0..{len(self) - 1}, got {chosen.min()}..{chosen.max()}")
-        return Packs(self.capacity, self.depth, *take_lists(self.indptr, self.sequence, chosen))
+        indptr, sequence = take_lists(self.indptr, self.sequence, chosen)
+        return replace(self, indptr=indptr, sequence=sequence)
 
     def shard(self, rank: int, world_size: int) -> Packs:
         """Return every `world_size`-th pack from `rank` on: the share of one of any number of workers."""
@@ -144,27 +149,38 @@ class Packs:
 
     def problem(self, lengths: NDArray[np.int32]) -> str | None:
         """Say what is wrong with these packs for these lengths; None when nothing is."""
-        if self.sequences != lengths.size:
-            return f"packs hold {self.sequences:,} sequences, the lengths are {lengths.size:,}"
+        disorder = self.disorder(lengths.size)
+        if disorder or not len(self):
+            return disorder
+        tokens = np.add.reduceat(lengths[self.sequence].astype(np.int64), self.indptr[:-1])
+        if tokens.max() > self.capacity:
+            p = int(np.argmax(tokens))
+            return f"pack {p} holds {int(tokens[p])} tokens, above the capacity of {self.capacity}"
+        return None
+
+    def disorder(self, n: int) -> str | None:
+        """Say why these are not packs of `n` sequences, whatever their lengths; None when they are."""
+        if self.sequences != n:
+            return f"packs hold {self.sequences:,} sequences, the lengths are {n:,}"
         if self.indptr[0] != 0 or self.indptr[-1] != self.sequences:
             return f"packs cover {self.indptr[0]}..{self.indptr[-1]} of {self.sequences:,} sequences"
         backwards = self.indptr[1:] <= self.indptr[:-1]  # compared, not subtracted: damaged bounds could wrap
         if backwards.any():
             return f"pack {int(np.argmax(backwards))} is empty or its bounds run backwards"
         sizes = np.diff(self.indptr)
-        if self.sequences and not 0 <= self.sequence.min() <= self.sequence.max() < lengths.size:
-            return f"a sequence number is outside 0..{lengths.size - 1}"
-        seen = np.bincount(self.sequence, minlength=lengths.size)
-        if lengths.size and seen.max() > 1:
+        if self.sequences and not 0 <= self.sequence.min() <= self.sequence.max() < n:
+            return f"a sequence number is outside 0..{n - 1}"
+        seen = np.bincount(self.sequence, minlength=n)
+        if n and seen.max() > 1:
             return f"sequence {int(np.argmax(seen))} is in {int(seen.max())} packs"
         if self.depth is not None and sizes.size and sizes.max() > self.depth:
             p = int(np.argmax(sizes))
             return f"pack {p} holds {int(sizes[p])} sequences, above the depth of {self.depth}"
-        tokens = np.add.reduceat(lengths[self.sequence].astype(np.int64), self.indptr[:-1]) if sizes.size else sizes
-        if sizes.size and tokens.max() > self.capacity:
-            p = int(np.argmax(tokens))
-            return f"pack {p} holds {int(tokens[p])} tokens, above the capacity of {self.capacity}"
         return None
+
+    def made_for(self, lengths: NDArray[np.int32]) -> Packs:
+        """Return the same packs, which know that they were made for these lengths."""
+        return replace(self, lengths_sha256=lengths_sha256(lengths))
 
     def save(self, path: str | Path) -> None:
         """Write an Arrow file with one column, ``sequence: list<int32 | int64>``, one row a pack.
@@ -180,6 +196,8 @@ class Packs:
             "format_version": str(FORMAT_VERSION),
             "capacity": str(self.capacity),
             "depth": "none" if self.depth is None else str(self.depth),
+            **({} if self.lengths_sha256 is None else {"lengths_sha256": self.lengths_sha256}),
+            **({} if not self.selection else {"selection": self.selection}),
         }
         write_arrow(Path(path), table.replace_schema_metadata({f"nopad.{k}": v for k, v in header.items()}))
 
@@ -210,7 +228,22 @@ class Packs:
         indptr, sequence = (
             list_parts(column.chunk(0)) if column.num_chunks else (np.zeros(1, np.int32), np.zeros(0, np.int32))
         )
-        return cls(int(capacity), None if depth == "none" else int(depth), indptr, sequence)
+        return cls(
+            capacity=int(capacity),
+            depth=None if depth == "none" else int(depth),
+            indptr=indptr,
+            sequence=sequence,
+            lengths_sha256=header.get("nopad.lengths_sha256"),
+            selection=header.get("nopad.selection", ""),
+        )
+
+
+def lengths_sha256(lengths: NDArray[np.int32]) -> str:
+    """SHA-256 of lengths in order, as little-endian int32, in hex."""
+    digest = hashlib.sha256(b"nopad.lengths.v1\0")
+    for begin in range(0, lengths.size, 1 << 20):
+        digest.update(lengths[begin : begin + (1 << 20)].astype("<i4").tobytes())
+    return digest.hexdigest()
 
 
 def take_lists(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import nopad
-from nopad.errors import LengthError, OptionError, PlanMismatchError
+from nopad.errors import LengthError, OptionError, PlanMismatchError, SourceError
 
 RNG = np.random.default_rng(0)
 LENGTHS = RNG.integers(1, 20, 300)
@@ -20,11 +20,15 @@ ROWS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def dataset():
+def dataset_of(rows):
     import datasets
 
-    return datasets.Dataset.from_list(ROWS)
+    return datasets.Dataset.from_list(rows)
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    return dataset_of(ROWS)
 
 
 def test_every_value_is_in_its_pack(dataset):
@@ -68,3 +72,81 @@ def test_other_packs_are_refused(dataset):
         nopad.to_dataset(nopad.pack(LENGTHS[::-1], capacity=32, order="source"), dataset)
     with pytest.raises(OptionError, match="the dataset has no column 'input_ids'; it has labels"):
         nopad.to_dataset(nopad.pack(LENGTHS, capacity=32), dataset.select_columns(["labels"]))
+
+
+def index_of(rows, out, **corpus):
+    """Packs of an index-only job over these rows, as a later process finds them."""
+    source = nopad.open_source(rows)
+    nopad.pack_corpus(source, out, nopad.CorpusOptions(capacity=32, **corpus), index_only=True)
+    return nopad.Packs.load(out / "packs.arrow")
+
+
+class TestWhatSelectsTokens:
+    """An index knows what was done to records before they were measured; rows to which it was not done are refused."""
+
+    def test_padding_that_a_mask_stripped_does_not_come_back(self, tmp_path):
+        padded = [
+            {"input_ids": [7] * n + [0] * (8 - n), "attention_mask": [1] * n + [0] * (8 - n)} for n in range(1, 9)
+        ]
+        packs = index_of(padded, tmp_path / "index")
+        dataset = dataset_of(padded)
+        for given in (dataset, dataset.remove_columns("attention_mask")):
+            with pytest.raises((PlanMismatchError, LengthError), match="padding was cut off 7 records when they were"):
+                nopad.to_dataset(packs, given)
+        cut = [{"input_ids": row["input_ids"][: sum(row["attention_mask"])]} for row in padded]
+        packed = nopad.to_dataset(packs, dataset_of(cut))
+        assert sorted(token for row in packed for token in row["input_ids"]) == [7] * 36
+
+    @pytest.mark.parametrize("over_long", ["truncate", "split", "drop"])
+    def test_records_that_were_cut(self, tmp_path, over_long):
+        rows = [{"input_ids": [1] * 40}, {"input_ids": [2, 3]}, {"input_ids": [4]}]
+        packs = index_of(rows, tmp_path / "index", over_long=over_long)
+        with pytest.raises((PlanMismatchError, LengthError)):
+            nopad.to_dataset(packs, dataset_of(rows))
+
+    def test_rows_in_another_order(self, dataset):
+        packs = nopad.pack(LENGTHS, capacity=10_000)  # one pack: no other check can find it
+        with pytest.raises(PlanMismatchError, match="made for rows of other lengths, or in another order"):
+            nopad.to_dataset(packs, dataset.select(range(299, -1, -1)))
+
+    def test_a_mask_that_says_padding(self):
+        padded = dataset_of([{"input_ids": [1, 2]}, {"input_ids": [3, 0]}])
+        packs = nopad.pack([2, 2], capacity=4, order="source")
+        with_mask = padded.add_column("attention_mask", [[1, 1], [1, 0]])
+        with pytest.raises(OptionError, match="row 1 is padded: its attention_mask has a 0 at 1"):
+            nopad.to_dataset(packs, with_mask)
+        assert nopad.to_dataset(packs, padded)[0]["input_ids"] == [1, 2, 3, 0]
+
+
+@pytest.mark.parametrize("name", ["seq_lengths", "seq_index", "seq_start", "seq_source"])
+def test_columns_called_as_nopads(dataset, name):
+    with pytest.raises(OptionError, match=f"has a column '{name}', and nopad writes one of that name; rename it"):
+        nopad.to_dataset(nopad.pack(LENGTHS, capacity=32), dataset.rename_column("label", name))
+
+
+def test_a_transform_is_refused(dataset):
+    transformed = dataset.with_transform(lambda rows: {"input_ids": [[1] for _ in rows["input_ids"]]})
+    with pytest.raises(SourceError, match="has a transform"):
+        nopad.to_dataset(nopad.pack(LENGTHS, capacity=32), transformed)
+
+
+def test_what_cannot_be_packed(dataset):
+    packs = nopad.pack([1, 2], capacity=4)
+    for rows, error, message in (
+        ([{"input_ids": [1]}, {"input_ids": None}], OptionError, "holds nulls"),
+        ([{"input_ids": [1]}, {"input_ids": [2, None]}], OptionError, "holds nulls"),
+        ([{"input_ids": [1]}, {"input_ids": []}], LengthError, "row 1 has no token"),
+        ([{"input_ids": ["a"]}, {"input_ids": ["b", "c"]}], OptionError, "not lists of integers"),
+        (
+            [{"input_ids": [1], "labels": [1]}, {"input_ids": [2, 3], "labels": [2, None]}],
+            OptionError,
+            "'labels' has one value per token, and some are null",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            nopad.to_dataset(packs, dataset_of(rows))
+    with pytest.raises(OptionError, match=r"takes a datasets\.Dataset, not IterableDataset"):
+        nopad.to_dataset(packs, dataset.to_iterable_dataset())
+    twice = nopad.Packs(4, None, np.array([0, 1, 2], np.int32), np.array([0, 0], np.int32))
+    with pytest.raises(PlanMismatchError, match="sequence 0 is in 2 packs"):
+        nopad.to_dataset(twice, dataset_of([{"input_ids": [1]}, {"input_ids": [2, 3]}]))

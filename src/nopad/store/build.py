@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from nopad.files import storage_errors
 from nopad.packs import Packs
 from nopad.planning.front import ARRIVAL_ALGORITHMS, complete_options, plan, summarise
 from nopad.planning.plan import Plan
-from nopad.store.index import write_index
+from nopad.store.index import selection, write_index
 from nopad.store.manifest import PLAN, Manifest, Shard
 from nopad.store.monitor import Monitor
 from nopad.store.options import PackOptions
@@ -51,6 +51,7 @@ class Builder:
             self.workspace.take_back("shards")
         finished = self.workspace.finished_files(self.origin)
         made, packs = self._plan_and_assign(columns, PLAN in finished)
+        packs = replace(packs, selection=selection(known["counts"], known["tokenizer"]))
         layout = Layout.of(len(packs), self.capacity, self.packing.shard_tokens)
         shards = self._write(packs, columns, layout, finished)
         return self._publish(made, columns, layout, shards, known)

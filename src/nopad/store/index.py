@@ -2,11 +2,13 @@
 
 ``packs.arrow`` is `Packs.save`'s file: sequence numbers by pack. ``sequences.arrow`` has one row a sequence: its
 `length` in the narrowest unsigned type, `record` and `start` where they are not simply 0, 1, 2, ... and 0, and `source`
-where sources are named.
+where sources are named. What was done to the records before their lengths were taken travels in the header of
+``packs.arrow``, so that nobody applies the index to records to which it was not done.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +21,32 @@ from nopad.packs import Packs
 from nopad.store.manifest import Manifest, Shard
 from nopad.store.shards import Columns
 
-__all__ = ["PACKS", "SEQUENCES", "read_index", "write_index"]
+__all__ = ["PACKS", "SEQUENCES", "read_index", "selection", "write_index"]
 
 PACKS = "packs.arrow"
 SEQUENCES = "sequences.arrow"
+
+
+def selection(counts: Mapping[str, int], tokenizer: object) -> str:
+    """Say why sequences are not whole records as they are in the source; empty when they are.
+
+    >>> selection({"stripped": 13, "truncated": 1, "split": 0}, None)
+    'padding was cut off 13 records, 1 was truncated'
+    """
+    parts = [
+        words.format(n=f"{counts[name]:,}", records="record" if counts[name] == 1 else "records", was=was)
+        for name, words in _SELECTED.items()
+        if counts[name]
+        for was in ["was" if counts[name] == 1 else "were"]
+    ]
+    return ", ".join([*parts, *(["texts were tokenised, with special tokens"] if tokenizer else [])])
+
+
+_SELECTED = {
+    "stripped": "padding was cut off {n} {records}",
+    "truncated": "{n} {was} truncated",
+    "split": "{n} {was} split",
+}
 
 
 def write_index(packs: Packs, columns: Columns, folder: Path) -> tuple[Shard, ...]:
