@@ -3,6 +3,10 @@
 A model hands its attention mask on unchanged when it has four dimensions. So the mask that it gets is the sequence
 numbers, ``[R, 1, 1, L]`` integers, and on that tensor hangs the `Placement`, for the backends that want lengths on the
 host. Nothing else has to know; recomputation (gradient checkpointing) hands on the same tensor.
+
+The `Placement` is lost where a mask is copied, and in compiled layers. So the mask's dtype says what its numbers alone
+are good for: `NUMBERS` say which slots see each other, `DENSE` is that itself, and `OPAQUE` ones say nothing (rows
+filled end to end, where a sequence goes on in another row; cross attention): attention without the placement raises.
 """
 
 from __future__ import annotations
@@ -15,10 +19,12 @@ from torch import Tensor
 
 from nopad.batch.guard import PackedMask, layout_of
 from nopad.batch.layout import Layout
+from nopad.errors import BatchError
 
-__all__ = ["ATTRIBUTE", "Cross", "Placement", "carried_by", "is_static", "place"]
+__all__ = ["ATTRIBUTE", "DENSE", "NUMBERS", "OPAQUE", "Cross", "Placement", "carried_by", "is_static", "place"]
 
 ATTRIBUTE = "nopad_placement"
+NUMBERS, OPAQUE, DENSE = torch.int32, torch.int16, torch.int8
 
 
 class Placement:
@@ -102,8 +108,9 @@ class Placement:
         return padded.reshape(-1, *padded.shape[2:])[self.padded_index]
 
     def mask(self) -> Tensor:
-        """Return what a model gets as its attention mask; ``[R, 1, 1, L]``, int32, with this placement on it."""
-        carrier = self.ids[:, None, None, :]
+        """Return what a model gets as its attention mask; ``[R, 1, 1, L]``, with this placement on it."""
+        numbers = torch.zeros_like(self.ids, dtype=OPAQUE) if self.layout.crossing else self.ids
+        carrier = numbers[:, None, None, :]
         setattr(carrier, ATTRIBUTE, self)
         return carrier
 
@@ -112,17 +119,33 @@ class Placement:
 
 
 class Cross:
-    """Attention from the sequences of one placement to those of the same number in another one."""
+    """Attention from the sequences of one placement to those of the same number in another one.
+
+    Raises:
+        BatchError: they hold other sequences: a source without a target, or a target without a source.
+    """
 
     def __init__(self, queries: Placement, keys: Placement) -> None:
         self.queries, self.keys = queries, keys
         self.backend = queries.backend
         of_keys = {int(number): place for place, number in enumerate(keys.layout.order)}
+        if sorted(of_keys) != sorted(queries.layout.order.tolist()):
+            raise BatchError(
+                f"the batch has {len(of_keys)} sequences and {queries.layout.sequences} targets; build both with "
+                "batch.with_decoder(targets, start_id)"
+            )
         self.pairs = [of_keys[int(number)] for number in queries.layout.order]
+        self._kept: Tensor | None = None
+
+    def keep(self, make: Callable[[], Tensor]) -> Tensor:
+        """Return the mask between these two placements, making it once."""
+        if self._kept is None:
+            self._kept = make()
+        return self._kept
 
     def mask(self) -> Tensor:
-        """Return what a decoder gets as its encoder's attention mask; ``[R, 1, 1, L]``, int32."""
-        carrier = self.keys.ids[:, None, None, :].clone()
+        """Return what a decoder gets as its encoder's attention mask; ``[R, 1, 1, L]``, says nothing by itself."""
+        carrier = torch.zeros_like(self.keys.ids, dtype=OPAQUE)[:, None, None, :]
         setattr(carrier, ATTRIBUTE, self)
         return carrier
 

@@ -25,7 +25,7 @@ from nopad.corpus.tokenizer import DEFAULT_PACKAGE, Tokenizer, load_tokenizer
 from nopad.errors import FormatError, LengthError, MissingExtraError, OptionError
 from nopad.model.admission import positions_of
 from nopad.model.families import family_of
-from nopad.model.heads import pooled
+from nopad.model.pooling import pool
 from nopad.model.safety import bare, is_packed, packed
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def embed(model: Any, batch: PackedBatch, *, pooling: Pooling = "mean", normaliz
     """
     states = model(**batch).last_hidden_state
     guard: PackedMask = batch._fields[MASK]
-    found = pooled(states, place(guard, states.device, "segments"), pooling)
+    found = pool(states, place(guard, states.device, "segments"), pooling)
     if normalize:
         found = torch.nn.functional.normalize(found.float() if found.dtype.itemsize < 4 else found, dim=-1)
     order = torch.from_numpy(batch.layout.order).to(found.device)
