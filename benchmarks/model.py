@@ -17,6 +17,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ import nopad
 from nopad.batch import PackedBatch
 from nopad.corpus import stdlib_texts
 from nopad.histogram import read_histogram
+from nopad.model import fast_linear
 from nopad.random import key, shuffle
 from nopad.tasks.embedding import _default_folder, _within
 
@@ -86,6 +88,12 @@ def packs(sequences: list[np.ndarray], **how: Any) -> Iterator[PackedBatch]:
         yield PackedBatch.from_sequences(part, **how)
 
 
+def forward(model: Any, batches: Iterator[PackedBatch]) -> None:
+    with fast_linear(model):
+        for batch in batches:
+            model(**batch)
+
+
 def rates(ways: Ways, tokens: int, turns: int, once: tuple[str, ...] = ()) -> dict[str, list[float]]:
     """Real tokens a second, all ways in turn; those in `once` only in the first."""
     found: dict[str, list[float]] = {name: [] for name in ways}
@@ -131,8 +139,8 @@ def embed(_: Path | None) -> None:
             "padded to 512": lambda s=sequences: [stock(*_tensors(b)) for b in batches(s, 512)],
             ARRIVAL: lambda s=sequences: [stock(*_tensors(b)) for b in batches(s)],
             SORTED: lambda s=sequences: [stock(*_tensors(b)) for b in batches(by_length(s))],
-            ROWS: lambda s=sequences: [on_mask(**b) for b in packs(s, form="rows", capacity=512)],
-            FLAT: lambda s=sequences: [on_segments(**b) for b in packs(s)],
+            ROWS: lambda s=sequences: forward(on_mask, packs(s, form="rows", capacity=512)),
+            FLAT: lambda s=sequences: forward(on_segments, packs(s)),
         }
         for name, run in others.items():
             ways[name] = lambda s=sequences, run=run: [run(*b) for b in batches(by_length(s))]
@@ -197,8 +205,9 @@ def _one_size(title: str, model: Any, sequences: list[np.ndarray], backward: boo
         model.zero_grad(set_to_none=True)
         nopad.packed(model, backend=backend)
         try:
-            for batch in packs(sequences, **how):
-                step(batch)
+            with nullcontext() if backward else fast_linear(model):
+                for batch in packs(sequences, **how):
+                    step(batch)
         finally:
             nopad.unpacked(model)
 
@@ -222,7 +231,7 @@ def overhead(_: Path | None) -> None:
     model = nopad.packed(transformers.BertModel.from_pretrained(_default_folder(), add_pooling_layer=False).eval())
     part = next(iter(_within(docstrings(400), BUDGET)))
     batch = PackedBatch.from_sequences(part)
-    with torch.inference_mode():
+    with torch.inference_mode(), fast_linear(model):
         whole = seconds(lambda: model(**batch), 7)
         build = seconds(lambda: PackedBatch.from_sequences(part), 21)
         bare = seconds(lambda: _hooks(model, model._nopad_state, part), 21)

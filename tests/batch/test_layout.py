@@ -76,6 +76,19 @@ def test_rows_may_be_empty():
     assert layout.sequence_ids.tolist() == [[0] * 4, [1, 1, 2, 0], [0] * 4]
 
 
+@given(st.data(), LENGTHS, st.integers(9, 20))
+def test_rows_in_another_order(data, lengths, width):
+    order = data.draw(st.permutations(range(len(lengths))))
+    streamed = [lengths[number] for number in order]
+    layout = Layout.rows(np.array(lengths), np.array(in_rows(streamed, width)), width, np.array(order))
+    ids, positions = layout.sequence_ids.reshape(-1), layout.position_ids.reshape(-1)
+    stream = [(number + 1, place) for number in order for place in range(lengths[number])]
+    assert list(zip(ids[layout.index].tolist(), positions[layout.index].tolist(), strict=True)) == stream
+    assert layout.seq_lengths.tolist() == lengths
+    assert layout.stream_lengths.tolist() == streamed
+    assert np.diff(layout.cu_seqlens).tolist() == streamed
+
+
 def test_refusals():
     with pytest.raises(LengthError, match="sequence 1 has 0 tokens; each needs at least 1"):
         Layout.flat(np.array([3, 0]))

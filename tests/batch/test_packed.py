@@ -46,13 +46,15 @@ def test_everything_comes_back_in_order(form, sequences):
     assert batch.layout.depth <= (form.get("depth") or len(sequences))
 
 
-def test_the_same_order_in_all_arrays():
+def test_what_is_per_sequence_is_in_the_order_given():
     batch = PackedBatch.from_sequences(
         [[1], [2, 2, 2, 2], [3, 3]], columns={"label": [10, 20, 30]}, form="rows", capacity=4
     )
     assert batch.input_ids.tolist() == [[1, 3, 3, 0], [2, 2, 2, 2]]
-    assert batch.seq_lengths.tolist() == [1, 2, 4]
-    assert batch["label"].tolist() == [10, 30, 20]
+    assert batch.sequence_ids.tolist() == [[1, 3, 3, 0], [2, 2, 2, 2]]
+    assert batch.seq_lengths.tolist() == [1, 4, 2]
+    assert batch.cu_seqlens.tolist() == [0, 1, 3, 7]  # of the stream: row after row
+    assert batch["label"].tolist() == [10, 20, 30]
     assert [part.tolist() for part in batch.unpack(batch["label"])] == [10, 20, 30]
 
 
@@ -87,6 +89,7 @@ def test_rows_of_a_dataset(dataset, form):
     rows = [dataset[at] for at in range(len(dataset))]
     batch = PackedBatch.from_rows(rows, form=form, capacity=8)
     assert batch.layout.tokens == sum(row.input_ids.size for row in rows)
+    assert batch.records["seq_index"].tolist() == batch["label"].tolist()  # the label is the record's number here
     seen = {}
     parts = (batch.unpack(batch[name]) for name in ("input_ids", "labels", "label", "name"))
     for ids, labels, label, name in zip(*parts, strict=True):
@@ -117,8 +120,13 @@ def test_features_that_are_packs_already():
     ]
     batch = PackedBatch.from_features(features)
     assert [part.tolist() for part in batch.unpack(batch.input_ids)] == [[1, 2], [3], [9]]
-    assert batch["label"].tolist() == [7, 8, 5]
+    assert batch["labels"].tolist() == [7, 8, 5]  # as transformers' collators call it
     assert "seq_index" not in batch
+    for these in (batch, type(batch)(dict(batch.items())), batch.to("cpu"), pickle.loads(pickle.dumps(batch))):
+        assert {name: numbers.tolist() for name, numbers in these.records.items()} == {"seq_index": [4, 5, 6]}
+    again = PackedBatch.from_features(features, form="rows", capacity=4)
+    assert again.records["seq_index"].tolist() == [4, 5, 6]
+    assert again["labels"].tolist() == [7, 8, 5]
 
 
 def test_it_is_a_mapping_as_loops_want_it():
@@ -307,3 +315,66 @@ def test_a_shape_that_may_be_either_is_asked_about():
 def test_a_batch_keeps_its_dtypes():
     with pytest.raises(OptionError, match="a batch keeps its dtypes"):
         PackedBatch.from_sequences([[1, 2]]).to(torch.float16)
+
+
+@pytest.mark.parametrize("name", ["label", "label_ids"])
+def test_a_label_is_what_models_call_labels(name):
+    features = [{"input_ids": [1, 2], name: 3}, {"input_ids": [4], name: 0}]
+    batch = PackedBatch.from_features(features)
+    assert batch["labels"].tolist() == [3, 0]
+    assert name not in batch
+    per_token = [{"input_ids": [1, 2], name: [5, 6]}, {"input_ids": [4], name: [7]}]
+    rows = PackedBatch.from_features(per_token, form="rows", capacity=4)
+    assert rows["labels"].tolist() == [[5, 6, 7, -100]]
+    both = PackedBatch.from_features([{"input_ids": [1], name: 3, "labels": 4}])
+    assert (both[name].tolist(), both["labels"].tolist()) == ([3], [4])
+    assert name in PackedBatch.from_sequences([[1]], columns={name: [3]})  # named by hand, and kept so
+    with pytest.raises(BatchError, match="there are label and label_ids, and which of them are the labels is not said"):
+        PackedBatch.from_features([{"input_ids": [1], "label": 3, "label_ids": 4}])
+
+
+def test_positions_that_the_layout_gives_may_be_given():
+    features = [
+        {"input_ids": [0, 7, 8], "attention_mask": [0, 1, 1], "position_ids": [9, 0, 1]},
+        {"input_ids": [3, 0, 0], "attention_mask": [1, 0, 0], "position_ids": [0, 1, 2]},
+    ]
+    batch = PackedBatch.from_features(features, form="rows", capacity=4)
+    assert batch.position_ids.tolist() == [[0, 1, 0, 0]]
+    packs = [{"input_ids": [1, 2, 3], "seq_lengths": [2, 1], "position_ids": [0, 1, 0]}]
+    assert PackedBatch.from_features(packs).position_ids.tolist() == [[0, 1, 0]]
+    for odd in (
+        [{"input_ids": [1, 2], "position_ids": [2, 3]}],
+        [{"input_ids": [1, 2, 3], "seq_lengths": [2, 1], "position_ids": [0, 1, 2]}],
+        [{"input_ids": [1], "position_ids": 0}],
+    ):
+        with pytest.raises(BatchError, match=r"position_ids are made by the layout, 0, 1, 2, ... in each sequence"):
+            PackedBatch.from_features(odd)
+
+
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [
+        ({"a": [None, 1]}, r"column 'a' has no value \(None\) for sequence 0; give one to each, or leave it out"),
+        ({"a": [["x"], ["y"]]}, "a of sequence 0 is of <U1; wanted are numbers: leave this column out"),
+        ({"a": [[None], [1]]}, "a of sequence 0 is of object; wanted are numbers"),
+        ({"a": [[[1], [2, 3]], [1]]}, "a of sequence 0 is no list of numbers"),
+        ({"a": [torch.ones(1, requires_grad=True), [1]]}, "a of sequence 0 is no list of numbers"),
+        ({"a": [torch.ones(1, dtype=torch.bfloat16), [1]]}, "a of sequence 0 is no list of numbers"),
+    ],
+)
+def test_columns_of_no_numbers(column, says):
+    with pytest.raises(BatchError, match=says):
+        PackedBatch.from_sequences([[1], [2]], columns=column)
+
+
+def test_unsigned_ids_stay_what_they_are():
+    sequences = [np.array([1, 2], dtype=np.uint64), np.array([3], dtype=np.int64), np.array([4], dtype=np.uint16)]
+    assert PackedBatch.from_sequences(sequences).input_ids.tolist() == [[1, 2, 3, 4]]
+    large = np.array([1, 2**64 - 1], dtype=np.uint64)
+    with pytest.raises(BatchError, match=f"input_ids of sequence 1 holds {2**64 - 1}, which is beyond 64-bit integers"):
+        PackedBatch.from_sequences([[1], large])
+    for odd in ([2**63, 1], [2**80, 1]):
+        with pytest.raises(BatchError):
+            PackedBatch.from_sequences([odd])
+        with pytest.raises(BatchError):
+            PackedBatch.from_sequences([[1], [2]], columns={"a": odd})

@@ -69,8 +69,7 @@ def test_equal_to_one_by_one(data, form, per, causal, weighted):
     (total / count).backward()
     packed_logits = laid_out(batch, logits, 7.0).requires_grad_()  # whatever stands in padding counts for nothing
     packed_labels = laid_out(batch, labels, 3)
-    in_stream = None if given is None else given[torch.from_numpy(batch.layout.order)]
-    how = {"per": per, "causal": causal, "weights": in_stream}
+    how = {"per": per, "causal": causal, "weights": given}
     loss = token_loss(packed_logits, packed_labels, batch, **how)
     loss.backward()
     torch.testing.assert_close(loss, total.detach() / count, atol=1e-12, rtol=0)
@@ -184,6 +183,9 @@ def test_loss_of_answers_is_the_models_own():
     given = out.start_logits, out.end_logits, batch["start_positions"], batch["end_positions"], batch
     torch.testing.assert_close(span_loss(*given), out.loss, atol=1e-12, rtol=0)
     assert span_items(*given[2:]).item() == 4
+    each = cross_entropy(out.start_logits[2:3], starts[2:3]) + cross_entropy(out.end_logits[2:3], ends[2:3])
+    alone = torch.zeros(5).index_fill(0, torch.tensor(2), 1.0)  # weights are in the order given
+    torch.testing.assert_close(span_loss(*given, weights=alone), each / 2, atol=1e-12, rtol=0)
     halves = [torch.tensor([1.0, 1, 0, 0, 0]), torch.tensor([0.0, 0, 1, 1, 1])]
     whole = span_items(*given[2:])
     parts = sum(span_loss(*given, weights=half, denominator=whole) for half in halves)

@@ -1,22 +1,31 @@
-"""The faster kernel for linear layers: chosen by trying, never visible but in time."""
+"""The faster kernel for linear layers: taken inside its scope only, never visible but in time."""
 
 from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from zoo import build
 
 import nopad
-from nopad.model import linear
-from nopad.model.linear import FastLinear
+from nopad.model import fast_linear, linear
 
 
 @pytest.fixture
 def chosen(monkeypatch):
     """Let oneDNN win, whatever this CPU is."""
-    monkeypatch.setattr(FastLinear, "where_faster", classmethod(lambda cls, model: cls()))
+    monkeypatch.setattr(linear, "_gain", lambda inputs, outputs: 2.0)
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """The calls of oneDNN's kernel."""
+    seen = []
+    real = linear._by_onednn
+    monkeypatch.setattr(linear, "_by_onednn", lambda *args: seen.append(1) or real(*args))
+    return seen
 
 
 def states(model, batch):
@@ -24,57 +33,91 @@ def states(model, batch):
         return model(**batch).last_hidden_state
 
 
-def test_the_same_numbers_by_other_kernels(chosen, monkeypatch, sequences):
-    called = []
-    real = linear._by_onednn
-    monkeypatch.setattr(linear, "_by_onednn", lambda *args: called.append(1) or real(*args))
+def fast(model, batch):
+    with fast_linear(model):
+        return states(model, batch)
+
+
+def test_the_same_numbers_by_other_kernels(chosen, called, sequences):
     model = build("bert", dtype=torch.float32)
     before = copy.deepcopy(model.state_dict())
     with torch.no_grad():
         alone = model(input_ids=sequences[2][None]).last_hidden_state[0]
-    assert not called
     batch = nopad.PackedBatch.from_sequences(sequences)
-    found = batch.unpack(states(nopad.packed(model), batch))[2]
+    found = batch.unpack(fast(nopad.packed(model), batch))[2]
     assert len(called) == 2 * 6 + 1  # each layer's six, and the pooler
     torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-5)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_a_changed_parameter_is_laid_out_again(chosen, sequences):
-    model = nopad.packed(build("bert", dtype=torch.float32))
+def test_nothing_but_the_scope_takes_it(chosen, called, sequences):
+    model, other = (nopad.packed(build("bert", dtype=torch.float32)) for _ in range(2))
     batch = nopad.PackedBatch.from_sequences(sequences)
-    first = states(model, batch)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.01)
-    changed = states(model, batch)
-    assert not torch.allclose(first, changed, atol=1e-3)
-    fresh = nopad.packed(copy.deepcopy(nopad.unpacked(model)))
-    torch.testing.assert_close(states(fresh, batch), changed)
-    model.load_state_dict(build("bert", dtype=torch.float32).state_dict())
-    nopad.packed(model)
-    torch.testing.assert_close(states(model, batch), first)
-
-
-@pytest.mark.parametrize("why", ["gradients", "float64", "an ordinary call"])
-def test_where_it_stays_off(chosen, monkeypatch, sequences, why):
-    monkeypatch.setattr(linear, "_by_onednn", lambda *args: pytest.fail("laid-out weights were used"))
-    model = nopad.packed(build("bert", dtype=torch.float64 if why == "float64" else torch.float32))
-    batch = nopad.PackedBatch.from_sequences(sequences)
-    if why == "gradients":
-        model(**batch).last_hidden_state.sum().backward()
-    elif why == "float64":
+    states(model, batch)
+    with fast_linear(other):
         states(model, batch)
-    else:
         with torch.no_grad():
             model(input_ids=sequences[0][None])
+    assert not called
+    assert torch.overrides._get_current_function_mode() is None
+
+
+CHANGES = {
+    "in place": lambda p: p.add_(0.01),
+    "swapped": lambda p: setattr(p, "data", p.data + 0.01),
+    "written through .data": lambda p: p.data.copy_(p.data + 0.01),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_weights_that_changed_are_never_stale(chosen, called, sequences, change):
+    model = nopad.packed(build("bert", dtype=torch.float32))
+    batch = nopad.PackedBatch.from_sequences(sequences)
+    first = fast(model, batch)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            CHANGES[change](parameter)
+    plain = states(model, batch)
+    torch.testing.assert_close(fast(model, batch), plain, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(first, plain, atol=1e-3)
+    assert len(called) == 2 * 13
+
+
+@pytest.mark.parametrize("change", ["in place", "swapped"])
+def test_changes_inside_a_scope_that_pytorch_shows_are_seen(chosen, sequences, change):
+    model = nopad.packed(build("bert", dtype=torch.float32))
+    batch = nopad.PackedBatch.from_sequences(sequences)
+    with fast_linear(model):
+        states(model, batch)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                CHANGES[change](parameter)
+        found = states(model, batch)
+    torch.testing.assert_close(found, states(model, batch), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("why", ["gradients", "float64", "autocast", "weights made for inference"])
+def test_where_it_stays_off(chosen, called, sequences, why):
+    dtype = torch.float64 if why == "float64" else torch.float32
+    with torch.inference_mode(why == "weights made for inference"):
+        model = nopad.packed(build("bert", dtype=dtype))
+    batch = nopad.PackedBatch.from_sequences(sequences)
+    with fast_linear(model):
+        if why == "gradients":
+            model(**batch).last_hidden_state.sum().backward()
+        elif why == "autocast":
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                assert states(model, batch).isfinite().all()
+        else:
+            states(model, batch)
+    assert not called
 
 
 def test_an_error_leaves_no_mode_behind(chosen, sequences):
     model = nopad.packed(build("bert", dtype=torch.float32))
     handle = model.encoder.layer[0].register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        states(model, nopad.PackedBatch.from_sequences(sequences))
+        fast(model, nopad.PackedBatch.from_sequences(sequences))
     handle.remove()
     assert torch.overrides._get_current_function_mode() is None
 
@@ -84,11 +127,27 @@ def test_it_says_what_it_found_once_and_draws_nothing(caplog):
     model = build("bert", dtype=torch.float32)
     state = torch.random.get_rng_state()
     with caplog.at_level("INFO", logger="nopad"):
-        mode = FastLinear.where_faster(model)
-        again = FastLinear.where_faster(model)
+        worth = linear.is_worth_it(model)
+        with fast_linear(model):
+            assert (torch.overrides._get_current_function_mode() is not None) == worth
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert (mode is None) == (again is None)
     [record] = caplog.records
     assert record.message.startswith("linear layers of 24 x 24 on this CPU: oneDNN with laid-out weights is ")
-    assert record.message.endswith("taken for inference" if mode else "not taken")
-    assert FastLinear.where_faster(torch.nn.ReLU()) is None
+    assert record.message.endswith("taken for inference" if worth else "not taken")
+    assert not linear.is_worth_it(torch.nn.ReLU())
+
+
+def test_an_embedder_takes_it_for_many_tokens_and_weights_as_they_are(chosen, called):
+    from nopad.tasks import Embedder
+
+    embedder = Embedder(build("bert", dtype=torch.float32), nopad.load_tokenizer())
+    few, many = [[5] * 9] * 3, [[5 + n % 9] * (1 + n % 30) for n in range(200)]
+    embedder.encode_ids(few)
+    assert not called
+    first = embedder.encode_ids(many)
+    assert called
+    for parameter in embedder.model.parameters():
+        parameter.data.copy_(parameter.data + 0.01)  # as averages of weights are swapped in
+    changed = embedder.encode_ids(many)
+    assert np.abs(first - changed).max() > 1e-3
+    np.testing.assert_allclose(changed[:3], embedder.encode_ids(many[:3]), atol=1e-5)

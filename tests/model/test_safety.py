@@ -13,7 +13,7 @@ from zoo import FORMS, build
 
 import nopad
 from nopad.errors import BatchError, NotPackSafeError, OptionError, UnsupportedModelError
-from nopad.model import is_packed
+from nopad.model import admission, is_packed
 from nopad.model.families import REFUSED
 
 
@@ -373,3 +373,49 @@ def test_tuples_by_configuration(sequences, kind, head):
     found = nopad.packed(model)(**batch)
     assert isinstance(found, tuple)
     assert torch.equal(found[0], wanted[0])
+
+
+def test_columns_that_stay_behind_are_named_once(sequences, caplog):
+    admission._say_left.cache_clear()
+    columns = {"weight": [0.5] * len(sequences), "name": ["a"] * len(sequences)}
+    batch = nopad.PackedBatch.from_sequences(sequences, columns=columns)
+    model = nopad.packed(build("bert"), backend="segments")
+    with caplog.at_level("WARNING", logger="nopad"):
+        model(**batch)
+        model(**batch)
+    assert [record.message for record in caplog.records] == [
+        "BertModel takes no weight, name: these columns of the batch are not given to it"
+    ]
+
+
+def test_a_column_with_nearly_the_name_of_an_argument_is_no_slip(sequences):
+    model = nopad.packed(build("bert", "sequence classification"))
+    batch = nopad.PackedBatch.from_sequences(sequences, columns={"label": [0] * len(sequences)})
+    with pytest.raises(BatchError, match="has a column 'label', and BertForSequenceClassification takes 'labels'"):
+        model(**batch)
+    kinds = {"token_type_id": [torch.zeros_like(s) for s in sequences]}
+    with pytest.raises(BatchError, match="takes 'token_type_ids'; name it so, or leave it out of the call"):
+        model(**nopad.PackedBatch.from_sequences(sequences, columns=kinds))
+    both = nopad.PackedBatch.from_sequences(sequences, columns={n: [0] * len(sequences) for n in ("label", "labels")})
+    assert torch.isfinite(model(**both).loss)
+    text = nopad.PackedBatch.from_sequences(sequences, columns={"labels": ["a"] * len(sequences)})
+    with pytest.raises(BatchError, match="column 'labels' holds no numbers"):
+        model(**text)
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama", "deberta-v2"])
+def test_attention_weights_are_refused(kind, sequences):
+    model = nopad.packed(build(kind))
+    batch = nopad.PackedBatch.from_sequences(sequences)
+    says = "output_attentions was asked for, and attention on packs makes no matrix of weights"
+    with pytest.raises(BatchError, match=says):
+        model(**batch, output_attentions=True)
+    if kind == "deberta-v2":  # whose own attention still runs where there are no packs
+        alone = model(input_ids=sequences[0][None], output_attentions=True).attentions
+        assert [tuple(weights.shape) for weights in alone] == [(1, 4, 7, 7)] * 2
+    else:
+        with pytest.raises(BatchError, match=says):
+            model(input_ids=sequences[0][None], output_attentions=True)
+    assert model(**batch, output_attentions=False).last_hidden_state.shape[1] == batch.layout.tokens
+    nopad.unpacked(model).set_attn_implementation("eager")
+    assert len(model(input_ids=sequences[0][None], output_attentions=True).attentions) == 2

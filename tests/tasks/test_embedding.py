@@ -11,7 +11,7 @@ from transformers import AutoModel
 
 import nopad
 from nopad.errors import FormatError, LengthError, OptionError
-from nopad.tasks import Embedder, embed
+from nopad.tasks import Embedder, Texts, embed
 from nopad.tasks.embedding import _default_folder
 
 TEXTS = [
@@ -134,3 +134,84 @@ def test_a_module_that_is_not_run(folder):
     (folder / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(FormatError, match="has a module of kind Dense, which nopad does not run"):
         Embedder.from_folder(folder)
+
+
+def prompted(folder, **entries):
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(entries))
+    return Embedder.from_folder(folder)
+
+
+def test_prompts_of_the_folder(folder):
+    prompts = {"query": "search query: ", "document": "a document: "}
+    embedder = prompted(folder, prompts=prompts, default_prompt_name="query")
+    texts = TEXTS[:2]
+    np.testing.assert_allclose(embedder.encode(texts), by_hand([prompts["query"] + t for t in texts]), atol=1e-6)
+    named = embedder.encode(texts, prompt_name="document")
+    np.testing.assert_allclose(named, by_hand([prompts["document"] + t for t in texts]), atol=1e-6)
+    np.testing.assert_allclose(
+        embedder.encode(texts, prompt="find: "), by_hand(["find: " + t for t in texts]), atol=1e-6
+    )
+    np.testing.assert_allclose(embedder.encode(texts, prompt=""), by_hand(texts), atol=1e-6)
+    with pytest.raises(OptionError, match="there is no prompt named 'querry'; there are query, document"):
+        embedder.encode(texts, prompt_name="querry")
+    with pytest.raises(OptionError, match="prompt and prompt_name were both given"):
+        embedder.encode(texts, prompt="a", prompt_name="query")
+    unnamed = prompted(folder, prompts=prompts, default_prompt_name=None)
+    np.testing.assert_allclose(unnamed.encode(texts), by_hand(texts), atol=1e-6)
+    with pytest.raises(FormatError, match=r"config_sentence_transformers\.json: there is no prompt named 'q'"):
+        prompted(folder, prompts=prompts, default_prompt_name="q")
+    with pytest.raises(OptionError, match="there is no prompt named 'query'; there are none"):
+        prompted(folder, prompts={}).encode(texts, prompt_name="query")
+
+
+def test_a_prompt_that_is_not_pooled(folder):
+    change(folder / "1_Pooling" / "config.json", include_prompt=False)
+    embedder = prompted(folder, prompts={"query": "search query: "}, default_prompt_name="query")
+    model, tokenizer = AutoModel.from_pretrained(folder).eval(), nopad.load_tokenizer()
+    wanted = []
+    for text in TEXTS[:2]:
+        [ids] = tokenizer.encode(["search query: " + text])
+        row = torch.from_numpy(np.concatenate([tokenizer.prefix, ids, tokenizer.suffix]))[None].long()
+        with torch.no_grad():
+            mean = model(input_ids=row).last_hidden_state[0, 1 + 3 :].mean(0)  # [CLS] search query :
+        wanted.append((mean / mean.norm()).numpy())
+    np.testing.assert_allclose(embedder.encode(TEXTS[:2]), np.stack(wanted), atol=1e-6)
+    np.testing.assert_allclose(embedder.encode(TEXTS[:2], prompt=""), by_hand(TEXTS[:2]), atol=1e-6)
+    short = Embedder(embedder.model, embedder.tokenizer, texts=embedder.texts, max_tokens=5)
+    with pytest.raises(LengthError, match="text 1 has 6 tokens, and 5 is the most"):
+        short.encode(["a", "b c"], prompt="query:")
+    first = Embedder(embedder.model, embedder.tokenizer, texts=embedder.texts, pooling="first")
+    with pytest.raises(OptionError, match="pools the first token and leaves prompts out"):
+        first.encode(["a"])
+
+
+@pytest.mark.parametrize("form", [{"form": "flat"}, {"form": "rows", "capacity": 40}])
+def test_first_tokens_are_left_out_of_means(sequences, form):
+    model = build("bert")
+    long = [s for s in sequences if s.numel() > 3]
+    with torch.no_grad():
+        wanted = [model(input_ids=s[None]).last_hidden_state[0, 3:].mean(0) for s in long]
+        nopad.packed(model)
+        found = embed(model, nopad.PackedBatch.from_sequences(long, **form), normalize=False, skip=3)
+        torch.testing.assert_close(found, torch.stack(wanted), atol=1e-12, rtol=0)
+        with pytest.raises(LengthError, match="sequence 1 has 1 tokens, and the first 3 are left out"):
+            embed(model, nopad.PackedBatch.from_sequences(sequences, **form), skip=3)
+        with pytest.raises(OptionError, match="first tokens are left out of means only"):
+            embed(model, nopad.PackedBatch.from_sequences(long, **form), pooling="last", skip=1)
+        with pytest.raises(OptionError, match="unknown pooling 'max'"):
+            embed(model, nopad.PackedBatch.from_sequences(long, **form), pooling="max")
+
+
+def test_texts_are_made_ready_as_the_folder_says(folder, monkeypatch):
+    change(folder / "sentence_bert_config.json", do_lower_case=True)
+    embedder = prompted(folder)
+    assert embedder.texts == Texts(strip=True, lowercase=True)
+    seen = []
+    real = embedder.tokenizer.encode
+    monkeypatch.setattr(embedder.tokenizer, "encode", lambda texts: seen.extend(texts) or real(texts))
+    embedder.encode(["  A Text\n"], prompt=" Find: ")
+    assert seen == ["find:   a text"]
+    with pytest.raises(OptionError, match="text 1 is of type NoneType; wanted is a str"):
+        embedder.encode(["a", None])
+    with pytest.raises(OptionError, match="there is no prompt named 'x'; there are none"):
+        Texts(default_prompt_name="x")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["Columns", "from_features", "from_rows", "per_sequence"]
 
 LENGTHS = "seq_lengths"  # of a row of a packed dataset
-OWN = (LENGTHS, "seq_index", "seq_start", "seq_source")  # what nopad wrote beside the content
+RECORDS = ("seq_index", "seq_start", "seq_source")  # where a sequence of a packed dataset comes from
+OWN = (LENGTHS, *RECORDS)  # what nopad wrote beside the content
 MASK = "attention_mask"
-DERIVED = ("position_ids",)  # made again
+POSITIONS = "position_ids"  # made again
+LABEL = ("label", "label_ids")  # what transformers' collators call labels
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,14 @@ class Columns:
     Attributes:
         seq_lengths: int32 ``[n]``.
         tokens: one value a token, end to end, by name; ``input_ids`` among them, int64.
-        values: one value a sequence, by name; ``[n]``; strings as an object array.
+        values: one value per sequence, by name; ``[n]``; strings as an object array.
+        records: where each sequence comes from, as a packed dataset has it: ``seq_index`` and its like; ``[n]``.
     """
 
     seq_lengths: NDArray[np.int32]
     tokens: Mapping[str, NDArray[Any]]
     values: Mapping[str, NDArray[Any]]
+    records: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     @classmethod
     def of_sequences(cls, sequences: Sequence[Any], columns: Mapping[str, Any]) -> Columns:
@@ -66,29 +70,27 @@ class Columns:
                 for n, entry in enumerate(given):
                     if _is_list(entry):
                         raise BatchError(f"column {name!r} has one value for sequence 0 and a list for sequence {n}")
-                values[name] = _values(given)
+                values[name] = _values(given, name)
         return cls(seq_lengths, tokens, values)
 
-    def take(self, order: NDArray[np.int64]) -> Columns:
-        """Return the sequences of these numbers, in this order."""
+    def streams(self, order: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Return the columns per token with the sequences in this order."""
         begins = np.cumsum(self.seq_lengths, dtype=np.int64) - self.seq_lengths
         lens = self.seq_lengths[order]
         inside = np.arange(int(lens.sum())) - np.repeat(np.cumsum(lens, dtype=np.int64) - lens, lens)
         index = np.repeat(begins[order], lens) + inside
-        return Columns(
-            lens,
-            {name: column[index] for name, column in self.tokens.items()},
-            {name: column[order] for name, column in self.values.items()},
-        )
+        return {name: column[index] for name, column in self.tokens.items()}
 
 
 def from_features(features: Sequence[Mapping[str, Any]]) -> Columns:
     """Put dicts into columns: one a sequence, or one a row of a packed dataset.
 
-    Lists are per token, single values per sequence. ``attention_mask`` cuts padding off; ``position_ids`` is left out.
+    Lists are per token, single values per sequence. ``attention_mask`` cuts padding off; ``position_ids`` are made
+    again; ``label`` and ``label_ids`` become ``labels``, as transformers' collators have it, where there are none.
 
     Raises:
-        BatchError: dicts with other keys than the first, without ``input_ids``, a mask with a hole, other lengths.
+        BatchError: dicts with other keys than the first, without ``input_ids``, a mask with a hole, other lengths;
+            ``position_ids`` that do not count from 0 in each sequence.
     """
     if not features:
         raise BatchError("a batch needs at least one sequence, and there is none")
@@ -99,9 +101,13 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> Columns:
         if feature.keys() != features[0].keys():
             odd = ", ".join(sorted(feature.keys() ^ features[0].keys()))
             raise BatchError(f"features 0 and {n} do not have the same keys: {odd}")
-    if LENGTHS in names:
-        return _packed_features(features)
-    kept = [name for name in names if name not in (MASK, *DERIVED)]
+    stacked = _packed_features(features) if LENGTHS in names else _plain_features(features, names)
+    return _labelled(_without_positions(stacked))
+
+
+def _plain_features(features: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Columns:
+    """One dict per sequence; padding is cut off by their mask."""
+    kept = [name for name in names if name != MASK]
     given = {name: [feature[name] for feature in features] for name in kept}
     if MASK in names:
         spans = [_span(feature[MASK], n) for n, feature in enumerate(features)]
@@ -110,6 +116,36 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> Columns:
                 _check_widths(name, entries, features)
                 given[name] = [entry[begin:end] for entry, (begin, end) in zip(entries, spans, strict=True)]
     return Columns.of_sequences(given.pop("input_ids"), given)
+
+
+def _without_positions(stacked: Columns) -> Columns:
+    """Leave position_ids out, which the layout gives, when they are what it gives."""
+    given = stacked.tokens.get(POSITIONS)
+    if given is None and POSITIONS not in stacked.values:
+        return stacked
+    lens = stacked.seq_lengths
+    begins = np.cumsum(lens, dtype=np.int64) - lens
+    if given is None or not np.array_equal(given, np.arange(int(lens.sum())) - np.repeat(begins, lens)):
+        raise BatchError(
+            f"{POSITIONS} are made by the layout, 0, 1, 2, ... in each sequence, and the given ones are others; leave "
+            "them out, and where they are on purpose run these sequences without packs"
+        )
+    return replace(stacked, tokens={name: column for name, column in stacked.tokens.items() if name != POSITIONS})
+
+
+def _labelled(stacked: Columns) -> Columns:
+    """Call ``label`` or ``label_ids`` ``labels``, where nothing has that name."""
+    names = [*stacked.tokens, *stacked.values]
+    found = [name for name in LABEL if name in names]
+    if not found or "labels" in names:
+        return stacked
+    if len(found) > 1:
+        raise BatchError(f"there are {' and '.join(found)}, and which of them are the labels is not said; keep one")
+
+    def named(columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        return {"labels" if name == found[0] else name: column for name, column in columns.items()}
+
+    return replace(stacked, tokens=named(stacked.tokens), values=named(stacked.values))
 
 
 def _check_widths(name: str, entries: Sequence[Any], features: Sequence[Mapping[str, Any]]) -> None:
@@ -124,7 +160,7 @@ def _packed_features(features: Sequence[Mapping[str, Any]]) -> Columns:
     lens = checked(np.concatenate([row[LENGTHS] for row in rows]))
     tokens, values = {}, {}
     for name in rows[0]:
-        if name in (LENGTHS, MASK, *DERIVED):
+        if name in (LENGTHS, MASK):
             continue
         per_token = all(row[name].size == row["input_ids"].size for row in rows)
         per_sequence = all(row[name].size == row[LENGTHS].size for row in rows)
@@ -135,7 +171,8 @@ def _packed_features(features: Sequence[Mapping[str, Any]]) -> Columns:
             tokens[name] = _wide(column)
         else:
             raise BatchError(f"column {name!r} has neither one value a token nor one a sequence")
-    return Columns(lens, tokens, {name: value for name, value in values.items() if name not in OWN})
+    records = {name: values.pop(name) for name in RECORDS if name in values}
+    return Columns(lens, tokens, values, records)
 
 
 def _row(row: dict[str, NDArray[Any]], n: int) -> dict[str, NDArray[Any]]:
@@ -160,14 +197,14 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Columns, NDArray[np.int64]]:
     per_token, per_sequence = rows[0].column_names
     if "input_ids" not in per_token:
         raise BatchError("these rows hold no tokens (an index-only dataset); take the tokens from their source")
-    return (
-        Columns(
-            np.concatenate([row.seq_lengths for row in rows]),
-            {name: _wide(np.concatenate([row[name] for row in rows])) for name in per_token},
-            {name: np.concatenate([row[name] for row in rows]) for name in per_sequence if name not in OWN},
-        ),
-        np.array([row.seq_lengths.size for row in rows], dtype=np.int64),
+    stacked = Columns(
+        np.concatenate([row.seq_lengths for row in rows]),
+        {name: _wide(np.concatenate([row[name] for row in rows])) for name in per_token},
+        {name: np.concatenate([row[name] for row in rows]) for name in per_sequence if name not in OWN},
+        {name: np.concatenate([row[name] for row in rows]) for name in per_sequence if name in RECORDS},
     )
+    per_row = np.array([row.seq_lengths.size for row in rows], dtype=np.int64)
+    return _labelled(_without_positions(stacked)), per_row
 
 
 def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any]:
@@ -190,12 +227,24 @@ def _is_list(entry: Any) -> bool:
 
 
 def _array(entry: Any, name: str, n: int) -> NDArray[Any]:
-    array = np.asarray(entry.cpu() if hasattr(entry, "cpu") else entry)
+    try:
+        array = np.asarray(entry.cpu() if hasattr(entry, "cpu") else entry)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise BatchError(f"{name} of sequence {n} is no list of numbers ({error}); give one value per token") from error
     if array.ndim != 1:
-        raise BatchError(f"{name} of sequence {n} has {array.ndim} dimensions; one is wanted, a value a token")
+        raise BatchError(f"{name} of sequence {n} has {array.ndim} dimensions; wanted is one, with a value per token")
     if not array.size and name == "input_ids":
         raise LengthError(f"sequence {n} has no token; leave empty ones out")
-    return array
+    if array.dtype.kind not in "biuf" and array.size:
+        raise BatchError(f"{name} of sequence {n} is of {array.dtype}; wanted are numbers: leave this column out")
+    return _signed(array, name, n) if array.dtype == np.uint64 else array
+
+
+def _signed(array: NDArray[Any], name: str, n: int) -> NDArray[np.int64]:
+    """Unsigned integers as signed ones, which they must fit into."""
+    if array.size and int(array.max()) > np.iinfo(np.int64).max:
+        raise BatchError(f"{name} of sequence {n} holds {array.max()}, which is beyond 64-bit integers")
+    return array.astype(np.int64)
 
 
 def _flat(arrays: list[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -204,10 +253,18 @@ def _flat(arrays: list[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     return np.concatenate(arrays), np.fromiter(map(len, arrays), np.int64, len(arrays))
 
 
-def _values(given: Sequence[Any]) -> NDArray[Any]:
+def _values(given: Sequence[Any], name: str) -> NDArray[Any]:
     entries = [entry.item() if hasattr(entry, "item") else entry for entry in given]
-    strings = any(isinstance(entry, str) for entry in entries)
-    return np.array(entries, dtype=object) if strings else _wide(np.asarray(entries))
+    for n, entry in enumerate(entries):
+        if entry is None:
+            raise BatchError(f"column {name!r} has no value (None) for sequence {n}; give one to each, or leave it out")
+    if any(isinstance(entry, str) for entry in entries):
+        return np.array(entries, dtype=object)
+    found = np.asarray(entries)
+    whole = isinstance(entries[0], int) and not any(isinstance(entry, float) for entry in entries)
+    if isinstance(entries[0], int | float) and (found.dtype == object or (whole and found.dtype.kind == "f")):
+        raise BatchError(f"column {name!r} mixes numbers with other things, or has some beyond 64 bits")
+    return _signed(found, name, int(found.argmax())) if found.dtype == np.uint64 else _wide(found)
 
 
 def _wide(column: NDArray[Any]) -> NDArray[Any]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,13 +29,13 @@ NUMBERS, OPAQUE, DENSE = torch.int32, torch.int16, torch.int8
 
 
 class Placement:
-    """A layout on a device.
+    """A layout on a device. What is per sequence is in the order given, but `bounds` and `cu_seqlens`.
 
     Attributes:
         layout: S sequences, T tokens, R rows of L slots.
-        ids: number of each slot's sequence, from 1, and 0 in padding; int32 ``[R, L]``.
+        ids: number of each slot's sequence in the order given, from 1, and 0 in padding; int32 ``[R, L]``.
         index: place of each token in the rows end to end; int64 ``[T]``; None for the flat form.
-        bounds: where sequences begin and end in the stream; S + 1 integers on the host.
+        bounds: where sequences begin and end in the stream, in stream order; S + 1 integers on the host.
         backend: name of the attention backend.
     """
 
@@ -55,12 +56,12 @@ class Placement:
     @property
     def first(self) -> Tensor:
         """Place of each sequence's first token in the rows end to end; int64 ``[S]``."""
-        return self._tensor("first", lambda at: at.index[at.cu_seqlens[:-1]])
+        return self._tensor("first", lambda at: _as_given(at, at.index[at.cu_seqlens[:-1]]))
 
     @property
     def last(self) -> Tensor:
         """Place of each sequence's last token in the rows end to end; int64 ``[S]``."""
-        return self._tensor("last", lambda at: at.index[at.cu_seqlens[1:] - 1])
+        return self._tensor("last", lambda at: _as_given(at, at.index[at.cu_seqlens[1:] - 1]))
 
     @property
     def lens(self) -> Tensor:
@@ -68,21 +69,24 @@ class Placement:
         return self._tensor("lens", lambda at: at.seq_lengths.astype("int64"))
 
     @property
+    def owner(self) -> Tensor:
+        """Which sequence each token of the stream belongs to, from 0; int64 ``[T]``."""
+        return self._tensor("owner", lambda at: np.repeat(at.order, at.stream_lengths))
+
+    @property
     def cu_seqlens(self) -> Tensor:
-        """Where sequences begin in the stream; int32 ``[S + 1]``."""
+        """Where sequences begin in the stream, in stream order; int32 ``[S + 1]``."""
         return self._tensor("cu", lambda at: at.cu_seqlens)
 
     @property
     def padded_index(self) -> Tensor:
-        """Place of each token in ``[S, longest]`` end to end; int64 ``[T]``, in stream order."""
+        """Place of each token of the stream in ``[S, longest]`` end to end; int64 ``[T]``."""
 
-        def make() -> Tensor:
-            starts = torch.arange(self.layout.sequences, device=self.ids.device) * self.layout.max_seqlen
-            inside = torch.arange(self.layout.tokens, device=self.ids.device)
-            begins = self.cu_seqlens[:-1].long()
-            return inside + torch.repeat_interleave(starts - begins, self.lens)
+        def made(at: Layout) -> Any:
+            starts = at.order * at.max_seqlen - at.cu_seqlens[:-1]
+            return np.arange(at.tokens) + np.repeat(starts, at.stream_lengths)
 
-        return cast(Tensor, self.keep("padded", make))
+        return self._tensor("padded", made)
 
     def stream(self, rows: Tensor) -> Tensor:
         """``[R, L, ...]`` to ``[T, ...]``: the real tokens in stream order."""
@@ -98,7 +102,7 @@ class Placement:
         return empty.index_copy(0, self.index, stream).reshape(shape)
 
     def to_padded(self, stream: Tensor, fill: float = 0) -> Tensor:
-        """``[T, ...]`` to ``[S, longest, ...]``: each sequence from slot 0 on, `fill` behind it."""
+        """``[T, ...]`` to ``[S, longest, ...]``: each sequence from slot 0 on, in the order given, `fill` behind it."""
         shape = (self.layout.sequences, self.layout.max_seqlen, *stream.shape[1:])
         empty = stream.new_full((shape[0] * shape[1], *stream.shape[1:]), fill)
         return empty.index_copy(0, self.padded_index, stream).reshape(shape)
@@ -118,21 +122,30 @@ class Placement:
         return cast(Tensor, self.keep(name, lambda: torch.from_numpy(made(self.layout)).to(self.ids.device)))
 
 
+def _as_given(at: Layout, values: Any) -> Any:
+    """Put what is in stream order into the order given."""
+    out = np.empty_like(values)
+    out[at.order] = values
+    return out
+
+
 class Cross:
     """Attention from the sequences of one placement to those of the same number in another one.
 
+    `pairs`: where in the stream of the keys the partner of each sequence in the stream of the queries is.
+
     Raises:
-        BatchError: they hold other sequences: a source without a target, or a target without a source.
+        BatchError: a source has no target, or a target no source.
     """
 
     def __init__(self, queries: Placement, keys: Placement) -> None:
         self.queries, self.keys = queries, keys
         self.backend = queries.backend
         of_keys = {int(number): place for place, number in enumerate(keys.layout.order)}
-        if sorted(of_keys) != sorted(queries.layout.order.tolist()):
+        if keys.layout.sequences != queries.layout.sequences:
             raise BatchError(
-                f"the batch has {len(of_keys)} sequences and {queries.layout.sequences} targets; build both with "
-                "batch.with_decoder(targets, start_id)"
+                f"the batch has {keys.layout.sequences} sequences and {queries.layout.sequences} targets; build both "
+                "with batch.with_decoder(targets, start_id)"
             )
         self.pairs = [of_keys[int(number)] for number in queries.layout.order]
         self._kept: Tensor | None = None

@@ -1,12 +1,15 @@
 """Where the tokens of several sequences lie in a batch: in rows of one width, or in one stream. Numbers only.
 
-Everything follows from the lengths and the rows: offsets, positions, sequence numbers. All are in *stream order*: row
-after row, and in a row one sequence after the other. O(tokens), no loop over sequences.
+Everything follows from the lengths and the rows: offsets, positions, sequence numbers. What is per sequence is in the
+*order given*, whatever row a sequence lies in. Tokens lie in *stream order*: row after row, and in a row one sequence
+after the other; only `order`, `stream_lengths` and `cu_seqlens` list sequences that way. O(tokens), no loop over
+sequences.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -27,10 +30,12 @@ class Layout:
     Attributes:
         form: "rows", or "flat": one row of T slots and no padding.
         shape: (R, L).
-        seq_lengths: tokens of each sequence; int32 ``[S]``.
+        seq_lengths: tokens of each sequence, in the order given; int32 ``[S]``.
         index: where each token lies in the rows laid end to end; int64 ``[T]``, ascending.
-        order: the number that each sequence was given with; int64 ``[S]``.
+        order: which sequence comes first, second, ... in the stream, by the number it was given with; int64 ``[S]``.
         crossing: whether a sequence may go on in the next row ("end to end": PopRT's fixed grid without gaps).
+        records: where each sequence comes from, in the order given, as a packed dataset has it: ``seq_index``, and
+            ``seq_start`` and ``seq_source`` when there; ``[S]`` each.
     """
 
     form: Form
@@ -39,6 +44,7 @@ class Layout:
     index: NDArray[np.int64]
     order: NDArray[np.int64]
     crossing: bool = False
+    records: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     @classmethod
     def flat(cls, seq_lengths: NDArray[Any]) -> Layout:
@@ -57,12 +63,17 @@ class Layout:
     ) -> Layout:
         """Rows of `width` slots; `per_row` sequences in each, padding at their ends.
 
-        Raises LengthError when a row holds more than `width` tokens.
+        `order`: which sequence comes first, second, ...; None: as they are given. Raises LengthError when a row holds
+        more than `width` tokens.
 
         >>> Layout.rows(np.array([3, 1, 2]), np.array([2, 1]), 4).sequence_ids.tolist()
         [[1, 1, 1, 2], [3, 3, 0, 0]]
+        >>> Layout.rows(np.array([3, 1, 2]), np.array([2, 1]), 4, np.array([2, 1, 0])).sequence_ids.tolist()
+        [[3, 3, 2, 0], [1, 1, 1, 0]]
         """
-        lens = checked(seq_lengths)
+        given = checked(seq_lengths)
+        places = np.arange(given.size) if order is None else np.asarray(order, dtype=np.int64)
+        lens = given if order is None else given[places]
         per_row = np.asarray(per_row, dtype=np.int64)
         if int(per_row.sum()) != lens.size or (per_row < 0).any():
             raise OptionError(f"the rows hold {int(per_row.sum())} sequences, and there are {lens.size} lengths")
@@ -73,8 +84,7 @@ class Layout:
             row = int(tokens.argmax())
             raise LengthError(f"row {row} holds {tokens[row]} tokens, and {width} is the capacity; give a larger one")
         index = np.arange(bounds[-1]) + np.repeat(np.arange(per_row.size) * width - bounds[:-1], tokens)
-        places = np.arange(lens.size) if order is None else np.asarray(order, dtype=np.int64)
-        return cls("rows", (per_row.size, width), lens, index, places)
+        return cls("rows", (per_row.size, width), given, index, places)
 
     @classmethod
     def end_to_end(cls, seq_lengths: NDArray[Any], width: int, rows: int | None = None) -> Layout:
@@ -106,10 +116,15 @@ class Layout:
         return self.shape[0] * self.shape[1]
 
     @cached_property
+    def stream_lengths(self) -> NDArray[np.int32]:
+        """Tokens of each sequence, in stream order; int32 ``[S]``."""
+        return self.seq_lengths[self.order]
+
+    @cached_property
     def cu_seqlens(self) -> NDArray[np.int32]:
-        """Where each sequence begins in the stream without padding; int32 ``[S + 1]``, from 0 to T."""
+        """Where each sequence begins in the stream without padding, in stream order; int32 ``[S + 1]``, from 0 to T."""
         out = np.zeros(self.sequences + 1, dtype=np.int32)
-        np.cumsum(self.seq_lengths, out=out[1:])
+        np.cumsum(self.stream_lengths, out=out[1:])
         return out
 
     @cached_property
@@ -127,13 +142,13 @@ class Layout:
     @cached_property
     def position_ids(self) -> NDArray[np.int64]:
         """Position of each token in its sequence, from 0, and 0 in padding; int64 ``[R, L]``."""
-        inside = np.arange(self.tokens) - np.repeat(self.cu_seqlens[:-1].astype(np.int64), self.seq_lengths)
+        inside = np.arange(self.tokens) - np.repeat(self.cu_seqlens[:-1].astype(np.int64), self.stream_lengths)
         return self.scatter(inside, 0)
 
     @cached_property
     def sequence_ids(self) -> NDArray[np.int32]:
-        """Number of each token's sequence in the batch, from 1, and 0 in padding; int32 ``[R, L]``."""
-        return self.scatter(np.repeat(np.arange(1, self.sequences + 1, dtype=np.int32), self.seq_lengths), 0)
+        """Number of each token's sequence in the order given, from 1, and 0 in padding; int32 ``[R, L]``."""
+        return self.scatter(np.repeat(self.order.astype(np.int32) + np.int32(1), self.stream_lengths), 0)
 
     def scatter(self, stream: NDArray[Any], fill: Any) -> NDArray[Any]:
         """Lay ``[T]`` values in stream order into the rows: ``[R, L]``, same dtype, `fill` in padding."""

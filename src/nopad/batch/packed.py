@@ -33,17 +33,20 @@ FLASH_KEYS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
 class PackedBatch(MutableMapping[str, Any]):
-    """S sequences with T tokens in R rows of L slots; all arrays in stream order (row after row).
+    """S sequences with T tokens in R rows of L slots.
 
     As a mapping it holds what `model(**batch)` gets: ``input_ids`` and ``position_ids`` ``[R, L]``, every column that
-    was given (``[R, L]`` where it has a value a token, ``[S]`` where it has one a sequence), and the guard as
-    ``attention_mask``. Values are torch tensors when read as items, whatever they are stored as.
+    was given (``[R, L]`` where it has a value per token, ``[S]`` where it has one per sequence), and the guard as
+    ``attention_mask``. Values are torch tensors when read as items, whatever they are stored as. What is per sequence
+    is in the order given, for rows of a packed dataset in the order of the rows and within them.
 
     Attributes:
         layout: where everything lies (`Layout`).
-        seq_lengths, cu_seqlens: lengths, and where sequences begin in the stream without padding; int32 ``[S]``,
-            ``[S + 1]``, on the host.
+        seq_lengths: lengths in the order given; int32 ``[S]``, on the host.
+        cu_seqlens: where sequences begin in the stream without padding, row after row; int32 ``[S + 1]``, on the host.
         max_seqlen: the longest length.
+        records: where each sequence of a packed dataset comes from: ``seq_index``, and ``seq_start`` and
+            ``seq_source`` when there; ``[S]`` each, on the host. No column, so no model is given them.
         position_ids, sequence_ids: of each slot, see `Layout`.
 
     >>> batch = PackedBatch.from_sequences([[7, 8, 9], [5], [1, 2]], capacity=4, form="rows")
@@ -133,7 +136,7 @@ class PackedBatch(MutableMapping[str, Any]):
             raise OptionError("rows need their width: give capacity=dataset.capacity")
         else:
             layout = Layout.rows(stacked.seq_lengths, per_row, capacity)
-        return cls._filled(stacked, layout, pad_id, fill)
+        return cls._filled(stacked, stacked.tokens, layout, pad_id, fill)
 
     @classmethod
     def from_features(cls, features: Sequence[Mapping[str, Any]], *, causal: bool = False, **how: Any) -> PackedBatch:
@@ -172,7 +175,7 @@ class PackedBatch(MutableMapping[str, Any]):
             of_rows = [name for name, value in asked.items() if value is not None and value is not False]
             if of_rows:
                 raise OptionError(f"a flat batch has no rows, so no {' or '.join(of_rows)}; give form='rows' too")
-            return cls._filled(stacked, Layout.flat(stacked.seq_lengths), pad_id, fill)
+            return cls._filled(stacked, stacked.tokens, Layout.flat(stacked.seq_lengths), pad_id, fill)
         if form != "rows":
             raise OptionError(f"form is {form!r}; it must be 'rows' or 'flat'")
         if packs is not None:
@@ -186,7 +189,8 @@ class PackedBatch(MutableMapping[str, Any]):
         if capacity is None:
             raise OptionError("rows need their width: give a capacity")
         if end_to_end:
-            return cls._filled(stacked, Layout.end_to_end(stacked.seq_lengths, capacity, rows), pad_id, fill)
+            layout = Layout.end_to_end(stacked.seq_lengths, capacity, rows)
+            return cls._filled(stacked, stacked.tokens, layout, pad_id, fill)
         if packs is None:
             from nopad.assignment import pack
 
@@ -199,18 +203,25 @@ class PackedBatch(MutableMapping[str, Any]):
                 raise OptionError(f"these sequences take {per_row.size} rows of {capacity}, and {rows} are given")
             per_row = np.concatenate([per_row, np.zeros(rows - per_row.size, dtype=per_row.dtype)])
         order = packs.sequence.astype(np.int64)
-        stacked = stacked.take(order)
-        return cls._filled(stacked, Layout.rows(stacked.seq_lengths, per_row, capacity, order), pad_id, fill)
+        layout = Layout.rows(stacked.seq_lengths, per_row, capacity, order)
+        return cls._filled(stacked, stacked.streams(order), layout, pad_id, fill)
 
     @classmethod
-    def _filled(cls, stacked: Columns, layout: Layout, pad_id: int, fill: Mapping[str, Any] | None) -> PackedBatch:
+    def _filled(
+        cls,
+        stacked: Columns,
+        streams: Mapping[str, NDArray[Any]],
+        layout: Layout,
+        pad_id: int,
+        fill: Mapping[str, Any] | None,
+    ) -> PackedBatch:
+        """Lay columns out; `streams`: those per token, in stream order."""
         for name in fill or ():
             if name not in stacked.tokens:
                 raise OptionError(f"fill names {name!r}; columns with a value a token are {', '.join(stacked.tokens)}")
         fills = {"input_ids": pad_id, **{n: -100 for n in stacked.tokens if n.endswith("labels")}, **(fill or {})}
-        fields: dict[str, Any] = {
-            name: layout.scatter(column, fills.get(name, 0)) for name, column in stacked.tokens.items()
-        }
+        fields: dict[str, Any] = {name: layout.scatter(column, fills.get(name, 0)) for name, column in streams.items()}
+        layout = replace(layout, records=stacked.records) if stacked.records else layout
         fields["position_ids"] = layout.position_ids
         return cls({**fields, **stacked.values, MASK: PackedMask(layout)})
 
@@ -268,18 +279,23 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def sequence_ids(self) -> NDArray[np.int32]:
-        """Number of each slot's sequence, from 1, and 0 in padding; int32 ``[R, L]``, on the host."""
+        """Number of each slot's sequence in the order given, from 1, 0 in padding; int32 ``[R, L]``, on the host."""
         return self.layout.sequence_ids
 
     @property
     def seq_lengths(self) -> NDArray[np.int32]:
-        """Lengths in stream order; int32 ``[S]``, on the host."""
+        """Lengths in the order given; int32 ``[S]``, on the host."""
         return self.layout.seq_lengths
 
     @property
     def cu_seqlens(self) -> NDArray[np.int32]:
-        """Where sequences begin in the stream without padding; int32 ``[S + 1]``, on the host."""
+        """Where sequences begin in the stream without padding, row after row; int32 ``[S + 1]``, on the host."""
         return self.layout.cu_seqlens
+
+    @property
+    def records(self) -> Mapping[str, NDArray[Any]]:
+        """Where each sequence of a packed dataset comes from, in the order given; ``[S]`` each, on the host."""
+        return self.layout.records
 
     @property
     def max_seqlen(self) -> int:
@@ -330,19 +346,16 @@ class PackedBatch(MutableMapping[str, Any]):
             stream = values.reshape(at.slots, *values.shape[2:])
             if at.form != "flat":
                 stream = stream[_index_like(stream, at.index)]
-            bounds = at.cu_seqlens.tolist()
-            parts = [stream[begin:end] for begin, end in pairwise(bounds)]
-        elif values.shape[:1] == (at.sequences,) and per != "token":
-            parts = list(values)
-        else:
+            out: list[Any] = [None] * at.sequences
+            for number, (begin, end) in zip(at.order.tolist(), pairwise(at.cu_seqlens.tolist()), strict=True):
+                out[number] = stream[begin:end]
+            return out
+        if values.shape[:1] != (at.sequences,) or per == "token":
             raise BatchError(
                 f"cannot unpack values of shape {tuple(values.shape)}; wanted [{at.shape[0]}, {at.shape[1]}, ...] for "
                 f"tokens, or [{at.sequences}, ...] for sequences"
             )
-        out: list[Any] = [None] * at.sequences
-        for number, part in zip(at.order.tolist(), parts, strict=True):
-            out[number] = part
-        return out
+        return list(values)
 
     def with_decoder(self, targets: Sequence[Any], start_id: int, **how: Any) -> PackedBatch:
         """Return this batch with targets for an encoder-decoder model, one for each sequence, in the order given.

@@ -58,7 +58,7 @@ def token_loss(
         batch: whose layout both have.
         per: what weighs the same, see above.
         causal: the logits of a token are for the next one's label; none are for a sequence's first.
-        weights: of sequences, ``[S]`` in stream order; None: all 1.
+        weights: of sequences, ``[S]``, in the order given as all that is per sequence; None: all 1.
         denominator: divide by this instead of by `items` of this batch, counted with the same `per`, `causal` and
             `weights`.
 
@@ -155,10 +155,10 @@ def span_loss(
     """Cross-entropy of where answers begin and end, the mean of both.
 
     Args:
-        start_logits: ``[S, longest]`` in stream order, minus infinity behind a sequence's end, as a pack-safe
+        start_logits: ``[S, longest]``, minus infinity behind a sequence's end, as a pack-safe
             question-answering model gives them.
         end_logits: the same of ends.
-        starts: places in the sequence, integers ``[S]`` in stream order.
+        starts: places in the sequence, integers ``[S]``.
         ends: the last places, inclusive; a sequence counts when both are in it. (transformers takes negative places
             as 0, and counts either end alone.)
         batch: whose sequences they are.

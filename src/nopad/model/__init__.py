@@ -9,7 +9,8 @@ except ImportError as error:
     raise MissingExtraError(f"running models needs {error.name}: pip install 'nopad[torch]'") from error
 
 from nopad.model.compiled import static_inputs
+from nopad.model.linear import fast_linear
 from nopad.model.pooling import pooled
 from nopad.model.safety import is_packed, packed, unpacked
 
-__all__ = ["is_packed", "packed", "pooled", "static_inputs", "unpacked"]
+__all__ = ["fast_linear", "is_packed", "packed", "pooled", "static_inputs", "unpacked"]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -12,7 +16,9 @@ from nopad.batch.layout import Layout
 from nopad.errors import BatchError
 from nopad.model.families import Family
 
-__all__ = ["check_call", "check_layout", "device_of", "positions_of"]
+__all__ = ["check_call", "check_layout", "device_of", "leave_columns", "positions_of", "refuse_attentions"]
+
+log = logging.getLogger("nopad")
 
 RELATIVE = ("t5", "deberta-v2", "deberta")  # positions without a table, as far as their configuration has none
 
@@ -21,8 +27,10 @@ def check_call(model: Any, family: Family, most: int | None, named: Mapping[str,
     """Check the arguments of a packed call, by name, against the batch's layout and the model.
 
     Raises:
-        BatchError: the input's shape, device or dtype is another one, or `check_layout` refuses.
+        BatchError: the input's shape, device or dtype is another one, attention weights are asked for, or
+            `check_layout` refuses.
     """
+    refuse_attentions(model, named)
     ids = named.get("input_ids")
     if ids is None:
         ids = named.get("inputs_embeds")
@@ -43,6 +51,54 @@ def check_call(model: Any, family: Family, most: int | None, named: Mapping[str,
         )
 
 
+def refuse_attentions(model: Any, named: Mapping[str, Any]) -> None:
+    """Refuse a call that asks for attention weights, which nopad's attention never makes.
+
+    Raises:
+        BatchError: `output_attentions` is asked for, by the call or by the configuration.
+    """
+    asked = named.get("output_attentions")
+    if asked or (asked is None and getattr(model.config, "output_attentions", False)):
+        raise BatchError(
+            "output_attentions was asked for, and attention on packs makes no matrix of weights; run these sequences "
+            "without packs: nopad.unpacked(model), then model.set_attn_implementation('eager')"
+        )
+
+
+def leave_columns(model: Any, takes: Sequence[str], named: dict[str, Any]) -> None:
+    """Take columns of a batch that are no arguments of the model out of a call, and say so once.
+
+    Raises:
+        BatchError: one is nearly an argument of the model, which is not given; or an argument holds no numbers.
+    """
+    left = [name for name, value in named.items() if name not in takes and _is_column(value)]
+    for name in left:
+        meant = next((one for one in get_close_matches(name, takes, 3, 0.8) if one not in named), None)
+        if meant is not None:
+            raise BatchError(
+                f"the batch has a column {name!r}, and {type(model).__name__} takes {meant!r}; name it so, or leave it "
+                "out of the call"
+            )
+        del named[name]
+    for name, value in named.items():
+        if isinstance(value, np.ndarray):
+            raise BatchError(
+                f"column {name!r} holds no numbers, and {type(model).__name__} takes a tensor; leave it out"
+            )
+    if left:
+        _say_left(type(model).__name__, tuple(left))
+
+
+@lru_cache(maxsize=64)
+def _say_left(model: str, left: tuple[str, ...]) -> None:
+    log.warning(f"{model} takes no {', '.join(left)}: these columns of the batch are not given to it")
+
+
+def _is_column(value: Any) -> bool:
+    """Whether a value is a column of a batch; a number, such as a loss's denominator, is none."""
+    return isinstance(value, np.ndarray) or (isinstance(value, torch.Tensor) and value.dim() > 0)
+
+
 def check_layout(model: Any, family: Family, most: int | None, layout: Layout) -> None:
     """Check how many sequences a batch has, and how long they are.
 
@@ -58,7 +114,7 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout) -
         )
     limit = positions_of(model.config, family)
     if limit is not None and layout.max_seqlen > limit:
-        at = int(layout.order[layout.seq_lengths.argmax()])
+        at = int(layout.seq_lengths.argmax())
         raise BatchError(
             f"sequence {at} has {layout.max_seqlen} tokens, and {type(model).__name__} has {limit} positions; "
             "truncate it or split it"

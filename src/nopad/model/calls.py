@@ -40,7 +40,6 @@ class Call:
         attended: how often each attention module attended, by its id.
         kinds: classes of the modules that attended.
         token: of `nopad.model.attention.begin`.
-        mode: a `FastLinear` that is on.
     """
 
     head: Head
@@ -56,7 +55,6 @@ class Call:
     attended: Counter[int] = field(default_factory=Counter)
     kinds: set[type] = field(default_factory=set)
     token: Any = None
-    mode: Any = None
 
     @property
     def side(self) -> Placement:

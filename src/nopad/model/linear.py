@@ -1,16 +1,18 @@
-"""Inference on CPUs: linear layers on whichever kernel is faster here, found by trying both once.
+"""Inference on CPUs: linear layers on whichever kernel is faster here, inside `fast_linear(model)`.
 
 PyTorch multiplies float32 matrices by MKL. On CPUs with AVX-512 that are not Intel's, oneDNN with weights laid out
-beforehand is up to 1.85 times as fast; on CPUs with AVX2 only, MKL is. So both are timed on one of the model's own
-layers, and the answer is logged. Parameters and `state_dict` stay as they are: laid-out copies live beside them (as
-much memory again) and are made anew when a parameter changes.
+beforehand is up to 1.85 times as fast; on CPUs with AVX2 only, MKL is. So both are timed once in a process for each
+size of layer, and the answer is logged. Parameters and `state_dict` stay as they are: laid-out copies live beside them,
+as much memory again, and no longer than the scope. Weights are not to change inside: what PyTorch counts as a change,
+or a parameter that got other memory, is laid out anew, and a write through ``.data`` cannot be seen.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["FastLinear"]
+__all__ = ["fast_linear", "is_worth_it"]
 
 log = logging.getLogger("nopad")
 
@@ -27,37 +29,65 @@ TRIED_TOKENS = 256
 _linear = nn.functional.linear
 
 
-class FastLinear(TorchFunctionMode):
-    """Inside, linear layers in float32 without gradients run on weights laid out by oneDNN."""
+@contextmanager
+def fast_linear(model: nn.Module) -> Iterator[None]:
+    """Inside, linear layers of this model run on the faster kernel, where they run in float32 without gradients.
 
-    def __init__(self) -> None:
+    The scope owns the model's weights: do not train, load or swap them inside. Weights are laid out anew in each scope,
+    which costs about as much as running a few hundred tokens; where PyTorch's own kernel is the faster one, or the
+    model is not in float32 on a CPU, nothing happens and it costs nothing.
+
+    >>> import nopad, torch
+    >>> from transformers import BertConfig, BertModel
+    >>> from nopad.model import fast_linear
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> model = nopad.packed(BertModel(BertConfig(**sizes)).eval())
+    >>> batch = nopad.PackedBatch.from_sequences([[101, 7, 102], [101, 102]])
+    >>> with fast_linear(model), torch.inference_mode():
+    ...     states = model(**batch).last_hidden_state
+    """
+    if not is_worth_it(model):
+        yield
+        return
+    with _FastLinear(model):
+        yield
+
+
+def is_worth_it(model: nn.Module) -> bool:
+    """Whether `fast_linear` changes anything for this model here; tries both kernels once for each size of layer."""
+    parameter = next(model.parameters(), None)
+    if parameter is None or parameter.device.type != "cpu" or parameter.dtype != torch.float32:
+        return False
+    sizes = [(m.in_features, m.out_features) for m in model.modules() if type(m) is nn.Linear]
+    available: Any = torch.backends.mkldnn.is_available
+    if not sizes or not available():
+        return False
+    return _gain(*max(set(sizes), key=sizes.count)) >= WORTH
+
+
+class _FastLinear(TorchFunctionMode):
+    """Inside, a model's linear layers in float32 without gradients run on weights laid out by oneDNN."""
+
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self._laid_out: dict[int, tuple[int, Tensor, Tensor]] = {}
+        self._mine = {id(parameter) for parameter in model.parameters() if not parameter.is_inference()}
+        self._model = model  # so that no other parameter gets one of these ids
+        self._laid_out: dict[int, tuple[tuple[int, int], Tensor]] = {}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is _linear and not torch.is_grad_enabled() and not kwargs:
-            weight = args[1]
-            if weight.dtype == torch.float32 and args[0].dtype == torch.float32 and isinstance(weight, nn.Parameter):
-                return _by_onednn(args[0], self._packed(weight), args[2] if len(args) > 2 else None)
+        if function is _linear and not kwargs and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
+            states, weight = args[0], args[1]
+            if weight.dtype == states.dtype == torch.float32 and id(weight) in self._mine:
+                return _by_onednn(states, self._packed(weight), args[2] if len(args) > 2 else None)
         return function(*args, **(kwargs or {}))
 
     def _packed(self, weight: Tensor) -> Tensor:
         """Lay a weight out, once for each state of it."""
+        state = (weight._version, weight.data_ptr())
         known = self._laid_out.get(id(weight))
-        if known is None or known[0] != weight._version or known[1] is not weight:
-            known = (weight._version, weight, _lay_out(weight))
-            self._laid_out[id(weight)] = known
-        return known[2]
-
-    @classmethod
-    def where_faster(cls, model: nn.Module) -> FastLinear | None:
-        """Try both ways on the model's commonest linear layer; return the mode where it pays, and say so."""
-        sizes = [(m.in_features, m.out_features) for m in model.modules() if type(m) is nn.Linear]
-        available: Any = torch.backends.mkldnn.is_available
-        if not sizes or not available():
-            return None
-        inputs, outputs = max(set(sizes), key=sizes.count)
-        return cls() if _gain(inputs, outputs) >= WORTH else None
+        if known is None or known[0] != state:
+            known = self._laid_out[id(weight)] = (state, _lay_out(weight))
+        return known[1]
 
 
 @cache

@@ -50,7 +50,7 @@ def pooled(states: Tensor, batch: PackedBatch, how: str = "mean") -> Tensor:
 
 
 def pool(states: Tensor, placed: Placement, how: str) -> Tensor:
-    """Pool ``[R, L, ...]`` to ``[S, ...]``: the "first" or "last" token of each sequence, or the "mean" of all.
+    """Pool ``[R, L, ...]`` to ``[S, ...]``, in the order given: each sequence's "first" or "last" token, or "mean".
 
     Raises:
         BatchError: another way.
@@ -63,8 +63,7 @@ def pool(states: Tensor, placed: Placement, how: str) -> Tensor:
     if how == "mean":
         stream = placed.stream(states)
         lens = placed.lens
-        number = torch.repeat_interleave(torch.arange(lens.numel(), device=lens.device), lens)
-        total = stream.new_zeros(lens.numel(), *stream.shape[1:]).index_add(0, number, stream)
+        total = stream.new_zeros(lens.numel(), *stream.shape[1:]).index_add(0, placed.owner, stream)
         return total / lens.reshape(-1, *[1] * (total.dim() - 1)).to(total.dtype)
     raise BatchError(f"unknown pooling {how!r}; it is 'first', 'last' or 'mean'")
 

@@ -10,20 +10,18 @@ from operator import is_
 from threading import Lock
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nopad.batch.device import is_static, place
 from nopad.batch.guard import PackedMask, layout_of
 from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model import attention
-from nopad.model.admission import check_call, device_of
+from nopad.model.admission import check_call, device_of, leave_columns, refuse_attentions
 from nopad.model.calls import Call, Cell, bound, parameters
 from nopad.model.families import Family
 from nopad.model.heads import Head
 from nopad.model.hooks import Hook, NoPositions, PackAgain, Positions, Swap, UnpackFirst, attach, take_off
-from nopad.model.linear import FastLinear
 from nopad.model.postconditions import check_attended, check_output, check_ran
 from nopad.model.static import enter_static, leave_static
 from nopad.model.unguarded import check_rows, refuse_unguarded
@@ -56,7 +54,6 @@ class State:
     head: Head
     most: int | None = None
     takes: tuple[str, ...] = ()
-    linear: FastLinear | str | None = "unknown"
     before: str = ""
     cell: Cell = field(default_factory=Cell)
     modules: tuple[nn.Module, ...] = ()
@@ -64,7 +61,7 @@ class State:
     lock: Any = field(default_factory=Lock)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "lock": None, "linear": "unknown", "modules": ()}
+        return {**self.__dict__, "lock": None, "modules": ()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({**state, "lock": Lock()})
@@ -163,6 +160,8 @@ class State:
             raise BatchError("a batch was given as one argument; call model(**batch)")
         named = bound(module, args, kwargs)
         guard: Any = named.get("attention_mask")
+        if self.family.route == "interface":
+            refuse_attentions(module, named)
         if is_static(guard):
             stack.pop()
             enter_static(self.cell, guard)
@@ -177,9 +176,6 @@ class State:
         self.head.enter(call, named)
         stack[-1] = call
         call.token = attention.begin(call)
-        call.mode = self._fast()
-        if call.mode is not None:
-            call.mode.__enter__()
         return (), named
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
@@ -192,8 +188,6 @@ class State:
         call = stack.pop() if stack else None
         if call is None:
             return None
-        if call.mode is not None:
-            call.mode.__exit__(None, None, None)
         attention.end(call.token)
         if output is None:  # it raised
             return None
@@ -223,15 +217,6 @@ class State:
         if isinstance(target, PackedMask):
             aimed = place(target, device_of(module), self._choice(target, module, compiled))
         return Call(self.head, placed, aimed, named.get("encoder_outputs") is None, compiled)
-
-    def _fast(self) -> FastLinear | None:
-        """Linear layers on the faster kernel, for inference in float32 on a CPU."""
-        parameter = next(self.model.parameters())
-        if torch.is_grad_enabled() or parameter.device.type != "cpu" or parameter.dtype != torch.float32:
-            return None
-        if self.linear == "unknown":
-            self.linear = FastLinear.where_faster(self.model)
-        return None if isinstance(self.linear, str) else self.linear
 
     def _choice(self, guard: PackedMask, module: nn.Module, compiled: bool) -> str:
         """Choose the backend by device and form, and say it once."""
@@ -268,8 +253,7 @@ class State:
         call.as_tuple = (self.model.config.return_dict if asked is None else asked) is False
         if asked is not None or (call.as_tuple and (self.head.stock or "return_dict" in takes)):
             named["return_dict"] = True
-        for name in [name for name in named if name not in takes and _is_extra(named[name])]:
-            del named[name]  # a column of the batch that is no argument of this model
+        leave_columns(self.model, takes, named)
 
 
 @dataclass(eq=False)
@@ -321,11 +305,6 @@ def _refuse_ambiguous(head: Head, layout: Any) -> None:
             f"this batch has as many rows as sequences, {rows}, so results per row of a class that nopad does not know "
             "could not be told from results per sequence; build it with form='flat', or with another number of rows"
         )
-
-
-def _is_extra(value: Any) -> bool:
-    """Whether a value is a column of a batch; a number, such as a loss's denominator, is none."""
-    return isinstance(value, np.ndarray) or (isinstance(value, Tensor) and value.dim() > 0)
 
 
 @lru_cache(maxsize=64)

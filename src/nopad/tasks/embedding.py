@@ -1,17 +1,16 @@
 """Texts to vectors, one a text: an encoder on flat batches without padding, pooled and normalised as its folder says.
 
-Texts are taken in the order given, about `budget` tokens at a time; no sorting, no buckets. Reads the folders of
-sentence-transformers (``modules.json``, the pooling's ``config.json``, ``sentence_bert_config.json``).
+Texts are taken in the order given, about `budget` tokens at a time; no sorting, no buckets. Prompts are put before
+texts as a folder of sentence-transformers says (`nopad.tasks.folder`).
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -25,20 +24,24 @@ from nopad.corpus.tokenizer import DEFAULT_PACKAGE, Tokenizer, load_tokenizer
 from nopad.errors import FormatError, LengthError, MissingExtraError, OptionError
 from nopad.model.admission import positions_of
 from nopad.model.families import family_of
+from nopad.model.linear import fast_linear, is_worth_it
 from nopad.model.pooling import pool
 from nopad.model.safety import bare, is_packed, packed
+from nopad.tasks.folder import Pooling, Texts, read_folder
 
 if TYPE_CHECKING:
+    from nopad.batch.device import Placement
     from nopad.batch.guard import PackedMask
 
 __all__ = ["Embedder", "embed"]
 
-Pooling = Literal["mean", "first", "last"]
-POOLINGS = {"pooling_mode_cls_token": "first", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last"}
-NAMED = {"cls": "first", "mean": "mean", "lasttoken": "last", "last": "last"}
+POOLINGS = get_args(Pooling)
+WORTH_TOKENS = 2048  # below, laying weights out for the faster kernel costs more than it saves
 
 
-def embed(model: Any, batch: PackedBatch, *, pooling: Pooling = "mean", normalize: bool = True) -> Tensor:
+def embed(
+    model: Any, batch: PackedBatch, *, pooling: Pooling = "mean", normalize: bool = True, skip: int = 0
+) -> Tensor:
     """Return a vector for each sequence of a batch, in the order in which they were given; ``[S, H]``.
 
     Args:
@@ -46,6 +49,11 @@ def embed(model: Any, batch: PackedBatch, *, pooling: Pooling = "mean", normaliz
         batch: on the model's device.
         pooling: the "mean" of a sequence's states, or its "first" or "last".
         normalize: to length 1; in float32 at least.
+        skip: so many first tokens of each sequence, a prompt's, are no part of the mean.
+
+    Raises:
+        OptionError: another pooling, or `skip` with another one than the mean.
+        LengthError: a sequence has no token behind those.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertModel
@@ -55,13 +63,17 @@ def embed(model: Any, batch: PackedBatch, *, pooling: Pooling = "mean", normaliz
     >>> embed(model, nopad.PackedBatch.from_sequences([[101, 7, 102], [101, 102]])).shape
     torch.Size([2, 16])
     """
+    if pooling not in POOLINGS:
+        raise OptionError(f"unknown pooling {pooling!r}; it is 'mean', 'first' or 'last'")
+    if skip and pooling != "mean":
+        raise OptionError(f"first tokens are left out of means only, and this is pooling {pooling!r}")
     states = model(**batch).last_hidden_state
     guard: PackedMask = batch._fields[MASK]
-    found = pool(states, place(guard, states.device, "segments"), pooling)
+    placed = place(guard, states.device, "segments")
+    found = _mean_behind(states, placed, skip) if skip else pool(states, placed, pooling)
     if normalize:
         found = torch.nn.functional.normalize(found.float() if found.dtype.itemsize < 4 else found, dim=-1)
-    order = torch.from_numpy(batch.layout.order).to(found.device)
-    return torch.empty_like(found).index_copy(0, order, found)
+    return found
 
 
 class Embedder:
@@ -71,6 +83,7 @@ class Embedder:
         model: pack-safe.
         tokenizer: as `nopad.load_tokenizer` gives it.
         pooling, normalize: see `embed`.
+        texts: what is done to texts before they are tokenised; prompts (`nopad.tasks.Texts`).
         max_tokens: most tokens a text may have, special tokens included; None: as many as one likes (T5).
         truncated: how many texts were cut so far.
     """
@@ -82,10 +95,13 @@ class Embedder:
         *,
         pooling: Pooling = "mean",
         normalize: bool = True,
+        texts: Texts | None = None,
         max_tokens: int | None = None,
         budget: int = 4096,
     ) -> None:
         """Make `model` pack-safe where it is not; `budget`: about how many tokens are run at a time.
+
+        While `encode` runs, the model's weights are not to change (`nopad.model.fast_linear`).
 
         `max_tokens`: None: as many as the model has positions.
 
@@ -93,12 +109,13 @@ class Embedder:
             OptionError: another pooling, or more tokens than the model has positions.
             UnsupportedModelError: nopad refuses this model, with the reason.
         """
-        if pooling not in ("mean", "first", "last"):
+        if pooling not in POOLINGS:
             raise OptionError(f"unknown pooling {pooling!r}; it is 'mean', 'first' or 'last'")
         self.model = model.eval() if is_packed(model) else packed(model).eval()
         self.tokenizer = tokenizer
         self.pooling: Pooling = pooling
         self.normalize = normalize
+        self.texts = Texts() if texts is None else texts
         limit = _positions(bare(model).config)
         if max_tokens is not None and not 1 <= max_tokens <= (limit or max_tokens):
             most = f"{limit} positions" if limit else "no limit"
@@ -106,6 +123,7 @@ class Embedder:
         self.max_tokens = limit if max_tokens is None else max_tokens
         self.budget = budget
         self.truncated = 0
+        self._fast = is_worth_it(self.model)
 
     @classmethod
     def from_folder(cls, folder: str | Path | None = None, **how: Any) -> Embedder:
@@ -126,8 +144,7 @@ class Embedder:
         pooler = {"add_pooling_layer": False} if config.model_type in ("bert", "roberta", "xlm-roberta") else {}
         with _quiet():  # the pooler's weights are left out on purpose
             model = AutoModel.from_pretrained(path, config=config, **pooler)
-        found = {**_read_pooling(path), **_read_limit(path, _positions(config)), **how}
-        return cls(model, load_tokenizer(path), **found)
+        return cls(model, load_tokenizer(path), **{**read_folder(path, _positions(config)), **how})
 
     @property
     def room(self) -> int | None:
@@ -135,20 +152,38 @@ class Embedder:
         special = self.tokenizer.prefix.size + self.tokenizer.suffix.size
         return None if self.max_tokens is None else max(self.max_tokens - special, 0)
 
-    def encode(self, texts: Sequence[str], *, over_long: Literal["error", "truncate"] = "error") -> NDArray[np.float32]:
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        over_long: Literal["error", "truncate"] = "error",
+    ) -> NDArray[np.float32]:
         """Return a vector for each text, in order; float32 ``[n, H]``.
 
-        `over_long`: what to do with texts above `max_tokens`: refuse them, or cut them and count them (`truncated`).
+        Args:
+            texts: n texts.
+            prompt: what is put before each of them; "" for nothing.
+            prompt_name: which of the model's own prompts is (`texts.prompts`). Without either it is the default one of
+                the model's folder, where that has one.
+            over_long: what to do with texts above `max_tokens`: refuse them, or cut them and count them (`truncated`).
 
         Raises:
-            LengthError: a text is too long, and `over_long` is "error".
+            LengthError: a text is too long, and `over_long` is "error"; or nothing of it is left behind its prompt.
+            OptionError: there is no prompt of this name, or another `over_long`.
         """
         if isinstance(texts, str):
             raise OptionError("one text was given where a list of texts is wanted; give [text]")
+        for number, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise OptionError(f"text {number} is of type {type(text).__name__}; wanted is a str")
         if over_long not in ("error", "truncate"):
             raise OptionError(f"over_long is {over_long!r}; it must be 'error' or 'truncate'")
+        before = self.texts.prompt(prompt, prompt_name)
+        ready = [self.texts.ready(before + text) for text in texts]
         around, room, sequences = (self.tokenizer.prefix, self.tokenizer.suffix), self.room, []
-        for number, ids in enumerate(self.tokenizer.encode(texts)):
+        for number, ids in enumerate(self.tokenizer.encode(ready)):
             if room is not None and ids.size > room:
                 if over_long == "error":
                     raise LengthError(
@@ -157,16 +192,39 @@ class Embedder:
                     )
                 self.truncated += 1
             sequences.append(np.concatenate([around[0], ids[:room], around[1]]))
-        return self.encode_ids(sequences)
+        skip = self._skipped(before)
+        for number, sequence in enumerate(sequences):
+            if sequence.size <= skip:
+                raise LengthError(f"text {number} has no token besides its prompt, so that nothing is left to pool")
+        return self._vectors(sequences, skip)
 
     def encode_ids(self, sequences: Sequence[Any]) -> NDArray[np.float32]:
-        """Return a vector for each sequence of ids, special tokens included, in order; float32 ``[n, H]``."""
+        """Return a vector for each sequence of ids, special tokens and prompts included; float32 ``[n, H]``, in order.
+
+        All tokens are pooled.
+        """
+        return self._vectors(sequences, 0)
+
+    def _skipped(self, prompt: str) -> int:
+        """How many first tokens of each sequence are the prompt's, where those are not pooled."""
+        if not prompt or self.texts.include_prompt or self.pooling == "last":
+            return 0
+        if self.pooling == "first":
+            raise OptionError(
+                "this model pools the first token and leaves prompts out, of which versions of sentence-transformers "
+                "differ in what it means; give prompt='', or Texts(include_prompt=True)"
+            )
+        [ids] = self.tokenizer.encode([self.texts.ready(prompt)])
+        return int(self.tokenizer.prefix.size + ids.size)
+
+    def _vectors(self, sequences: Sequence[Any], skip: int) -> NDArray[np.float32]:
+        many = self._fast and sum(map(len, sequences)) >= WORTH_TOKENS
         device = next(self.model.parameters()).device
         found = [np.zeros((0, self.model.config.hidden_size), dtype=np.float32)]
-        with torch.inference_mode():
+        with torch.inference_mode(), fast_linear(self.model) if many else nullcontext():
             for part in _within(sequences, self.budget):
                 batch = PackedBatch.from_sequences(part).to(device)
-                vectors = embed(self.model, batch, pooling=self.pooling, normalize=self.normalize)
+                vectors = embed(self.model, batch, pooling=self.pooling, normalize=self.normalize, skip=skip)
                 found.append(vectors.float().cpu().numpy())
         return np.concatenate(found)
 
@@ -202,33 +260,20 @@ def _within(sequences: Sequence[Any], budget: int) -> Iterator[list[Any]]:
         yield part
 
 
-def _read_pooling(path: Path) -> dict[str, Any]:
-    """Read what a sentence-transformers folder says of pooling and normalisation; nothing where it is none."""
-    if not (path / "modules.json").is_file():
-        return {}
-    found: dict[str, Any] = {"normalize": False}
-    for module in json.loads((path / "modules.json").read_text()):
-        kind = module["type"].rpartition(".")[2]
-        if kind == "Normalize":
-            found["normalize"] = True
-        elif kind == "Pooling":
-            config = json.loads((path / module["path"] / "config.json").read_text())
-            modes = [name for name, on in config.items() if name.startswith("pooling_mode_") and on is True]
-            named = config.get("pooling_mode")
-            wanted = NAMED.get(str(named)) if named else POOLINGS.get(modes[0]) if len(modes) == 1 else None
-            if wanted is None:
-                raise FormatError(f"{path} pools by {named or ', '.join(modes)}; known are mean, first (CLS) and last")
-            found["pooling"] = wanted
-        elif kind != "Transformer":
-            raise FormatError(f"{path} has a module of kind {kind}, which nopad does not run")
-    return found
-
-
-def _read_limit(path: Path, positions: int | None) -> dict[str, Any]:
-    """Read the most tokens from the folder; at most as many as the model has positions."""
-    file = path / "sentence_bert_config.json"
-    limit = json.loads(file.read_text()).get("max_seq_length") if file.is_file() else None
-    return {"max_tokens": min(int(limit), positions or int(limit))} if limit else {}
+def _mean_behind(states: Tensor, placed: Placement, skip: int) -> Tensor:
+    """The mean of each sequence's states but its first `skip`."""
+    at = placed.layout
+    if int(at.seq_lengths.min()) <= skip:
+        short = int(at.seq_lengths.argmin())
+        raise LengthError(
+            f"sequence {short} has {at.seq_lengths[short]} tokens, and the first {skip} are left out, so that nothing "
+            "is left to pool; leave it out, or skip fewer"
+        )
+    inside = np.arange(at.tokens) - np.repeat(at.cu_seqlens[:-1], at.stream_lengths)
+    kept = torch.from_numpy(np.flatnonzero(inside >= skip)).to(states.device)
+    stream = placed.stream(states)[kept]
+    total = stream.new_zeros(at.sequences, stream.shape[1]).index_add(0, placed.owner[kept], stream)
+    return total / (placed.lens - skip)[:, None].to(total.dtype)
 
 
 def _positions(config: Any) -> int | None:

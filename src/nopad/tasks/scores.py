@@ -45,8 +45,7 @@ def sequence_logprobs(model: Any, batch: PackedBatch, *, mean: bool = False) -> 
     stream, tokens, owner = flat[index], ids[index], number[index] - 1
     inside = owner[1:] == owner[:-1]  # the token after is of the same sequence
     each = torch.log_softmax(stream[:-1], dim=-1).gather(-1, tokens[1:, None])[:, 0]
-    total = flat.new_zeros(at.sequences).index_add(0, owner[1:][inside], each[inside])
+    total: Tensor = flat.new_zeros(at.sequences).index_add(0, owner[1:][inside], each[inside])
     if mean:
         total = total / torch.from_numpy(at.seq_lengths - 1).to(total).clamp(min=1)
-    order = torch.from_numpy(at.order).to(total.device)
-    return torch.empty_like(total).index_copy(0, order, total)
+    return total

@@ -14,6 +14,8 @@ from nopad.model.backends.core import Heads, allowed, attend
 
 __all__ = ["block_mask", "dense_cross", "mask"]
 
+_NOT_TOGETHER = "a sequence and its target are not in the same row; pack both with the same rows, or use form='flat'"
+
 
 def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
     """Attention ``[R, L, H, D]`` of whole rows under one mask a batch."""
@@ -44,13 +46,11 @@ def _cross_mask(cross: Cross) -> Tensor:
     queries, keys = cross.queries, cross.keys
     _refuse_crossing(queries)
     _refuse_crossing(keys)
-    renamed = torch.zeros(queries.layout.sequences + 1, dtype=torch.int32, device=queries.ids.device)
-    renamed[1:] = torch.tensor(cross.pairs, device=renamed.device) + 1
-    keep = renamed[queries.ids.long()][:, :, None] == keys.ids[:, None, :]
-    if keep.shape[0] != keys.ids.shape[0] or not bool(((keep.any(-1)) | (queries.ids == 0)).all()):
-        raise BatchError(
-            "a sequence and its target are not in the same row; pack both with the same rows, or use form='flat'"
-        )
+    if queries.ids.shape[0] != keys.ids.shape[0]:
+        raise BatchError(_NOT_TOGETHER)
+    keep = queries.ids[:, :, None] == keys.ids[:, None, :]
+    if not bool(((keep.any(-1)) | (queries.ids == 0)).all()):
+        raise BatchError(_NOT_TOGETHER)
     keep |= (~keep.any(-1))[:, :, None]  # padding sees all, so that no row of scores is empty
     return keep[:, None]
 

@@ -22,10 +22,8 @@ def repack(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
     queries, keys = (placed.queries, placed.keys) if isinstance(placed, Cross) else (placed, placed)
     q = _unpacked(query, queries)
     k, v = _unpacked(key, keys), _unpacked(value, keys)
-    if isinstance(placed, Cross):
-        pairs = torch.tensor(placed.pairs, device=q.device)
-        k, v = k[pairs], v[pairs]
-        keep = padded_mask(keys)[pairs]
+    if isinstance(placed, Cross):  # both are in the order given: a sequence and its target have one number
+        keep = padded_mask(keys)
     else:
         keep = placed.keep(("padded mask", heads.causal, heads.window), lambda: padded_mask(keys, heads))
     out = attend(q, k, v, keep, replace(heads, causal=False, window=None))
@@ -45,5 +43,5 @@ def padded_mask(placed: Placement, heads: Heads | None = None) -> Tensor:
 
 
 def _unpacked(states: Tensor, placed: Placement) -> Tensor:
-    """``[R, H, L, D]`` to ``[S, H, longest, D]``."""
+    """``[R, H, L, D]`` to ``[S, H, longest, D]``, in the order given."""
     return placed.to_padded(placed.stream(states.transpose(1, 2))).transpose(1, 2)

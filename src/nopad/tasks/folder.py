@@ -1,0 +1,131 @@
+"""What a folder of sentence-transformers says of a model beside its weights: pooling, limits, prompts, texts.
+
+Reads ``modules.json``, the pooling's ``config.json``, ``sentence_bert_config.json`` and
+``config_sentence_transformers.json``. A folder that asks for what nopad does not do is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from nopad.errors import FormatError, OptionError
+
+__all__ = ["Pooling", "Texts", "read_folder"]
+
+Pooling = Literal["mean", "first", "last"]
+POOLINGS = {"pooling_mode_cls_token": "first", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last"}
+NAMED = {"cls": "first", "mean": "mean", "lasttoken": "last", "last": "last"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """What is done to texts before they are tokenised, as sentence-transformers does it.
+
+    Attributes:
+        prompts: what is put before each text, by name.
+        default_prompt_name: which of them, where `Embedder.encode` is not told; None: none.
+        include_prompt: whether the prompt's tokens are pooled too.
+        strip: leave spaces around prompt and text out.
+        lowercase: make them lower case.
+
+    Raises:
+        OptionError: `default_prompt_name` is none of the `prompts`.
+
+    >>> texts = Texts(prompts={"query": "query: "}, default_prompt_name="query")
+    >>> texts.prompt(), texts.prompt(prompt="find: "), texts.prompt(prompt="")
+    ('query: ', 'find: ', '')
+    """
+
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+    include_prompt: bool = True
+    strip: bool = False
+    lowercase: bool = False
+
+    def __post_init__(self) -> None:
+        if self.default_prompt_name is not None:
+            self.prompt(prompt_name=self.default_prompt_name)
+
+    def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
+        """Choose what is put before each text: `prompt` itself, the one of this name, or the default one.
+
+        Raises:
+            OptionError: there is none of this name, or both are given.
+        """
+        if prompt is not None and prompt_name is not None:
+            raise OptionError("prompt and prompt_name were both given; give one of the two")
+        name = self.default_prompt_name if prompt_name is None else prompt_name
+        if prompt is not None or name is None:
+            return prompt or ""
+        if name not in self.prompts:
+            raise OptionError(f"there is no prompt named {name!r}; there are {', '.join(self.prompts) or 'none'}")
+        return self.prompts[name]
+
+    def ready(self, text: str) -> str:
+        """Return a text, its prompt in front, as the tokenizer gets it."""
+        text = text.strip() if self.strip else text
+        return text.lower() if self.lowercase else text
+
+
+def read_folder(path: Path, positions: int | None) -> dict[str, Any]:
+    """Read the arguments of `Embedder` from a folder; nothing of pooling and texts where no ``modules.json`` is in it.
+
+    `positions`: of the model; the most tokens of a text are never more.
+
+    Raises:
+        FormatError: it asks for a pooling, a module or a prompt that nopad does not have.
+    """
+    found = _limit(path, positions)
+    if not (path / "modules.json").is_file():
+        return found
+    include_prompt = True
+    found["normalize"] = False
+    for module in _read(path / "modules.json"):
+        kind = module["type"].rpartition(".")[2]
+        if kind == "Normalize":
+            found["normalize"] = True
+        elif kind == "Pooling":
+            config = _read(path / module["path"] / "config.json")
+            found["pooling"] = _pooling(config, path)
+            include_prompt = config.get("include_prompt", True) is not False
+        elif kind != "Transformer":
+            raise FormatError(f"{path} has a module of kind {kind}, which nopad does not run")
+    prompts = _read(path / "config_sentence_transformers.json")
+    try:
+        found["texts"] = Texts(
+            prompts=prompts.get("prompts") or {},
+            default_prompt_name=prompts.get("default_prompt_name"),
+            include_prompt=include_prompt,
+            strip=True,
+            lowercase=bool(_read(path / "sentence_bert_config.json").get("do_lower_case")),
+        )
+    except OptionError as error:
+        raise FormatError(f"{path / 'config_sentence_transformers.json'}: {error}") from error
+    return found
+
+
+def _pooling(config: Mapping[str, Any], path: Path) -> str:
+    modes = [name for name, on in config.items() if name.startswith("pooling_mode_") and on is True]
+    named = config.get("pooling_mode")
+    wanted = NAMED.get(str(named)) if named else POOLINGS.get(modes[0]) if len(modes) == 1 else None
+    if wanted is None:
+        raise FormatError(f"{path} pools by {named or ', '.join(modes)}; known are mean, first (CLS) and last")
+    return wanted
+
+
+def _limit(path: Path, positions: int | None) -> dict[str, Any]:
+    """The most tokens of a text; at most as many as the model has positions."""
+    limit = _read(path / "sentence_bert_config.json").get("max_seq_length")
+    return {"max_tokens": min(int(limit), positions or int(limit))} if limit else {}
+
+
+def _read(file: Path) -> Any:
+    """A JSON file; nothing where there is none."""
+    try:
+        return json.loads(file.read_text()) if file.is_file() else {}
+    except ValueError as error:
+        raise FormatError(f"{file} is no JSON ({error})") from error
