@@ -111,9 +111,12 @@ class Placement:
         """``[S, longest, ...]`` to ``[T, ...]``; the inverse of `to_padded`."""
         return padded.reshape(-1, *padded.shape[2:])[self.padded_index]
 
-    def mask(self) -> Tensor:
-        """Return what a model gets as its attention mask; ``[R, 1, 1, L]``, with this placement on it."""
-        numbers = torch.zeros_like(self.ids, dtype=OPAQUE) if self.layout.crossing else self.ids
+    def mask(self, opaque: bool = False) -> Tensor:
+        """Return what a model gets as its attention mask; ``[R, 1, 1, L]``, with this placement on it.
+
+        `opaque`: for attention that cannot read sequence numbers.
+        """
+        numbers = torch.zeros_like(self.ids, dtype=OPAQUE) if opaque or self.layout.crossing else self.ids
         carrier = numbers[:, None, None, :]
         setattr(carrier, ATTRIBUTE, self)
         return carrier

@@ -19,7 +19,7 @@ from nopad.errors import UnsupportedModelError
 if TYPE_CHECKING:
     from nopad.model.heads import Head
 
-__all__ = ["Call", "Calls", "Cell", "Static", "bound", "parameters"]
+__all__ = ["Call", "Calls", "Cell", "Static", "bound", "parameters", "takes_more"]
 
 
 @dataclass
@@ -32,6 +32,7 @@ class Call:
         target: that of the decoder's batch, where there is a decoder.
         encodes: whether the encoder runs in this call; not where its states are given.
         compiled: whether parts of the model are compiled, where attention and hooks do not report.
+        positions: of each token, as the model counts them; ``[R, L]``.
         inside: which part runs now: "encoder" or "decoder".
         as_tuple: the caller wants a tuple.
         labels: what the head computes its loss from afterwards, by name.
@@ -47,6 +48,7 @@ class Call:
     target: Placement | None = None
     encodes: bool = True
     compiled: bool = False
+    positions: Any = None
     inside: str = "encoder"
     as_tuple: bool = False
     labels: dict[str, Any] = field(default_factory=dict)
@@ -133,6 +135,12 @@ def bound(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> dict[str, 
             "the mask; is it a wrapper? Make the model inside pack-safe, or pass arguments by name"
         )
     return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+@lru_cache(maxsize=256)
+def takes_more(forward: Any) -> bool:
+    """Whether a forward method takes arguments by any name."""
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(forward).parameters.values())
 
 
 @lru_cache(maxsize=256)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nopad.batch.device import ATTRIBUTE, Placement, carried_by
+from nopad.batch.device import ATTRIBUTE, OPAQUE, Placement, carried_by
 from nopad.errors import BatchError
 from nopad.model import attention
 from nopad.model.backends.core import Heads
@@ -46,7 +46,7 @@ def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder:
                 f"compiled layers of this model cannot unpack for {placed.backend!r}; use backend='mask', or do not "
                 "compile them"
             )
-        mask = placed.mask()
+        mask = placed.mask(opaque=True)
     elif placed.layout.crossing:
         raise BatchError("sequences go on in the next row here; use backend='repack' or 'segments'")
     else:
@@ -65,7 +65,7 @@ def unpack_first(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     mask = named.get("attention_mask")
     placed, around = carried_by(mask), getattr(mask, AROUND, None)
     if not isinstance(placed, Placement) or around is None:
-        if attention.inside() is not None:
+        if attention.inside() is not None or getattr(mask, "dtype", None) == OPAQUE:
             raise attention.lost(module)
         return None
     attention.tell(module)

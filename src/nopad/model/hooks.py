@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from nopad.batch.device import Cross
 from nopad.errors import UnsupportedModelError
 from nopad.model.backends.mask import dense_cross
-from nopad.model.calls import Call, Cell, bound
+from nopad.model.calls import Call, Cell, bound, parameters
 from nopad.model.encoders import encoder_mask, pack_again, unpack_first
 from nopad.model.pooling import pool, static_pooled
 
 __all__ = [
+    "Count",
     "Feed",
     "Hook",
     "Keep",
@@ -100,6 +101,28 @@ class Swap(Hook):
         else:
             named["attention_mask"] = call.placed.mask()
         return (), named
+
+
+@dataclass(eq=False)
+class Count(Hook):
+    """Hands the base model the positions of the batch, where the class around it does not hand them on."""
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run; see the class."""
+        call = self.cell.call
+        if call is None:
+            return None
+        call.ran[self.role] += 1
+        named = bound(module, args, kwargs)
+        given = named.get("position_ids")
+        if given is not None and given is not call.positions and not torch.equal(given, call.positions):
+            raise UnsupportedModelError(
+                f"{type(module).__name__} is given position_ids that are not those of the batch, so its sequences "
+                "would not begin at their first position; hand position_ids on as they come, or leave them out"
+            )
+        if named.get("use_cache") is None and "use_cache" in parameters(type(module).forward):
+            named["use_cache"] = False
+        return (), {**named, "position_ids": call.positions}
 
 
 @dataclass(eq=False)

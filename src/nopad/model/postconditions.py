@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from nopad.batch.layout import Layout
-from nopad.errors import UnsupportedModelError
+from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model.calls import Call
 from nopad.model.families import Family
 from nopad.model.heads import Head
@@ -101,12 +101,24 @@ def check_output(model: Any, head: Head, call: Call, output: Any) -> None:
 
     Raises:
         UnsupportedModelError: one has not.
+        BatchError: of a class that nopad does not know, it cannot be told.
     """
     at, source = call.side.layout, call.placed.layout
     for name, value in _tensors(output):
         kind = declared(head, name)
         layout = source if name in OF_SOURCE else at
+        if kind == "token" and not head.stock and value.dim() == 2 and layout.shape[1] in _widths(model.config):
+            raise BatchError(
+                f"rows of this batch are {layout.shape[1]} slots wide, as wide as states or classes of this model, so "
+                f"{name or 'a result'} per row of a class that nopad does not know could not be told from one per "
+                "token; build rows of another width"
+            )
         _check(model, name, value, _shapes(head, kind, name, layout, layout.sequences, layout.max_seqlen))
+
+
+def _widths(config: Any) -> set[Any]:
+    """How wide a result per row may be."""
+    return {getattr(config, name, None) for name in ("hidden_size", "num_labels", "vocab_size", "projection_dim")}
 
 
 def check_static(model: Any, head: Head, most: int | None, shape: tuple[int, int], output: Any) -> None:

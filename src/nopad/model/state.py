@@ -18,10 +18,10 @@ from nopad.batch.guard import PackedMask, layout_of
 from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model import attention
 from nopad.model.admission import check_call, device_of, leave_columns, refuse_attentions
-from nopad.model.calls import Call, Cell, bound, parameters
+from nopad.model.calls import Call, Cell, bound, parameters, takes_more
 from nopad.model.families import Family
 from nopad.model.heads import Head
-from nopad.model.hooks import Hook, NoPositions, PackAgain, Positions, Swap, UnpackFirst, attach, take_off
+from nopad.model.hooks import Count, Hook, NoPositions, PackAgain, Positions, Swap, UnpackFirst, attach, take_off
 from nopad.model.postconditions import check_attended, check_output, check_ran
 from nopad.model.static import enter_static, leave_static
 from nopad.model.unguarded import check_rows, refuse_unguarded
@@ -71,6 +71,8 @@ class State:
         attention.register()
         model = self.model
         self.takes = parameters(type(model).forward)
+        if not self.head.stock and takes_more(type(model).forward):
+            self.takes += parameters(type(self.head.base).forward)
         list(self._hooks())  # what cannot be hooked is refused before anything is changed
         if self.family.route == "interface":
             self.before = model.config._attn_implementation
@@ -124,6 +126,9 @@ class State:
         """All modules to hook, as the model uses them now."""
         cell, model, family = self.cell, self.model, self.family
         check_rows(model, self.head.base)
+        base = self.head.base
+        if base is not model and "position_ids" in parameters(type(base).forward):
+            yield base, Count(cell, "base model")
         for name, module in self._entries():
             yield module, Swap(cell, name, part=name)
         if family.route == "encoder mask":
@@ -242,12 +247,13 @@ class State:
         if call.target is not None:
             named["decoder_attention_mask"] = (call.target.ids != 0).to(torch.long)
         positions = named.pop("position_ids", None)
+        if positions is None:  # picked out of the batch without them
+            positions = torch.from_numpy(placed.layout.position_ids).to(placed.ids.device)
+        offset = self.family.offset(self.model.config)
+        call.positions = positions if not offset else positions + offset * (placed.ids != 0)
         if "position_ids" in takes:
-            if positions is None:  # picked out of the batch without them
-                positions = torch.from_numpy(placed.layout.position_ids).to(placed.ids.device)
-            offset = self.family.offset(self.model.config)
-            named["position_ids"] = positions if not offset else positions + offset * (placed.ids != 0)
-        if "use_cache" in takes:
+            named["position_ids"] = call.positions
+        if "use_cache" in parameters(type(self.model).forward):
             named["use_cache"] = False
         asked = named.get("return_dict")
         call.as_tuple = (self.model.config.return_dict if asked is None else asked) is False
