@@ -165,9 +165,9 @@ def test_a_model_that_loses_the_layout_is_caught(batch):
 
 
 def test_the_choice_of_backend_is_said_once(batch, caplog):
-    from nopad.model import safety
+    from nopad.model import state
 
-    safety._say_once.cache_clear()
+    state._say_once.cache_clear()
     model = nopad.packed(build("bert"))
     with caplog.at_level("INFO", logger="nopad"):
         parts(model, batch)

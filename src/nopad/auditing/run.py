@@ -157,7 +157,7 @@ def _subject(model: Any, dtype: torch.dtype, collator: Collator | None, backend:
     if collator is None and not is_packed(made):
         packed(made, backend=backend)
     if is_packed(made):
-        state_of(made).head.most = None  # a limit of sequences has nothing to do with keeping them apart
+        state_of(made).most = None  # a limit of sequences has nothing to do with keeping them apart
     return made
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from nopad.errors import OptionError, UnsupportedModelError
+from nopad.model.hooks import Hook
 from nopad.model.safety import STATE, bare, packed
 
 __all__ = ["layer_count", "missing_kinds", "shortened", "window_of"]
@@ -49,7 +50,7 @@ def shortened(model: Any, layers: int) -> Any:
     if not 1 <= layers <= there:
         raise OptionError(f"layers is {layers}; this {type(inner).__name__} has {there}")
     for name, module in inner.named_modules():
-        if "forward" in vars(module) or _has_hooks(module, inner):
+        if "forward" in vars(module) or _has_hooks(module):
             raise UnsupportedModelError(
                 f"{name or type(inner).__name__} has a hook or a forward method of its own, which a copy with fewer "
                 "layers would not have; audit the model whole"
@@ -64,17 +65,18 @@ def shortened(model: Any, layers: int) -> Any:
     parameter = next(inner.parameters())
     made = made.to(device=parameter.device, dtype=parameter.dtype).eval()
     made.set_attn_implementation(_attention(inner))
-    return packed(made, backend=getattr(inner, STATE).backend) if hasattr(inner, STATE) else made
-
-
-def _has_hooks(module: Any, inner: Any) -> bool:
-    """Whether others than nopad and transformers, which only records states, have hooked a module."""
     state = getattr(inner, STATE, None)
-    ours = {handle.id for handle in state.handles} if state is not None else set()
-    hooks = {**module._forward_hooks, **module._forward_pre_hooks}
+    if state is None:
+        return made
+    return packed(made, backend=state.backend, head=None if state.head.stock else state.head.name)
+
+
+def _has_hooks(module: Any) -> bool:
+    """Whether others than nopad and transformers, which only records states, have hooked a module."""
     return any(
-        number not in ours and not (getattr(hook, "__module__", None) or "").startswith("transformers.")
-        for number, hook in hooks.items()
+        not isinstance(hook, Hook) and not (getattr(hook, "__module__", None) or "").startswith("transformers.")
+        for hooks in (module._forward_hooks, module._forward_pre_hooks)
+        for hook in hooks.values()
     )
 
 

@@ -3,6 +3,10 @@
 A model hands its attention mask on unchanged when it has four dimensions. So the mask that it gets is the sequence
 numbers, ``[R, 1, 1, L]`` integers, and on that tensor hangs the `Placement`, for the backends that want lengths on the
 host. Nothing else has to know; recomputation (gradient checkpointing) hands on the same tensor.
+
+The `Placement` is lost where a mask is copied, and in compiled layers. So the mask's dtype says what its numbers alone
+are good for: `NUMBERS` say which slots see each other, `DENSE` is that itself, and `OPAQUE` ones say nothing (rows
+filled end to end, where a sequence goes on in another row; cross attention): attention without the placement raises.
 """
 
 from __future__ import annotations
@@ -16,10 +20,12 @@ from torch import Tensor
 
 from nopad.batch.guard import PackedMask, layout_of
 from nopad.batch.layout import Layout
+from nopad.errors import BatchError
 
-__all__ = ["ATTRIBUTE", "Cross", "Placement", "carried_by", "is_static", "place"]
+__all__ = ["ATTRIBUTE", "DENSE", "NUMBERS", "OPAQUE", "Cross", "Placement", "carried_by", "is_static", "place"]
 
 ATTRIBUTE = "nopad_placement"
+NUMBERS, OPAQUE, DENSE = torch.int32, torch.int16, torch.int8
 
 
 class Placement:
@@ -105,9 +111,13 @@ class Placement:
         """``[S, longest, ...]`` to ``[T, ...]``; the inverse of `to_padded`."""
         return padded.reshape(-1, *padded.shape[2:])[self.padded_index]
 
-    def mask(self) -> Tensor:
-        """Return what a model gets as its attention mask; ``[R, 1, 1, L]``, int32, with this placement on it."""
-        carrier = self.ids[:, None, None, :]
+    def mask(self, opaque: bool = False) -> Tensor:
+        """Return what a model gets as its attention mask; ``[R, 1, 1, L]``, with this placement on it.
+
+        `opaque`: for attention that cannot read sequence numbers.
+        """
+        numbers = torch.zeros_like(self.ids, dtype=OPAQUE) if opaque or self.layout.crossing else self.ids
+        carrier = numbers[:, None, None, :]
         setattr(carrier, ATTRIBUTE, self)
         return carrier
 
@@ -126,17 +136,32 @@ class Cross:
     """Attention from the sequences of one placement to those of the same number in another one.
 
     `pairs`: where in the stream of the keys the partner of each sequence in the stream of the queries is.
+
+    Raises:
+        BatchError: a source has no target, or a target no source.
     """
 
     def __init__(self, queries: Placement, keys: Placement) -> None:
         self.queries, self.keys = queries, keys
         self.backend = queries.backend
         of_keys = {int(number): place for place, number in enumerate(keys.layout.order)}
+        if keys.layout.sequences != queries.layout.sequences:
+            raise BatchError(
+                f"the batch has {keys.layout.sequences} sequences and {queries.layout.sequences} targets; build both "
+                "with batch.with_decoder(targets, start_id)"
+            )
         self.pairs = [of_keys[int(number)] for number in queries.layout.order]
+        self._kept: Tensor | None = None
+
+    def keep(self, make: Callable[[], Tensor]) -> Tensor:
+        """Return the mask between these two placements, making it once."""
+        if self._kept is None:
+            self._kept = make()
+        return self._kept
 
     def mask(self) -> Tensor:
-        """Return what a decoder gets as its encoder's attention mask; ``[R, 1, 1, L]``, int32."""
-        carrier = self.keys.ids[:, None, None, :].clone()
+        """Return what a decoder gets as its encoder's attention mask; ``[R, 1, 1, L]``, says nothing by itself."""
+        carrier = torch.zeros_like(self.keys.ids, dtype=OPAQUE)[:, None, None, :]
         setattr(carrier, ATTRIBUTE, self)
         return carrier
 

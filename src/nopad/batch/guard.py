@@ -11,7 +11,10 @@ from typing import Any, NoReturn
 from nopad.batch.layout import Layout
 from nopad.errors import NotPackSafeError
 
-__all__ = ["PackedMask", "layout_of"]
+__all__ = ["PackedMask", "is_of_batch", "layout_of", "mark"]
+
+MARK = "nopad_of_batch"
+
 
 _SAYS = (
     "this batch is packed, and {what} on its attention_mask would let sequences see each other: the model is not "
@@ -80,3 +83,13 @@ def layout_of(mask: PackedMask) -> Layout:
     """The layout behind a mask; for nopad's own attention."""
     layout: Layout = object.__getattribute__(mask, "_layout")
     return layout
+
+
+def mark(tensor: Any) -> None:
+    """Mark a tensor as one of a packed batch, which means nothing without its mask."""
+    setattr(tensor, MARK, True)
+
+
+def is_of_batch(value: Any) -> bool:
+    """Whether a value was marked as a tensor of a packed batch."""
+    return getattr(value, MARK, False) is True

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.batch.columns import Columns, from_features, from_rows, per_sequence
-from nopad.batch.guard import PackedMask, layout_of
+from nopad.batch.guard import PackedMask, layout_of, mark
 from nopad.batch.layout import Form, Layout
 from nopad.errors import BatchError, OptionError
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["PackedBatch"]
 
 MASK = "attention_mask"
+MARKED = ("input_ids", "inputs_embeds", "position_ids", "decoder_input_ids")  # what a model must not get without it
 FLASH_KEYS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
@@ -231,6 +232,8 @@ class PackedBatch(MutableMapping[str, Any]):
             import torch
 
             value = self._fields[name] = torch.from_numpy(np.ascontiguousarray(value))
+        if name in MARKED and not isinstance(value, np.ndarray) and not self._one_alone:
+            mark(value)
         return value
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -239,6 +242,11 @@ class PackedBatch(MutableMapping[str, Any]):
         self._fields[name] = value
 
     def __delitem__(self, name: str) -> None:
+        if name in (MASK, f"decoder_{MASK}"):
+            raise BatchError(
+                f"the {name} of a packed batch says where its sequences end, and is not taken out; a model without it "
+                "would let them see each other. batch.as_flash_kwargs() is for models on flash attention"
+            )
         del self._fields[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -253,6 +261,11 @@ class PackedBatch(MutableMapping[str, Any]):
             f"PackedBatch({at.sequences} sequences, {at.tokens} tokens in {at.shape[0]} x {at.shape[1]} slots: "
             f"{', '.join(name for name in self._fields if name != MASK)})"
         )
+
+    @property
+    def _one_alone(self) -> bool:
+        """Whether this is one sequence without padding, which any model may run as it is."""
+        return self.layout.sequences == 1 and self.layout.tokens == self.layout.slots == self.layout.shape[1]
 
     @property
     def input_ids(self) -> Any:

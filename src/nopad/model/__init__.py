@@ -10,6 +10,7 @@ except ImportError as error:
 
 from nopad.model.compiled import static_inputs
 from nopad.model.linear import fast_linear
+from nopad.model.pooling import pooled
 from nopad.model.safety import is_packed, packed, unpacked
 
-__all__ = ["fast_linear", "is_packed", "packed", "static_inputs", "unpacked"]
+__all__ = ["fast_linear", "is_packed", "packed", "pooled", "static_inputs", "unpacked"]

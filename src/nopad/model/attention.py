@@ -9,23 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from nopad.batch.device import carried_by
+from nopad.batch.device import DENSE, NUMBERS, OPAQUE, carried_by
 from nopad.errors import UnsupportedModelError
 from nopad.model.backends import BACKENDS
 from nopad.model.backends.core import Heads, attend
 from nopad.model.backends.mask import block_mask
 
-__all__ = ["NAME", "begin", "end", "packed_attention", "register", "tell", "watched"]
+if TYPE_CHECKING:
+    from nopad.model.calls import Call
+
+__all__ = ["NAME", "begin", "end", "inside", "lost", "packed_attention", "register", "tell", "watched"]
 
 NAME = "nopad"
 
 _watch: ContextVar[Callable[[nn.Module], None] | None] = ContextVar("nopad_watch", default=None)
-_inside: ContextVar[list[int] | None] = ContextVar("nopad_inside", default=None)  # layers that attended so far
+_inside: ContextVar[Call | None] = ContextVar("nopad_inside", default=None)
 
 
 def packed_attention(
@@ -47,13 +50,10 @@ def packed_attention(
     Raises:
         UnsupportedModelError: the layer wants what no backend has (attention sinks).
     """
-    packed = attention_mask is not None and attention_mask.dtype == torch.int32
+    packed = attention_mask is not None and attention_mask.dtype in (NUMBERS, OPAQUE, DENSE)
     if not packed:
-        if not torch.compiler.is_compiling() and _inside.get() is not None:
-            raise UnsupportedModelError(
-                f"{type(module).__name__} lost the layout of a packed batch on its way, and would let sequences see "
-                "each other; report this model, please"
-            )
+        if inside() is not None:
+            raise lost(module)
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         alone: tuple[Tensor, None] = sdpa_attention_forward(
@@ -86,10 +86,19 @@ def packed_attention(
     )
     assert attention_mask is not None
     placed = None if torch.compiler.is_compiling() else carried_by(attention_mask)
-    if placed is None:  # in a compiled graph only the numbers arrive
-        keep = block_mask(attention_mask[:, 0, 0], heads)
+    if placed is None:  # in a compiled graph only the mask's own numbers arrive, or where it was copied on its way
+        keep = _keep_of(module, attention_mask, query, key, heads)
         return attend(query, key, value, keep, heads).transpose(1, 2), None
     return BACKENDS[placed.backend](query, key, value, placed, heads).contiguous(), None
+
+
+def _keep_of(module: nn.Module, mask: Tensor, query: Tensor, key: Tensor, heads: Heads) -> Tensor:
+    """Read a mask by its numbers alone, where these say all there is to say."""
+    if mask.dtype == DENSE and tuple(mask.shape[-2:]) == (query.shape[2], key.shape[2]):
+        return mask != 0
+    if mask.dtype == NUMBERS and mask.shape[-1] == query.shape[2] == key.shape[2]:
+        return block_mask(mask[:, 0, 0], heads)
+    raise lost(module)
 
 
 def register() -> None:
@@ -102,26 +111,37 @@ def register() -> None:
 
 
 def tell(module: nn.Module) -> None:
-    """Tell whoever watches that this layer attends to a packed batch."""
-    inside, watch = _inside.get(), _watch.get()
-    if inside is not None:
-        inside[0] += 1
+    """Tell the call under way, and whoever watches, that this layer attends to a packed batch."""
+    call, watch = _inside.get(), _watch.get()
+    if call is not None:
+        call.attended[id(module)] += 1
+        call.kinds.add(type(module))
     if watch is not None:
         watch(module)
 
 
-def begin() -> Any:
-    """Enter a packed call: every attention inside must know its layout."""
-    return None if torch.compiler.is_compiling() else _inside.set([0])
+def inside() -> Call | None:
+    """The packed call under way, in which every attention must know its layout; None while compiling."""
+    return None if torch.compiler.is_compiling() else _inside.get()
 
 
-def end(token: Any) -> int:
-    """Leave a packed call; return how many layers attended in it."""
-    if token is None:
-        return 0
-    attended = _inside.get()
+def lost(module: nn.Module) -> UnsupportedModelError:
+    """What is raised where the layout did not reach an attention module."""
+    return UnsupportedModelError(
+        f"{type(module).__name__} lost the layout of a packed batch on its way, and would let sequences see each "
+        "other. Do hooks, compiled layers or a split over devices copy or drop attention masks? Take them off, or "
+        "report this model, please"
+    )
+
+
+def begin(call: Call) -> Any:
+    """Enter a packed call."""
+    return _inside.set(call)
+
+
+def end(token: Any) -> None:
+    """Leave a packed call."""
     _inside.reset(token)
-    return attended[0] if attended else 0
 
 
 @contextmanager

@@ -1,19 +1,25 @@
-"""A packed call under way, and the arguments of a forward method by name."""
+"""A packed call under way, what its hooks share, and the arguments of a forward method by name."""
 
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import local
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from nopad.batch.device import Placement
+from nopad.errors import UnsupportedModelError
 
-__all__ = ["Call", "Calls", "Static", "bound", "parameters"]
+if TYPE_CHECKING:
+    from nopad.model.heads import Head
+
+__all__ = ["Call", "Calls", "Cell", "Static", "bound", "parameters", "takes_more"]
 
 
 @dataclass
@@ -21,22 +27,41 @@ class Call:
     """One packed call of a model.
 
     Attributes:
+        head: what the model does with its states.
         placed: the batch's layout on the model's device.
         target: that of the decoder's batch, where there is a decoder.
+        encodes: whether the encoder runs in this call; not where its states are given.
+        compiled: whether parts of the model are compiled, where attention and hooks do not report.
+        positions: of each token, as the model counts them; ``[R, L]``.
         inside: which part runs now: "encoder" or "decoder".
         as_tuple: the caller wants a tuple.
         labels: what the head computes its loss from afterwards, by name.
         seen: states that hooks keep for the head.
+        ran: how often each hook ran, by its role.
+        attended: how often each attention module attended, by its id.
+        kinds: classes of the modules that attended.
         token: of `nopad.model.attention.begin`.
     """
 
+    head: Head
     placed: Placement
     target: Placement | None = None
+    encodes: bool = True
+    compiled: bool = False
+    positions: Any = None
     inside: str = "encoder"
     as_tuple: bool = False
     labels: dict[str, Any] = field(default_factory=dict)
     seen: dict[str, Any] = field(default_factory=dict)
+    ran: Counter[str] = field(default_factory=Counter)
+    attended: Counter[int] = field(default_factory=Counter)
+    kinds: set[type] = field(default_factory=set)
     token: Any = None
+
+    @property
+    def side(self) -> Placement:
+        """The layout of what comes out: that of the targets where there is a decoder."""
+        return self.placed if self.target is None else self.target
 
 
 @dataclass
@@ -53,19 +78,69 @@ class Static:
 
 
 class Calls(local):
-    """The packed calls under way in this thread, innermost last."""
+    """The calls under way in this thread, innermost last; None: an ordinary one."""
 
     def __init__(self) -> None:
         self.stack: list[Call | None] = []
         self.static = Static()
 
 
+class Cell:
+    """What all hooks of one pack-safe model share: the calls under way. Small: whoever copies a module copies it too.
+
+    A copied model gets one cell of its own, for all its hooks. A module copied by itself (PEFT does it) gets one that
+    no call ever reaches, so its hooks do nothing until `State.renew` replaces them.
+
+    Attributes:
+        calls: those of each thread.
+        compiled: the call of static shapes while compiling, for a compiler does not see what is a thread's own.
+        most: most sequences of a batch; None: any number.
+        how: from which tokens a sequence's result is read, in calls of static shapes.
+    """
+
+    def __init__(self, most: int | None = None, how: str = "first") -> None:
+        self.calls = Calls()
+        self.compiled = Static()
+        self.most = most
+        self.how = how
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Cell, (self.most, self.how)
+
+    @property
+    def call(self) -> Call | None:
+        """The packed call under way; None in an ordinary one, and while compiling."""
+        if torch.compiler.is_compiling():
+            return None
+        return self.calls.stack[-1] if self.calls.stack else None
+
+    @property
+    def static(self) -> Static:
+        """The call of static shapes under way; without ids where there is none."""
+        return self.compiled if torch.compiler.is_compiling() else self.calls.static
+
+
 def bound(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all arguments of a forward call by name."""
+    """Return all arguments of a forward call by name.
+
+    Raises:
+        UnsupportedModelError: the module takes its arguments under no name (a wrapper's ``*args``).
+    """
     if not args:
         return dict(kwargs)
     names = parameters(type(module).forward)
+    if len(args) > len(names):
+        raise UnsupportedModelError(
+            f"{type(module).__name__} takes {len(args)} arguments that have no names, so nopad cannot tell which is "
+            "the mask; is it a wrapper? Make the model inside pack-safe, or pass arguments by name"
+        )
     return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+@lru_cache(maxsize=256)
+def takes_more(forward: Any) -> bool:
+    """Whether a forward method takes arguments by any name."""
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(forward).parameters.values())
 
 
 @lru_cache(maxsize=256)

@@ -46,7 +46,9 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     state = state_of(model)
     if batch.layout.form == "flat" or batch.layout.crossing:
         raise BatchError("a compiled model takes rows, each sequence in one of them; build the batch with form='rows'")
-    name, most = type(state.model).__name__, state.head.most
+    state.renew()
+    state.tell_cell()
+    name, most = type(state.model).__name__, state.most
     if state.family.encoder_decoder or state.family.mask_at == "encoder":
         raise UnsupportedModelError(
             f"{name} is not compiled on packs: its attention is its own, or it has a decoder; compile its layers one "

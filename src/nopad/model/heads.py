@@ -8,51 +8,72 @@ can be an answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from nopad.errors import BatchError, UnsupportedModelError
-from nopad.model.calls import Call
+from nopad.model.calls import Call, Cell
 from nopad.model.families import Family
+from nopad.model.hooks import Feed, Hook, Keep, unwrapped
+from nopad.model.known import head_name, is_stock
+from nopad.model.pooling import mine, pool, static_pooled
 
-if TYPE_CHECKING:
-    from nopad.batch.device import Placement
-
-__all__ = ["Causal", "Head", "head_of", "pooled"]
+__all__ = ["Causal", "Head", "head_of"]
 
 IGNORED = -100
 
 
 class Head:
-    """What a model does with its states. This one leaves them as they are: base models, and heads per token."""
+    """What a model does with its states. This one leaves them as they are: base models, and heads per token.
 
+    Attributes:
+        name: as `nopad.model.known.NAMES` has it.
+        gives: whether its logits are per "token" or per "sequence".
+        stock: whether the model is one of transformers' own classes; of others, nothing is taken for granted.
+        per_token, per_sequence: names of its labels.
+    """
+
+    name = "tokens"
+    gives = "token"
     per_token: tuple[str, ...] = ("labels",)
-    per_sequence: tuple[str, ...] = ("next_sentence_label",)
-    by_token = True  # what comes out is per token, and so are the labels
-    most: int | None = None  # sequences of a batch
+    per_sequence: tuple[str, ...] = ("next_sentence_label", "sentence_order_label")
 
-    def __init__(self, model: Any, family: Family) -> None:
-        self.model, self.family = model, family
+    def __init__(self, model: Any, family: Family, stock: bool = True) -> None:
+        self.model, self.family, self.stock = model, family, stock
 
-    def install(self, state: Any) -> list[Any]:
-        """Hook what pools; `state` knows the call under way."""
-        handles = []
+    @property
+    def by_token(self) -> bool:
+        """Whether what comes out is per token, and so are the labels."""
+        return self.gives == "token"
+
+    @property
+    def base(self) -> Any:
+        """The model without its head, as it is now."""
+        return getattr(self.model, self.model.base_model_prefix, self.model)
+
+    def hooks(self, cell: Cell) -> Iterator[tuple[nn.Module, Hook]]:
+        """The modules that this head has hooked, as the model uses them now.
+
+        Raises:
+            UnsupportedModelError: one of them was replaced by something of which nothing is known.
+        """
         if self.family.pooler is not None:
-            for name, module in self.model.named_modules():
-                if name.rpartition(".")[2] == self.family.pooler[0]:
-                    handles += self._feed(state, module, self.family.pooler[1])
-        return handles
+            name, dims = self.family.pooler
+            for holder in dict.fromkeys((self.base, self.model)):
+                module = getattr(holder, name, None)
+                if isinstance(module, nn.Module):
+                    # In ALBERT the base model itself takes the first token of its encoder's states.
+                    inner = getattr(holder, "encoder", holder)
+                    yield from self._feed(cell, name, module, dims, inner)
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         """Check labels, and take those away that the model itself would get wrong."""
-        target = call.target or call.placed
         for name in self.per_token:
-            _check_shape(named, name, [target.layout.shape])
+            _check_shape(named, name, [call.side.layout.shape])
         for name in self.per_sequence:
             _check_shape(named, name, [(call.placed.layout.sequences,)])
 
@@ -64,22 +85,27 @@ class Head:
         """Put labels right in a call of static shapes."""
         return labels
 
-    def leave_static(self, state: Any, output: Any) -> Any:
+    def leave_static(self, cell: Cell, output: Any) -> Any:
         """Put the output of a call of static shapes right."""
-        if "pooler_output" in (output or ()) and self.most is None:
-            output["pooler_output"] = None  # it is a row's
-        if "seq_relationship_logits" in (output or ()) and self.most is None:
-            output["seq_relationship_logits"] = None
+        for name in ("pooler_output", "seq_relationship_logits", "sop_logits"):
+            if name in (output or ()) and cell.most is None:
+                output[name] = None  # it is a row's
         return output
 
-    def _feed(self, state: Any, module: nn.Module, dims: int) -> list[Any]:
-        """Hand a module each sequence's pooled states: ``[S, 1, H]`` (3) or ``[S, H]`` (2)."""
-        handles = [module.register_forward_pre_hook(_Feed(state, self, dims))]
+    def _feed(
+        self, cell: Cell, role: str, module: nn.Module, dims: int, inner: nn.Module
+    ) -> Iterator[tuple[nn.Module, Hook]]:
+        """Hand a module each sequence's states: ``[S, 1, H]`` (3), or ``[S, H]`` of the states of `inner` (2)."""
+        reader = type(unwrapped(module))
+        if dims == 3 and not reader.__module__.startswith("transformers."):
+            raise UnsupportedModelError(
+                f"{role} of {type(self.model).__name__} is now a {reader.__name__}, of which nobody knows that it "
+                "reads the first token only, as transformers' own does; put that back, or run the base model and pool "
+                "its states with nopad.model.pooled"
+            )
+        yield module, Feed(cell, role, dims=dims, stock=self.stock)
         if dims == 2:
-            base = getattr(self.model, self.model.base_model_prefix, self.model)
-            inner = getattr(base, "encoder", base) if module is getattr(base, "pooler", None) else base
-            handles.append(inner.register_forward_hook(_Keep(state, "hidden", first=True)))
-        return handles
+            yield inner, Keep(cell, f"states before the {role}", name="hidden", first=True)
 
     def pooling(self) -> str:
         """From which tokens a sequence's result is read."""
@@ -89,17 +115,23 @@ class Head:
 
 
 class _Classifier(Head):
-    """One result a sequence, from pooled states."""
+    """One result per sequence, from pooled states."""
 
+    name = "classification"
+    gives = "sequence"
     per_token = ()
-    by_token = False
 
-    def install(self, state: Any) -> list[Any]:
-        handles = super().install(state)
-        if self.family.head is not None:
+    def hooks(self, cell: Cell) -> Iterator[tuple[nn.Module, Hook]]:
+        found = list(super().hooks(cell))
+        if self.family.head is not None and isinstance(getattr(self.model, self.family.head[0], None), nn.Module):
             name, dims = self.family.head
-            handles += self._feed(state, getattr(self.model, name), dims)
-        return handles
+            found += self._feed(cell, name, getattr(self.model, name), dims, self.base)
+        if not any(isinstance(hook, Feed) for _, hook in found):
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} has no part that nopad could hand each sequence's states, as it does for "
+                "a classifier of transformers; run the base model, and pool its states with nopad.model.pooled"
+            )
+        yield from found
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         s, n = call.placed.layout.sequences, self.model.config.num_labels
@@ -107,14 +139,21 @@ class _Classifier(Head):
 
 
 class _LastToken(Head):
-    """One result a sequence, of a decoder that scores every token and then takes a row's last: take each sequence's."""
+    """One result per sequence, of a decoder that scores every token and takes a row's last: take each sequence's."""
 
+    name = "classification"
+    gives = "sequence"
     per_token = ()
-    by_token = False
 
-    def install(self, state: Any) -> list[Any]:
+    def hooks(self, cell: Cell) -> Iterator[tuple[nn.Module, Hook]]:
         assert self.family.head is not None
-        return [getattr(self.model, self.family.head[0]).register_forward_hook(_Keep(state, "logits"))]
+        module = getattr(self.model, self.family.head[0], None)
+        if not isinstance(module, nn.Module):
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} has no {self.family.head[0]!r} that scores every token, as classifiers "
+                "of transformers have; run the base model, and pool its states with nopad.model.pooled"
+            )
+        yield module, Keep(cell, self.family.head[0], name="logits")
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         s, n = call.placed.layout.sequences, self.model.config.num_labels
@@ -128,7 +167,13 @@ class _LastToken(Head):
     def leave(self, call: Call, output: Any) -> Any:
         from transformers.loss.loss_utils import ForSequenceClassificationLoss
 
-        logits = pooled(call.seen["logits"], call.placed, "last")
+        scores = call.seen["logits"]
+        if tuple(scores.shape[:2]) != call.placed.layout.shape or not (self.stock or _takes_last(scores, call, output)):
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} does not score every token and take the last one's, as classifiers of "
+                "transformers do; run the base model, and pool its states with nopad.model.pooled"
+            )
+        logits = pool(scores, call.placed, "last")
         output["logits"] = logits
         labels = call.labels["labels"]
         if labels is not None:
@@ -136,14 +181,19 @@ class _LastToken(Head):
             output["loss"] = ForSequenceClassificationLoss(labels, logits, self.model.config)
         return _in_order(output)
 
-    def leave_static(self, state: Any, output: Any) -> Any:
-        if self.most is not None:
-            output["logits"] = static_pooled(state.static.kept, state.static.ids, self.most, "last")
+    def leave_static(self, cell: Cell, output: Any) -> Any:
+        kept, ids = cell.static.kept, cell.static.ids
+        if cell.most is not None:
+            assert kept is not None
+            assert ids is not None
+            output["logits"] = static_pooled(kept, ids, cell.most, "last")
         return output
 
 
 class Causal(Head):
     """A causal language model: no sequence is to predict the first token of the next one."""
+
+    name = "causal"
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         """Take labels of first tokens out, and refuse those that a row's own shift would get wrong."""
@@ -171,19 +221,26 @@ class Causal(Head):
 class _Answers(Head):
     """Question answering: where an answer begins and ends in each sequence."""
 
+    name = "answers"
+    gives = "sequence"
     per_token = ()
     per_sequence = ("start_positions", "end_positions")
-    by_token = False
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         super().enter(call, named)
         call.labels = {name: named.pop(name, None) for name in self.per_sequence}
 
     def leave(self, call: Call, output: Any) -> Any:
-        placed = call.placed
+        placed = call.side
         losses = []
         for side in ("start", "end"):
             name = f"{side}_logits"
+            given = output.get(name) if isinstance(output, Mapping) else None
+            if given is None or tuple(given.shape) != placed.layout.shape:
+                raise UnsupportedModelError(
+                    f"{type(self.model).__name__} gives no {name} per token, as question answering of transformers "
+                    "does; run the base model, and unpack its states with batch.unpack"
+                )
             output[name] = placed.to_padded(placed.stream(output[name]), fill=-torch.inf)
             wanted = call.labels[f"{side}_positions"]
             if wanted is not None:
@@ -195,128 +252,44 @@ class _Answers(Head):
             output["loss"] = (losses[0] + losses[1]) / 2
         return _in_order(output)
 
-    def leave_static(self, state: Any, output: Any) -> Any:
-        if self.most is not None:
+    def leave_static(self, cell: Cell, output: Any) -> Any:
+        ids = cell.static.ids
+        if cell.most is not None:
+            assert ids is not None
             for name in ("start_logits", "end_logits"):
-                output[name] = _static_padded(output[name], state.static.ids, self.most)
+                output[name] = _static_padded(output[name], ids, cell.most)
         return output
 
 
-HEADS: dict[str, Callable[[Any, Family], Head]] = {
-    "ForSequenceClassification": _Classifier,
-    "ForTokenClassification": Head,
-    "ForQuestionAnswering": _Answers,
-    "ForMaskedLM": Head,
-    "ForPreTraining": Head,
-    "ForNextSentencePrediction": _Classifier,
-    "ForCausalLM": Causal,
-    "LMHeadModel": Causal,
-    "ForConditionalGeneration": Head,
-    "EncoderModel": Head,
-    "Model": Head,
-}
+HEADS: dict[str, type[Head]] = {"tokens": Head, "causal": Causal, "classification": _Classifier, "answers": _Answers}
 
 
-def head_of(model: Any, family: Family) -> Head:
-    """Return what is done with a model's results, by the name of its class.
+def head_of(model: Any, family: Family, given: str | None = None) -> Head:
+    """Return what is done with a model's results; `given`: the name of its head, of a class that nobody knows.
 
     Raises:
-        UnsupportedModelError: nothing is known of this head.
+        OptionError, UnsupportedModelError: see `nopad.model.known.head_name`.
     """
-    name = type(model).__name__
-    kind = next((kind for kind in HEADS if name.endswith(kind)), None)
-    if kind is None:
-        raise UnsupportedModelError(
-            f"{name} has a head of which nothing is known; known are {', '.join(HEADS)}: use the base model, and pool "
-            "its states with nopad.model.heads.pooled"
-        )
-    if kind == "ForSequenceClassification" and family.head == ("score", 0):
-        return _LastToken(model, family)
-    return HEADS[kind](model, family)
+    name = head_name(model, family, given)
+    kind = _LastToken if name == "classification" and family.head == ("score", 0) else HEADS[name]
+    return kind(model, family, is_stock(type(model)))
 
 
-def pooled(states: Tensor, placed: Placement, how: str) -> Tensor:
-    """Pool ``[R, L, ...]`` to ``[S, ...]``, in the order given: each sequence's "first" or "last" token, or "mean".
-
-    Raises:
-        BatchError: another way.
-    """
-    flat = states.reshape(-1, *states.shape[2:])
-    if how == "first":
-        return flat[placed.first]
-    if how == "last":
-        return flat[placed.last]
-    if how == "mean":
-        stream = placed.stream(states)
-        lens = placed.lens
-        total = stream.new_zeros(lens.numel(), *stream.shape[1:]).index_add(0, placed.owner, stream)
-        return total / lens.reshape(-1, *[1] * (total.dim() - 1)).to(total.dtype)
-    raise BatchError(f"unknown pooling {how!r}; it is 'first', 'last' or 'mean'")
-
-
-def static_pooled(states: Tensor, ids: Tensor, most: int, how: str) -> Tensor:
-    """The same of sequence numbers ``[R, 1, 1, L]``, in shapes that depend on no batch: ``[most, ...]``.
-
-    Results beyond the last sequence mean nothing.
-    """
-    flat = states.reshape(-1, *states.shape[2:])
-    mine = _mine(ids, most)
-    if how == "mean":
-        shares = mine.to(flat.dtype) / mine.sum(1, keepdim=True).clamp(min=1).to(flat.dtype)
-        return (shares @ flat.reshape(flat.shape[0], -1)).reshape(most, *flat.shape[1:])
-    if how == "first":
-        return flat[mine.int().argmax(1)]
-    return flat[mine.shape[1] - 1 - mine.flip(1).int().argmax(1)]
-
-
-def _mine(ids: Tensor, most: int) -> Tensor:
-    """Which slots belong to each sequence; bool ``[most, R x L]``."""
-    numbers = torch.arange(1, most + 1, device=ids.device, dtype=ids.dtype)
-    return ids.reshape(1, -1) == numbers[:, None]
+def _takes_last(scores: Tensor, call: Call, output: Any) -> bool:
+    """Whether a model took the scores of each row's last token."""
+    real = call.placed.ids != 0
+    rows = torch.arange(real.shape[0], device=real.device)[real.any(1)]
+    last = real.shape[1] - 1 - real.flip(1).int().argmax(1)
+    logits = output.get("logits") if isinstance(output, Mapping) else None
+    return logits is not None and torch.equal(logits[rows], scores[rows, last[rows]])
 
 
 def _static_padded(values: Tensor, ids: Tensor, most: int) -> Tensor:
     """``[R, L]`` to ``[most, L]``: each sequence from slot 0 on, minus infinity behind it."""
-    mine = _mine(ids, most)
-    places = torch.arange(ids.shape[-1], device=ids.device) + mine.int().argmax(1)[:, None]
-    places = places.clamp(max=mine.shape[1] - 1)
-    return values.reshape(-1)[places].masked_fill(~mine.gather(1, places), -torch.inf)
-
-
-@dataclass
-class _Feed:
-    """A hook that hands a module each sequence's pooled states. Hooks are objects: a copied model copies them too."""
-
-    state: Any
-    head: Head
-    dims: int
-
-    def __call__(self, module: nn.Module, args: Any) -> Any:
-        state, head, most = self.state, self.head, self.head.most
-        call, ids = state.call, state.static.ids
-        if call is not None:
-            found = pooled(call.seen["hidden"] if self.dims == 2 else args[0], call.placed, head.pooling())
-        elif ids is not None and most is not None:
-            found = static_pooled(state.static.kept if self.dims == 2 else args[0], ids, most, head.pooling())
-        else:
-            return None
-        return (found if self.dims == 2 else found[:, None], *args[1:])
-
-
-@dataclass
-class _Keep:
-    """A hook that keeps what a module gives, for the head."""
-
-    state: Any
-    name: str
-    first: bool = False
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        kept = output[0] if self.first else output
-        if self.state.call is not None:
-            self.state.call.seen[self.name] = kept
-        elif self.state.static.ids is not None:
-            self.state.static.kept = kept
+    owned = mine(ids, most)
+    places = torch.arange(ids.shape[-1], device=ids.device) + owned.int().argmax(1)[:, None]
+    places = places.clamp(max=owned.shape[1] - 1)
+    return values.reshape(-1)[places].masked_fill(~owned.gather(1, places), -torch.inf)
 
 
 def _check_shape(named: dict[str, Any], name: str, wanted: list[tuple[int, ...]]) -> None:

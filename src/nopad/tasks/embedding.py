@@ -24,8 +24,8 @@ from nopad.corpus.tokenizer import DEFAULT_PACKAGE, Tokenizer, load_tokenizer
 from nopad.errors import FormatError, LengthError, MissingExtraError, OptionError
 from nopad.model.admission import positions_of
 from nopad.model.families import family_of
-from nopad.model.heads import pooled
 from nopad.model.linear import fast_linear, is_worth_it
+from nopad.model.pooling import pool
 from nopad.model.safety import bare, is_packed, packed
 from nopad.tasks.folder import Pooling, Texts, read_folder
 
@@ -70,7 +70,7 @@ def embed(
     states = model(**batch).last_hidden_state
     guard: PackedMask = batch._fields[MASK]
     placed = place(guard, states.device, "segments")
-    found = _mean_behind(states, placed, skip) if skip else pooled(states, placed, pooling)
+    found = _mean_behind(states, placed, skip) if skip else pool(states, placed, pooling)
     if normalize:
         found = torch.nn.functional.normalize(found.float() if found.dtype.itemsize < 4 else found, dim=-1)
     return found

@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nopad.batch.device import Cross, Placement
+from nopad.batch.device import ATTRIBUTE, DENSE, Cross, Placement
 from nopad.errors import BatchError
 from nopad.model.backends.core import Heads, allowed, attend
 
-__all__ = ["block_mask", "mask"]
+__all__ = ["block_mask", "dense_cross", "mask"]
 
 _NOT_TOGETHER = "a sequence and its target are not in the same row; pack both with the same rows, or use form='flat'"
 
@@ -20,7 +20,7 @@ _NOT_TOGETHER = "a sequence and its target are not in the same row; pack both wi
 def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
     """Attention ``[R, L, H, D]`` of whole rows under one mask a batch."""
     if isinstance(placed, Cross):
-        keep = placed.queries.keep("cross mask", lambda: _cross_mask(placed))
+        keep = placed.keep(lambda: _cross_mask(placed))
     else:
         _refuse_crossing(placed)
         keep = placed.keep(("mask", heads.causal, heads.window), lambda: block_mask(placed.ids, heads))
@@ -33,6 +33,13 @@ def block_mask(ids: Tensor, heads: Heads) -> Tensor:
     places = torch.arange(ids.shape[1], device=ids.device)
     seen = allowed(places, places, heads)
     return (keep if seen is None else keep & seen)[:, None]
+
+
+def dense_cross(cross: Cross) -> Tensor:
+    """What decoders with compiled layers get as their encoder's mask: what sees what, int8 ``[R, 1, Lq, Lk]``."""
+    carrier = cross.keep(lambda: _cross_mask(cross)).to(DENSE)
+    setattr(carrier, ATTRIBUTE, cross)
+    return carrier
 
 
 def _cross_mask(cross: Cross) -> Tensor:

@@ -1,0 +1,248 @@
+"""The hooks of a pack-safe model: where the mask goes in, where heads are fed, where learned positions are looked up.
+
+A hook is an object that knows its role and the model's `Cell`, nothing else: modules may be copied, replaced and
+wrapped after the model was made pack-safe, and `State.renew` puts hooks on those that the model uses at a call. Each
+run is counted by role, and a packed call in which a hook did not run exactly once is no result (`postconditions`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from nopad.batch.device import Cross
+from nopad.errors import UnsupportedModelError
+from nopad.model.backends.mask import dense_cross
+from nopad.model.calls import Call, Cell, bound, parameters
+from nopad.model.encoders import encoder_mask, pack_again, unpack_first
+from nopad.model.pooling import pool, static_pooled
+
+__all__ = [
+    "Count",
+    "Feed",
+    "Hook",
+    "Keep",
+    "NoPositions",
+    "PackAgain",
+    "Positions",
+    "Swap",
+    "UnpackFirst",
+    "attach",
+    "take_off",
+    "unwrapped",
+]
+
+
+@dataclass(eq=False)
+class Hook:
+    """What all hooks of nopad are, so that they can be found and taken off. Called as PyTorch calls hooks with kwargs.
+
+    Attributes:
+        cell: of the model.
+        role: its name in the count of what ran.
+        moment: whether it runs before or after its module.
+    """
+
+    cell: Cell
+    role: str = ""
+    moment: Literal["before", "after"] = "before"
+
+
+def attach(module: nn.Module, hook: Any) -> None:
+    """Put a hook on a module."""
+    if hook.moment == "before":
+        module.register_forward_pre_hook(hook, with_kwargs=True)
+    else:
+        module.register_forward_hook(hook, with_kwargs=True, always_call=hook.role == "leave")
+
+
+def take_off(module: nn.Module) -> None:
+    """Take nopad's hooks off a module, also those that came with a copy."""
+    # Not by the handles of PyTorch: those of a copied module are not known.
+    before: tuple[Any, ...] = (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
+    after: tuple[Any, ...] = (
+        module._forward_hooks,
+        module._forward_hooks_with_kwargs,
+        module._forward_hooks_always_called,
+    )
+    for tables in (before, after):
+        hooks: Any = tables[0]
+        for number in [number for number, hook in hooks.items() if isinstance(hook, Hook)]:
+            for table in tables:
+                table.pop(number, None)
+
+
+@dataclass(eq=False)
+class Swap(Hook):
+    """Puts the mask in that carries the layout, where the base model (or its encoder, or decoder) begins."""
+
+    part: str = "encoder"
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run; see the class."""
+        call = self.cell.call
+        if call is None:
+            return None
+        call.ran[self.role] += 1
+        named = bound(module, args, kwargs)
+        call.inside = self.part
+        family = call.head.family
+        if family.route == "encoder mask":
+            dtype = named["hidden_states"].dtype
+            named["attention_mask"] = encoder_mask(call.placed, family, dtype, module, call.compiled)
+        elif self.part == "decoder":
+            assert call.target is not None
+            named["attention_mask"] = call.target.mask()
+            cross = Cross(call.target, call.placed)
+            named["encoder_attention_mask"] = dense_cross(cross) if call.compiled else cross.mask()
+        else:
+            named["attention_mask"] = call.placed.mask()
+        return (), named
+
+
+@dataclass(eq=False)
+class Count(Hook):
+    """Hands the base model the positions of the batch, where the class around it does not hand them on."""
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run; see the class."""
+        call = self.cell.call
+        if call is None:
+            return None
+        call.ran[self.role] += 1
+        named = bound(module, args, kwargs)
+        given = named.get("position_ids")
+        if given is not None and given is not call.positions and not torch.equal(given, call.positions):
+            raise UnsupportedModelError(
+                f"{type(module).__name__} is given position_ids that are not those of the batch, so its sequences "
+                "would not begin at their first position; hand position_ids on as they come, or leave them out"
+            )
+        if named.get("use_cache") is None and "use_cache" in parameters(type(module).forward):
+            named["use_cache"] = False
+        return (), {**named, "position_ids": call.positions}
+
+
+@dataclass(eq=False)
+class UnpackFirst(Hook):
+    """Hands an attention module of its own kind one sequence per row."""
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run; see the class."""
+        return unpack_first(module, args, kwargs)
+
+
+@dataclass(eq=False)
+class PackAgain(Hook):
+    """Packs what such a module gave again."""
+
+    moment: Literal["before", "after"] = "after"
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+        """Run; see the class."""
+        return pack_again(kwargs, output)
+
+
+@dataclass(eq=False)
+class NoPositions(Hook):
+    """Keeps a stack that counts learned positions itself from counting along the whole row, beyond its table (BART)."""
+
+    def __call__(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run; see the class."""
+        if self.cell.call is None:
+            return None
+        return args, {**kwargs, "position_ids": torch.zeros(1, dtype=torch.long, device=module.weight.device)}
+
+
+@dataclass(eq=False)
+class Positions(Hook):
+    """Looks such positions up again, of each token in its sequence."""
+
+    moment: Literal["before", "after"] = "after"
+
+    def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        """Run; see the class."""
+        call = self.cell.call
+        if call is None:
+            return None
+        call.ran[self.role] += 1
+        side = call.placed if call.inside == "encoder" or call.target is None else call.target
+        positions = torch.from_numpy(side.layout.position_ids).to(side.ids.device)
+        return nn.functional.embedding(positions + module.offset, module.weight)
+
+
+@dataclass(eq=False)
+class Feed(Hook):
+    """Hands a module each sequence's pooled states in place of each row's.
+
+    Attributes:
+        dims: what the module wants: ``[S, 1, H]`` (3; it reads the first token of them), or ``[S, H]`` (2).
+        stock: whether the model is one of transformers', which is known to give this module a row's pooled states.
+    """
+
+    dims: int = 3
+    stock: bool = True
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run; see the class."""
+        call, static = self.cell.call, self.cell.static
+        if call is not None:
+            call.ran[self.role] += 1
+            found = pool(self._states(call, module, args), call.placed, call.head.pooling())
+        elif static.ids is not None and self.cell.most is not None:
+            states = static.kept if self.dims == 2 else args[0]
+            assert states is not None
+            found = static_pooled(states, static.ids, self.cell.most, self.cell.how)
+        else:
+            return None
+        return (found if self.dims == 2 else found[:, None], *args[1:]), kwargs
+
+    def _states(self, call: Call, module: nn.Module, args: Any) -> Tensor:
+        """What is pooled, ``[R, L, H]``; refuse where the module is given something else than a row's pooled states."""
+        given: Tensor | None = args[0] if args and isinstance(args[0], Tensor) else None
+        states: Tensor | None = given if self.dims == 3 else call.seen.get("hidden")
+        if given is None or states is None or tuple(states.shape[:2]) != call.placed.layout.shape or states.dim() != 3:
+            raise UnsupportedModelError(
+                f"{self.role} ({type(module).__name__}) of this model does not get what it gets in transformers' own, "
+                "so nopad cannot tell what to hand it for each sequence; run the base model, and pool its states with "
+                "nopad.model.pooled"
+            )
+        if self.dims == 2 and not self.stock and not torch.equal(given, states[:, 0]):
+            raise UnsupportedModelError(
+                f"{self.role} ({type(module).__name__}) of this model is not given the first token's states, as in "
+                "transformers' own; run the base model, and pool its states with nopad.model.pooled"
+            )
+        return states
+
+
+@dataclass(eq=False)
+class Keep(Hook):
+    """Keeps what a module gives, for the head.
+
+    Attributes:
+        name: under which it is kept.
+        first: the first of what the module gives.
+    """
+
+    moment: Literal["before", "after"] = "after"
+    name: str = ""
+    first: bool = False
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Run; see the class."""
+        kept = output[0] if self.first else output
+        call, static = self.cell.call, self.cell.static
+        if call is not None:
+            call.ran[self.role] += 1
+            call.seen[self.name] = kept
+        elif static.ids is not None:
+            static.kept = kept
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside PEFT's wrapper for modules that are trained whole."""
+    while "modules_to_save" in module._modules and isinstance(module._modules.get("original_module"), nn.Module):
+        module = module._modules["original_module"]  # type: ignore[assignment]
+    return module

@@ -1,0 +1,108 @@
+"""Which head a model has: by the exact class of transformers, or by the word of whoever wrote the class.
+
+A name says nothing: classes of one's own are called ``MyForSequenceClassification`` and pool as they like. So a class
+is known when it is the one that transformers' own tables (those of its Auto classes) list for a task.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from torch import nn
+
+from nopad.errors import OptionError, UnsupportedModelError
+from nopad.model.families import Family
+
+__all__ = ["NAMES", "head_name", "is_stock"]
+
+# What each head gives, by the names that `nopad.packed(head=...)` takes.
+NAMES = {
+    "tokens": "one result per token (base models, masked LM, token classification, pre-training)",
+    "causal": "one result per token, and labels that a causal language model shifts",
+    "classification": "one result per sequence",
+    "answers": "start_logits and end_logits of question answering",
+}
+# Tables of transformers' Auto classes, the telling ones first: a class may be in several.
+TABLES = {
+    "SEQUENCE_CLASSIFICATION": "classification",
+    "NEXT_SENTENCE_PREDICTION": "classification",
+    "QUESTION_ANSWERING": "answers",
+    "CAUSAL_LM": "causal",
+    "TOKEN_CLASSIFICATION": "tokens",
+    "MASKED_LM": "tokens",
+    "SEQ_TO_SEQ_CAUSAL_LM": "tokens",
+    "PRETRAINING": "tokens",
+    "TEXT_ENCODING": "tokens",
+    "": "tokens",  # base models
+}
+
+
+def is_stock(kind: type) -> bool:
+    """Whether a class is transformers' own, exactly: not one that inherits from it, and not one of the same name."""
+    import transformers
+
+    return kind.__module__.startswith("transformers.") and getattr(transformers, kind.__name__, None) is kind
+
+
+def head_name(model: Any, family: Family, given: str | None) -> str:
+    """Return the name of a model's head.
+
+    Raises:
+        OptionError: there is no head of the name that is given, or this class is known to have another one.
+        UnsupportedModelError: nothing is known of this class and nothing is given; or sequences of this head cannot be
+            kept apart.
+    """
+    name = type(model).__name__
+    if given is not None and given not in NAMES:
+        raise OptionError(f"unknown head {given!r}; there are {', '.join(NAMES)}")
+    known = _tables().get(name) if is_stock(type(model)) else None
+    if known is None and given is None:
+        raise UnsupportedModelError(f"{name} has a head of which nothing is known: {_way_out(model)}")
+    if known is not None and given not in (None, known):
+        raise OptionError(f"the head of {name} is {known!r}, not {given!r}; leave it out")
+    found = known or given
+    assert found is not None
+    if family.encoder_decoder and found in ("classification", "causal"):
+        raise UnsupportedModelError(
+            f"{name} cannot run on packs: "
+            + (
+                "it reads the states of a row's last end-of-sequence token, not of each sequence's"
+                if found == "classification"
+                else "it is a decoder without its encoder, of which nothing is proven"
+            )
+            + "; run its sequences padded"
+        )
+    return found
+
+
+def _way_out(model: Any) -> str:
+    """What to do with a class that nobody knows."""
+    from transformers import PreTrainedModel
+
+    inner = [(name, child) for name, child in model.named_children() if isinstance(child, PreTrainedModel)]
+    if isinstance(model, nn.Module) and not isinstance(model, PreTrainedModel) and len(inner) == 1:
+        name, child = inner[0]
+        return (
+            f"it wraps {type(child).__name__} (TRL's value heads do); make that pack-safe, nopad.packed(model.{name}), "
+            "and what the wrapper computes from its hidden states comes out per token"
+        )
+    return (
+        "it is not a class of transformers that nopad has a head for. If its forward reads results as one of "
+        f"transformers' own does, say which with nopad.packed(model, head=...): {', '.join(map(repr, NAMES))}; else "
+        "run the base model, and pool its states with nopad.model.pooled"
+    )
+
+
+@cache
+def _tables() -> dict[str, str]:
+    """Head names by class name, from the tables of transformers' Auto classes."""
+    from transformers.models.auto import modeling_auto
+
+    found: dict[str, str] = {}
+    for table, head in TABLES.items():
+        listed = getattr(modeling_auto, f"MODEL_{'FOR_' if table else ''}{table}_MAPPING_NAMES".replace("__", "_"), {})
+        for names in listed.values():
+            for name in [names] if isinstance(names, str) else names:
+                found.setdefault(name, head)
+    return found

@@ -1,0 +1,89 @@
+"""States of tokens to states of sequences: the first or last token of each sequence, or the mean of all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from nopad.batch.device import Placement, place
+from nopad.batch.guard import PackedMask
+from nopad.errors import BatchError, OptionError
+
+if TYPE_CHECKING:
+    from nopad.batch import PackedBatch
+
+__all__ = ["mine", "pool", "pooled", "static_pooled"]
+
+
+def pooled(states: Tensor, batch: PackedBatch, how: str = "mean") -> Tensor:
+    """Pool the states that a pack-safe model gave for a batch, one result per sequence.
+
+    Args:
+        states: ``[R, L, ...]``, such as `last_hidden_state`.
+        batch: the batch that the model was called with.
+        how: the "first" or "last" token of each sequence, or the "mean" over its tokens.
+
+    Returns:
+        ``[S, ...]``, same dtype and device, in the order in which the sequences were given.
+
+    Raises:
+        BatchError: the states are of another shape than the batch.
+        OptionError: there is no such `how`.
+
+    >>> import nopad, torch
+    >>> from nopad.model import pooled
+    >>> batch = nopad.PackedBatch.from_sequences([[5, 6], [7]])
+    >>> pooled(torch.tensor([[[1.0], [3.0], [8.0]]]), batch, "mean").tolist()
+    [[2.0], [8.0]]
+    """
+    if how not in ("first", "last", "mean"):
+        raise OptionError(f"unknown pooling {how!r}; it is 'first', 'last' or 'mean'")
+    if tuple(states.shape[:2]) != batch.layout.shape:
+        raise BatchError(
+            f"cannot pool states of shape {tuple(states.shape)}; wanted one per slot of the batch, "
+            f"[{batch.layout.shape[0]}, {batch.layout.shape[1]}, ...]"
+        )
+    guard: PackedMask = batch["attention_mask"]
+    return pool(states, place(guard, states.device, "segments"), how)
+
+
+def pool(states: Tensor, placed: Placement, how: str) -> Tensor:
+    """Pool ``[R, L, ...]`` to ``[S, ...]``, in the order given: each sequence's "first" or "last" token, or "mean".
+
+    Raises:
+        BatchError: another way.
+    """
+    flat = states.reshape(-1, *states.shape[2:])
+    if how == "first":
+        return flat[placed.first]
+    if how == "last":
+        return flat[placed.last]
+    if how == "mean":
+        stream = placed.stream(states)
+        lens = placed.lens
+        total = stream.new_zeros(lens.numel(), *stream.shape[1:]).index_add(0, placed.owner, stream)
+        return total / lens.reshape(-1, *[1] * (total.dim() - 1)).to(total.dtype)
+    raise BatchError(f"unknown pooling {how!r}; it is 'first', 'last' or 'mean'")
+
+
+def static_pooled(states: Tensor, ids: Tensor, most: int, how: str) -> Tensor:
+    """The same of sequence numbers ``[R, 1, 1, L]``, in shapes that depend on no batch: ``[most, ...]``.
+
+    Results beyond the last sequence mean nothing.
+    """
+    flat = states.reshape(-1, *states.shape[2:])
+    owned = mine(ids, most)
+    if how == "mean":
+        shares = owned.to(flat.dtype) / owned.sum(1, keepdim=True).clamp(min=1).to(flat.dtype)
+        return (shares @ flat.reshape(flat.shape[0], -1)).reshape(most, *flat.shape[1:])
+    if how == "first":
+        return flat[owned.int().argmax(1)]
+    return flat[owned.shape[1] - 1 - owned.flip(1).int().argmax(1)]
+
+
+def mine(ids: Tensor, most: int) -> Tensor:
+    """Which slots belong to each sequence; bool ``[most, R x L]``."""
+    numbers = torch.arange(1, most + 1, device=ids.device, dtype=ids.dtype)
+    return ids.reshape(1, -1) == numbers[:, None]

@@ -1,0 +1,173 @@
+"""What must hold when a packed call ends; a result of which it does not is never returned.
+
+Every hook ran once, every layer attended as often as the configuration says, and each output has one entry per slot or
+one per sequence, as its head declares. So a model that goes another way than nopad thinks cannot give a wrong result
+in silence: a module that was replaced, a class that pools by itself, a layer that goes around attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from nopad.batch.layout import Layout
+from nopad.errors import BatchError, UnsupportedModelError
+from nopad.model.calls import Call
+from nopad.model.families import Family
+from nopad.model.heads import Head
+
+__all__ = ["check_attended", "check_output", "check_ran", "check_static"]
+
+WAY_OUT = "run the base model, and pool its states with nopad.model.pooled"
+# Outputs that are neither per token nor per sequence, or empty.
+FREE = (
+    "loss",
+    "attentions",
+    "encoder_attentions",
+    "decoder_attentions",
+    "cross_attentions",
+    "past_key_values",
+    "router_logits",
+    "encoder_router_logits",
+    "decoder_router_logits",
+)
+OF_TOKENS = ("last_hidden_state", "hidden_states", "decoder_hidden_states", "prediction_logits")
+OF_SOURCE = ("encoder_last_hidden_state", "encoder_hidden_states")
+OF_SEQUENCES = ("pooler_output", "seq_relationship_logits", "sop_logits")
+LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+DECODER_LAYERS = ("num_decoder_layers", "decoder_layers")
+DROPPED = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+
+
+def check_ran(model: Any, call: Call, roles: Iterable[str]) -> None:
+    """Check that each hook ran exactly once.
+
+    Raises:
+        UnsupportedModelError: one did not.
+    """
+    for role in roles:
+        wanted = 0 if role.startswith("encoder") and not call.encodes else 1
+        if call.ran[role] != wanted:
+            raise UnsupportedModelError(
+                f"{role} of {type(model).__name__} was to run {'once' if wanted else 'not at all'} and ran "
+                f"{call.ran[role]} times, so its result is not what each sequence gets alone. Is a part of the model "
+                "compiled or left out? Compile single layers, or the whole model with nopad.model.static_inputs; else "
+                + WAY_OUT
+            )
+
+
+def check_attended(model: Any, family: Family, call: Call, modules: Sequence[nn.Module]) -> None:
+    """Check that each layer attended, and all together as often as the configuration says.
+
+    Raises:
+        UnsupportedModelError: they did not.
+    """
+    if call.compiled:
+        return  # compiled layers do not tell
+    config = model.config
+    wanted, times = _attentions(config, family, call), sum(call.attended.values())
+    dropped = model.training and any(getattr(config, name, 0) for name in DROPPED)  # layers left out at random
+    if times > wanted or (times < wanted and not dropped):
+        raise UnsupportedModelError(
+            f"layers of {type(model).__name__} asked nopad's attention {times} times, and its configuration says "
+            f"{wanted}: what goes around it lets sequences see each other. If layers were taken out, say so in "
+            "config.num_hidden_layers; else report this model, please"
+        )
+    silent = [m for m in modules if type(m) in call.kinds and id(m) not in call.attended]
+    if silent and call.encodes and not dropped:
+        raise UnsupportedModelError(
+            f"{len(silent)} of the {type(silent[0]).__name__} modules of {type(model).__name__} never asked nopad's "
+            "attention, while others did more than once; report this model, please"
+        )
+
+
+def _attentions(config: Any, family: Family, call: Call) -> int:
+    """How often attention is asked in one call."""
+    if call.target is None:
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        return _first(text, LAYERS) * int(getattr(text, "inner_group_num", 1))
+    encoder = _first(config, ("encoder_layers", *LAYERS)) if call.encodes else 0
+    return encoder + 2 * _first(config, (*DECODER_LAYERS, *LAYERS))  # each of a decoder's attends to the encoder too
+
+
+def _first(config: Any, names: Sequence[str]) -> int:
+    return next((int(getattr(config, name)) for name in names if getattr(config, name, None) is not None), 0)
+
+
+def check_output(model: Any, head: Head, call: Call, output: Any) -> None:
+    """Check that each output tensor has one entry per slot or one per sequence, as the head declares.
+
+    Raises:
+        UnsupportedModelError: one has not.
+        BatchError: of a class that nopad does not know, it cannot be told.
+    """
+    at, source = call.side.layout, call.placed.layout
+    for name, value in _tensors(output):
+        kind = declared(head, name)
+        layout = source if name in OF_SOURCE else at
+        if kind == "token" and not head.stock and value.dim() == 2 and layout.shape[1] in _widths(model.config):
+            raise BatchError(
+                f"rows of this batch are {layout.shape[1]} slots wide, as wide as states or classes of this model, so "
+                f"{name or 'a result'} per row of a class that nopad does not know could not be told from one per "
+                "token; build rows of another width"
+            )
+        _check(model, name, value, _shapes(head, kind, name, layout, layout.sequences, layout.max_seqlen))
+
+
+def _widths(config: Any) -> set[Any]:
+    """How wide a result per row may be."""
+    return {getattr(config, name, None) for name in ("hidden_size", "num_labels", "vocab_size", "projection_dim")}
+
+
+def check_static(model: Any, head: Head, most: int | None, shape: tuple[int, int], output: Any) -> None:
+    """Check the same of a call of static shapes.
+
+    Raises:
+        UnsupportedModelError: an output has another shape.
+    """
+    for name, value in _tensors(output):
+        kind = declared(head, name)
+        if kind == "token":
+            _check(model, name, value, [shape])
+        elif most is not None:
+            _check(model, name, value, [(most, shape[1])] if head.name == "answers" else [(most,)])
+
+
+def declared(head: Head, name: str) -> str:
+    """What an output holds: "token" or "sequence"."""
+    if name in OF_TOKENS or name in OF_SOURCE:
+        return "token"
+    return "sequence" if name in OF_SEQUENCES else head.gives
+
+
+def _shapes(head: Head, kind: str, name: str, at: Layout, sequences: int, longest: int) -> list[tuple[int, ...]]:
+    if name == "":  # of a tuple or a tensor, of which nothing says what it is
+        return [at.shape, (sequences,)] if kind == "token" else [(sequences,)]
+    if kind == "token":
+        return [at.shape]
+    return [(sequences, longest)] if head.name == "answers" and name.endswith("_logits") else [(sequences,)]
+
+
+def _check(model: Any, name: str, value: Tensor, shapes: list[tuple[int, ...]]) -> None:
+    """Refuse another shape. Results per sequence are [S] or [S, C]: [S, 1, C] is of a head that speaks per token."""
+    fits = any(tuple(value.shape[: len(shape)]) == shape for shape in shapes)
+    if fits and (len(shapes[0]) > 1 or value.dim() <= 2):
+        return
+    wanted = " or ".join(f"[{', '.join(map(str, shape))}, ...]" for shape in shapes)
+    raise UnsupportedModelError(
+        f"{name or 'the result'} of {type(model).__name__} has the shape {list(value.shape)} and not {wanted}: its "
+        f"results are of rows or of something else, not what each sequence gets alone; {WAY_OUT}"
+    )
+
+
+def _tensors(output: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of an output that hold results, by name; of a tuple or a tensor, without one."""
+    named = output.items() if isinstance(output, Mapping) else [("", output)]
+    for name, value in named:
+        if name in FREE:
+            continue
+        for one in value if isinstance(value, tuple | list) else [value]:
+            if isinstance(one, Tensor) and one.dim() > 0:
+                yield name, one

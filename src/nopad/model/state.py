@@ -1,0 +1,318 @@
+"""What makes one model pack-safe: its hooks, on the modules that it uses now, and each packed call from end to end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from operator import is_
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import nn
+
+from nopad.batch.device import is_static, place
+from nopad.batch.guard import PackedMask, layout_of
+from nopad.errors import BatchError, UnsupportedModelError
+from nopad.model import attention
+from nopad.model.admission import check_call, device_of, leave_columns, refuse_attentions
+from nopad.model.calls import Call, Cell, bound, parameters, takes_more
+from nopad.model.families import Family
+from nopad.model.heads import Head
+from nopad.model.hooks import Count, Hook, NoPositions, PackAgain, Positions, Swap, UnpackFirst, attach, take_off
+from nopad.model.postconditions import check_attended, check_output, check_ran
+from nopad.model.static import enter_static, leave_static
+from nopad.model.unguarded import check_rows, refuse_unguarded
+
+__all__ = ["State", "part_of"]
+
+log = logging.getLogger("nopad")
+
+
+@dataclass(eq=False)
+class State:
+    """What makes one model pack-safe.
+
+    Attributes:
+        model: the transformers model, without wrappers.
+        family: what is known of its kind.
+        backend: as it was asked for.
+        head: what it does with its states.
+        most: most sequences of a batch; None: any number.
+        takes: names of its arguments.
+        before: the attention that it had before; "": it was not changed.
+        cell: what its hooks share.
+        modules: all of the model when hooks were last put on; others, and they are put on again.
+        roles: of the hooks that run once in a call.
+    """
+
+    model: Any
+    family: Family
+    backend: str
+    head: Head
+    most: int | None = None
+    takes: tuple[str, ...] = ()
+    before: str = ""
+    cell: Cell = field(default_factory=Cell)
+    modules: tuple[nn.Module, ...] = ()
+    roles: tuple[str, ...] = ()
+    lock: Any = field(default_factory=Lock)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "lock": None, "modules": ()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({**state, "lock": Lock()})
+
+    def install(self) -> None:
+        """Register the attention and all hooks."""
+        attention.register()
+        model = self.model
+        self.takes = parameters(type(model).forward)
+        if not self.head.stock and takes_more(type(model).forward):
+            self.takes += parameters(type(self.head.base).forward)
+        list(self._hooks())  # what cannot be hooked is refused before anything is changed
+        if self.family.route == "interface":
+            self.before = model.config._attn_implementation
+            model.set_attn_implementation(attention.NAME)
+            if model.config._attn_implementation != attention.NAME:
+                import transformers
+
+                raise UnsupportedModelError(
+                    f"{type(model).__name__} of transformers {transformers.__version__} does not take a registered "
+                    "attention; newer versions may (T5 does from 5.20)"
+                )
+        attach(model, Enter(self.cell, "enter", state=self))
+        attach(model, Leave(self.cell, "leave", "after", state=self))
+        self.renew()
+
+    def remove(self) -> None:
+        """Take all of it off again."""
+        for module in {*_walk(self.model), *self.modules}:
+            take_off(module)
+        if self.before:
+            self.model.set_attn_implementation(self.before)
+
+    def renew(self) -> None:
+        """Put hooks on the modules that the model uses now, where these are not the ones of the last call.
+
+        Raises:
+            UnsupportedModelError: a module that must be hooked was replaced by one of which nothing is known.
+        """
+        modules = tuple(_walk(self.model))
+        if len(modules) == len(self.modules) and all(map(is_, modules, self.modules)):
+            return
+        with self.lock:
+            hooks = list(self._hooks())
+            for module in {*modules, *self.modules}:
+                if module is not self.model:
+                    take_off(module)
+            first = not self.roles  # hooks on the model itself are put on once: it runs them just now
+            for module, hook in hooks:
+                if module is not self.model or first:
+                    attach(module, hook)
+            counted = (hook for _, hook in hooks if not isinstance(hook, UnpackFirst | PackAgain | NoPositions))
+            self.roles = tuple(hook.role for hook in counted)
+            self.modules = modules
+        self.tell_cell()
+
+    def tell_cell(self) -> None:
+        """Tell hooks what they need in calls of static shapes."""
+        self.cell.most, self.cell.how = self.most, self.head.pooling()
+
+    def _hooks(self) -> Iterator[tuple[nn.Module, Hook]]:
+        """All modules to hook, as the model uses them now."""
+        cell, model, family = self.cell, self.model, self.family
+        check_rows(model, self.head.base)
+        base = self.head.base
+        if base is not model and "position_ids" in parameters(type(base).forward):
+            yield base, Count(cell, "base model")
+        for name, module in self._entries():
+            yield module, Swap(cell, name, part=name)
+        if family.route == "encoder mask":
+            for module in self.head.base.encoder.modules():
+                if type(module).__name__ in family.attention:
+                    yield module, UnpackFirst(cell)
+                    yield module, PackAgain(cell)
+        encoder = part_of(model, "encoder")
+        inside = set() if encoder is None else set(encoder.modules())
+        for module in _walk(model):
+            if type(module).__name__ == "BartLearnedPositionalEmbedding":
+                yield module, NoPositions(cell)
+                yield module, Positions(cell, f"{'encoder' if module in inside else 'decoder'} positions")
+        yield from self.head.hooks(cell)
+
+    def _entries(self) -> list[tuple[str, nn.Module]]:
+        """The modules at which the mask is swapped."""
+        if self.family.encoder_decoder:
+            found = [(name, part_of(self.model, name)) for name in ("encoder", "decoder")]
+            return [(name, module) for name, module in found if module is not None]
+        base = self.head.base
+        return [("encoder", getattr(base, self.family.mask_at) if self.family.mask_at else base)]
+
+    def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Open a packed call: check that batch and model fit, and turn the batch into the model's own arguments."""
+        if torch.compiler.is_compiling():
+            numbers: Any = bound(module, args, kwargs).get("attention_mask")
+            if is_static(numbers):
+                enter_static(self.cell, numbers)
+            return None
+        stack = self.cell.calls.stack
+        stack.append(None)  # the leaving hook takes it off, whatever happens here
+        if args and isinstance(args[0], Mapping):
+            raise BatchError("a batch was given as one argument; call model(**batch)")
+        named = bound(module, args, kwargs)
+        guard: Any = named.get("attention_mask")
+        if self.family.route == "interface":
+            refuse_attentions(module, named)
+        if is_static(guard):
+            stack.pop()
+            enter_static(self.cell, guard)
+            return None
+        if not isinstance(guard, PackedMask):
+            refuse_unguarded(named)
+            return None
+        self.renew()
+        call = self._opened(guard, named, module)
+        check_call(module, self.family, self.most, named, call.placed.layout)
+        self._fit(named, call)
+        self.head.enter(call, named)
+        stack[-1] = call
+        call.token = attention.begin(call)
+        return (), named
+
+    def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        """Close the call, and give what it returned one entry per sequence where it has one per row."""
+        if is_static(bound(module, args, kwargs).get("attention_mask")):
+            return leave_static(module, self.cell, self.head, output)
+        if torch.compiler.is_compiling():
+            return output
+        stack = self.cell.calls.stack
+        call = stack.pop() if stack else None
+        if call is None:
+            return None
+        attention.end(call.token)
+        if output is None:  # it raised
+            return None
+        check_ran(module, call, self.roles)
+        check_attended(module, self.family, call, self.modules)
+        output = self.head.leave(call, output)
+        check_output(module, self.head, call, output)
+        return output.to_tuple() if call.as_tuple and hasattr(output, "to_tuple") else output
+
+    def _opened(self, guard: PackedMask, named: Mapping[str, Any], module: nn.Module) -> Call:
+        """The call of a batch with this guard."""
+        compiled = any(one._compiled_call_impl is not None or "_orig_mod" in one._modules for one in self.modules)
+        layouts, target = [layout_of(guard)], named.get("decoder_attention_mask")
+        if isinstance(target, PackedMask):
+            layouts.append(layout_of(target))
+        elif self.family.encoder_decoder and part_of(module, "decoder") is not None:
+            raise BatchError("this model has a decoder: build the batch with batch.with_decoder(targets, start_id)")
+        if compiled and any(layout.crossing for layout in layouts):
+            raise BatchError(
+                "compiled layers know which slots see each other by sequence numbers alone, and cannot follow a "
+                "sequence into the next row; build the batch without end_to_end, or do not compile"
+            )
+        if not self.head.stock:
+            _refuse_ambiguous(self.head, layouts[-1])
+        placed = place(guard, device_of(module), self._choice(guard, module, compiled))
+        aimed = None
+        if isinstance(target, PackedMask):
+            aimed = place(target, device_of(module), self._choice(target, module, compiled))
+        return Call(self.head, placed, aimed, named.get("encoder_outputs") is None, compiled)
+
+    def _choice(self, guard: PackedMask, module: nn.Module, compiled: bool) -> str:
+        """Choose the backend by device and form, and say it once."""
+        if self.backend != "auto":
+            return self.backend
+        device, dtype, layout = device_of(module), next(module.parameters()).dtype, layout_of(guard)
+        if compiled and self.family.route == "encoder mask":
+            chosen = "mask"
+        elif device.type == "cpu":
+            chosen = "segments"
+        elif layout.form == "flat" and device.type == "cuda" and dtype in (torch.float16, torch.bfloat16):
+            chosen = "varlen"
+        else:
+            chosen = "repack" if layout.crossing else "mask"
+        _say_once(f"{type(module).__name__} on {device.type}: attention backend {chosen!r} for {layout.form} batches")
+        return chosen
+
+    def _fit(self, named: dict[str, Any], call: Call) -> None:
+        """Turn what the batch holds into what the model takes."""
+        takes = self.takes
+        placed = call.placed
+        named["attention_mask"] = (placed.ids != 0).to(torch.long)
+        if call.target is not None:
+            named["decoder_attention_mask"] = (call.target.ids != 0).to(torch.long)
+        positions = named.pop("position_ids", None)
+        if positions is None:  # picked out of the batch without them
+            positions = torch.from_numpy(placed.layout.position_ids).to(placed.ids.device)
+        offset = self.family.offset(self.model.config)
+        call.positions = positions if not offset else positions + offset * (placed.ids != 0)
+        if "position_ids" in takes:
+            named["position_ids"] = call.positions
+        if "use_cache" in parameters(type(self.model).forward):
+            named["use_cache"] = False
+        asked = named.get("return_dict")
+        call.as_tuple = (self.model.config.return_dict if asked is None else asked) is False
+        if asked is not None or (call.as_tuple and (self.head.stock or "return_dict" in takes)):
+            named["return_dict"] = True
+        leave_columns(self.model, takes, named)
+
+
+@dataclass(eq=False)
+class Enter(Hook):
+    """Opens each call of the whole model."""
+
+    state: Any = None
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run; see the class."""
+        return self.state.enter(module, args, kwargs)
+
+
+@dataclass(eq=False)
+class Leave(Hook):
+    """Closes it, also when it raised."""
+
+    state: Any = None
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        """Run; see the class."""
+        return self.state.leave(module, args, kwargs, output)
+
+
+def part_of(model: Any, name: str) -> Any:
+    """The encoder or decoder of a model that has both."""
+    for holder in (model, getattr(model, "model", None), getattr(model, "transformer", None)):
+        found = getattr(holder, name, None)
+        if isinstance(found, nn.Module):
+            return found
+    return None
+
+
+def _walk(model: nn.Module) -> Iterator[nn.Module]:
+    """All modules of a model, in any order; several times quicker than `modules()`, since it runs at each call."""
+    stack = [model]
+    while stack:
+        module = stack.pop()
+        yield module
+        stack.extend(child for child in module._modules.values() if child is not None)
+
+
+def _refuse_ambiguous(head: Head, layout: Any) -> None:
+    """Refuse batches in which a class of one's own could give results of rows that look like those of sequences."""
+    rows = layout.shape[0]
+    alone = layout.depth == 1 and not layout.crossing
+    if head.gives == "sequence" and rows == layout.sequences and not alone:
+        raise BatchError(
+            f"this batch has as many rows as sequences, {rows}, so results per row of a class that nopad does not know "
+            "could not be told from results per sequence; build it with form='flat', or with another number of rows"
+        )
+
+
+@lru_cache(maxsize=64)
+def _say_once(message: str) -> None:
+    log.info(message)
