@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 
 from nopad.errors import LengthError, OptionError
 
-__all__ = ["Form", "Layout"]
-
-Form = Literal["rows", "flat"]
+__all__ = ["Layout", "checked"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +36,7 @@ class Layout:
             ``seq_start`` and ``seq_source`` when there; ``[S]`` each.
     """
 
-    form: Form
+    form: Literal["rows", "flat"]
     shape: tuple[int, int]
     seq_lengths: NDArray[np.int32]
     index: NDArray[np.int64]
@@ -99,6 +97,11 @@ class Layout:
         if rows is not None and rows < least:
             raise LengthError(f"{tokens} tokens need {least} rows of {width}, and {rows} are given")
         return cls("rows", (rows or least, width), lens, np.arange(tokens), np.arange(lens.size), crossing=True)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the stream has the sequences in the order given."""
+        return self.form == "flat" or bool((self.order == np.arange(self.order.size)).all())
 
     @property
     def sequences(self) -> int:
