@@ -77,14 +77,6 @@ class Columns:
                 values[column] = _values(given, column)
         return cls(lens.astype(np.int32), tokens, values)
 
-    def streams(self, order: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """Return the columns per token with the sequences in this order."""
-        begins = np.cumsum(self.seq_lengths, dtype=np.int64) - self.seq_lengths
-        lens = self.seq_lengths[order]
-        inside = np.arange(int(lens.sum())) - np.repeat(np.cumsum(lens, dtype=np.int64) - lens, lens)
-        index = np.repeat(begins[order], lens) + inside
-        return {name: column[index] for name, column in self.tokens.items()}
-
 
 def from_features(features: Sequence[Mapping[str, Any]]) -> Columns:
     """Put dicts into columns: one a sequence, or one a row of a packed dataset.

@@ -166,7 +166,10 @@ def pack_few(lengths: Sequence[int], capacity: int, depth: int | None) -> list[l
     numbers: dict[int, list[int]] = {}
     for number, length in enumerate(lengths):
         numbers.setdefault(length, []).append(number)
-    return _dealt(lengths, numbers, _best_fit(numbers, capacity, capacity if depth is None else depth))
+    packs = _best_fit(numbers, capacity, capacity if depth is None else depth)
+    if len(numbers) == len(lengths):  # no two of one length, so nothing is left to choose
+        return sorted([sorted([numbers[length][0] for length in pack]) for pack in packs])
+    return _dealt(lengths, numbers, packs)
 
 
 def _best_fit(numbers: dict[int, list[int]], capacity: int, most: int) -> list[tuple[int, ...]]:
@@ -182,8 +185,9 @@ def _best_fit(numbers: dict[int, list[int]], capacity: int, most: int) -> list[t
             content: tuple[int, ...] = ()
             if at < len(rooms):
                 room = rooms[at]
-                content = stacks[room].pop()
-                if not stacks[room]:
+                stack = stacks[room]
+                content = stack.pop()
+                if not stack:
                     del rooms[at]
             copies = min(room // length, most - len(content), left)
             content += (length,) * copies
@@ -192,10 +196,11 @@ def _best_fit(numbers: dict[int, list[int]], capacity: int, most: int) -> list[t
             if not room or len(content) >= most:
                 packs.append(content)
                 continue
-            stack = stacks.setdefault(room, [])
-            if not stack:
+            if stacks.get(room):
+                stacks[room].append(content)
+            else:
+                stacks[room] = [content]
                 insort(rooms, room)
-            stack.append(content)
     return packs + [content for stack in stacks.values() for content in stack]
 
 

@@ -160,10 +160,9 @@ class PackedBatch(MutableMapping[str, Any]):
                 per_token = ", ".join(stacked.tokens)
                 raise OptionError(f"fill names {name!r}; columns with a value per token are {per_token}")
             _check_fill(name, value, stacked.tokens[name].dtype)
-        streams = stacked.tokens if layout.in_order else stacked.streams(layout.order)
         fields: dict[str, Any] = {
             name: layout.scatter(column, fills.get(name, -100 if name.endswith("labels") else 0))
-            for name, column in streams.items()
+            for name, column in stacked.tokens.items()
         }
         layout = replace(layout, records=stacked.records) if stacked.records else layout
         fields["position_ids"] = layout.position_ids
