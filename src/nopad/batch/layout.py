@@ -53,7 +53,7 @@ class Layout:
         [[0, 1, 2, 0]]
         """
         lens = checked(seq_lengths)
-        ends = lens.cumsum(dtype=np.int64)
+        ends: NDArray[np.int64] = lens.cumsum(dtype=np.int64)
         return cls("flat", (1, int(ends[-1]) if ends.size else 0), lens, ends - lens, np.arange(lens.size))
 
     @classmethod
@@ -101,7 +101,7 @@ class Layout:
         least = max(-(-tokens // width), 1)
         if rows is not None and rows < least:
             raise LengthError(f"{tokens} tokens need {least} rows of {width}, and {rows} are given")
-        starts = lens.cumsum(dtype=np.int64) - lens
+        starts = (lens.cumsum() - lens).astype(np.int64)
         return cls("rows", (rows or least, width), lens, starts, np.arange(lens.size), crossing=True)
 
     @property
