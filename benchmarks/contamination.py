@@ -91,8 +91,7 @@ def packed_batch(step: list[tuple[np.ndarray, np.ndarray]]) -> PackedBatch:
     return PackedBatch.from_sequences(
         [seen for seen, _ in step],
         columns={"labels": [labels for _, labels in step]},
-        form="rows",
-        capacity=CAPACITY,
+        form=nopad.Rows(CAPACITY),
     )
 
 

@@ -139,7 +139,7 @@ def embed(_: Path | None) -> None:
             "padded to 512": lambda s=sequences: [stock(*_tensors(b)) for b in batches(s, 512)],
             ARRIVAL: lambda s=sequences: [stock(*_tensors(b)) for b in batches(s)],
             SORTED: lambda s=sequences: [stock(*_tensors(b)) for b in batches(by_length(s))],
-            ROWS: lambda s=sequences: forward(on_mask, packs(s, form="rows", capacity=512)),
+            ROWS: lambda s=sequences: forward(on_mask, packs(s, form=nopad.Rows(512))),
             FLAT: lambda s=sequences: forward(on_segments, packs(s)),
         }
         for name, run in others.items():
@@ -215,7 +215,7 @@ def _one_size(title: str, model: Any, sequences: list[np.ndarray], backward: boo
         "padded to 512": lambda: pad(sequences, 512),
         ARRIVAL: lambda: pad(sequences),
         SORTED: lambda: pad(by_length(sequences)),
-        ROWS: lambda: pack("mask", form="rows", capacity=512),
+        ROWS: lambda: pack("mask", form=nopad.Rows(512)),
         FLAT: lambda: pack("segments"),
     }
     for name, run in others.items():

@@ -21,6 +21,7 @@ QUICK = (
     "sources",
     "materialise",
     "reader",
+    "batch",
 )
 
 for name in sys.argv[1:] or QUICK:

@@ -18,7 +18,7 @@ from nopad.planning import ALGORITHMS, Plan, plan
 
 if TYPE_CHECKING:
     from nopad.auditing import audit
-    from nopad.batch import PackedBatch
+    from nopad.batch import Flat, PackedBatch, Rows
     from nopad.corpus import CorpusOptions, load_tokenizer, open_source
     from nopad.model import packed, unpacked
     from nopad.online import StreamPacker, stream_pack
@@ -28,12 +28,14 @@ __version__ = "0.1.0"
 __all__ = [
     "ALGORITHMS",
     "CorpusOptions",
+    "Flat",
     "Histogram",
     "NopadError",
     "PackOptions",
     "PackedBatch",
     "Packs",
     "Plan",
+    "Rows",
     "StreamPacker",
     "assign",
     "audit",
@@ -53,7 +55,9 @@ __all__ = [
 # Rooms that need pyarrow or compiled loops are opened on first use, so that `import nopad` stays quick.
 _LAZY = {
     "audit": "nopad.auditing",
+    "Flat": "nopad.batch",
     "PackedBatch": "nopad.batch",
+    "Rows": "nopad.batch",
     "packed": "nopad.model",
     "unpacked": "nopad.model",
     "CorpusOptions": "nopad.corpus",

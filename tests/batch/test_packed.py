@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import nopad
-from nopad import PackedBatch
+from nopad import Flat, PackedBatch, Rows
+from nopad.batch.form import pack_few
 from nopad.errors import BatchError, LengthError, OptionError
 
 SEQUENCES = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=12), min_size=1, max_size=20)
 FORMS = [
-    {"form": "flat"},
-    {"form": "rows", "capacity": 12},
-    {"form": "rows", "capacity": 30, "depth": 2},
-    {"form": "rows", "capacity": 16, "end_to_end": True},
+    {"form": Flat()},
+    {"form": Rows(12)},
+    {"form": Rows(30, depth=2)},
+    {"form": Rows(16, end_to_end=True)},
 ]
 
 
@@ -33,12 +34,13 @@ def test_everything_comes_back_in_order(form, sequences):
     }
     batch = PackedBatch.from_sequences(sequences, columns=columns, pad_id=7, **form)
     for these in (batch, batch.to("cpu"), pickle.loads(pickle.dumps(batch))):
-        assert [part.tolist() for part in these.unpack(these.input_ids)] == sequences
-        assert [part.tolist() for part in these.unpack(these["labels"])] == columns["labels"]
-        assert [float(part) for part in these.unpack(these["weight"])] == columns["weight"]
-        assert these.unpack(these["name"]) == columns["name"]
+        assert [part.tolist() for part in these.unpack_tokens(these.input_ids)] == sequences
+        assert [part.tolist() for part in these.unpack_tokens(these["labels"])] == columns["labels"]
+        assert [float(part) for part in these.unpack_sequences(these["weight"])] == columns["weight"]
+        assert these.unpack_sequences(these["name"]) == columns["name"]
         assert all(
-            p.tolist() == list(range(len(s))) for p, s in zip(these.unpack(these.position_ids), sequences, strict=True)
+            p.tolist() == list(range(len(s)))
+            for p, s in zip(these.unpack_tokens(these.position_ids), sequences, strict=True)
         )
     padding = batch.sequence_ids == 0
     assert (batch.input_ids[padding] == 7).all()
@@ -47,31 +49,29 @@ def test_everything_comes_back_in_order(form, sequences):
 
 
 def test_what_is_per_sequence_is_in_the_order_given():
-    batch = PackedBatch.from_sequences(
-        [[1], [2, 2, 2, 2], [3, 3]], columns={"label": [10, 20, 30]}, form="rows", capacity=4
-    )
+    batch = PackedBatch.from_sequences([[1], [2, 2, 2, 2], [3, 3]], columns={"label": [10, 20, 30]}, form=Rows(4))
     assert batch.input_ids.tolist() == [[1, 3, 3, 0], [2, 2, 2, 2]]
     assert batch.sequence_ids.tolist() == [[1, 3, 3, 0], [2, 2, 2, 2]]
     assert batch.seq_lengths.tolist() == [1, 4, 2]
     assert batch.cu_seqlens.tolist() == [0, 1, 3, 7]  # of the stream: row after row
     assert batch["label"].tolist() == [10, 20, 30]
-    assert [part.tolist() for part in batch.unpack(batch["label"])] == [10, 20, 30]
+    assert [part.tolist() for part in batch.unpack_sequences(batch["label"])] == [10, 20, 30]
 
 
 def test_a_fixed_number_of_rows():
-    batch = PackedBatch.from_sequences([[1, 1], [2]], form="rows", capacity=4, rows=3)
+    batch = PackedBatch.from_sequences([[1, 1], [2]], form=Rows(4, rows=3))
     assert batch.input_ids.shape == (3, 4)
     with pytest.raises(OptionError, match="these sequences take 2 rows of 4, and 1 are given"):
-        PackedBatch.from_sequences([[1] * 4, [2] * 4], form="rows", capacity=4, rows=1)
+        PackedBatch.from_sequences([[1] * 4, [2] * 4], form=Rows(4, rows=1))
 
 
 def test_given_packs():
     sequences = [[1] * 3, [2] * 2, [3]]
     packs = nopad.pack([3, 2, 1], capacity=4, order="source")
-    batch = PackedBatch.from_sequences(sequences, form="rows", packs=packs)
+    batch = PackedBatch.from_sequences(sequences, form=Rows(packs=packs))
     assert batch.input_ids.shape == (len(packs), 4)
     with pytest.raises(OptionError, match="packs hold 3 sequences, and 2 are given"):
-        PackedBatch.from_sequences(sequences[:2], form="rows", packs=packs)
+        PackedBatch.from_sequences(sequences[:2], form=Rows(packs=packs))
 
 
 @pytest.fixture(scope="module")
@@ -84,18 +84,19 @@ def dataset(tmp_path_factory):
     return nopad.open_packed(out)
 
 
-@pytest.mark.parametrize("form", ["rows", "flat"])
+@pytest.mark.parametrize("form", [Rows(8), Flat()], ids=["rows", "flat"])
 def test_rows_of_a_dataset(dataset, form):
     rows = [dataset[at] for at in range(len(dataset))]
-    batch = PackedBatch.from_rows(rows, form=form, capacity=8)
+    batch = PackedBatch.from_rows(rows, form)
     assert batch.layout.tokens == sum(row.input_ids.size for row in rows)
     assert batch.records["seq_index"].tolist() == batch["label"].tolist()  # the label is the record's number here
     seen = {}
-    parts = (batch.unpack(batch[name]) for name in ("input_ids", "labels", "label", "name"))
-    for ids, labels, label, name in zip(*parts, strict=True):
+    tokens = (batch.unpack_tokens(batch[name]) for name in ("input_ids", "labels"))
+    values = (batch.unpack_sequences(batch[name]) for name in ("label", "name"))
+    for ids, labels, label, name in zip(*tokens, *values, strict=True):
         seen[int(label)] = (ids.tolist(), labels.tolist(), name)
     assert seen == {n: ([n] * (1 + n % 5), [n + 1] * (1 + n % 5), f"r{n}") for n in range(9)}
-    if form == "rows":
+    if form == Rows(8):
         assert batch.input_ids.shape == (len(dataset), 8)
         assert batch.layout.depth == max(row.seq_lengths.size for row in rows)
 
@@ -119,12 +120,12 @@ def test_features_that_are_packs_already():
         {"seq_lengths": [1], "seq_index": [6], "input_ids": [9], "label": [5]},
     ]
     batch = PackedBatch.from_features(features)
-    assert [part.tolist() for part in batch.unpack(batch.input_ids)] == [[1, 2], [3], [9]]
+    assert [part.tolist() for part in batch.unpack_tokens(batch.input_ids)] == [[1, 2], [3], [9]]
     assert batch["labels"].tolist() == [7, 8, 5]  # as transformers' collators call it
     assert "seq_index" not in batch
     for these in (batch, type(batch)(dict(batch.items())), batch.to("cpu"), pickle.loads(pickle.dumps(batch))):
         assert {name: numbers.tolist() for name, numbers in these.records.items()} == {"seq_index": [4, 5, 6]}
-    again = PackedBatch.from_features(features, form="rows", capacity=4)
+    again = PackedBatch.from_features(features, form=Rows(4))
     assert again.records["seq_index"].tolist() == [4, 5, 6]
     assert again["labels"].tolist() == [7, 8, 5]
 
@@ -150,8 +151,8 @@ def test_flash_arguments():
     assert how["cu_seq_lens_q"].tolist() == how["cu_seq_lens_k"].tolist() == [0, 2, 3]
     assert how["cu_seq_lens_q"].dtype == torch.int32
     assert (how["max_length_q"], how["max_length_k"]) == (2, 2)
-    with pytest.raises(BatchError, match="takes one stream; build the batch with form='flat'"):
-        PackedBatch.from_sequences([[1]], form="rows", capacity=2).as_flash_kwargs()
+    with pytest.raises(BatchError, match=r"takes one stream; build the batch with nopad.Flat\(\)"):
+        PackedBatch.from_sequences([[1]], form=Rows(2)).as_flash_kwargs()
 
 
 @pytest.mark.parametrize(
@@ -163,10 +164,16 @@ def test_flash_arguments():
         (lambda: PackedBatch.from_sequences([[1], []]), LengthError, "sequence 1 has no token; leave empty ones out"),
         (lambda: PackedBatch.from_sequences([[1.5]]), BatchError, "input_ids must be integers, got float64"),
         (lambda: PackedBatch.from_sequences([[[1]]]), BatchError, "input_ids of sequence 0 has 2 dimensions"),
-        (lambda: PackedBatch.from_sequences([[1]], form="rows"), OptionError, "rows need their width: give a capacity"),
-        (lambda: PackedBatch.from_sequences([[1]], form="x"), OptionError, "form is 'x'; it must be 'rows' or 'flat'"),
+        (lambda: Rows(), OptionError, "rows need their width: give a capacity"),
         (
-            lambda: PackedBatch.from_sequences([[1] * 5], form="rows", capacity=4),
+            lambda: PackedBatch.from_sequences([[1]], "rows"),
+            OptionError,
+            r"form is 'rows'; it is nopad.Flat\(\) or nopad.Rows\(capacity\)",
+        ),
+        (lambda: PackedBatch.from_sequences([[1]], Rows), OptionError, "form is <class .*; it is nopad.Flat"),
+        (lambda: PackedBatch.from_features([{"input_ids": [1]}], {}), OptionError, "form is {}; it is nopad.Flat"),
+        (
+            lambda: PackedBatch.from_sequences([[1] * 5], form=Rows(4)),
             LengthError,
             "above the capacity",
         ),
@@ -211,9 +218,14 @@ def test_flash_arguments():
             "'input_ids' has 2 values for the 1 of attention_mask in feature 0",
         ),
         (
-            lambda: PackedBatch.from_sequences([[1, 2]]).unpack(np.zeros((3, 3))),
+            lambda: PackedBatch.from_sequences([[1, 2]]).unpack_tokens(np.zeros((3, 3))),
             BatchError,
-            r"cannot unpack values of shape \(3, 3\); wanted \[1, 2, ...\] for tokens, or \[1, ...\] for sequences",
+            r"values per token have the shape \[3, 3\]; wanted \[1, 2, ...\]",
+        ),
+        (
+            lambda: PackedBatch.from_sequences([[1, 2]]).unpack_sequences(np.zeros((3, 3))),
+            BatchError,
+            r"values per sequence have the shape \[3, 3\]; wanted \[1, ...\]",
         ),
         (lambda: PackedBatch({"input_ids": 1}), BatchError, "made of the fields of another one"),
         (
@@ -234,21 +246,16 @@ def test_columns_that_the_layout_gives_are_refused():
             PackedBatch.from_sequences([[1, 2]], columns={name: [[1, 1]]})
 
 
-@pytest.mark.parametrize(
-    ("how", "names"),
-    [
-        ({"capacity": 4}, "capacity"),
-        ({"depth": 1}, "depth"),
-        ({"rows": 2, "end_to_end": True}, "rows or end_to_end"),
-        ({"packs": nopad.pack([2], capacity=4)}, "packs"),
-    ],
-)
-def test_options_of_rows_are_refused_for_a_stream(how, names):
-    says = f"a flat batch has no rows, so no {names}; give form='rows' too"
-    with pytest.raises(OptionError, match=says):
-        PackedBatch.from_sequences([[1, 2]], **how)
-    with pytest.raises(OptionError, match=says):
-        PackedBatch.from_features([{"input_ids": [1, 2]}], **how)
+def test_rows_of_a_dataset_stay_where_they_are(dataset):
+    rows = [dataset[at] for at in range(len(dataset))]
+    for how in ({"depth": 1}, {"end_to_end": True}):
+        with pytest.raises(OptionError, match="rows of a dataset stay the rows they are; give no depth, packs or end"):
+            PackedBatch.from_rows(rows, Rows(8, **how))
+    more = PackedBatch.from_rows(rows, Rows(8, rows=len(rows) + 2))
+    assert more.input_ids.shape == (len(rows) + 2, 8)
+    assert not more.input_ids[-2:].any()
+    with pytest.raises(LengthError, match="row 0 holds 8 tokens, and 7 is the capacity"):
+        PackedBatch.from_rows(rows, Rows(7))
 
 
 def test_rows_that_are_padded_are_cut_by_their_mask():
@@ -256,9 +263,9 @@ def test_rows_that_are_padded_are_cut_by_their_mask():
         {"input_ids": [1, 2, 3, 0], "seq_lengths": [2, 1], "w": [5, 6, 7, 0], "attention_mask": [1, 1, 1, 0]},
         {"input_ids": [0, 7, 8, 9], "seq_lengths": [1, 2], "w": [0, 1, 2, 3], "attention_mask": [0, 1, 1, 1]},
     ]
-    batch = PackedBatch.from_features(rows, form="rows", capacity=8)
-    assert [ids.tolist() for ids in batch.unpack(batch["input_ids"])] == [[1, 2], [3], [7], [8, 9]]
-    assert [w.tolist() for w in batch.unpack(batch["w"])] == [[5, 6], [7], [1], [2, 3]]
+    batch = PackedBatch.from_features(rows, form=Rows(8))
+    assert [ids.tolist() for ids in batch.unpack_tokens(batch["input_ids"])] == [[1, 2], [3], [7], [8, 9]]
+    assert [w.tolist() for w in batch.unpack_tokens(batch["w"])] == [[5, 6], [7], [1], [2, 3]]
     with pytest.raises(
         BatchError, match="seq_lengths of row 0 add up to 3, and it has 4 tokens; give an attention_mask"
     ):
@@ -271,20 +278,35 @@ def test_rows_that_are_padded_are_cut_by_their_mask():
         ({"packs": nopad.pack([2], capacity=4), "depth": 1}, "packs say what lies in each row; depth"),
         ({"packs": nopad.pack([2], capacity=4), "end_to_end": True}, "packs say what lies in each row"),
         ({"packs": nopad.pack([2], capacity=4), "capacity": 8}, "capacity is 8, and the packs are of 4; leave it out"),
+        ({"packs": [[0]]}, "packs are of type list; wanted are nopad.Packs, as nopad.pack gives"),
         ({"capacity": 4, "end_to_end": True, "depth": 1}, "rows filled end to end have no depth"),
-        ({"capacity": 4, "fill": {"lables": 0}}, "fill names 'lables'; columns with a value a token are input_ids"),
+        *(({"capacity": odd}, "capacity must be an integer from 1 to") for odd in (0, -3, 4.5, "8")),
+        *(({"capacity": 0, "end_to_end": True}, "capacity must be an integer from 1 to") for _ in range(1)),
+        *(({"capacity": 8, "rows": odd}, "rows must be an integer from 1 to .* or None") for odd in (0, -1, 2.5, "2")),
+        ({"capacity": 8, "depth": 0}, "depth must be an integer from 1"),
     ],
 )
-def test_options_that_do_not_go_together(how, says):
+def test_rows_that_cannot_be(how, says):
     with pytest.raises(OptionError, match=says):
-        PackedBatch.from_sequences([[1, 2]], form="rows", **how)
+        Rows(**how)
 
 
-def test_names_that_are_not_there():
-    with pytest.raises(OptionError, match="unknown option capasity; there are form, capacity"):
-        PackedBatch.from_features([{"input_ids": [1, 2]}], capasity=4)
-    with pytest.raises(OptionError, match="unknown per 'x'; it is 'token' or 'sequence'"):
-        PackedBatch.from_sequences([[1, 2]]).unpack(np.zeros((1, 2)), per="x")
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"fill": {"lables": 0}}, "fill names 'lables'; columns with a value per token are input_ids"),
+        ({"fill": ["labels"]}, "fill are of type list; wanted is a dict by the names of columns"),
+        ({"fill": {"input_ids": "x"}}, "padding of input_ids is 'x'; wanted is an integer"),
+        ({"columns": ["a"]}, "columns are of type list; wanted is a dict by the names of columns"),
+        *(({"pad_id": odd}, f"padding of input_ids is {odd!r}; wanted is an integer") for odd in ("x", None, 1.5)),
+    ],
+)
+def test_options_that_cannot_be(how, says):
+    with pytest.raises(OptionError, match=says):
+        PackedBatch.from_sequences([[1, 2]], Rows(4), **how)
+
+
+def test_ids_are_no_column_of_ids():
     for columns in ("columns", "sequence_columns"):
         with pytest.raises(BatchError, match="input_ids are the sequences themselves"):
             PackedBatch.from_sequences([[1, 2]], **{columns: {"input_ids": [[3, 4]]}})
@@ -292,24 +314,42 @@ def test_names_that_are_not_there():
 
 def test_labels_of_several_classes():
     labels = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    batch = PackedBatch.from_sequences(
-        [[1], [2, 3], [4, 5, 6]], sequence_columns={"labels": labels}, form="rows", capacity=4
-    )
+    batch = PackedBatch.from_sequences([[1], [2, 3], [4, 5, 6]], sequence_columns={"labels": labels}, form=Rows(4))
     assert batch["labels"].shape == (3, 2)
-    assert [part.tolist() for part in batch.unpack(batch["labels"])] == labels.tolist()
+    assert [part.tolist() for part in batch.unpack_sequences(batch["labels"])] == labels.tolist()
     with pytest.raises(BatchError, match=r"column 'labels' has 2 entries of shapes \[\(2,\)\]; wanted 3 of one shape"):
         PackedBatch.from_sequences([[1], [2], [3]], sequence_columns={"labels": labels[:2]})
 
 
-def test_a_shape_that_may_be_either_is_asked_about():
-    batch = PackedBatch.from_sequences([[1, 2, 3], [4, 5]], form="rows", capacity=4)
+def test_a_shape_that_may_be_either_is_said():
+    batch = PackedBatch.from_sequences([[1, 2, 3], [4, 5]], Rows(4))
     assert batch.layout.shape == (2, 4)
     values = torch.arange(8.0).reshape(2, 4)
-    with pytest.raises(BatchError, match=r"values of shape \(2, 4\) may be one a slot or one a sequence"):
-        batch.unpack(values)
-    assert [part.tolist() for part in batch.unpack(values, per="sequence")] == values.tolist()
-    assert [part.tolist() for part in batch.unpack(values, per="token")] == [[0, 1, 2], [4, 5]]
-    assert [part.tolist() for part in batch.unpack(batch["input_ids"])] == [[1, 2, 3], [4, 5]]  # ids are a slot's
+    assert [part.tolist() for part in batch.unpack_sequences(values)] == values.tolist()
+    assert [part.tolist() for part in batch.unpack_tokens(values)] == [[0, 1, 2], [4, 5]]
+    assert [part.tolist() for part in batch.unpack_tokens(values.numpy())] == [[0, 1, 2], [4, 5]]
+
+
+@pytest.mark.parametrize("way", ["unpack_tokens", "unpack_sequences"])
+def test_what_is_no_array_is_not_unpacked(way):
+    from transformers.modeling_outputs import BaseModelOutput
+
+    unpack = getattr(PackedBatch.from_sequences([[1, 2], [3]]), way)
+    for odd in ([1, 2, 3], (1,), "abc", None, 3.0):
+        with pytest.raises(BatchError, match=rf"a {type(odd).__name__} is no array; give a tensor or a NumPy array"):
+            unpack(odd)
+    with pytest.raises(BatchError, match=r"a BaseModelOutput is no array; give one of its results: .last_hidden_state"):
+        unpack(BaseModelOutput(last_hidden_state=torch.zeros(1, 3, 2)))
+    for scalar in (torch.tensor(3.0), np.float64(3.0)):
+        with pytest.raises(BatchError, match=r"have the shape \[\]; wanted"):
+            unpack(scalar)
+
+
+def test_ids_are_of_one_type():
+    batch = PackedBatch.from_sequences([[1, 2], [3]])
+    for ids in (batch.input_ids, batch["input_ids"], batch.input_ids, batch.position_ids):
+        assert isinstance(ids, torch.Tensor)
+        assert ids.dtype == torch.int64
 
 
 def test_a_batch_keeps_its_dtypes():
@@ -324,7 +364,7 @@ def test_a_label_is_what_models_call_labels(name):
     assert batch["labels"].tolist() == [3, 0]
     assert name not in batch
     per_token = [{"input_ids": [1, 2], name: [5, 6]}, {"input_ids": [4], name: [7]}]
-    rows = PackedBatch.from_features(per_token, form="rows", capacity=4)
+    rows = PackedBatch.from_features(per_token, form=Rows(4))
     assert rows["labels"].tolist() == [[5, 6, 7, -100]]
     both = PackedBatch.from_features([{"input_ids": [1], name: 3, "labels": 4}])
     assert (both[name].tolist(), both["labels"].tolist()) == ([3], [4])
@@ -338,7 +378,7 @@ def test_positions_that_the_layout_gives_may_be_given():
         {"input_ids": [0, 7, 8], "attention_mask": [0, 1, 1], "position_ids": [9, 0, 1]},
         {"input_ids": [3, 0, 0], "attention_mask": [1, 0, 0], "position_ids": [0, 1, 2]},
     ]
-    batch = PackedBatch.from_features(features, form="rows", capacity=4)
+    batch = PackedBatch.from_features(features, form=Rows(4))
     assert batch.position_ids.tolist() == [[0, 1, 0, 0]]
     packs = [{"input_ids": [1, 2, 3], "seq_lengths": [2, 1], "position_ids": [0, 1, 0]}]
     assert PackedBatch.from_features(packs).position_ids.tolist() == [[0, 1, 0]]
@@ -378,3 +418,26 @@ def test_unsigned_ids_stay_what_they_are():
             PackedBatch.from_sequences([odd])
         with pytest.raises(BatchError):
             PackedBatch.from_sequences([[1], [2]], columns={"a": odd})
+
+
+@settings(max_examples=150)
+@given(
+    data=st.data(),
+    capacity=st.integers(1, 40),
+    depth=st.none() | st.integers(1, 5),
+)
+def test_few_sequences_are_packed_as_many_are(data, capacity, depth):
+    longest = data.draw(st.sampled_from([capacity, min(capacity, 3)]))
+    lengths = data.draw(st.lists(st.integers(1, longest), min_size=1, max_size=50))
+    planned = nopad.pack(lengths, capacity, depth=depth, algorithm="bfd", order="source")
+    assert pack_few(lengths, capacity, depth) == [row.tolist() for row in planned]
+
+
+def test_many_sequences_are_packed_as_few_are(monkeypatch):
+    rng = np.random.default_rng(5)
+    sequences = [np.full(n, n) for n in rng.integers(1, 60, 300)]
+    many = PackedBatch.from_sequences(sequences, Rows(128))
+    monkeypatch.setattr("nopad.batch.form.FEW", 1000)
+    few = PackedBatch.from_sequences(sequences, Rows(128))
+    assert torch.equal(few.input_ids, many.input_ids)
+    assert np.array_equal(few.layout.order, many.layout.order)

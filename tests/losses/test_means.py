@@ -12,7 +12,7 @@ from nopad.losses import items, sequence_items, sequence_loss, span_items, span_
 
 LENGTHS = [7, 1, 12, 3, 5]
 CLASSES = 11
-FORMS = [{"form": "flat"}, {"form": "rows", "capacity": 13}, {"form": "rows", "capacity": 9, "end_to_end": True}]
+FORMS = [{"form": nopad.Flat()}, {"form": nopad.Rows(13)}, {"form": nopad.Rows(9, end_to_end=True)}]
 
 
 def values_of_each():
@@ -74,7 +74,7 @@ def test_equal_to_one_by_one(data, form, per, causal, weighted):
     loss.backward()
     torch.testing.assert_close(loss, total.detach() / count, atol=1e-12, rtol=0)
     assert float(items(packed_labels, batch, **how)) == pytest.approx(count)
-    for part, leaf in zip(batch.unpack(packed_logits.grad), leaves, strict=True):
+    for part, leaf in zip(batch.unpack_tokens(packed_logits.grad), leaves, strict=True):
         torch.testing.assert_close(
             part, leaf.grad if leaf.grad is not None else torch.zeros_like(leaf), atol=1e-12, rtol=0
         )
@@ -86,7 +86,7 @@ def test_accumulated_steps_are_exact(data, per):
     total, count = one_by_one(logits, labels, per, True, [1.0] * len(LENGTHS))
     parts = []
     for numbers in ([0, 1], [2, 3, 4]):
-        batch = nopad.PackedBatch.from_sequences([[1] * LENGTHS[n] for n in numbers], form="rows", capacity=20)
+        batch = nopad.PackedBatch.from_sequences([[1] * LENGTHS[n] for n in numbers], form=nopad.Rows(20))
         chosen = ([values[n] for n in numbers] for values in (logits, labels))
         parts.append((*(laid_out(batch, values, 0) for values in chosen), batch))
     whole = sum(items(label, batch, per=per, causal=True) for _, label, batch in parts)
@@ -176,8 +176,7 @@ def test_loss_of_answers_is_the_models_own():
     batch = nopad.PackedBatch.from_sequences(
         sequences,
         columns={"start_positions": starts.tolist(), "end_positions": ends.tolist()},
-        form="rows",
-        capacity=20,
+        form=nopad.Rows(20),
     )
     out = model(**batch)
     given = out.start_logits, out.end_logits, batch["start_positions"], batch["end_positions"], batch

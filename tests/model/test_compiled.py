@@ -29,7 +29,7 @@ def drawn(seed, columns=False):
     lengths = torch.randint(1, 30, (12,), generator=generator).tolist()
     sequences = [torch.randint(5, 99, (n,), generator=generator) for n in lengths]
     how = {"columns": {"labels": sequences}} if columns else {}
-    return nopad.PackedBatch.from_sequences(sequences, form="rows", capacity=64, rows=6, **how)
+    return nopad.PackedBatch.from_sequences(sequences, form=nopad.Rows(64, rows=6), **how)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_refusals():
         static_inputs(nopad.packed(build("bert"), max_sequences=11), drawn(0))
     with pytest.raises(BatchError, match="12 sequences, and this model was made pack-safe for 3; plan with fewer"):
         nopad.packed(build("bert"), max_sequences=3)(**drawn(0))
-    long = nopad.PackedBatch.from_sequences([[5] * 79], form="rows", capacity=80)
+    long = nopad.PackedBatch.from_sequences([[5] * 79], form=nopad.Rows(80))
     with pytest.raises(BatchError, match="sequence 0 has 79 tokens, and RobertaModel has 78 positions"):
         static_inputs(nopad.packed(build("roberta")), long)
     for most in (0, 2.5, "3"):

@@ -35,8 +35,8 @@ def targets():
     ("backend", "form", "how"),
     [
         ("segments", "flat", {}),
-        ("segments", "rows", {"form": "rows", "capacity": 16}),
-        ("repack", "rows", {"form": "rows", "capacity": 16}),
+        ("segments", "rows", {"form": nopad.Rows(16)}),
+        ("repack", "rows", {"form": nopad.Rows(16)}),
         ("mask", "flat", {}),
     ],
 )
@@ -69,7 +69,7 @@ def test_refusals(sequences, targets):
     with pytest.raises(BatchError, match=r"build the batch with batch\.with_decoder\(targets, start_id\)"):
         model(**source)
     with pytest.raises(BatchError, match="a sequence and its target are not in the same row"):
-        model(**source.with_decoder(targets, 0, form="rows", capacity=16))
+        model(**source.with_decoder(targets, 0, form=nopad.Rows(16)))
 
 
 @pytest.mark.slow
@@ -81,5 +81,5 @@ def test_flex_without_gradients(sequences, inductor):
     with torch.no_grad():
         alone = model(input_ids=sequences[2][None]).last_hidden_state[0]
         batch = nopad.PackedBatch.from_sequences(sequences, **FORMS["rows"])
-        found = batch.unpack(nopad.packed(model, backend="flex")(**batch).last_hidden_state)[2]
+        found = batch.unpack_tokens(nopad.packed(model, backend="flex")(**batch).last_hidden_state)[2]
     torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-5)

@@ -69,7 +69,10 @@ def alone(model, sequences) -> list[dict[str, torch.Tensor]]:
 def packs(model, sequences, form, names) -> list[dict[str, torch.Tensor]]:
     batch = nopad.PackedBatch.from_sequences(sequences, pad_id=model.config.pad_token_id or 0, **FORMS[form])
     output = model(**batch)
-    parts = {name: batch.unpack(output[name]) for name in names}
+    parts = {}
+    for name in names:
+        per_token = tuple(output[name].shape[:2]) == batch.layout.shape
+        parts[name] = (batch.unpack_tokens if per_token else batch.unpack_sequences)(output[name])
     cut = {name: name in ("start_logits", "end_logits") for name in names}
     return [
         {name: parts[name][n][: sequence.numel()] if cut[name] else parts[name][n] for name in names}

@@ -44,7 +44,7 @@ def test_the_same_numbers_by_other_kernels(chosen, called, sequences):
     with torch.no_grad():
         alone = model(input_ids=sequences[2][None]).last_hidden_state[0]
     batch = nopad.PackedBatch.from_sequences(sequences)
-    found = batch.unpack(fast(nopad.packed(model), batch))[2]
+    found = batch.unpack_tokens(fast(nopad.packed(model), batch))[2]
     assert len(called) == 2 * 6 + 1  # each layer's six, and the pooler
     torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-5)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

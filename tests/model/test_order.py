@@ -14,10 +14,10 @@ from nopad.model import static_inputs
 
 LENGTHS = [3, 30, 1, 22, 9, 30, 2, 17]  # best fit decreasing takes them in another order
 FORMS = {
-    "flat": {"form": "flat"},
-    "rows": {"form": "rows", "capacity": 40},
-    "depth": {"form": "rows", "capacity": 60, "depth": 2},
-    "end to end": {"form": "rows", "capacity": 37, "end_to_end": True},
+    "flat": {"form": nopad.Flat()},
+    "rows": {"form": nopad.Rows(40)},
+    "depth": {"form": nopad.Rows(60, depth=2)},
+    "end to end": {"form": nopad.Rows(37, end_to_end=True)},
 }
 HEADS = [
     ("bert", "base", ["pooler_output"]),

@@ -24,7 +24,9 @@ def batch(sequences):
 
 def parts(model, batch, name="last_hidden_state"):
     with torch.no_grad():
-        return batch.unpack(model(**batch)[name])
+        values = model(**batch)[name]
+    per_token = tuple(values.shape[:2]) == batch.layout.shape
+    return (batch.unpack_tokens if per_token else batch.unpack_sequences)(values)
 
 
 def test_the_same_object_with_the_same_state():
@@ -79,7 +81,7 @@ def test_arguments_by_position(batch):
 def test_gradient_checkpointing(kind, backend, sequences):
     def gradients(model):
         model.zero_grad()
-        out = model(**nopad.PackedBatch.from_sequences(sequences, form="rows", capacity=40))
+        out = model(**nopad.PackedBatch.from_sequences(sequences, form=nopad.Rows(40)))
         torch.cat([part.sin().sum(-1) for part in out.last_hidden_state]).sum().backward()
         return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
@@ -102,7 +104,7 @@ def test_autocast(batch, sequences):
 
 @pytest.mark.parametrize("backend", ["segments", "mask", "repack"])
 def test_padding_rows_give_no_nan(backend, sequences):
-    batch = nopad.PackedBatch.from_sequences(sequences[:2], form="rows", capacity=40, rows=3)
+    batch = nopad.PackedBatch.from_sequences(sequences[:2], form=nopad.Rows(40, rows=3))
     model = nopad.packed(build("bert"), backend=backend)
     out = model(**batch).last_hidden_state
     out.sum().backward()

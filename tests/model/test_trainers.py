@@ -67,7 +67,7 @@ def padded(features):
 
 
 def collator(form, head):
-    how = {"flat": {"form": "flat"}, "rows": {"form": "rows", "capacity": 40}}[form]
+    how = {"flat": {"form": nopad.Flat()}, "rows": {"form": nopad.Rows(40)}}[form]
     return partial(nopad.PackedBatch.from_features, causal=head == "causal LM", **how)
 
 

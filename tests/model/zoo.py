@@ -15,9 +15,9 @@ from nopad.errors import UnsupportedModelError
 VOCABULARY = 99
 LENGTHS = [7, 1, 30, 12, 3, 19, 30, 5]
 FORMS = {
-    "flat": {"form": "flat"},
-    "rows": {"form": "rows", "capacity": 40},
-    "end to end": {"form": "rows", "capacity": 37, "end_to_end": True},
+    "flat": {"form": nopad.Flat()},
+    "rows": {"form": nopad.Rows(40)},
+    "end to end": {"form": nopad.Rows(37, end_to_end=True)},
 }
 SMALL = {
     "vocab_size": VOCABULARY,

@@ -88,7 +88,7 @@ def test_texts_that_are_too_long(embedder):
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
-@pytest.mark.parametrize("form", [{"form": "flat"}, {"form": "rows", "capacity": 40}])
+@pytest.mark.parametrize("form", [{"form": nopad.Flat()}, {"form": nopad.Rows(40)}])
 def test_pooling(sequences, pooling, form):
     model = build("bert")
     with torch.no_grad():
@@ -187,7 +187,7 @@ def test_a_prompt_that_is_not_pooled(folder):
         first.encode(["a"])
 
 
-@pytest.mark.parametrize("form", [{"form": "flat"}, {"form": "rows", "capacity": 40}])
+@pytest.mark.parametrize("form", [{"form": nopad.Flat()}, {"form": nopad.Rows(40)}])
 def test_first_tokens_are_left_out_of_means(sequences, form):
     model = build("bert")
     long = [s for s in sequences if s.numel() > 3]

@@ -64,7 +64,7 @@ class Places:
             flat = values.reshape(-1, *values.shape[2:])
             return [flat[torch.from_numpy(places).to(flat.device)] for places in self.of]
         if self.batch is not None and values.shape[:1] == (len(self.of),):
-            found: list[Tensor] = self.batch.unpack(values, per="sequence")
+            found: list[Tensor] = self.batch.unpack_sequences(values)
             return found
         rows = [int(places[0]) // self.shape[1] for places in self.of]
         if self.batch is None and values.shape[:1] == (self.shape[0],) and sorted(rows) == list(range(self.shape[0])):

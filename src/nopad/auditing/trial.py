@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nopad.auditing.probes import Places, draw, find, lengths_for
-from nopad.batch import PackedBatch
+from nopad.batch import PackedBatch, Rows
 from nopad.errors import BatchError
 from nopad.model.safety import STATE, bare, part_of
 
@@ -81,7 +81,7 @@ class Trial:
                 return batch
             return batch.with_decoder([feature["input_ids"] for feature in features], self.start, **how)
 
-        return [("flat", made), ("rows", partial(made, form="rows", capacity=self.capacity, pad_id=pad))]
+        return [("flat", made), ("rows", partial(made, form=Rows(self.capacity), pad_id=pad))]
 
     def alone(self, sequence: Sequence[int]) -> Any:
         """Run one sequence by itself.

@@ -3,6 +3,7 @@
 ``device`` puts a layout on a torch device; everything else is NumPy.
 """
 
+from nopad.batch.form import Flat, Rows
 from nopad.batch.packed import PackedBatch
 
-__all__ = ["PackedBatch"]
+__all__ = ["Flat", "PackedBatch", "Rows"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,44 +44,38 @@ class Columns:
     records: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     @classmethod
-    def of_sequences(cls, sequences: Sequence[Any], columns: Mapping[str, Any]) -> Columns:
-        """Lay sequences, and columns with a list or a value for each, end to end.
+    def of_sequences(cls, sequences: Sequence[Any], columns: Mapping[str, Any], *, name: str = "input_ids") -> Columns:
+        """Lay sequences, and columns with a list or a value for each, end to end; `name`: of the sequences, in errors.
 
         Raises:
             LengthError: a sequence without a token.
             BatchError: a column has another number of lists or values, or a list of another length.
         """
-        ids, lens = _flat([_array(sequence, "input_ids", n) for n, sequence in enumerate(sequences)])
-        if ids.size and ids.dtype.kind not in "iu":
-            raise BatchError(f"input_ids must be integers, got {ids.dtype}")
-        seq_lengths = checked(lens)
-        tokens: dict[str, NDArray[Any]] = {"input_ids": ids.astype(np.int64)}
+        ids, lens = _flat(_listed(sequences, name), name)
+        if ids.dtype.kind not in "iu":
+            raise BatchError(f"{name} must be integers, got {ids.dtype}")
+        if not lens.all():
+            raise LengthError(f"sequence {int(lens.argmin())} has no token; leave empty ones out")
+        tokens: dict[str, NDArray[Any]] = {"input_ids": ids.astype(np.int64, copy=False)}
         values: dict[str, NDArray[Any]] = {}
-        for name, given in columns.items():
-            if len(given) != len(sequences):
-                raise BatchError(f"column {name!r} has {len(given)} entries for {len(sequences)} sequences")
+        for column, entries in columns.items():
+            given = _listed(entries, column)
+            if len(given) != lens.size:
+                raise BatchError(f"column {column!r} has {len(given)} entries for {lens.size} sequences")
             if len(given) and _is_list(given[0]):
-                flat, other = _flat([_array(entry, name, n) for n, entry in enumerate(given)])
+                flat, other = _flat(given, column)
                 if not np.array_equal(other, lens):
                     at = int((other != lens).argmax())
                     raise BatchError(
-                        f"column {name!r} has {other[at]} values for the {lens[at]} tokens of sequence {at}"
+                        f"column {column!r} has {other[at]} values for the {lens[at]} tokens of sequence {at}"
                     )
-                tokens[name] = _wide(flat)
+                tokens[column] = _wide(flat)
             else:
                 for n, entry in enumerate(given):
                     if _is_list(entry):
-                        raise BatchError(f"column {name!r} has one value for sequence 0 and a list for sequence {n}")
-                values[name] = _values(given, name)
-        return cls(seq_lengths, tokens, values)
-
-    def streams(self, order: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """Return the columns per token with the sequences in this order."""
-        begins = np.cumsum(self.seq_lengths, dtype=np.int64) - self.seq_lengths
-        lens = self.seq_lengths[order]
-        inside = np.arange(int(lens.sum())) - np.repeat(np.cumsum(lens, dtype=np.int64) - lens, lens)
-        index = np.repeat(begins[order], lens) + inside
-        return {name: column[index] for name, column in self.tokens.items()}
+                        raise BatchError(f"column {column!r} has one value for sequence 0 and a list for sequence {n}")
+                values[column] = _values(given, column)
+        return cls(lens.astype(np.int32), tokens, values)
 
 
 def from_features(features: Sequence[Mapping[str, Any]]) -> Columns:
@@ -227,17 +223,19 @@ def _is_list(entry: Any) -> bool:
 
 
 def _array(entry: Any, name: str, n: int) -> NDArray[Any]:
+    found = entry if type(entry) is np.ndarray else _converted(entry, name, n)
+    if found.ndim != 1:
+        raise BatchError(f"{name} of sequence {n} has {found.ndim} dimensions; wanted is one, with a value per token")
+    if found.dtype.kind not in "biuf" and found.size:
+        raise BatchError(f"{name} of sequence {n} is of {found.dtype}; wanted are numbers: leave this column out")
+    return _signed(found, name, n) if found.dtype == np.uint64 else found
+
+
+def _converted(entry: Any, name: str, n: int) -> NDArray[Any]:
     try:
-        array = np.asarray(entry.cpu() if hasattr(entry, "cpu") else entry)
+        return np.asarray(entry.cpu() if hasattr(entry, "cpu") else entry)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise BatchError(f"{name} of sequence {n} is no list of numbers ({error}); give one value per token") from error
-    if array.ndim != 1:
-        raise BatchError(f"{name} of sequence {n} has {array.ndim} dimensions; wanted is one, with a value per token")
-    if not array.size and name == "input_ids":
-        raise LengthError(f"sequence {n} has no token; leave empty ones out")
-    if array.dtype.kind not in "biuf" and array.size:
-        raise BatchError(f"{name} of sequence {n} is of {array.dtype}; wanted are numbers: leave this column out")
-    return _signed(array, name, n) if array.dtype == np.uint64 else array
 
 
 def _signed(array: NDArray[Any], name: str, n: int) -> NDArray[np.int64]:
@@ -247,9 +245,24 @@ def _signed(array: NDArray[Any], name: str, n: int) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def _flat(arrays: list[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    if not arrays:
+def _listed(given: Any, name: str) -> Sequence[Any]:
+    """What was given for each sequence, as something that has a length."""
+    if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__") or getattr(given, "ndim", 1) == 0:
+        raise BatchError(f"{name} are of type {type(given).__name__}; wanted is a list with an entry for each sequence")
+    return given if hasattr(given, "__len__") else list(given)
+
+
+def _flat(given: Sequence[Any], name: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """End to end, and how long each is."""
+    if not len(given):
         raise BatchError("a batch needs at least one sequence, and there is none")
+    if type(given[0]) is list and given[0] and type(given[0][0]) is int:
+        try:  # four times as fast as an array for each list
+            ids = array("q", chain.from_iterable(given))
+            return np.frombuffer(ids, dtype=np.int64).copy(), np.fromiter(map(len, given), np.int64, len(given))
+        except (TypeError, OverflowError):
+            pass  # the slow way says which of them it is
+    arrays = [_array(entry, name, n) for n, entry in enumerate(given)]
     return np.concatenate(arrays), np.fromiter(map(len, arrays), np.int64, len(arrays))
 
 

@@ -56,12 +56,12 @@ class Placement:
     @property
     def first(self) -> Tensor:
         """Place of each sequence's first token in the rows end to end; int64 ``[S]``."""
-        return self._tensor("first", lambda at: _as_given(at, at.index[at.cu_seqlens[:-1]]))
+        return self._tensor("first", lambda at: at.starts)
 
     @property
     def last(self) -> Tensor:
         """Place of each sequence's last token in the rows end to end; int64 ``[S]``."""
-        return self._tensor("last", lambda at: _as_given(at, at.index[at.cu_seqlens[1:] - 1]))
+        return self._tensor("last", lambda at: at.starts + at.seq_lengths - 1)
 
     @property
     def lens(self) -> Tensor:
@@ -123,13 +123,6 @@ class Placement:
 
     def _tensor(self, name: str, made: Callable[[Layout], Any]) -> Tensor:
         return cast(Tensor, self.keep(name, lambda: torch.from_numpy(made(self.layout)).to(self.ids.device)))
-
-
-def _as_given(at: Layout, values: Any) -> Any:
-    """Put what is in stream order into the order given."""
-    out = np.empty_like(values)
-    out[at.order] = values
-    return out
 
 
 class Cross:

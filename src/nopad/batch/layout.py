@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 
 from nopad.errors import LengthError, OptionError
 
-__all__ = ["Form", "Layout"]
-
-Form = Literal["rows", "flat"]
+__all__ = ["Layout", "checked"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,17 +29,18 @@ class Layout:
         form: "rows", or "flat": one row of T slots and no padding.
         shape: (R, L).
         seq_lengths: tokens of each sequence, in the order given; int32 ``[S]``.
-        index: where each token lies in the rows laid end to end; int64 ``[T]``, ascending.
+        starts: where each sequence begins in the rows laid end to end, in the order given; its tokens follow one after
+            the other, also where they cross into the next row; int64 ``[S]``.
         order: which sequence comes first, second, ... in the stream, by the number it was given with; int64 ``[S]``.
         crossing: whether a sequence may go on in the next row ("end to end": PopRT's fixed grid without gaps).
         records: where each sequence comes from, in the order given, as a packed dataset has it: ``seq_index``, and
             ``seq_start`` and ``seq_source`` when there; ``[S]`` each.
     """
 
-    form: Form
+    form: Literal["rows", "flat"]
     shape: tuple[int, int]
     seq_lengths: NDArray[np.int32]
-    index: NDArray[np.int64]
+    starts: NDArray[np.int64]
     order: NDArray[np.int64]
     crossing: bool = False
     records: Mapping[str, NDArray[Any]] = field(default_factory=dict)
@@ -54,8 +53,8 @@ class Layout:
         [[0, 1, 2, 0]]
         """
         lens = checked(seq_lengths)
-        tokens = int(lens.sum(dtype=np.int64))
-        return cls("flat", (1, tokens), lens, np.arange(tokens), np.arange(lens.size))
+        ends: NDArray[np.int64] = lens.cumsum(dtype=np.int64)
+        return cls("flat", (1, int(ends[-1]) if ends.size else 0), lens, ends - lens, np.arange(lens.size))
 
     @classmethod
     def rows(
@@ -77,14 +76,18 @@ class Layout:
         per_row = np.asarray(per_row, dtype=np.int64)
         if int(per_row.sum()) != lens.size or (per_row < 0).any():
             raise OptionError(f"the rows hold {int(per_row.sum())} sequences, and there are {lens.size} lengths")
-        ends = np.concatenate([[0], np.cumsum(lens, dtype=np.int64)])
-        bounds = ends[np.concatenate([[0], np.cumsum(per_row)])]
-        tokens = np.diff(bounds)
+        ends = np.zeros(lens.size + 1, dtype=np.int64)
+        lens.cumsum(out=ends[1:])
+        bounds = np.zeros(per_row.size + 1, dtype=np.int64)
+        per_row.cumsum(out=bounds[1:])
+        bounds = ends[bounds]
+        tokens = bounds[1:] - bounds[:-1]
         if tokens.max(initial=0) > width:
             row = int(tokens.argmax())
             raise LengthError(f"row {row} holds {tokens[row]} tokens, and {width} is the capacity; give a larger one")
-        index = np.arange(bounds[-1]) + np.repeat(np.arange(per_row.size) * width - bounds[:-1], tokens)
-        return cls("rows", (per_row.size, width), given, index, places)
+        starts = np.empty(lens.size, dtype=np.int64)
+        starts[places] = ends[:-1] + (np.arange(per_row.size) * width - bounds[:-1]).repeat(per_row)
+        return cls("rows", (per_row.size, width), given, starts, places)
 
     @classmethod
     def end_to_end(cls, seq_lengths: NDArray[Any], width: int, rows: int | None = None) -> Layout:
@@ -98,7 +101,8 @@ class Layout:
         least = max(-(-tokens // width), 1)
         if rows is not None and rows < least:
             raise LengthError(f"{tokens} tokens need {least} rows of {width}, and {rows} are given")
-        return cls("rows", (rows or least, width), lens, np.arange(tokens), np.arange(lens.size), crossing=True)
+        starts = (lens.cumsum() - lens).astype(np.int64)
+        return cls("rows", (rows or least, width), lens, starts, np.arange(lens.size), crossing=True)
 
     @property
     def sequences(self) -> int:
@@ -108,12 +112,31 @@ class Layout:
     @property
     def tokens(self) -> int:
         """How many real tokens there are: T."""
-        return self.index.size
+        return self._inside.size
 
     @property
     def slots(self) -> int:
         """Tokens and padding: R x L."""
         return self.shape[0] * self.shape[1]
+
+    @cached_property
+    def _inside(self) -> NDArray[np.int64]:
+        """Position of each token in its sequence; ``[T]``, in the order given."""
+        begins = self.seq_lengths.cumsum(dtype=np.int64) - self.seq_lengths
+        return np.arange(int(self.seq_lengths.sum(dtype=np.int64))) - begins.repeat(self.seq_lengths)
+
+    @cached_property
+    def _places(self) -> NDArray[np.int64]:
+        """Where each token lies in the rows laid end to end; ``[T]``, in the order given."""
+        return self._inside + self.starts.repeat(self.seq_lengths)
+
+    @cached_property
+    def index(self) -> NDArray[np.int64]:
+        """Where each token lies in the rows laid end to end; int64 ``[T]``, in stream order, so ascending."""
+        if self.form == "flat" or self.crossing:
+            return np.arange(self.tokens)
+        offsets = self.starts[self.order] - self.cu_seqlens[:-1]
+        return np.arange(self.tokens) + offsets.repeat(self.stream_lengths)
 
     @cached_property
     def stream_lengths(self) -> NDArray[np.int32]:
@@ -137,25 +160,24 @@ class Layout:
         """Most sequences that begin in one row."""
         if not self.sequences:
             return 0
-        return int(np.bincount(self.index[self.cu_seqlens[:-1]] // self.shape[1]).max())
+        return int(np.bincount(self.starts // self.shape[1]).max())
 
     @cached_property
     def position_ids(self) -> NDArray[np.int64]:
         """Position of each token in its sequence, from 0, and 0 in padding; int64 ``[R, L]``."""
-        inside = np.arange(self.tokens) - np.repeat(self.cu_seqlens[:-1].astype(np.int64), self.stream_lengths)
-        return self.scatter(inside, 0)
+        return self.scatter(self._inside, 0)
 
     @cached_property
     def sequence_ids(self) -> NDArray[np.int32]:
         """Number of each token's sequence in the order given, from 1, and 0 in padding; int32 ``[R, L]``."""
-        return self.scatter(np.repeat(self.order.astype(np.int32) + np.int32(1), self.stream_lengths), 0)
+        return self.scatter(np.arange(1, self.sequences + 1, dtype=np.int32).repeat(self.seq_lengths), 0)
 
-    def scatter(self, stream: NDArray[Any], fill: Any) -> NDArray[Any]:
-        """Lay ``[T]`` values in stream order into the rows: ``[R, L]``, same dtype, `fill` in padding."""
+    def scatter(self, tokens: NDArray[Any], fill: Any) -> NDArray[Any]:
+        """Lay ``[T]`` values, sequences in the order given, into the rows: ``[R, L]``, `fill` in padding."""
         if self.form == "flat":
-            return stream.reshape(self.shape)
-        out = np.full(self.slots, fill, dtype=stream.dtype)
-        out[self.index] = stream
+            return tokens.reshape(self.shape)
+        out = np.full(self.slots, fill, dtype=tokens.dtype)
+        out[self._places] = tokens
         return out.reshape(self.shape)
 
 

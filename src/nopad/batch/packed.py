@@ -1,7 +1,7 @@
 """`PackedBatch`: several sequences in rows or in one stream, and all that a model needs to keep them apart.
 
-Built from sequences, from rows of a packed dataset, or from the features that Hugging Face loops collect; NumPy until
-it is moved to a device, torch from then on. It is a mapping, so ``model(**batch)`` works, and its ``attention_mask`` is
+Built from sequences, from rows of a packed dataset, or from the features that Hugging Face loops collect, in NumPy;
+what is read from it is torch. It is a mapping, so ``model(**batch)`` works, and its ``attention_mask`` is
 a guard (`nopad.batch.guard`): a model that was not made pack-safe fails at first touch. O(tokens) to build, without a
 loop over tokens.
 """
@@ -11,22 +11,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nopad.batch.columns import Columns, from_features, from_rows, per_sequence
+from nopad.batch.form import Flat, Form, check_form
 from nopad.batch.guard import PackedMask, layout_of, mark
-from nopad.batch.layout import Form, Layout
+from nopad.batch.layout import Layout
 from nopad.errors import BatchError, OptionError
 
 if TYPE_CHECKING:
-    from nopad.packs import Packs
     from nopad.store.reader import PackedRow
 
 __all__ = ["PackedBatch"]
 
+FLAT = Flat()
 MASK = "attention_mask"
 MARKED = ("input_ids", "inputs_embeds", "position_ids", "decoder_input_ids")  # what a model must not get without it
 FLASH_KEYS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -49,10 +50,11 @@ class PackedBatch(MutableMapping[str, Any]):
             ``seq_source`` when there; ``[S]`` each, on the host. No column, so no model is given them.
         position_ids, sequence_ids: of each slot, see `Layout`.
 
-    >>> batch = PackedBatch.from_sequences([[7, 8, 9], [5], [1, 2]], capacity=4, form="rows")
+    >>> from nopad import PackedBatch, Rows
+    >>> batch = PackedBatch.from_sequences([[7, 8, 9], [5], [1, 2]], Rows(4))
     >>> batch.input_ids.tolist(), batch.position_ids.tolist(), batch.sequence_ids.tolist()
     ([[7, 8, 9, 5], [1, 2, 0, 0]], [[0, 1, 2, 0], [0, 1, 0, 0]], [[1, 1, 1, 2], [3, 3, 0, 0]])
-    >>> [ids.tolist() for ids in batch.unpack(batch.input_ids)]
+    >>> [ids.tolist() for ids in batch.unpack_tokens(batch.input_ids)]
     [[7, 8, 9], [5], [1, 2]]
     """
 
@@ -68,13 +70,8 @@ class PackedBatch(MutableMapping[str, Any]):
     def from_sequences(
         cls,
         sequences: Sequence[Any],
+        form: Form = FLAT,
         *,
-        form: Form = "flat",
-        capacity: int | None = None,
-        depth: int | None = None,
-        packs: Packs | None = None,
-        rows: int | None = None,
-        end_to_end: bool = False,
         columns: Mapping[str, Any] | None = None,
         sequence_columns: Mapping[str, Any] | None = None,
         pad_id: int = 0,
@@ -84,24 +81,22 @@ class PackedBatch(MutableMapping[str, Any]):
 
         Args:
             sequences: ids of each sequence; n lists or integer arrays ``[length]``.
-            form: "flat", one stream without padding, or "rows" of `capacity` slots.
-            capacity: slots a row.
-            depth: most sequences a row; None = unlimited.
-            packs: which sequences share a row, in which order; None: best fit decreasing decides.
-            rows: this many rows, with empty ones at the end; None: as many as it takes.
-            end_to_end: fill every row to its end; a sequence may go on in the next one.
-            columns: further columns by name: n lists of one value a token, or n single values.
-            sequence_columns: columns of n values a sequence that are arrays themselves, all of one shape: ``[n, C]``
+            form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
+            columns: further columns by name: n lists of one value per token, or n single values.
+            sequence_columns: columns of n values per sequence that are arrays themselves, all of one shape: ``[n, C]``
                 labels of several classes.
             pad_id: of the padding in ``input_ids``.
             fill: value of the padding in other per-token columns; default 0, and -100 in those named ``labels``.
 
         Raises:
             LengthError: a sequence is empty or above the capacity.
-            OptionError: rows without a capacity, or options of rows for a flat batch.
-            BatchError: a column of other lengths, or one that the layout itself gives (attention_mask, position_ids).
+            OptionError: no form, or one that these sequences do not fit; a `fill` of no column.
+            BatchError: a column of other lengths or of no numbers, or one that the layout itself gives
+                (attention_mask, position_ids).
         """
-        for name in (*(columns or ()), *(sequence_columns or ())):
+        form = check_form(form)
+        columns, sequence_columns = _named("columns", columns), _named("sequence_columns", sequence_columns)
+        for name in (*columns, *sequence_columns):
             if name == "input_ids":
                 raise BatchError("input_ids are the sequences themselves, and no column of them")
             if name in (MASK, "position_ids"):
@@ -109,118 +104,67 @@ class PackedBatch(MutableMapping[str, Any]):
                     f"{name} is the layout's, and is no column: give sequences without padding, or dicts with an "
                     "attention_mask to from_features"
                 )
-        stacked = Columns.of_sequences(sequences, columns or {})
-        count = stacked.seq_lengths.size
-        arrays = {name: per_sequence(name, given, count) for name, given in (sequence_columns or {}).items()}
-        stacked = replace(stacked, values={**stacked.values, **arrays})
-        return cls._laid_out(stacked, form, capacity, depth, packs, rows, end_to_end, pad_id, fill)
+        stacked = Columns.of_sequences(sequences, columns)
+        if sequence_columns:
+            count = stacked.seq_lengths.size
+            arrays = {name: per_sequence(name, given, count) for name, given in sequence_columns.items()}
+            stacked = replace(stacked, values={**stacked.values, **arrays})
+        return cls._filled(stacked, form.layout(stacked.seq_lengths), pad_id, fill)
 
     @classmethod
     def from_rows(
         cls,
         rows: Sequence[PackedRow],
+        form: Form = FLAT,
         *,
-        form: Form = "rows",
-        capacity: int | None = None,
         pad_id: int = 0,
         fill: Mapping[str, Any] | None = None,
     ) -> PackedBatch:
         """Build a batch of rows of a packed dataset (`nopad.open_packed`), which stay the rows they are.
 
-        `capacity` is that of the dataset; `pad_id` and `fill` as in `from_sequences`.
+        `form`: `nopad.Rows(capacity)`, with the capacity of the dataset, or `nopad.Flat()`; `pad_id` and `fill` as in
+        `from_sequences`.
         """
+        form = check_form(form)
         stacked, per_row = from_rows(rows)
-        if form == "flat":
-            layout = Layout.flat(stacked.seq_lengths)
-        elif capacity is None:
-            raise OptionError("rows need their width: give capacity=dataset.capacity")
-        else:
-            layout = Layout.rows(stacked.seq_lengths, per_row, capacity)
-        return cls._filled(stacked, stacked.tokens, layout, pad_id, fill)
+        return cls._filled(stacked, form.keep(stacked.seq_lengths, per_row), pad_id, fill)
 
     @classmethod
-    def from_features(cls, features: Sequence[Mapping[str, Any]], *, causal: bool = False, **how: Any) -> PackedBatch:
-        """Build a batch of dicts, one a sequence, as Hugging Face datasets give them; `how` as in `from_sequences`.
+    def from_features(
+        cls,
+        features: Sequence[Mapping[str, Any]],
+        form: Form = FLAT,
+        *,
+        causal: bool = False,
+        pad_id: int = 0,
+        fill: Mapping[str, Any] | None = None,
+    ) -> PackedBatch:
+        """Build a batch of dicts, one per sequence, as Hugging Face datasets give them: a collator.
 
-        Padding is cut off by ``attention_mask``; rows of a packed dataset (with ``seq_lengths``) are taken apart.
+        Padding is cut off by ``attention_mask``; rows of a packed dataset (with ``seq_lengths``) are taken apart;
+        ``label`` and ``label_ids`` become ``labels``. `form`, `pad_id` and `fill` as in `from_sequences`.
         `causal`: for causal language models: ``labels`` of first tokens become -100, since nothing predicts them, and
         loops count the others.
         """
-        known = {"form": "flat", "capacity": None, "depth": None, "packs": None, "rows": None, "end_to_end": False}
-        odd = how.keys() - {*known, "pad_id", "fill"}
-        if odd:
-            raise OptionError(f"unknown option {', '.join(sorted(odd))}; there are {', '.join(known)}, pad_id, fill")
-        how = known | how
+        form = check_form(form)
         stacked = from_features(features)
         if causal and "labels" in stacked.tokens:
             stacked.tokens["labels"][np.cumsum(stacked.seq_lengths) - stacked.seq_lengths] = -100
-        pad_id, fill = how.pop("pad_id", 0), how.pop("fill", None)
-        return cls._laid_out(stacked, **how, pad_id=pad_id, fill=fill)
+        return cls._filled(stacked, form.layout(stacked.seq_lengths), pad_id, fill)
 
     @classmethod
-    def _laid_out(
-        cls,
-        stacked: Columns,
-        form: Form,
-        capacity: int | None,
-        depth: int | None,
-        packs: Packs | None,
-        rows: int | None,
-        end_to_end: bool,
-        pad_id: int,
-        fill: Mapping[str, Any] | None,
-    ) -> PackedBatch:
-        if form == "flat":
-            asked = {"capacity": capacity, "depth": depth, "packs": packs, "rows": rows, "end_to_end": end_to_end}
-            of_rows = [name for name, value in asked.items() if value is not None and value is not False]
-            if of_rows:
-                raise OptionError(f"a flat batch has no rows, so no {' or '.join(of_rows)}; give form='rows' too")
-            return cls._filled(stacked, stacked.tokens, Layout.flat(stacked.seq_lengths), pad_id, fill)
-        if form != "rows":
-            raise OptionError(f"form is {form!r}; it must be 'rows' or 'flat'")
-        if packs is not None:
-            if depth is not None or end_to_end:
-                raise OptionError("packs say what lies in each row; depth and end_to_end do not go with them")
-            if capacity not in (None, packs.capacity):
-                raise OptionError(f"capacity is {capacity}, and the packs are of {packs.capacity}; leave it out")
-            capacity = packs.capacity
-        if end_to_end and depth is not None:
-            raise OptionError("rows filled end to end have no depth; leave one of the two out")
-        if capacity is None:
-            raise OptionError("rows need their width: give a capacity")
-        if end_to_end:
-            layout = Layout.end_to_end(stacked.seq_lengths, capacity, rows)
-            return cls._filled(stacked, stacked.tokens, layout, pad_id, fill)
-        if packs is None:
-            from nopad.assignment import pack
-
-            packs = pack(stacked.seq_lengths, capacity, depth=depth, algorithm="bfd", order="source")
-        elif packs.sequences != stacked.seq_lengths.size:
-            raise OptionError(f"packs hold {packs.sequences} sequences, and {stacked.seq_lengths.size} are given")
-        per_row = np.diff(packs.indptr)
-        if rows is not None:
-            if rows < per_row.size:
-                raise OptionError(f"these sequences take {per_row.size} rows of {capacity}, and {rows} are given")
-            per_row = np.concatenate([per_row, np.zeros(rows - per_row.size, dtype=per_row.dtype)])
-        order = packs.sequence.astype(np.int64)
-        layout = Layout.rows(stacked.seq_lengths, per_row, capacity, order)
-        return cls._filled(stacked, stacked.streams(order), layout, pad_id, fill)
-
-    @classmethod
-    def _filled(
-        cls,
-        stacked: Columns,
-        streams: Mapping[str, NDArray[Any]],
-        layout: Layout,
-        pad_id: int,
-        fill: Mapping[str, Any] | None,
-    ) -> PackedBatch:
-        """Lay columns out; `streams`: those per token, in stream order."""
-        for name in fill or ():
+    def _filled(cls, stacked: Columns, layout: Layout, pad_id: int, fill: Mapping[str, Any] | None) -> PackedBatch:
+        """Lay columns out."""
+        fills = {"input_ids": pad_id, **_named("fill", fill)}
+        for name, value in fills.items():
             if name not in stacked.tokens:
-                raise OptionError(f"fill names {name!r}; columns with a value a token are {', '.join(stacked.tokens)}")
-        fills = {"input_ids": pad_id, **{n: -100 for n in stacked.tokens if n.endswith("labels")}, **(fill or {})}
-        fields: dict[str, Any] = {name: layout.scatter(column, fills.get(name, 0)) for name, column in streams.items()}
+                per_token = ", ".join(stacked.tokens)
+                raise OptionError(f"fill names {name!r}; columns with a value per token are {per_token}")
+            _check_fill(name, value, stacked.tokens[name].dtype)
+        fields: dict[str, Any] = {
+            name: layout.scatter(column, fills.get(name, -100 if name.endswith("labels") else 0))
+            for name, column in stacked.tokens.items()
+        }
         layout = replace(layout, records=stacked.records) if stacked.records else layout
         fields["position_ids"] = layout.position_ids
         return cls({**fields, **stacked.values, MASK: PackedMask(layout)})
@@ -269,13 +213,13 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def input_ids(self) -> Any:
-        """Ids ``[R, L]``, as stored: int64 NumPy, or torch."""
-        return self._fields["input_ids"]
+        """Ids ``[R, L]``; int64, torch, as ``batch["input_ids"]``."""
+        return self["input_ids"]
 
     @property
     def position_ids(self) -> Any:
-        """Position of each token in its sequence, from 0 ``[R, L]``; models that count from elsewhere are served."""
-        return self._fields["position_ids"]
+        """Position of each token in its sequence, from 0 ``[R, L]``, torch; models that count otherwise are served."""
+        return self["position_ids"]
 
     @property
     def sequence_ids(self) -> NDArray[np.int32]:
@@ -323,55 +267,74 @@ class PackedBatch(MutableMapping[str, Any]):
 
         return PackedBatch({n: function(self[n]) if isinstance(self[n], torch.Tensor) else self[n] for n in self})
 
-    def unpack(self, values: Any, per: Literal["token", "sequence"] | None = None) -> list[Any]:
-        """Split values into one per sequence, in the order in which the sequences were given.
+    def unpack_tokens(self, values: Any) -> list[Any]:
+        """Split values per token into those of each sequence, in the order in which the sequences were given.
 
         Args:
-            values: NumPy or torch, ``[R, L, ...]``, one for each slot; or ``[S, ...]``, one for each sequence.
-            per: which of the two; None: by the shape.
+            values: ``[R, L, ...]``, one for each slot; NumPy or torch.
+
+        Returns:
+            ``[length, ...]`` for each sequence.
 
         Raises:
-            BatchError: neither, or real numbers of a shape that is both, and `per` does not say which.
-            OptionError: another `per`.
+            BatchError: another shape, or no array.
         """
         at = self.layout
-        if per not in (None, "token", "sequence"):
-            raise OptionError(f"unknown per {per!r}; it is 'token' or 'sequence'")
-        if per is None and _is_either(values, at):
+        if tuple(_shape(values)[:2]) != at.shape:
             raise BatchError(
-                f"values of shape {tuple(values.shape)} may be one a slot or one a sequence of this batch; say which: "
-                "unpack(values, per='token') or per='sequence'"
+                f"values per token have the shape {list(values.shape)}; wanted [{at.shape[0]}, {at.shape[1]}, ...]"
             )
-        if values.shape[:2] == at.shape and per != "sequence":
-            stream = values.reshape(at.slots, *values.shape[2:])
-            if at.form != "flat":
-                stream = stream[_index_like(stream, at.index)]
-            out: list[Any] = [None] * at.sequences
-            for number, (begin, end) in zip(at.order.tolist(), pairwise(at.cu_seqlens.tolist()), strict=True):
-                out[number] = stream[begin:end]
-            return out
-        if values.shape[:1] != (at.sequences,) or per == "token":
+        stream = values.reshape(at.slots, *values.shape[2:])
+        if at.form != "flat":
+            stream = stream[_index_like(stream, at.index)]
+        out: list[Any] = [None] * at.sequences
+        for number, (begin, end) in zip(at.order.tolist(), pairwise(at.cu_seqlens.tolist()), strict=True):
+            out[number] = stream[begin:end]
+        return out
+
+    def unpack_sequences(self, values: Any) -> list[Any]:
+        """Split values per sequence into a list, in the order in which the sequences were given.
+
+        Args:
+            values: ``[S, ...]``, one for each sequence; NumPy or torch.
+
+        Raises:
+            BatchError: another shape, or no array.
+        """
+        if tuple(_shape(values)[:1]) != (self.layout.sequences,):
             raise BatchError(
-                f"cannot unpack values of shape {tuple(values.shape)}; wanted [{at.shape[0]}, {at.shape[1]}, ...] for "
-                f"tokens, or [{at.sequences}, ...] for sequences"
+                f"values per sequence have the shape {list(values.shape)}; wanted [{self.layout.sequences}, ...]"
             )
         return list(values)
 
-    def with_decoder(self, targets: Sequence[Any], start_id: int, **how: Any) -> PackedBatch:
+    def with_decoder(self, targets: Sequence[Any], start_id: int, form: Form = FLAT, *, pad_id: int = 0) -> PackedBatch:
         """Return this batch with targets for an encoder-decoder model, one for each sequence, in the order given.
 
         The decoder gets each target shifted by one place, with `start_id` first; ``labels`` are the targets. Decoder
-        sequences are packed by themselves: flat, or in rows by `how` as in `from_sequences`. With the backend `mask` a
-        sequence and its target must be in the same row.
+        sequences are packed by themselves, as `form` says. With the backend `mask` a sequence and its target must be
+        in the same row.
 
         Raises:
-            BatchError: another number of targets than of sequences.
+            BatchError: another number of targets than of sequences, or one that is no list of ids, without padding.
         """
-        if len(targets) != self.layout.sequences:
-            raise BatchError(f"{len(targets)} targets for {self.layout.sequences} sequences; one for each is wanted")
-        arrays = [np.asarray(target) for target in targets]
-        shifted = [np.concatenate([[start_id], target[:-1]]) for target in arrays]
-        decoder = PackedBatch.from_sequences(shifted, columns={"labels": arrays}, **how)
+        stacked = Columns.of_sequences(targets, {}, name="targets")
+        lens = stacked.seq_lengths
+        if lens.size != self.layout.sequences:
+            raise BatchError(f"{lens.size} targets for {self.layout.sequences} sequences; one for each is wanted")
+        labels = stacked.tokens["input_ids"]
+        if labels.min() < 0:
+            at = int(labels.argmin())
+            number = int(np.searchsorted(np.cumsum(lens), at, side="right"))
+            raise BatchError(
+                f"target {number} holds {labels[at]}, which is no token: give targets without padding, and set "
+                "batch['labels'] to -100 afterwards where nothing is to be learnt"
+            )
+        if isinstance(start_id, bool) or not isinstance(start_id, int | np.integer) or start_id < 0:
+            raise OptionError(f"start_id is {start_id!r}; it is a token, mostly model.config.decoder_start_token_id")
+        shifted = np.roll(labels, 1)
+        shifted[np.cumsum(lens) - lens] = start_id
+        both = Columns(lens, {"input_ids": shifted, "labels": labels}, {})
+        decoder = PackedBatch._filled(both, check_form(form).layout(lens), pad_id, None)
         added = {"decoder_input_ids": decoder["input_ids"], "labels": decoder["labels"]}
         return PackedBatch({**self._fields, **added, "decoder_attention_mask": decoder._fields[MASK]})
 
@@ -385,7 +348,7 @@ class PackedBatch(MutableMapping[str, Any]):
             BatchError: the batch is in rows.
         """
         if self.layout.form != "flat":
-            raise BatchError("transformers' flash attention takes one stream; build the batch with form='flat'")
+            raise BatchError("transformers' flash attention takes one stream; build the batch with nopad.Flat()")
         import torch
 
         device = self["input_ids"].device
@@ -403,8 +366,32 @@ def _index_like(stream: Any, index: NDArray[np.int64]) -> Any:
     return torch.from_numpy(index).to(stream.device)
 
 
-def _is_either(values: Any, at: Layout) -> bool:
-    """Whether ``[R, L]`` may as well be ``[S, H]``, and it makes a difference; whole numbers are ids or labels."""
-    same = values.ndim == 2 and tuple(values.shape) == at.shape and at.shape[0] == at.sequences
-    real = values.dtype.kind == "f" if isinstance(values, np.ndarray) else values.is_floating_point()
-    return bool(same and real and at.tokens < at.slots)
+def _shape(values: Any) -> Any:
+    """The shape of an array.
+
+    Raises:
+        BatchError: it is none.
+    """
+    if isinstance(values, Mapping):
+        names = ", ".join(f".{name}" for name, value in values.items() if hasattr(value, "shape"))
+        raise BatchError(f"a {type(values).__name__} is no array; give one of its results: {names or 'it has none'}")
+    if not hasattr(values, "shape") or not hasattr(values, "reshape"):
+        raise BatchError(
+            f"a {type(values).__name__} is no array; give a tensor or a NumPy array, such as a model's "
+            ".last_hidden_state or .logits"
+        )
+    return values.shape
+
+
+def _named(what: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if given is not None and not isinstance(given, Mapping):
+        raise OptionError(f"{what} are of type {type(given).__name__}; wanted is a dict by the names of columns")
+    return given or {}
+
+
+def _check_fill(name: str, value: Any, dtype: np.dtype[Any]) -> None:
+    """Refuse a value that a column cannot hold."""
+    number = isinstance(value, int | float | np.number)
+    if not number or (dtype.kind in "iub" and value != int(value)):
+        kind = "an integer" if dtype.kind in "iub" else "a number"
+        raise OptionError(f"padding of {name} is {value!r}; wanted is {kind}")

@@ -24,8 +24,8 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     serves all batches of the same rows.
 
     What is per sequence wants a limit, ``nopad.packed(model, max_sequences=K)``, and comes out as ``[K, ...]``: of S
-    sequences, unpack the first S (``batch.unpack(logits[:batch.layout.sequences])``). Their labels are left out: give
-    the same results to `nopad.losses`. Without a limit, a base model's ``pooler_output`` is left out.
+    sequences, the first S are real (``logits[:batch.layout.sequences]``). Their labels are left out: give the same
+    results to `nopad.losses`. Without a limit, a base model's ``pooler_output`` is left out.
 
     Raises:
         BatchError: the batch is flat, its rows are filled end to end, it has too many sequences, or too long ones.
@@ -38,14 +38,16 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     >>> from nopad.model import static_inputs
     >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     >>> model = nopad.packed(BertModel(BertConfig(**sizes)).eval())
-    >>> batch = nopad.PackedBatch.from_sequences([[5, 6], [7]], form="rows", capacity=4)
+    >>> batch = nopad.PackedBatch.from_sequences([[5, 6], [7]], form=nopad.Rows(4))
     >>> found = model(**static_inputs(model, batch)).last_hidden_state  # or torch.compile(model)
     >>> torch.allclose(found[:, :3], model(**batch).last_hidden_state[:, :3], atol=1e-6)
     True
     """
     state = state_of(model)
     if batch.layout.form == "flat" or batch.layout.crossing:
-        raise BatchError("a compiled model takes rows, each sequence in one of them; build the batch with form='rows'")
+        raise BatchError(
+            "a compiled model takes rows, each sequence in one of them; build the batch with nopad.Rows(capacity)"
+        )
     state.renew()
     state.tell_cell()
     name, most = type(state.model).__name__, state.most

@@ -54,7 +54,7 @@ def packed(model: Any, *, backend: str = "auto", max_sequences: int | None = Non
     >>> sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     >>> model = nopad.packed(BertModel(BertConfig(**sizes)).eval())
     >>> batch = nopad.PackedBatch.from_sequences([[101, 7, 102], [101, 102]])
-    >>> states = batch.unpack(model(**batch).last_hidden_state)
+    >>> states = batch.unpack_tokens(model(**batch).last_hidden_state)
     >>> alone = model(torch.tensor([[101, 7, 102]])).last_hidden_state
     >>> torch.allclose(states[0], alone[0], atol=1e-6)
     True

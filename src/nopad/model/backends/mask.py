@@ -14,7 +14,7 @@ from nopad.model.backends.core import Heads, allowed, attend
 
 __all__ = ["block_mask", "dense_cross", "mask"]
 
-_NOT_TOGETHER = "a sequence and its target are not in the same row; pack both with the same rows, or use form='flat'"
+_NOT_TOGETHER = "a sequence and its target are not in the same row; pack both with the same rows, or use nopad.Flat()"
 
 
 def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:

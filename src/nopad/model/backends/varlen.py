@@ -28,7 +28,7 @@ def varlen(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
 
     queries, keys = (placed.queries, placed.keys) if isinstance(placed, Cross) else (placed, placed)
     if isinstance(placed, Cross) and placed.pairs != list(range(len(placed.pairs))):
-        raise BatchError("sources and targets are packed in another order; use backend='segments' or form='flat'")
+        raise BatchError("sources and targets are packed in another order; use backend='segments' or nopad.Flat()")
     q, k, v = (at.stream(states.transpose(1, 2)) for states, at in ((query, queries), (key, keys), (value, keys)))
     groups = q.shape[1] // k.shape[1]
     if groups > 1:

@@ -1,0 +1,234 @@
+"""The two forms of a batch: `Flat`, one stream without padding, and `Rows` of one width; each lays sequences out.
+
+A handful of sequences, as a request or a training step has them, is laid out in microseconds: best fit decreasing on
+a list, which gives exactly the packs of ``nopad.pack(..., algorithm="bfd", order="source")``. Many go through that.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.batch.layout import Layout
+from nopad.errors import LengthError, OptionError
+from nopad.options import MAX_LENGTH, Option, check_sizes
+
+if TYPE_CHECKING:
+    from nopad.packs import Packs
+
+__all__ = ["Flat", "Form", "Rows", "check_form", "pack_few"]
+
+FEW = 256  # sequences; more are planned by compiled code
+ROWS = Option(default=None, none=True, high=MAX_LENGTH, help="rows of a batch")
+
+
+@dataclass(frozen=True)
+class Flat:
+    """One stream without padding, in the order given."""
+
+    def layout(self, seq_lengths: NDArray[np.int32]) -> Layout:
+        """Lay sequences of these lengths out."""
+        return Layout.flat(seq_lengths)
+
+    def keep(self, seq_lengths: NDArray[np.int32], per_row: NDArray[np.int64]) -> Layout:
+        """Lay sequences out that lie in rows already, `per_row` in each."""
+        return Layout.flat(seq_lengths)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one width, padding at their ends; best fit decreasing decides what shares a row.
+
+    Attributes:
+        capacity: slots of a row; None: that of the `packs`.
+        depth: most sequences of a row; None: unlimited.
+        packs: which sequences share a row, in which order, instead of best fit.
+        rows: this many rows, with empty ones at the end; None: as many as it takes.
+        end_to_end: fill every row to its end, so that a sequence may go on in the next one (PopRT's fixed grid).
+
+    Raises:
+        OptionError: a value that means nothing, or two that do not go together.
+
+    >>> from nopad import PackedBatch, Rows
+    >>> PackedBatch.from_sequences([[7, 8, 9], [1, 2]], Rows(4)).input_ids.tolist()
+    [[7, 8, 9, 0], [1, 2, 0, 0]]
+    >>> PackedBatch.from_sequences([[7, 8, 9], [1, 2]], Rows(4, end_to_end=True)).input_ids.tolist()
+    [[7, 8, 9, 1], [2, 0, 0, 0]]
+    """
+
+    capacity: int | None = None
+    _: KW_ONLY
+    depth: int | None = None
+    packs: Packs | None = None
+    rows: int | None = None
+    end_to_end: bool = False
+
+    def __post_init__(self) -> None:
+        packs = self.packs
+        if packs is not None:
+            if not (hasattr(packs, "indptr") and hasattr(packs, "sequence")):
+                raise OptionError(
+                    f"packs are of type {type(packs).__name__}; wanted are nopad.Packs, as nopad.pack gives"
+                )
+            if self.depth is not None or self.end_to_end:
+                raise OptionError("packs say what lies in each row; depth and end_to_end do not go with them")
+            if self.capacity not in (None, packs.capacity):
+                raise OptionError(f"capacity is {self.capacity}, and the packs are of {packs.capacity}; leave it out")
+            object.__setattr__(self, "capacity", packs.capacity)
+        if self.capacity is None:
+            raise OptionError("rows need their width: give a capacity")
+        if self.end_to_end and self.depth is not None:
+            raise OptionError("rows filled end to end have no depth; leave one of the two out")
+        capacity, depth = check_sizes(self.capacity, self.depth)
+        object.__setattr__(self, "capacity", capacity)
+        object.__setattr__(self, "depth", depth)
+        object.__setattr__(self, "rows", ROWS.check("rows", self.rows))
+
+    def layout(self, seq_lengths: NDArray[np.int32]) -> Layout:
+        """Lay sequences of these lengths out.
+
+        Raises:
+            LengthError: a sequence is above the capacity.
+            OptionError: more rows than there may be, or packs of other sequences.
+        """
+        assert self.capacity is not None
+        if self.end_to_end:
+            return Layout.end_to_end(seq_lengths, self.capacity, self.rows)
+        if self.packs is not None:
+            if self.packs.sequences != seq_lengths.size:
+                raise OptionError(f"packs hold {self.packs.sequences} sequences, and {seq_lengths.size} are given")
+            return self._placed(seq_lengths, np.diff(self.packs.indptr), self.packs.sequence.astype(np.int64))
+        if int(seq_lengths.max(initial=0)) > self.capacity:
+            at = int(seq_lengths.argmax())
+            raise LengthError(
+                f"sequence {at} has {seq_lengths[at]} tokens, above the capacity of {self.capacity}; truncate it, or "
+                "give wider rows"
+            )
+        if seq_lengths.size <= FEW:
+            found = pack_few(seq_lengths.tolist(), self.capacity, self.depth)
+            order = [number for row in found for number in row]
+            return self._placed(seq_lengths, np.array([len(row) for row in found]), np.array(order, dtype=np.int64))
+        from nopad.assignment import pack
+
+        packs = pack(seq_lengths, self.capacity, depth=self.depth, algorithm="bfd", order="source")
+        return self._placed(seq_lengths, np.diff(packs.indptr), packs.sequence.astype(np.int64))
+
+    def keep(self, seq_lengths: NDArray[np.int32], per_row: NDArray[np.int64]) -> Layout:
+        """Lay sequences out that lie in rows already, `per_row` in each: they stay there.
+
+        Raises:
+            LengthError: a row is above the capacity.
+            OptionError: options that would move them.
+        """
+        if self.depth is not None or self.packs is not None or self.end_to_end:
+            raise OptionError("rows of a dataset stay the rows they are; give no depth, packs or end_to_end")
+        return self._placed(seq_lengths, per_row, None)
+
+    def _placed(self, seq_lengths: NDArray[np.int32], per_row: NDArray[Any], order: NDArray[np.int64] | None) -> Layout:
+        assert self.capacity is not None
+        if self.rows is not None:
+            if self.rows < per_row.size:
+                raise OptionError(
+                    f"these sequences take {per_row.size} rows of {self.capacity}, and {self.rows} are given"
+                )
+            per_row = np.concatenate([per_row, np.zeros(self.rows - per_row.size, dtype=per_row.dtype)])
+        return Layout.rows(seq_lengths, per_row, self.capacity, order)
+
+
+Form = Flat | Rows
+
+
+def check_form(form: Any) -> Form:
+    """Return the form of a batch.
+
+    Raises:
+        OptionError: it is none.
+    """
+    if not isinstance(form, Flat | Rows):
+        raise OptionError(f"form is {form!r}; it is nopad.Flat() or nopad.Rows(capacity)")
+    return form
+
+
+def pack_few(lengths: Sequence[int], capacity: int, depth: int | None) -> list[list[int]]:
+    """Best fit decreasing: which sequences share a row; as `nopad.pack` by "bfd" in order "source" has it.
+
+    O(n log n) for n lengths, each from 1 to `capacity`.
+
+    >>> pack_few([3, 1, 2, 2], 4, None)
+    [[0, 1], [2, 3]]
+    """
+    numbers: dict[int, list[int]] = {}
+    for number, length in enumerate(lengths):
+        numbers.setdefault(length, []).append(number)
+    packs = _best_fit(numbers, capacity, capacity if depth is None else depth)
+    if len(numbers) == len(lengths):  # no two of one length, so nothing is left to choose
+        return sorted([sorted([numbers[length][0] for length in pack]) for pack in packs])
+    return _dealt(lengths, numbers, packs)
+
+
+def _best_fit(numbers: dict[int, list[int]], capacity: int, most: int) -> list[tuple[int, ...]]:
+    """The lengths in each pack; as `nopad.planning.lpfhp` on their histogram."""
+    rooms: list[int] = []  # of open packs, ascending, each once
+    stacks: dict[int, list[tuple[int, ...]]] = {}  # by room; the one opened last is taken first
+    packs = []
+    for length in sorted(numbers, reverse=True):
+        left = len(numbers[length])
+        while left:
+            at = bisect_left(rooms, length)
+            room: int = capacity
+            content: tuple[int, ...] = ()
+            if at < len(rooms):
+                room = rooms[at]
+                stack = stacks[room]
+                content = stack.pop()
+                if not stack:
+                    del rooms[at]
+            copies = min(room // length, most - len(content), left)
+            content += (length,) * copies
+            room -= copies * length
+            left -= copies
+            if not room or len(content) >= most:
+                packs.append(content)
+                continue
+            if stacks.get(room):
+                stacks[room].append(content)
+            else:
+                stacks[room] = [content]
+                insort(rooms, room)
+    return packs + [content for stack in stacks.values() for content in stack]
+
+
+def _dealt(lengths: Sequence[int], numbers: dict[int, list[int]], packs: list[tuple[int, ...]]) -> list[list[int]]:
+    """Which sequences are in each pack; as `nopad.assign` in order "source" has it.
+
+    Equal packs are spread evenly; the first sequence not yet dealt opens the next pack that holds its length, and each
+    place takes the next sequence of its length.
+    """
+    counts = sorted(Counter(packs).items(), reverse=True)
+    total = len(packs)
+    places = [((2 * copy + 1) * total // (2 * count), pack) for pack, count in counts for copy in range(count)]
+    places.sort(key=lambda place: place[0])
+    holders: dict[int, list[int]] = {length: [] for length in numbers}
+    for at in range(total - 1, -1, -1):
+        for length in set(places[at][1]):
+            holders[length].append(at)  # the next one last
+    free = {length: iter(those) for length, those in numbers.items()}
+    dealt, used, rows = [False] * len(lengths), [False] * total, []
+    for number, length in enumerate(lengths):
+        if dealt[number]:
+            continue
+        at = holders[length].pop()
+        while used[at]:
+            at = holders[length].pop()
+        used[at] = True
+        row = sorted(next(free[one]) for one in places[at][1])
+        for member in row:
+            dealt[member] = True
+        rows.append(row)
+    return rows
