@@ -36,6 +36,8 @@ FREE = (
 OF_TOKENS = ("last_hidden_state", "hidden_states", "decoder_hidden_states", "prediction_logits")
 OF_SOURCE = ("encoder_last_hidden_state", "encoder_hidden_states")
 OF_SEQUENCES = ("pooler_output", "seq_relationship_logits", "sop_logits")
+# What TRL's fused language model head gives for each token but a row's first, and masks where nothing is predicted.
+OF_PREDICTIONS = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1", "label_mask")
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 DECODER_LAYERS = ("num_decoder_layers", "decoder_layers")
 DROPPED = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
@@ -146,7 +148,8 @@ def _shapes(head: Head, kind: str, name: str, at: Layout, sequences: int, longes
     if name == "":  # of a tuple or a tensor, of which nothing says what it is
         return [at.shape, (sequences,)] if kind == "token" else [(sequences,)]
     if kind == "token":
-        return [at.shape]
+        fewer = head.name == "causal" and name in OF_PREDICTIONS
+        return [at.shape, (at.shape[0], at.shape[1] - 1)] if fewer else [at.shape]
     return [(sequences, longest)] if head.name == "answers" and name.endswith("_logits") else [(sequences,)]
 
 
