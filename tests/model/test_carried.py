@@ -105,7 +105,7 @@ class TestCopiedMasks:
                 model(**batch)
             return
         with torch.no_grad():
-            found = batch.unpack(model(**batch).last_hidden_state)
+            found = batch.unpack_tokens(model(**batch).last_hidden_state)
             close(found, [stock(input_ids=sequence[None]).last_hidden_state[0] for sequence in sequences])
 
     @pytest.mark.parametrize("kind", ["t5", "bart"])
@@ -134,7 +134,7 @@ class TestCopiedMasks:
                     lambda states, mask: inner(states, mask, *more, **named), states, mask, use_reentrant=True
                 )
             batch = nopad.PackedBatch.from_sequences(sequences, **FORMS[form])
-            torch.cat(batch.unpack(model(**batch).last_hidden_state)).sin().sum().backward()
+            torch.cat(batch.unpack_tokens(model(**batch).last_hidden_state)).sin().sum().backward()
             return [p.grad for p in layer.parameters()]
 
         if form == "end to end" or kind == "deberta":
@@ -162,7 +162,7 @@ class TestCompiledLayers:
             layer.compile(backend="eager")
         batch = nopad.PackedBatch.from_sequences(sequences, **FORMS[form])
         with torch.no_grad():
-            found = batch.unpack(model(**batch).last_hidden_state)
+            found = batch.unpack_tokens(model(**batch).last_hidden_state)
             close(found, [stock(input_ids=sequence[None]).last_hidden_state[0] for sequence in sequences])
 
     def test_a_backend_that_unpacks(self, sequences):
@@ -181,7 +181,7 @@ class TestCompiledLayers:
         for part in (model.encoder, model.decoder) if kind == "t5" else (model.model.encoder, model.model.decoder):
             for layer in part.block if kind == "t5" else part.layers:
                 layer.compile(backend="eager")
-        rows = {"form": "rows", "capacity": 16} if how == "other rows" else {}
+        rows = {"form": nopad.Rows(16)} if how == "other rows" else {}
         batch = nopad.PackedBatch.from_sequences(sequences, **FORMS["rows" if rows else "flat"])
         batch = batch.with_decoder(targets, 2, **rows)
         if rows:

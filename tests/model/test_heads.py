@@ -50,7 +50,9 @@ def agrees(model, stock, sequences, form, name="logits"):
     """Hold a packed call against each sequence alone on another copy."""
     batch = nopad.PackedBatch.from_sequences(sequences, **FORMS[form])
     with torch.no_grad():
-        found = batch.unpack(model(**batch)[name])
+        result = model(**batch)[name]
+        per_token = tuple(result.shape[:2]) == batch.layout.shape
+        found = batch.unpack_tokens(result) if per_token else batch.unpack_sequences(result)
         for number, sequence in enumerate(sequences):
             wanted = stock(input_ids=sequence[None])[name][0]
             torch.testing.assert_close(found[number], wanted, atol=EXACT, rtol=0)
@@ -162,9 +164,9 @@ class TestOwnClasses:
         with pytest.raises(UnsupportedModelError, match=r"logits of .* has the shape \[1, 2\] and not \["):
             model(**nopad.PackedBatch.from_sequences(sequences[:4]))
 
-    @pytest.mark.parametrize("how", [{"form": "rows", "capacity": 30, "rows": 3}, FORMS["end to end"]])
+    @pytest.mark.parametrize("how", [{"form": nopad.Rows(30, rows=3)}, FORMS["end to end"]])
     def test_as_many_rows_as_sequences(self, how):
-        sequences = [[5] * 20, [6] * 10, [7] * 9] if "rows" in how else [[5] * 40, [6] * 20]
+        sequences = [[5] * 20, [6] * 10, [7] * 9] if how["form"].rows else [[5] * 40, [6] * 20]
         batch = nopad.PackedBatch.from_sequences(sequences, **how)
         assert batch.layout.shape[0] == batch.layout.sequences
         for read in (by_pooler, lambda out: out.last_hidden_state[:, 0]):
@@ -265,7 +267,7 @@ class TestValueHeads:
         nopad.packed(model.pretrained_model)
         batch = nopad.PackedBatch.from_sequences(sequences, **FORMS["rows"])
         with torch.no_grad():
-            values = batch.unpack(model(**batch)[2])
+            values = batch.unpack_tokens(model(**batch)[2])
             for value, sequence in zip(values, sequences, strict=True):
                 torch.testing.assert_close(value, stock(input_ids=sequence[None])[2][0], atol=EXACT, rtol=0)
 
@@ -307,7 +309,7 @@ def test_pooling_in_the_open(sequences, form, how):
     torch.manual_seed(0)
     states = torch.randn(*batch.layout.shape, 3, dtype=torch.float64)
     found = pooled(states, batch, how)
-    parts = batch.unpack(states, per="token")
+    parts = batch.unpack_tokens(states)
     wanted = [{"first": part[0], "last": part[-1], "mean": part.mean(0)}[how] for part in parts]
     torch.testing.assert_close(found, torch.stack(wanted), atol=EXACT, rtol=0)
 

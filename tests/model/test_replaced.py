@@ -44,7 +44,7 @@ def agrees(model, stock, sequences, name="logits"):
     for form in FORMS.values():
         batch = nopad.PackedBatch.from_sequences(sequences, pad_id=1, **form)
         with torch.no_grad():
-            found = batch.unpack(model(**batch)[name], per="sequence")
+            found = batch.unpack_sequences(model(**batch)[name])
             for number, sequence in enumerate(sequences):
                 wanted = stock(input_ids=sequence[None])[name][0]
                 torch.testing.assert_close(found[number], wanted, atol=1e-12, rtol=0)

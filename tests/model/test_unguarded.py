@@ -48,7 +48,7 @@ def test_its_tensors_without_it(kind, names, batch, sequences):
     with pytest.raises(BatchError, match=f"{names[0]} is of a packed batch, and its attention_mask is not there"):
         model(**inputs)
     with torch.no_grad():  # and the model runs on
-        found = batch.unpack(model(**batch).last_hidden_state)[2]
+        found = batch.unpack_tokens(model(**batch).last_hidden_state)[2]
         wanted = model(input_ids=sequences[2][None]).last_hidden_state[0]
     torch.testing.assert_close(found, wanted, atol=1e-12, rtol=0)
 

@@ -309,7 +309,7 @@ def _refuse_ambiguous(head: Head, layout: Any) -> None:
     if head.gives == "sequence" and rows == layout.sequences and not alone:
         raise BatchError(
             f"this batch has as many rows as sequences, {rows}, so results per row of a class that nopad does not know "
-            "could not be told from results per sequence; build it with form='flat', or with another number of rows"
+            "could not be told from results per sequence; build it with nopad.Flat(), or with another number of rows"
         )
 
 
