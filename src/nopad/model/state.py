@@ -127,7 +127,7 @@ class State:
         cell, model, family = self.cell, self.model, self.family
         check_rows(model, self.head.base)
         base = self.head.base
-        if base is not model and "position_ids" in parameters(type(base).forward):
+        if not self.head.stock and base is not model and "position_ids" in parameters(type(base).forward):
             yield base, Count(cell, "base model")
         for name, module in self._entries():
             yield module, Swap(cell, name, part=name)
