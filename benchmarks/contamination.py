@@ -27,7 +27,7 @@ from inputs import machine
 import nopad
 from nopad.batch import PackedBatch
 from nopad.corpus import stdlib_texts
-from nopad.losses import IGNORED, Accuracy, items, token_loss
+from nopad.losses import IGNORED, Accuracy, token_denominator, token_loss
 from nopad.model.safety import is_packed
 from nopad.random import key, shuffle
 
@@ -131,7 +131,7 @@ def evaluate(model: Any, held_out: list[np.ndarray]) -> tuple[float, float]:
             batch = packed_batch([masked(one, rng) for one in held_out[at : at + 150]])
             found = logits_of(model, batch, True, True)
             total += float(token_loss(found, batch["labels"], batch, denominator=1.0))
-            count += float(items(batch["labels"], batch))
+            count += float(token_denominator(batch["labels"], batch))
             accuracy.add(found, batch["labels"], batch)
     if not was_packed:
         nopad.unpacked(model)
@@ -169,7 +169,7 @@ def beside_padded(sequences: list[np.ndarray], steps: int = 20) -> float:
         for _, step in zip(range(steps), batches(sequences[:3_000], 0), strict=False):
             chosen = step[:24]  # padded, all of them would take eleven times as long
             batch = packed_batch(chosen)
-            whole = items(batch["labels"], batch)
+            whole = token_denominator(batch["labels"], batch)
             optimizer.zero_grad(set_to_none=True)
             if name == "packed":
                 loss = token_loss(logits_of(model, batch, True, True), batch["labels"], batch)

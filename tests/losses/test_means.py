@@ -8,7 +8,14 @@ from torch.nn.functional import cross_entropy
 
 import nopad
 from nopad.errors import BatchError, OptionError
-from nopad.losses import items, sequence_items, sequence_loss, span_items, span_loss, token_loss
+from nopad.losses import (
+    sequence_denominator,
+    sequence_loss,
+    span_denominator,
+    span_loss,
+    token_denominator,
+    token_loss,
+)
 
 LENGTHS = [7, 1, 12, 3, 5]
 CLASSES = 11
@@ -73,7 +80,7 @@ def test_equal_to_one_by_one(data, form, per, causal, weighted):
     loss = token_loss(packed_logits, packed_labels, batch, **how)
     loss.backward()
     torch.testing.assert_close(loss, total.detach() / count, atol=1e-12, rtol=0)
-    assert float(items(packed_labels, batch, **how)) == pytest.approx(count)
+    assert float(token_denominator(packed_labels, batch, **how)) == pytest.approx(count)
     for part, leaf in zip(batch.unpack_tokens(packed_logits.grad), leaves, strict=True):
         torch.testing.assert_close(
             part, leaf.grad if leaf.grad is not None else torch.zeros_like(leaf), atol=1e-12, rtol=0
@@ -89,7 +96,7 @@ def test_accumulated_steps_are_exact(data, per):
         batch = nopad.PackedBatch.from_sequences([[1] * LENGTHS[n] for n in numbers], form=nopad.Rows(20))
         chosen = ([values[n] for n in numbers] for values in (logits, labels))
         parts.append((*(laid_out(batch, values, 0) for values in chosen), batch))
-    whole = sum(items(label, batch, per=per, causal=True) for _, label, batch in parts)
+    whole = sum(token_denominator(label, batch, per=per, causal=True) for _, label, batch in parts)
     losses = [token_loss(*part, per=per, causal=True, denominator=whole) for part in parts]
     torch.testing.assert_close(sum(losses), total / count, atol=1e-12, rtol=0)
 
@@ -112,11 +119,11 @@ def test_default_is_transformers_own(data):
 def test_refusals():
     batch = nopad.PackedBatch.from_sequences([[1, 2], [3]])
     logits, labels = torch.zeros(1, 3, 4), torch.zeros(1, 3, dtype=torch.long)
-    with pytest.raises(BatchError, match=r"labels have the shape \[3\]; wanted \[1, 3, ...\]"):
+    with pytest.raises(BatchError, match=r"labels have the shape \[3\]; wanted \[1, 3\], one per slot"):
         token_loss(logits, labels[0], batch)
-    with pytest.raises(BatchError, match=r"logits have the shape \[3, 1, 4\]; wanted \[1, 3, ...\]"):
+    with pytest.raises(BatchError, match=r"logits have the shape \[3, 1, 4\]; wanted \[1, 3, C\]"):
         token_loss(logits.reshape(3, 1, 4), labels, batch)
-    with pytest.raises(BatchError, match=r"weights have the shape \[3\]; wanted \[2\], one a sequence"):
+    with pytest.raises(BatchError, match=r"weights have the shape \[3\]; wanted \[2\], one per sequence"):
         token_loss(logits, labels, batch, weights=torch.ones(3))
     with pytest.raises(OptionError, match="unknown per 'pack'; it is 'token' or 'sequence'"):
         token_loss(logits, labels, batch, per="pack")
@@ -154,7 +161,7 @@ def test_loss_of_sequences_is_transformers_own(kind, problem):
     each = [float(sequence_loss(logits[at : at + 1], labels[at : at + 1])) for at in range(5)]
     found = float(sequence_loss(logits, labels, weights=weights))
     assert found == pytest.approx(sum(w * e for w, e in zip(weights.tolist(), each, strict=True)) / 6.5, abs=1e-12)
-    whole = sequence_items(labels)
+    whole = sequence_denominator(labels)
     parts = sum(sequence_loss(logits[at], labels[at], denominator=whole) for at in (slice(0, 1), slice(1, 5)))
     torch.testing.assert_close(parts, wanted, atol=1e-12, rtol=0)
 
@@ -162,7 +169,7 @@ def test_loss_of_sequences_is_transformers_own(kind, problem):
 def test_sequences_without_a_label_do_not_count():
     logits, labels = labels_of("single")
     labels[[1, 4]] = -100
-    assert sequence_items(labels).item() == 3
+    assert sequence_denominator(labels).item() == 3
     kept = [0, 2, 3]
     torch.testing.assert_close(sequence_loss(logits, labels), sequence_loss(logits[kept], labels[kept]))
 
@@ -181,12 +188,12 @@ def test_loss_of_answers_is_the_models_own():
     out = model(**batch)
     given = out.start_logits, out.end_logits, batch["start_positions"], batch["end_positions"], batch
     torch.testing.assert_close(span_loss(*given), out.loss, atol=1e-12, rtol=0)
-    assert span_items(*given[2:]).item() == 4
+    assert span_denominator(*given[2:]).item() == 4
     each = cross_entropy(out.start_logits[2:3], starts[2:3]) + cross_entropy(out.end_logits[2:3], ends[2:3])
     alone = torch.zeros(5).index_fill(0, torch.tensor(2), 1.0)  # weights are in the order given
     torch.testing.assert_close(span_loss(*given, weights=alone), each / 2, atol=1e-12, rtol=0)
     halves = [torch.tensor([1.0, 1, 0, 0, 0]), torch.tensor([0.0, 0, 1, 1, 1])]
-    whole = span_items(*given[2:])
+    whole = span_denominator(*given[2:])
     parts = sum(span_loss(*given, weights=half, denominator=whole) for half in halves)
     torch.testing.assert_close(parts, out.loss, atol=1e-12, rtol=0)
 
@@ -197,7 +204,7 @@ def test_refusals_of_sequences():
         sequence_loss(torch.zeros(2), torch.zeros(2))
     with pytest.raises(BatchError, match=r"labels have the shape \[3\]; wanted \[2\]"):
         sequence_loss(torch.zeros(2, 3), torch.zeros(3, dtype=torch.long))
-    with pytest.raises(BatchError, match="which is regression, and there are 3 logits a sequence"):
+    with pytest.raises(BatchError, match="which is regression, and there are 3 logits per sequence"):
         sequence_loss(torch.zeros(2, 3), torch.zeros(2))
     with pytest.raises(BatchError, match=r"weights have the shape \[3\]; wanted \[2\]"):
         sequence_loss(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long), weights=torch.ones(3))
@@ -211,8 +218,8 @@ def test_refusals_of_sequences():
 def test_regression_with_a_dimension_of_one_is_no_classification():
     logits, labels = torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([[0.0], [2.0], [-100.0]])
     assert sequence_loss(logits, labels).item() == pytest.approx((1 + 0 + 104**2) / 3)
-    assert sequence_items(labels[:, 0]).item() == 3  # any float is a target
-    with pytest.raises(BatchError, match="labels are integers, and there is one logit a sequence; give floats"):
+    assert sequence_denominator(labels[:, 0]).item() == 3  # any float is a target
+    with pytest.raises(BatchError, match="labels are integers, and there is one logit per sequence; give floats"):
         sequence_loss(logits, torch.tensor([2, 3, 4]))
 
 
@@ -256,3 +263,35 @@ def test_labels_that_are_no_classes():
     for dtype in (torch.float32, torch.bool):
         with pytest.raises(BatchError, match=f"labels are {dtype}; wanted are numbers of classes, integers"):
             token_loss(logits, torch.ones(1, 3, dtype=dtype), batch)
+
+
+def test_what_is_no_loss_is_said_in_our_words():
+    batch = nopad.PackedBatch.from_sequences([[1, 2], [3]])
+    logits, labels = torch.zeros(1, 3, 4), torch.zeros(1, 3, dtype=torch.long)
+    says = r"labels\[0, 1\] is 9; there are 4 classes, from 0, and -100 is where nothing is to be learnt"
+    with pytest.raises(BatchError, match=says):
+        token_loss(logits, torch.tensor([[1, 9, -100]]), batch)
+    with pytest.raises(BatchError, match=r"labels\[2\] is -1; there are 4 classes"):
+        sequence_loss(torch.zeros(3, 4), torch.tensor([1, -100, -1]))
+    for odd in (logits[..., 0], torch.zeros(1, 3, 0), torch.zeros(1, 4, 4)):
+        with pytest.raises(BatchError, match=r"wanted \[1, 3, C\], C classes per slot"):
+            token_loss(odd, labels, batch)
+    with pytest.raises(BatchError, match="logits are of type ndarray; wanted is a torch tensor"):
+        token_loss(logits.numpy(), labels, batch)
+    with pytest.raises(BatchError, match="labels are of type list; wanted is a torch tensor"):
+        sequence_loss(torch.zeros(3, 4), [1, 2, 3])
+    with pytest.raises(BatchError, match="weights are of type list; wanted is a torch tensor"):
+        token_loss(logits, labels, batch, weights=[1, 1])
+    with pytest.raises(BatchError, match="the batch is of type dict; wanted is the PackedBatch"):
+        token_loss(logits, labels, dict(batch))
+    with pytest.raises(BatchError, match=r"the denominator is a Tensor of shape \[3\]; wanted is one number"):
+        token_loss(logits, labels, batch, denominator=torch.ones(3))
+    with pytest.raises(BatchError, match="the denominator is a str; wanted is one number"):
+        token_loss(logits, labels, batch, denominator="mean")
+    with pytest.raises(BatchError, match=r"labels are torch.bool; wanted are numbers of classes"):
+        sequence_loss(torch.zeros(2, 3), torch.tensor([True, False]))
+    places = torch.zeros(2, dtype=torch.int32)
+    assert torch.isfinite(span_loss(torch.zeros(2, 2), torch.zeros(2, 2), places, places, batch))
+    assert torch.isfinite(sequence_loss(torch.zeros(2, 3), places))
+    with pytest.raises(BatchError, match=r"starts are torch.float32; wanted are places in the sequence"):
+        span_loss(torch.zeros(2, 2), torch.zeros(2, 2), places.float(), places, batch)

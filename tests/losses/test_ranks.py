@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import nopad
-from nopad.losses import Accuracy, items, over_ranks, token_loss
+from nopad.losses import Accuracy, over_ranks, token_denominator, token_loss
 
 PER = ("token", "sequence")
 SHARES = [[9], [4, 3, 1, 6, 2]]  # lengths of each rank's sequences
@@ -32,7 +32,7 @@ def step(model, batch, per, ranks, accuracy):
     """The loss's share of this batch; gradients as DDP averages them."""
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     logits, labels = model(**inputs, use_cache=False).logits, batch["labels"]
-    whole = over_ranks(items(labels, batch, per=per, causal=True))
+    whole = over_ranks(token_denominator(labels, batch, per=per, causal=True))
     loss = token_loss(logits, labels, batch, per=per, causal=True, denominator=whole)
     (loss * ranks).backward()
     accuracy.add(logits, labels, batch, causal=True)
@@ -72,7 +72,7 @@ def test_two_ranks_are_one(per, ranks):
 
     model, accuracy = model_of_seed_0(), Accuracy(per)
     both = [batch_of(lengths, 11 * rank) for rank, lengths in enumerate(SHARES)]
-    whole = sum(items(batch["labels"], batch, per=per, causal=True) for batch in both)
+    whole = sum(token_denominator(batch["labels"], batch, per=per, causal=True) for batch in both)
     total = torch.zeros((), dtype=torch.float64)
     for batch in both:
         inputs = {name: value for name, value in batch.items() if name != "labels"}

@@ -7,7 +7,15 @@ try:
 except ImportError as error:
     raise MissingExtraError(f"computing losses needs {error.name}: pip install 'nopad[torch]'") from error
 
-from nopad.losses.means import items, over_ranks, sequence_items, sequence_loss, span_items, span_loss, token_loss
+from nopad.losses.means import (
+    over_ranks,
+    sequence_denominator,
+    sequence_loss,
+    span_denominator,
+    span_loss,
+    token_denominator,
+    token_loss,
+)
 from nopad.losses.metrics import Accuracy, Confusion, Spans, best_spans
 
 __all__ = [
@@ -15,11 +23,11 @@ __all__ = [
     "Confusion",
     "Spans",
     "best_spans",
-    "items",
     "over_ranks",
-    "sequence_items",
+    "sequence_denominator",
     "sequence_loss",
-    "span_items",
+    "span_denominator",
     "span_loss",
+    "token_denominator",
     "token_loss",
 ]

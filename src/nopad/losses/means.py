@@ -11,31 +11,39 @@ section 3.3). `weights` weigh sequences in either. Needs the extra ``nopad[torch
 
 `token_loss` is for masked and causal language models and token classification; `sequence_loss` for classification of
 sequences, regression and next sentences; `span_loss` for question answering. Pre-training adds two of them up. Each has
-a function that counts (`items`, `sequence_items`, `span_items`), and `over_ranks` adds counts up over all ranks.
+a function that counts (`token_denominator`, `sequence_denominator`, `span_denominator`), and `over_ranks` adds counts
+up over all ranks.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from nopad.batch import PackedBatch
-from nopad.errors import BatchError, OptionError
+from nopad.errors import BatchError
+from nopad.losses.checks import (
+    IGNORED,
+    check_batch,
+    check_classes,
+    check_denominator,
+    check_per,
+    check_places,
+    check_tensors,
+)
 
 __all__ = [
-    "items",
     "over_ranks",
-    "sequence_items",
+    "sequence_denominator",
     "sequence_loss",
-    "span_items",
+    "span_denominator",
     "span_loss",
+    "token_denominator",
     "token_loss",
 ]
-
-IGNORED = -100
 
 Per = Literal["token", "sequence"]
 
@@ -59,25 +67,25 @@ def token_loss(
         per: what weighs the same, see above.
         causal: the logits of a token are for the next one's label; none are for a sequence's first.
         weights: of sequences, ``[S]``, in the order given as all that is per sequence; None: all 1.
-        denominator: divide by this instead of by `items` of this batch, counted with the same `per`, `causal` and
-            `weights`.
+        denominator: divide by this instead of by `token_denominator` of this batch, counted with the same `per`,
+            `causal` and `weights`.
 
     Returns:
         A number, in float32 at least; NaN where nothing counts.
 
     Raises:
-        BatchError: a shape that does not fit the batch.
+        BatchError: a shape that does not fit the batch, or a label that is no class.
         OptionError: another `per`.
 
     >>> import nopad, torch
-    >>> from nopad.losses import token_loss
+    >>> from nopad.losses import token_denominator, token_loss
     >>> batch = nopad.PackedBatch.from_sequences([[1, 2, 3], [4]])
     >>> logits, labels = torch.zeros(1, 4, 8), torch.tensor([[1, -100, 3, 4]])
-    >>> round(token_loss(logits, labels, batch).item(), 4), items(labels, batch)
+    >>> round(token_loss(logits, labels, batch).item(), 4), token_denominator(labels, batch)
     (2.0794, tensor(3., dtype=torch.float64))
     """
     number, wanted = labelled(labels, batch, causal)
-    _check(logits.shape[:2] == torch.Size(batch.layout.shape), "logits", logits, batch)
+    check_logits(logits, labels, batch)
     flat = logits.reshape(-1, logits.shape[-1])
     if causal:
         flat = flat.roll(1, 0)  # the logits for a token stand at the one before it, in its own sequence
@@ -86,13 +94,14 @@ def token_loss(
     return _mean(each, scale, denominator)
 
 
-def items(
+def token_denominator(
     labels: Tensor, batch: PackedBatch, *, per: Per = "token", causal: bool = False, weights: Tensor | None = None
 ) -> Tensor:
     """What `token_loss` divides by: labelled tokens, or sequences with any, each times its weight.
 
-    For accumulated steps and many ranks, add these up (over ranks by `over_ranks`), give the sum to every call as
-    `denominator`, and add up the losses; with DDP, which averages gradients, multiply by the number of ranks.
+    What transformers calls ``num_items_in_batch``, of this batch. For accumulated steps and many ranks, add these up
+    (over ranks by `over_ranks`), give the sum to every call as `denominator`, and add up the losses; with DDP, which
+    averages gradients, multiply by the number of ranks.
     """
     number, wanted = labelled(labels, batch, causal)
     return slot_weights(number, wanted, batch, per, weights).sum()
@@ -114,7 +123,7 @@ def sequence_loss(
             ``[S]`` or ``[S, 1]`` with one logit: regression, squared error. As transformers' three problem types; every
             float counts, `weights` leave sequences out.
         weights: of sequences, ``[S]``; None: all 1.
-        denominator: divide by this instead of by `sequence_items`.
+        denominator: divide by this instead of by `sequence_denominator`.
 
     Raises:
         BatchError: shapes that do not fit.
@@ -124,12 +133,13 @@ def sequence_loss(
     >>> round(sequence_loss(torch.zeros(3, 4), torch.tensor([0, 3, -100])).item(), 4)
     1.3863
     """
+    check_tensors(logits=logits, labels=labels)
     if labels.dim() == 2 and labels.is_floating_point() and tuple(labels.shape) == (len(logits), 1):
         labels = labels[:, 0]
     _check_sequences(logits, labels)
     logits = _wide(logits)
     if not labels.is_floating_point():
-        each = cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
+        each = cross_entropy(logits, labels.long(), ignore_index=IGNORED, reduction="none")
     elif labels.dim() == 2:
         each = binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(1)
     else:
@@ -137,8 +147,9 @@ def sequence_loss(
     return _mean(each, _sequence_scale(labels, weights), denominator)
 
 
-def sequence_items(labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
+def sequence_denominator(labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """What `sequence_loss` divides by: sequences with a label, each times its weight."""
+    check_tensors(labels=labels)
     return _sequence_scale(labels, weights).sum()
 
 
@@ -163,24 +174,25 @@ def span_loss(
             as 0, and counts either end alone.)
         batch: whose sequences they are.
         weights: of sequences, ``[S]``; None: all 1.
-        denominator: divide by this instead of by `span_items`.
+        denominator: divide by this instead of by `span_denominator`.
 
     Raises:
         BatchError: shapes that do not fit.
     """
+    check_tensors(start_logits=start_logits, end_logits=end_logits)
+    known = _spans(starts, ends, batch)
     for name, value in (("start_logits", start_logits), ("end_logits", end_logits)):
         wanted = (batch.layout.sequences, batch.layout.max_seqlen)
         if value.dim() != 2 or value.shape[0] != wanted[0] or value.shape[1] < wanted[1]:
             raise BatchError(f"{name} have the shape {list(value.shape)}; wanted {list(wanted)}")
-    known = _spans(starts, ends, batch)
     first, last = (
-        cross_entropy(_wide(logits), places.masked_fill(~known, IGNORED), ignore_index=IGNORED, reduction="none")
+        cross_entropy(_wide(logits), places.long().masked_fill(~known, IGNORED), ignore_index=IGNORED, reduction="none")
         for logits, places in ((start_logits, starts), (end_logits, ends))
     )
     return _mean((first + last) / 2, _weighted(known.double(), weights), denominator)
 
 
-def span_items(starts: Tensor, ends: Tensor, batch: PackedBatch, *, weights: Tensor | None = None) -> Tensor:
+def span_denominator(starts: Tensor, ends: Tensor, batch: PackedBatch, *, weights: Tensor | None = None) -> Tensor:
     """What `span_loss` divides by: sequences that hold their answer, each times its weight."""
     return _weighted(_spans(starts, ends, batch).double(), weights).sum()
 
@@ -202,8 +214,11 @@ def over_ranks(count: Tensor) -> Tensor:
 
 def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, Tensor]:
     """The number of each slot's sequence (0: padding), and its label where it counts, else -100; ``[R x L]`` each."""
+    check_tensors(labels=labels)
+    check_batch(batch)
     at = batch.layout
-    _check(tuple(labels.shape) == at.shape, "labels", labels, batch)
+    if tuple(labels.shape) != at.shape:
+        raise BatchError(f"labels have the shape {list(labels.shape)}; wanted {list(at.shape)}, one per slot")
     number = torch.from_numpy(at.sequence_ids).to(labels.device).reshape(-1).long()
     if labels.is_floating_point() or labels.dtype == torch.bool:
         raise BatchError(f"labels are {labels.dtype}; wanted are numbers of classes, integers")
@@ -216,17 +231,17 @@ def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, 
 
 def slot_weights(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, weights: Tensor | None) -> Tensor:
     """What each slot's loss is multiplied by; sums to the denominator. ``[R x L]``."""
+    check_per(per)
     sequences = batch.layout.sequences
     counts = (wanted != IGNORED).double()
     if per == "sequence":
         mine = counts.new_zeros(sequences + 1).index_add(0, number, counts)
         counts = counts / mine[number].clamp(min=1)
-    elif per != "token":
-        raise OptionError(f"unknown per {per!r}; it is 'token' or 'sequence'")
     if weights is None:
         return counts
+    check_tensors(weights=weights)
     if tuple(weights.shape) != (sequences,):
-        raise BatchError(f"weights have the shape {list(weights.shape)}; wanted [{sequences}], one a sequence")
+        raise BatchError(f"weights have the shape {list(weights.shape)}; wanted [{sequences}], one per sequence")
     return counts * torch.cat([weights.new_zeros(1), weights]).double()[number]
 
 
@@ -237,6 +252,7 @@ def _wide(logits: Tensor) -> Tensor:
 
 def _mean(each: Tensor, scale: Tensor, denominator: float | Tensor | None) -> Tensor:
     """Sum of what counts, over how much counts; what has no weight is left out, be it infinite."""
+    check_denominator(denominator)
     total = torch.where(scale == 0, torch.zeros_like(each), each * scale.to(each)).sum()
     return (total / (scale.sum() if denominator is None else denominator)).to(each.dtype)
 
@@ -252,13 +268,17 @@ def _sequence_scale(labels: Tensor, weights: Tensor | None) -> Tensor:
 def _weighted(counts: Tensor, weights: Tensor | None) -> Tensor:
     if weights is None:
         return counts
+    check_tensors(weights=weights)
     if weights.shape != counts.shape:
-        raise BatchError(f"weights have the shape {list(weights.shape)}; wanted {list(counts.shape)}, one a sequence")
+        raise BatchError(f"weights have the shape {list(weights.shape)}; wanted {list(counts.shape)}, one per sequence")
     return counts * weights.double()
 
 
 def _spans(starts: Tensor, ends: Tensor, batch: PackedBatch) -> Tensor:
     """Which sequences hold their whole answer; bool ``[S]``."""
+    check_batch(batch)
+    check_tensors(starts=starts, ends=ends)
+    check_places(starts=starts, ends=ends)
     for name, value in (("starts", starts), ("ends", ends)):
         if tuple(value.shape) != (batch.layout.sequences,):
             raise BatchError(f"{name} have the shape {list(value.shape)}; wanted [{batch.layout.sequences}]")
@@ -274,15 +294,24 @@ def _check_sequences(logits: Tensor, labels: Tensor) -> None:
     if tuple(labels.shape) != wanted:
         raise BatchError(f"labels have the shape {list(labels.shape)}; wanted {list(wanted)}")
     if not labels.is_floating_point() and logits.shape[1] == 1:
-        raise BatchError("labels are integers, and there is one logit a sequence; give floats for regression")
+        raise BatchError("labels are integers, and there is one logit per sequence; give floats for regression")
     if labels.is_floating_point() and not several and logits.shape[1] != 1:
         raise BatchError(
-            f"labels are {labels.dtype}, which is regression, and there are {logits.shape[1]} logits a sequence; "
+            f"labels are {labels.dtype}, which is regression, and there are {logits.shape[1]} logits per sequence; "
             "give integers for one class, floats [S, C] for several"
         )
+    if not labels.is_floating_point():
+        check_classes(labels, logits.shape[1])
 
 
-def _check(fits: bool, name: str, value: Any, batch: PackedBatch) -> None:
-    if not fits:
-        rows, width = batch.layout.shape
-        raise BatchError(f"{name} have the shape {list(value.shape)}; wanted [{rows}, {width}, ...]")
+def check_logits(logits: Tensor, labels: Tensor, batch: PackedBatch) -> None:
+    """Refuse logits that are not ``[R, L, C]``, and labels that are none of C classes.
+
+    Raises:
+        BatchError: they are not.
+    """
+    check_tensors(logits=logits)
+    rows, width = batch.layout.shape
+    if logits.dim() != 3 or tuple(logits.shape[:2]) != (rows, width) or not logits.shape[2]:
+        raise BatchError(f"logits have the shape {list(logits.shape)}; wanted [{rows}, {width}, C], C classes per slot")
+    check_classes(labels, logits.shape[2])

@@ -12,9 +12,15 @@ from torch import Tensor
 
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError, OptionError
-from nopad.losses.means import IGNORED, Per, labelled, over_ranks, slot_weights
+from nopad.losses.checks import IGNORED, check_classes, check_per, check_places, check_tensors
+from nopad.losses.means import Per, check_logits, labelled, over_ranks, slot_weights
+from nopad.options import Option
 
 __all__ = ["Accuracy", "Confusion", "Spans", "best_spans"]
+
+
+CLASSES = Option(default=2, help="classes")
+LONGEST = Option(default=30, help="most tokens of an answer")
 
 
 class _Counts:
@@ -51,8 +57,7 @@ class Accuracy(_Counts):
 
     def __init__(self, per: Per = "token") -> None:
         super().__init__(2)
-        if per not in ("token", "sequence"):
-            raise OptionError(f"unknown per {per!r}; it is 'token' or 'sequence'")
+        check_per(per)
         self.per: Per = per
 
     def add(self, logits: Tensor, labels: Tensor, batch: PackedBatch, *, causal: bool = False) -> None:
@@ -64,8 +69,7 @@ class Accuracy(_Counts):
             BatchError: a shape that does not fit the batch.
         """
         number, wanted = labelled(labels, batch, causal)
-        if logits.shape[:2] != labels.shape:
-            raise BatchError(f"logits have the shape {list(logits.shape)}; wanted {[*labels.shape, 'C']}")
+        check_logits(logits, labels, batch)
         guess = logits.argmax(-1).reshape(-1)
         right = (guess.roll(1) if causal else guess) == wanted
         scale = slot_weights(number, wanted, batch, self.per, None)
@@ -89,6 +93,7 @@ class Confusion(_Counts):
     """
 
     def __init__(self, classes: int) -> None:
+        classes = CLASSES.check("classes", classes)
         super().__init__(classes, classes)
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
@@ -97,13 +102,13 @@ class Confusion(_Counts):
         Raises:
             BatchError: shapes that do not fit, or a label that is no class.
         """
+        check_tensors(logits=logits, labels=labels)
         classes = len(self.counts)
         if tuple(logits.shape) != (*labels.shape, classes):
             raise BatchError(f"logits have the shape {list(logits.shape)}; wanted {[*labels.shape, classes]}")
+        check_classes(labels, classes, anywhere=True)  # counting them waits for the accelerator anyway
         known = labels != IGNORED
         wanted, guess = labels[known].long(), logits.argmax(-1)[known]
-        if bool(((wanted < 0) | (wanted >= classes)).any()):
-            raise BatchError(f"a label is {int(wanted.max())} or below 0; there are {classes} classes, from 0")
         self._add(torch.bincount(wanted * classes + guess, minlength=classes**2).reshape(classes, classes))
 
     @property
@@ -112,7 +117,13 @@ class Confusion(_Counts):
         return float(self.counts.trace() / self.counts.sum())
 
     def f1(self, label: int | None = None) -> float:
-        """F1 of one class; or the mean over all classes, each weighing the same (macro). A class without any: 0."""
+        """F1 of one class; or the mean over all classes, each weighing the same (macro). A class without any: 0.
+
+        Raises:
+            OptionError: there is no such class.
+        """
+        if label is not None and not 0 <= label < len(self.counts):
+            raise OptionError(f"label is {label}; there are {len(self.counts)} classes, from 0")
         right = self.counts.diagonal()
         given = self.counts.sum(0) + self.counts.sum(1)
         each = torch.where(given > 0, 2 * right / given.clamp(min=1), 0)
@@ -144,9 +155,12 @@ class Spans(_Counts):
         Raises:
             BatchError: shapes that differ.
         """
+        given = {"starts": starts, "ends": ends, "true_starts": true_starts, "true_ends": true_ends}
+        check_tensors(**given)
         if len({tuple(side.shape) for side in (starts, ends, true_starts, true_ends)}) > 1:
             shapes = [list(side.shape) for side in (starts, ends, true_starts, true_ends)]
             raise BatchError(f"starts, ends and the true ones have the shapes {shapes}; wanted one shape")
+        check_places(**given)
         known = (true_starts >= 0) & (true_ends >= 0)
         starts, ends, true_starts, true_ends = (side[known] for side in (starts, ends, true_starts, true_ends))
         common = (torch.minimum(ends, true_ends) - torch.maximum(starts, true_starts) + 1).clamp(min=0)
@@ -178,15 +192,19 @@ def best_spans(start_logits: Tensor, end_logits: Tensor, longest: int = 30) -> t
         First and last place of each answer, int64 ``[S]`` each.
 
     Raises:
-        OptionError: `longest` below 1.
+        OptionError: `longest` is no integer from 1.
+        BatchError: the logits differ in shape, or are not ``[S, L]``.
 
     >>> import torch
     >>> from nopad.losses import best_spans
     >>> best_spans(torch.tensor([[0.0, 5.0, 9.0]]), torch.tensor([[8.0, 7.0, 0.0]]))
     (tensor([1]), tensor([1]))
     """
-    if longest < 1:
-        raise OptionError(f"longest is {longest}; an answer has at least one token")
+    longest = LONGEST.check("longest", longest)
+    check_tensors(start_logits=start_logits, end_logits=end_logits)
+    if start_logits.dim() != 2 or start_logits.shape != end_logits.shape or not start_logits.shape[1]:
+        shapes = [list(side.shape) for side in (start_logits, end_logits)]
+        raise BatchError(f"start_logits and end_logits have the shapes {shapes}; wanted [S, L] both")
     width = start_logits.shape[1]
     # ends[s, i, k]: the score of an answer that begins at i and has k + 1 tokens
     behind = torch.nn.functional.pad(end_logits, (0, longest - 1), value=-torch.inf)

@@ -1,0 +1,95 @@
+"""What losses and metrics are given, checked before any arithmetic: tensors, shapes, labels that are classes.
+
+Values are looked at on the CPU only: on an accelerator that would wait for it, and its kernels refuse by themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nopad.batch import PackedBatch
+from nopad.errors import BatchError, OptionError
+
+__all__ = ["IGNORED", "check_batch", "check_classes", "check_denominator", "check_per", "check_places", "check_tensors"]
+
+IGNORED = -100
+
+
+def check_tensors(**given: Any) -> None:
+    """Refuse what is no tensor, by the names of the arguments.
+
+    Raises:
+        BatchError: one is none.
+    """
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise BatchError(f"{name} are of type {type(value).__name__}; wanted is a torch tensor")
+
+
+def check_batch(batch: Any) -> None:
+    """Refuse what is no packed batch.
+
+    Raises:
+        BatchError: it is none.
+    """
+    if not isinstance(batch, PackedBatch):
+        raise BatchError(f"the batch is of type {type(batch).__name__}; wanted is the PackedBatch that the model got")
+
+
+def check_per(per: str) -> None:
+    """Refuse what a mean is not taken per.
+
+    Raises:
+        OptionError: neither token nor sequence.
+    """
+    if per not in ("token", "sequence"):
+        raise OptionError(f"unknown per {per!r}; it is 'token' or 'sequence'")
+
+
+def check_classes(labels: Tensor, classes: int, name: str = "labels", *, anywhere: bool = False) -> None:
+    """Refuse labels that are no classes; -100, where nothing is to be learnt, is fine.
+
+    `anywhere`: look at the values on an accelerator too.
+
+    Raises:
+        BatchError: they are no integers, or one is below 0 or above the last class.
+    """
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise BatchError(f"{name} are {labels.dtype}; wanted are numbers of classes, integers")
+    if not labels.numel() or (labels.device.type != "cpu" and not anywhere):
+        return
+    low, high = (int(side) for side in labels.aminmax())
+    if high < classes and (low >= 0 or not bool(((labels < 0) & (labels != IGNORED)).any())):
+        return
+    wrong = ((labels < 0) & (labels != IGNORED)) | (labels >= classes)
+    at = wrong.nonzero()[0].tolist()
+    raise BatchError(
+        f"{name}{at} is {int(labels[tuple(at)])}; there are {classes} classes, from 0, and {IGNORED} is where nothing "
+        "is to be learnt"
+    )
+
+
+def check_places(**given: Tensor) -> None:
+    """Refuse places in sequences that are no integers.
+
+    Raises:
+        BatchError: they are not.
+    """
+    for name, value in given.items():
+        if value.is_floating_point() or value.dtype == torch.bool:
+            raise BatchError(f"{name} are {value.dtype}; wanted are places in the sequence, integers")
+
+
+def check_denominator(denominator: Any) -> None:
+    """Refuse a denominator that is no number.
+
+    Raises:
+        BatchError: it is none.
+    """
+    single = isinstance(denominator, Tensor) and denominator.numel() == 1
+    if not (denominator is None or single or isinstance(denominator, int | float)):
+        shape = f" of shape {list(denominator.shape)}" if isinstance(denominator, Tensor) else ""
+        raise BatchError(f"the denominator is a {type(denominator).__name__}{shape}; wanted is one number")
