@@ -45,8 +45,15 @@ def packed_attention(
     """Attention of one layer: ``[R, L, H, D]`` of queries, keys and values ``[R, H, L, D]``.
 
     Raises:
-        UnsupportedModelError: the layer wants what no backend has (attention sinks).
+        UnsupportedModelError: the layer wants what no backend has (attention sinks), or does not say whether it attends
+            causally.
     """
+    causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
+    if causal is None:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} does not say whether it attends causally (is_causal), and a guess could be wrong; "
+            "run its sequences padded, without nopad.packed"
+        )
     packed = attention_mask is not None and attention_mask.dtype == torch.int32
     if not packed:
         if not torch.compiler.is_compiling() and _inside.get() is not None:
@@ -78,7 +85,7 @@ def packed_attention(
         tell(module)
     heads = Heads(
         scaling=scaling,
-        causal=bool(getattr(module, "is_causal", True) if is_causal is None else is_causal),
+        causal=bool(causal),
         window=sliding_window,
         dropout=dropout,
         bias=position_bias,

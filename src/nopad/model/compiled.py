@@ -8,6 +8,7 @@ import torch
 
 from nopad.errors import BatchError, OptionError, UnsupportedModelError
 from nopad.model.admission import check_layout
+from nopad.model.positions import positions
 from nopad.model.safety import state_of
 
 if TYPE_CHECKING:
@@ -68,7 +69,9 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     named: dict[str, Any] = {name: batch[name] for name in batch if name in state.takes and name not in left_out}
     named["attention_mask"] = ids[:, None, None, :].contiguous()
     if "position_ids" in named:
-        named["position_ids"] = named["position_ids"] + state.family.offset(state.model.config) * (ids != 0)
+        first = torch.from_numpy(batch.layout.index[batch.layout.cu_seqlens[:-1]]).to(ids.device)
+        counted = positions(state.model, state.family, named["position_ids"], named.get("input_ids"), ids, first)
+        named["position_ids"] = counted
     if "labels" in named:
         named["labels"] = state.head.static_labels(named["labels"], batch["position_ids"])
     if "use_cache" in state.takes:

@@ -18,10 +18,6 @@ Route = Literal["interface", "encoder mask"]
 Pooled = Literal["first", "last", "config"]
 
 
-def _from_zero(config: Any) -> int:
-    return 0
-
-
 def _never(config: Any) -> str | None:
     return None
 
@@ -34,7 +30,8 @@ class Family:
         route: "interface": its layers call transformers' registered attention; "encoder mask": they do not, and the
             mask is put in at the encoder.
         attention: for "encoder mask": class names of the modules between which sequences are unpacked and repacked.
-        offset: what a position of 0 is called; a function of the configuration.
+        after_padding: its positions are counted as RoBERTa's are, from `padding_idx + 1` of its embeddings on, pad ids
+            left out (`nopad.model.positions`). Others count from 0.
         mask: for "encoder mask": "bool" or "additive".
         head: module of the sequence classification head that gets the pooled states, by name, and how many dimensions
             it wants: ``[S, 1, H]`` (3) or ``[S, H]`` (2).
@@ -51,7 +48,7 @@ class Family:
 
     route: Route = "interface"
     attention: tuple[str, ...] = ()
-    offset: Callable[[Any], int] = _from_zero
+    after_padding: bool = False
     mask: Literal["bool", "additive"] = "bool"
     head: tuple[str, int] | None = None
     pooled: Pooled = "first"
@@ -63,14 +60,6 @@ class Family:
     notes: str = ""
 
 
-def _after_padding(config: Any) -> int:
-    return int(config.pad_token_id) + 1
-
-
-def _esm_offset(config: Any) -> int:
-    return _after_padding(config) if config.position_embedding_type == "absolute" else 0
-
-
 def _deberta_refuses(config: Any) -> str | None:
     if getattr(config, "conv_kernel_size", 0) > 0:
         return "its convolution (conv_kernel_size > 0) mixes tokens across the borders of sequences"
@@ -78,7 +67,7 @@ def _deberta_refuses(config: Any) -> str | None:
 
 
 _BERT = Family(pooler=("pooler", 3))
-_ROBERTA = Family(offset=_after_padding, head=("classifier", 3), pooler=("pooler", 3))
+_ROBERTA = Family(after_padding=True, head=("classifier", 3), pooler=("pooler", 3))
 _DEBERTA = Family(
     route="encoder mask",
     attention=("DisentangledSelfAttention",),
@@ -99,7 +88,7 @@ FAMILIES: dict[str, Family] = {
     "deberta-v2": _DEBERTA,
     "distilbert": Family(head=("pre_classifier", 2)),
     "electra": Family(head=("classifier", 3)),
-    "esm": Family(head=("classifier", 3), pooler=("pooler", 3), offset=_esm_offset, mask_at="encoder"),
+    "esm": Family(head=("classifier", 3), pooler=("pooler", 3), after_padding=True, mask_at="encoder"),
     "gemma": _DECODER,
     "gpt2": _DECODER,
     "gpt_neox": _DECODER,
@@ -112,7 +101,7 @@ FAMILIES: dict[str, Family] = {
         mask="additive",
         mask_at="encoder",
         bias=("compute_position_bias", "position_bias"),
-        offset=_after_padding,
+        after_padding=True,
         head=("classifier", 3),
         pooler=("pooler", 3),
     ),

@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model.calls import Call
 from nopad.model.families import Family
+from nopad.model.last_token import last_tokens, static_last_tokens
 
 if TYPE_CHECKING:
     from nopad.batch.device import Placement
@@ -106,7 +107,7 @@ class _Classifier(Head):
 
 
 class _LastToken(Head):
-    """One result a sequence, of a decoder that scores every token and then takes a row's last: take each sequence's."""
+    """One result a sequence, of a decoder that scores every token and then reads one token of a row: read each sequence's."""
 
     per_token = ()
     by_token = False
@@ -119,6 +120,7 @@ class _LastToken(Head):
         s, n = call.placed.layout.sequences, self.model.config.num_labels
         _check_shape(named, "labels", [(s,), (s, n)] if n > 1 else [(s,), (s, 1)])
         call.labels = {"labels": named.pop("labels", None)}
+        call.seen["last"] = last_tokens(self.model.config, named.get("input_ids"), call.placed)
         if self.model.config.get_text_config().pad_token_id is None and call.placed.layout.shape[0] > 1:
             raise BatchError(
                 "this model classifies several rows only with config.pad_token_id set; set it, or use flat"
@@ -127,7 +129,8 @@ class _LastToken(Head):
     def leave(self, call: Call, output: Any) -> Any:
         from transformers.loss.loss_utils import ForSequenceClassificationLoss
 
-        logits = pooled(call.seen["logits"], call.placed, "last")
+        scores = call.seen["logits"]
+        logits = scores.reshape(-1, scores.shape[-1])[call.seen["last"]]
         output["logits"] = logits
         labels = call.labels["labels"]
         if labels is not None:
@@ -137,7 +140,9 @@ class _LastToken(Head):
 
     def leave_static(self, state: Any, output: Any) -> Any:
         if self.most is not None:
-            output["logits"] = static_pooled(state.static.kept, state.static.ids, self.most, "last")
+            static = state.static
+            at = static_last_tokens(self.model.config, static.tokens, static.ids, self.most)
+            output["logits"] = static.kept.reshape(-1, static.kept.shape[-1])[at]
         return output
 
 

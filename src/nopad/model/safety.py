@@ -31,6 +31,7 @@ from nopad.model.encoders import encoder_mask, hook_encoder
 from nopad.model.families import Family, family_of
 from nopad.model.heads import Head, head_of
 from nopad.model.linear import FastLinear
+from nopad.model.positions import positions
 from nopad.options import Option
 
 __all__ = ["bare", "is_packed", "packed", "part_of", "state_of", "unpacked"]
@@ -219,6 +220,7 @@ class _State:
         if is_static(guard):
             if not torch.compiler.is_compiling():
                 self.calls.stack.append(None)
+            self.static.tokens = named.get("input_ids")
             self.static.ids = guard  # no slice here: hooks of the whole model are frames, and graphs, of their own
             return None
         if torch.compiler.is_compiling():
@@ -245,7 +247,7 @@ class _State:
         """Close the call, and give what it returned one entry a sequence where it has one a row."""
         if is_static(kwargs.get("attention_mask")):
             output = self.head.leave_static(self, output) if output is not None else None
-            self.static.ids = self.static.kept = None
+            self.static.ids = self.static.kept = self.static.tokens = None
             if torch.compiler.is_compiling():
                 return output
             self.calls.stack.pop()
@@ -308,12 +310,12 @@ class _State:
         named["attention_mask"] = (placed.ids != 0).to(torch.long)
         if call.target is not None:
             named["decoder_attention_mask"] = (call.target.ids != 0).to(torch.long)
-        positions = named.pop("position_ids", None)
+        given = named.pop("position_ids", None)
         if "position_ids" in takes:
-            if positions is None:  # picked out of the batch without them
-                positions = torch.from_numpy(placed.layout.position_ids).to(placed.ids.device)
-            offset = self.family.offset(self.model.config)
-            named["position_ids"] = positions if not offset else positions + offset * (placed.ids != 0)
+            if given is None:  # picked out of the batch without them
+                given = torch.from_numpy(placed.layout.position_ids).to(placed.ids.device)
+            ids = named.get("input_ids")
+            named["position_ids"] = positions(self.model, self.family, given, ids, placed.ids, placed.first)
         if "use_cache" in takes:
             named["use_cache"] = False
         asked = named.get("return_dict")

@@ -99,7 +99,7 @@ class Embedder:
         self.tokenizer = tokenizer
         self.pooling: Pooling = pooling
         self.normalize = normalize
-        limit = _positions(bare(model).config)
+        limit = _positions(bare(model))
         if max_tokens is not None and not 1 <= max_tokens <= (limit or max_tokens):
             most = f"{limit} positions" if limit else "no limit"
             raise OptionError(f"max_tokens is {max_tokens}; it is at least 1, and this model has {most}")
@@ -126,7 +126,7 @@ class Embedder:
         pooler = {"add_pooling_layer": False} if config.model_type in ("bert", "roberta", "xlm-roberta") else {}
         with _quiet():  # the pooler's weights are left out on purpose
             model = AutoModel.from_pretrained(path, config=config, **pooler)
-        found = {**_read_pooling(path), **_read_limit(path, _positions(config)), **how}
+        found = {**_read_pooling(path), **_read_limit(path, _positions(model)), **how}
         return cls(model, load_tokenizer(path), **found)
 
     @property
@@ -231,8 +231,8 @@ def _read_limit(path: Path, positions: int | None) -> dict[str, Any]:
     return {"max_tokens": min(int(limit), positions or int(limit))} if limit else {}
 
 
-def _positions(config: Any) -> int | None:
-    return positions_of(config, family_of(config))
+def _positions(model: Any) -> int | None:
+    return positions_of(model, family_of(model.config))
 
 
 def _default_folder() -> Path:
