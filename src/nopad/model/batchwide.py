@@ -67,14 +67,14 @@ def check_scales(model: nn.Module) -> None:
         UnsupportedModelError: one does.
     """
     for module in _modules(model):
-        known = _kind(type(module))
+        known = _library(type(module).__module__, type(module).__name__)
         weight = module._parameters.get("weight")
         custom = weight is not None and type(weight) is not nn.Parameter
         why = _together(module, known, weight) if known or custom else None
         if why is not None:
             raise UnsupportedModelError(
-                f"{type(module).__name__} {why}, so what a sequence gets depends on who shares its batch; quantise with "
-                "one scale per token, or weights only"
+                f"{type(module).__name__} {why}, so what a sequence gets depends on who shares its batch; quantise "
+                "with one scale per token, or weights only"
             )
 
 
@@ -90,9 +90,9 @@ def _check_side(layout: Layout, switch: int) -> None:
     if long.any() and not long.all():
         over, under = int(long.argmax()), int(long.argmin())
         raise BatchError(
-            f"sequence {layout.order[over]} has {layout.seq_lengths[over]} tokens and sequence {layout.order[under]} has "
-            f"{layout.seq_lengths[under]}: beyond {switch} (original_max_position_embeddings) this model's longrope "
-            "switches the frequencies of the whole batch; put longer sequences into batches of their own"
+            f"sequence {layout.order[over]} has {layout.seq_lengths[over]} tokens and sequence {layout.order[under]} "
+            f"has {layout.seq_lengths[under]}: beyond {switch} (original_max_position_embeddings) this model's "
+            "longrope switches the frequencies of the whole batch; put longer sequences into batches of their own"
         )
 
 
@@ -102,8 +102,10 @@ def _reset_frequencies(model: nn.Module) -> None:
         for name in [name for name in (*vars(module), *module._buffers) if name.endswith("original_inv_freq")]:
             first, prefix = getattr(module, name), name.removesuffix("original_inv_freq")
             now = getattr(module, f"{prefix}inv_freq")
-            if isinstance(first, torch.Tensor) and now.data_ptr() != first.data_ptr() and not torch.equal(
-                now, first.to(now.device)
+            if (
+                isinstance(first, torch.Tensor)
+                and now.data_ptr() != first.data_ptr()
+                and not torch.equal(now, first.to(now.device))
             ):
                 module.register_buffer(f"{prefix}inv_freq", first.to(now.device), persistent=False)
                 setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
@@ -120,11 +122,11 @@ def _modules(model: nn.Module) -> Iterator[nn.Module]:
 
 
 @lru_cache(maxsize=1024)
-def _kind(kind: type) -> str:
-    """What kind of quantised layer this is, by its library; "": none that is known to look at a whole batch."""
-    if kind.__module__.startswith(("torch.ao.nn.quantized.dynamic", "torch.ao.nn.intrinsic.quantized.dynamic")):
+def _library(where: str, name: str) -> str:
+    """Whose quantised layer this is; "": of none that is known to look at a whole batch."""
+    if where.startswith(("torch.ao.nn.quantized.dynamic", "torch.ao.nn.intrinsic.quantized.dynamic")):
         return "torch.ao"
-    return {"Linear8bitLt": "bitsandbytes", "Float8Linear": "torchao float8"}.get(kind.__name__, "")
+    return {"Linear8bitLt": "bitsandbytes", "Float8Linear": "torchao float8"}.get(name, "")
 
 
 def _together(module: Any, kind: str, weight: Any) -> str | None:
@@ -134,7 +136,11 @@ def _together(module: Any, kind: str, weight: Any) -> str | None:
         half = getattr(getattr(module, "_packed_params", None), "dtype", None) == torch.float16  # weights only
         return None if half else scale
     if kind == "bitsandbytes":
-        return "looks for outlier columns in the whole batch (llm_int8_threshold above 0)" if module.state.threshold else None
+        return (
+            "looks for outlier columns in the whole batch (llm_int8_threshold above 0)"
+            if module.state.threshold
+            else None
+        )
     if kind == "torchao float8":
         granularity = module.config.cast_config_input.scaling_granularity
         return scale if str(getattr(granularity, "value", granularity)) == "tensorwise" else None

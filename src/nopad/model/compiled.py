@@ -53,10 +53,10 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
             f"{name} is not compiled on packs: its attention is its own, or it has a decoder; compile its layers one "
             "by one instead, each with layer.compile()"
         )
-    if not state.head.by_token and state.family.pooled == "config" and state.head.pooling() == "mean":
+    if not state.head.by_token and state.family.pooled == "config" and state.head.pooling() in ("mean", "late"):
         raise UnsupportedModelError(
-            f"{name} takes means by its own mask, which static shapes do not give; set config.classifier_pooling = "
-            "'cls', or compile its layers one by one, each with layer.compile()"
+            f"{name} takes means by its own mask, which static shapes do not give; set config.classifier_pooling to "
+            "'cls' ('bos' in EuroBERT), or compile its layers one by one, each with layer.compile()"
         )
     if most is None and not state.head.by_token:
         raise OptionError(

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model.calls import Call
 from nopad.model.families import Family
-from nopad.model.last_token import last_tokens, static_last_tokens
+from nopad.model.last_token import eos_tokens, last_tokens, static_last_tokens
 
 if TYPE_CHECKING:
     from nopad.batch.device import Placement
@@ -55,9 +55,14 @@ class Head:
             _check_shape(named, name, [target.layout.shape])
         for name in self.per_sequence:
             _check_shape(named, name, [(call.placed.layout.sequences,)])
+        if self.family.pooled == "eos":
+            call.seen["eos"] = eos_tokens(self.model.config, named["input_ids"], call.placed)
 
     def leave(self, call: Call, output: Any) -> Any:
         """Put the output right."""
+        if "eos" in call.seen:
+            states = output["last_hidden_state"]
+            output["pooler_output"] = states.reshape(-1, states.shape[-1])[call.seen["eos"]]
         return output
 
     def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:
@@ -66,7 +71,7 @@ class Head:
 
     def leave_static(self, state: Any, output: Any) -> Any:
         """Put the output of a call of static shapes right."""
-        if "pooler_output" in (output or ()) and self.most is None:
+        if "pooler_output" in (output or ()) and (self.most is None or self.family.pooled == "eos"):
             output["pooler_output"] = None  # it is a row's
         if "seq_relationship_logits" in (output or ()) and self.most is None:
             output["seq_relationship_logits"] = None
@@ -84,7 +89,8 @@ class Head:
     def pooling(self) -> str:
         """From which tokens a sequence's result is read."""
         if self.family.pooled == "config":
-            return str(self.model.config.classifier_pooling).replace("cls", "first")
+            how = str(self.model.config.classifier_pooling)
+            return "first" if how in ("cls", "bos") else how
         return self.family.pooled
 
 
@@ -107,21 +113,31 @@ class _Classifier(Head):
 
 
 class _LastToken(Head):
-    """One result a sequence, of a decoder that scores every token and then reads one token of a row: read each sequence's."""
+    """One result a sequence, of a model that scores every token and then reads one of a row, or the mean (EuroBERT)."""
 
     per_token = ()
     by_token = False
 
     def install(self, state: Any) -> list[Any]:
-        assert self.family.head is not None
-        return [getattr(self.model, self.family.head[0]).register_forward_hook(_Keep(state, "logits"))]
+        return [
+            getattr(self.model, "score" if hasattr(self.model, "score") else "classifier").register_forward_hook(
+                _Keep(state, "logits")
+            )
+        ]
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         s, n = call.placed.layout.sequences, self.model.config.num_labels
         _check_shape(named, "labels", [(s,), (s, n)] if n > 1 else [(s,), (s, 1)])
         call.labels = {"labels": named.pop("labels", None)}
-        call.seen["last"] = last_tokens(self.model.config, named.get("input_ids"), call.placed)
-        if self.model.config.get_text_config().pad_token_id is None and call.placed.layout.shape[0] > 1:
+        if self.pooling() == "last":
+            call.seen["last"] = last_tokens(
+                self.model.config, named.get("input_ids"), call.placed, self.family.pads_inside
+            )
+        if (
+            self.pooling() == "last"
+            and self.model.config.get_text_config().pad_token_id is None
+            and call.placed.layout.shape[0] > 1
+        ):
             raise BatchError(
                 "this model classifies several rows only with config.pad_token_id set; set it, or use flat"
             )
@@ -130,7 +146,10 @@ class _LastToken(Head):
         from transformers.loss.loss_utils import ForSequenceClassificationLoss
 
         scores = call.seen["logits"]
-        logits = scores.reshape(-1, scores.shape[-1])[call.seen["last"]]
+        if self.pooling() == "last":
+            logits = scores.reshape(-1, scores.shape[-1])[call.seen["last"]]
+        else:
+            logits = pooled(scores, call.placed, "mean")
         output["logits"] = logits
         labels = call.labels["labels"]
         if labels is not None:
@@ -234,7 +253,8 @@ def head_of(model: Any, family: Family) -> Head:
             f"{name} has a head of which nothing is known; known are {', '.join(HEADS)}: use the base model, and pool "
             "its states with nopad.model.heads.pooled"
         )
-    if kind == "ForSequenceClassification" and family.head == ("score", 0):
+    late = family.pooled == "config" and model.config.classifier_pooling == "late"
+    if kind == "ForSequenceClassification" and (late or family.head in (("score", 0), ("classifier", 0))):
         return _LastToken(model, family)
     return HEADS[kind](model, family)
 

@@ -1,8 +1,10 @@
-"""From which token a decoder's sequence classification reads: a sequence's last one that is not the pad id.
+"""From which token a result per sequence is read, where the token ids tell.
+
+A decoder's sequence classification reads a sequence's last token that is not the pad id.
 
 That is the rule of transformers for rows, and so for a sequence by itself. It tells where `pad_token_id` is a token of
 texts too, such as the eos. A sequence of nothing else is read at its first token. Without ids (`inputs_embeds`), or
-without a `pad_token_id`, it is the last token.
+without a `pad_token_id`, it is the last token. CLIP's text model reads the first end-of-sequence token.
 """
 
 from __future__ import annotations
@@ -13,17 +15,22 @@ import torch
 from torch import Tensor
 
 from nopad.batch.device import Placement
+from nopad.errors import BatchError
 
-__all__ = ["last_tokens", "static_last_tokens"]
+__all__ = ["eos_tokens", "last_tokens", "static_last_tokens"]
 
 
-def last_tokens(config: Any, ids: Tensor | None, placed: Placement) -> Tensor:
+def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside: bool = True) -> Tensor:
     """Return the place of each sequence's token in the rows end to end; int64 ``[S]``.
 
     Args:
         config: of the model.
         ids: token ids ``[R, L]``, or None.
         placed: the batch's layout.
+        pads_inside: whether pad ids may stand before a sequence's last token that is none.
+
+    Raises:
+        BatchError: they do and may not.
     """
     padding = config.get_text_config().pad_token_id
     if ids is None or padding is None:
@@ -33,6 +40,26 @@ def last_tokens(config: Any, ids: Tensor | None, placed: Placement) -> Tensor:
     starts = placed.cu_seqlens[:-1].long()
     real = torch.where(placed.stream(ids) != padding, places, 0)
     found = starts.scatter_reduce(0, counts, real, "amax")
+    if not pads_inside:
+        reals = torch.zeros_like(starts).index_add(0, counts, (placed.stream(ids) != padding).long())
+        wrong = (reals - 1 != found - starts).tolist()
+        if any(wrong):
+            raise BatchError(
+                f"sequence {placed.layout.order[wrong.index(True)]} has the pad id {padding} inside, and versions of "
+                "transformers read different tokens of it; take pad ids out"
+            )
+    return found if placed.index is None else placed.index[found]
+
+
+def eos_tokens(config: Any, ids: Tensor, placed: Placement) -> Tensor:
+    """Return the place of the token that CLIP's text model reads of each sequence; int64 ``[S]``.
+
+    Its first end-of-sequence token, or its first token where there is none; in configurations from before
+    transformers 4.31, whose `eos_token_id` is 2, the first of its largest ids.
+    """
+    padded = placed.to_padded(placed.stream(ids), fill=-1)
+    inside = padded.argmax(1) if config.eos_token_id == 2 else (padded == config.eos_token_id).int().argmax(1)
+    found = placed.cu_seqlens[:-1].long() + inside
     return found if placed.index is None else placed.index[found]
 
 
