@@ -1,4 +1,4 @@
-"""From which token a result per sequence is read: the model's own rule, on the stock model with one sequence at a time."""
+"""From which token a result per sequence is read; the judge is the stock model with one sequence at a time."""
 
 from __future__ import annotations
 

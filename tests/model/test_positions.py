@@ -1,4 +1,4 @@
-"""Positions of models that count as RoBERTa does, by the embedding's own `padding_idx`; the judge is the stock model."""
+"""Positions of models that count as RoBERTa does, by their embedding's `padding_idx`; the judge is the stock model."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def test_they_are_not_what_position_ids_from_zero_give():
     model = build("roberta")
     text = torch.tensor([TEXTS[1]])
     counted = model(input_ids=text, position_ids=torch.arange(2, 9)[None]).last_hidden_state
-    assert float((counted - model(input_ids=text).last_hidden_state).abs().max()) > 1e-3
+    assert not torch.allclose(counted, model(input_ids=text).last_hidden_state, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["roberta", "mpnet"])
 def test_another_pad_id_in_the_configuration(kind):
-    """MPNet counts from padding_idx 1 whatever the configuration says; a configuration may change after building, too."""
+    """MPNet counts from padding_idx 1 whatever the configuration says, which may also change after building."""
     model = build(kind, pad_token_id=0)
     changed = copy.deepcopy(model)
     changed.config.pad_token_id = 5
