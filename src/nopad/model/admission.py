@@ -14,7 +14,9 @@ from torch import nn
 
 from nopad.batch.layout import Layout
 from nopad.errors import BatchError
+from nopad.model.batchwide import check_arguments, check_rope, check_scales
 from nopad.model.families import Family
+from nopad.model.positions import padding_index
 
 __all__ = ["check_call", "check_layout", "device_of", "leave_columns", "positions_of", "refuse_attentions"]
 
@@ -29,8 +31,11 @@ def check_call(model: Any, family: Family, most: int | None, named: Mapping[str,
     Raises:
         BatchError: the input's shape, device or dtype is another one, attention weights are asked for, or
             `check_layout` refuses.
+        UnsupportedModelError: a layer quantises the activations of a whole batch together.
     """
     refuse_attentions(model, named)
+    check_arguments(named)
+    check_scales(model)
     ids = named.get("input_ids")
     if ids is None:
         ids = named.get("inputs_embeds")
@@ -103,7 +108,8 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout) -
     """Check how many sequences a batch has, and how long they are.
 
     Raises:
-        BatchError: no token at all, more sequences than `most`, or one longer than the model has positions.
+        BatchError: no token at all, more sequences than `most`, one longer than the model has positions, or rotary
+            frequencies that would depend on the longest of them.
     """
     if not layout.tokens:
         raise BatchError("the batch has no token at all; leave it out")
@@ -112,7 +118,8 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout) -
             f"the batch has {layout.sequences} sequences, and this model was made pack-safe for {most}; "
             "plan with fewer a pack (max_depth), take fewer rows, or raise max_sequences in nopad.packed"
         )
-    limit = positions_of(model.config, family)
+    check_rope(model, layout)
+    limit = positions_of(model, family)
     if limit is not None and layout.max_seqlen > limit:
         at = int(layout.seq_lengths.argmax())
         raise BatchError(
@@ -121,11 +128,15 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout) -
         )
 
 
-def positions_of(config: Any, family: Family) -> int | None:
+def positions_of(model: Any, family: Family) -> int | None:
     """How long a sequence may be; None: as long as one likes."""
+    config = model.config
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     relative = getattr(config, "model_type", "") in RELATIVE and not getattr(config, "position_biased_input", False)
-    return None if limit is None or relative else int(limit) - family.offset(config)
+    if limit is None or relative:
+        return None
+    padding = padding_index(model, family)
+    return int(limit) if padding is None else int(limit) - padding - 1
 
 
 def device_of(module: nn.Module) -> torch.device:

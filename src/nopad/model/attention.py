@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from nopad.batch.device import DENSE, NUMBERS, OPAQUE, carried_by
 from nopad.errors import UnsupportedModelError
 from nopad.model.backends import BACKENDS
-from nopad.model.backends.core import Heads, attend
+from nopad.model.backends.core import Heads, allowed, attend
 from nopad.model.backends.mask import block_mask
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["NAME", "begin", "end", "inside", "lost", "packed_attention", "register", "tell", "watched"]
 
 NAME = "nopad"
+KNOWN = ("s_aux", "position_ids", "cache_position")  # s_aux: sinks; positions are in queries and keys already
 
 _watch: ContextVar[Callable[[nn.Module], None] | None] = ContextVar("nopad_watch", default=None)
 _inside: ContextVar[Call | None] = ContextVar("nopad_inside", default=None)
@@ -48,14 +49,23 @@ def packed_attention(
     """Attention of one layer: ``[R, L, H, D]`` of queries, keys and values ``[R, H, L, D]``.
 
     Raises:
-        UnsupportedModelError: the layer wants what no backend has (attention sinks).
+        UnsupportedModelError: the layer wants what no backend has, or does not say how it attends.
     """
+    causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
+    if causal is None:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} does not say whether it attends causally (is_causal), and nopad does not guess; "
+            "run its sequences padded, without nopad.packed"
+        )
     packed = attention_mask is not None and attention_mask.dtype in (NUMBERS, OPAQUE, DENSE)
     if not packed:
         if inside() is not None:
             raise lost(module)
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+        if softcap is not None or others.get("s_aux") is not None:  # SDPA has neither; such models run eagerly
+            heads = Heads(scaling, bool(causal), sliding_window, dropout, position_bias, softcap, others.get("s_aux"))
+            return _eager(query, key, value, attention_mask, heads), None
         alone: tuple[Tensor, None] = sdpa_attention_forward(
             module,
             query,
@@ -70,19 +80,28 @@ def packed_attention(
             **others,
         )
         return alone
-    if others.get("s_aux") is not None:
+    kinds, layer = getattr(getattr(module, "config", None), "layer_types", None), getattr(module, "layer_idx", None)
+    if kinds and layer is not None and kinds[layer] == "sliding_attention" and sliding_window is None:
         raise UnsupportedModelError(
-            f"{type(module).__name__} attends with sinks, which nopad's attention does not have"
+            f"{type(module).__name__} of layer {layer} attends within a window and does not tell its attention of it; "
+            "run its sequences padded, without nopad.packed"
+        )
+    unknown = [name for name, value in others.items() if isinstance(value, Tensor) and name not in KNOWN]
+    if unknown:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} hands {', '.join(unknown)} to its attention, of which nopad's knows nothing; run "
+            "its sequences padded, without nopad.packed"
         )
     if not torch.compiler.is_compiling():
         tell(module)
     heads = Heads(
         scaling=scaling,
-        causal=bool(getattr(module, "is_causal", True) if is_causal is None else is_causal),
+        causal=bool(causal),
         window=sliding_window,
         dropout=dropout,
         bias=position_bias,
         softcap=softcap,
+        sinks=others.get("s_aux"),
     )
     assert attention_mask is not None
     placed = None if torch.compiler.is_compiling() else carried_by(attention_mask)
@@ -99,6 +118,17 @@ def _keep_of(module: nn.Module, mask: Tensor, query: Tensor, key: Tensor, heads:
     if mask.dtype == NUMBERS and mask.shape[-1] == query.shape[2] == key.shape[2]:
         return block_mask(mask[:, 0, 0], heads)
     raise lost(module)
+
+
+def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, heads: Heads) -> Tensor:
+    """Attention of a batch that is not packed, for what SDPA does not have; ``[B, L, H, D]``."""
+    if mask is not None and mask.dtype != torch.bool:
+        raise UnsupportedModelError("a model with softcap or sinks that is pack-safe takes masks of bool only")
+    keep = None if mask is None else mask[..., : key.shape[2]]
+    if keep is None:
+        places = torch.arange(key.shape[2], device=query.device)
+        keep = allowed(places[-query.shape[2] :], places, heads)
+    return attend(query, key, value, keep, heads).transpose(1, 2).contiguous()
 
 
 def register() -> None:

@@ -71,10 +71,12 @@ class Static:
     Attributes:
         ids: the sequence numbers, int32 ``[R, 1, 1, L]``; None: there is no such call.
         kept: what its head reads.
+        tokens: token ids ``[R, L]``, where they are given.
     """
 
     ids: Tensor | None = None
     kept: Tensor | None = None
+    tokens: Tensor | None = None
 
 
 class Calls(local):

@@ -8,6 +8,7 @@ import torch
 
 from nopad.errors import BatchError, OptionError, UnsupportedModelError
 from nopad.model.admission import check_layout
+from nopad.model.positions import positions
 from nopad.model.safety import state_of
 
 if TYPE_CHECKING:
@@ -56,10 +57,10 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
             f"{name} is not compiled on packs: its attention is its own, or it has a decoder; compile its layers one "
             "by one instead, each with layer.compile()"
         )
-    if not state.head.by_token and state.family.pooled == "config" and state.head.pooling() == "mean":
+    if not state.head.by_token and state.family.pooled == "config" and state.head.pooling() in ("mean", "late"):
         raise UnsupportedModelError(
-            f"{name} takes means by its own mask, which static shapes do not give; set config.classifier_pooling = "
-            "'cls', or compile its layers one by one, each with layer.compile()"
+            f"{name} takes means by its own mask, which static shapes do not give; set config.classifier_pooling to "
+            "'cls' ('bos' in EuroBERT), or compile its layers one by one, each with layer.compile()"
         )
     if most is None and not state.head.by_token:
         raise OptionError(
@@ -72,7 +73,9 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     named: dict[str, Any] = {name: batch[name] for name in batch if name in state.takes and name not in left_out}
     named["attention_mask"] = ids[:, None, None, :].contiguous()
     if "position_ids" in named:
-        named["position_ids"] = named["position_ids"] + state.family.offset(state.model.config) * (ids != 0)
+        first = torch.from_numpy(batch.layout.starts).to(ids.device)
+        counted = positions(state.model, state.family, named["position_ids"], named.get("input_ids"), ids, first)
+        named["position_ids"] = counted
     if "labels" in named:
         named["labels"] = state.head.static_labels(named["labels"], batch["position_ids"])
     if "use_cache" in state.takes:

@@ -7,7 +7,7 @@ All of it is data; `nopad.audit` proves it, and the equality tests do for every 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from nopad.errors import UnsupportedModelError
@@ -15,11 +15,7 @@ from nopad.errors import UnsupportedModelError
 __all__ = ["FAMILIES", "REFUSED", "Family", "family_of"]
 
 Route = Literal["interface", "encoder mask"]
-Pooled = Literal["first", "last", "config"]
-
-
-def _from_zero(config: Any) -> int:
-    return 0
+Pooled = Literal["first", "last", "config", "eos"]
 
 
 def _never(config: Any) -> str | None:
@@ -34,16 +30,21 @@ class Family:
         route: "interface": its layers call transformers' registered attention; "encoder mask": they do not, and the
             mask is put in at the encoder.
         attention: for "encoder mask": class names of the modules between which sequences are unpacked and repacked.
-        offset: what a position of 0 is called; a function of the configuration.
+        after_padding: its positions are counted as RoBERTa's are, from `padding_idx + 1` of its embeddings on, pad ids
+            left out (`nopad.model.positions`). Others count from 0.
         mask: for "encoder mask": "bool" or "additive".
         head: module of the sequence classification head that gets the pooled states, by name, and how many dimensions
-            it wants: ``[S, 1, H]`` (3) or ``[S, H]`` (2).
-        pooled: which token a sequence's result is read from.
+            it wants: ``[S, 1, H]`` (3) or ``[S, H]`` (2); 0: it scores every token, and one of them is read.
+        pooled: which token a sequence's result is read from; "config": `classifier_pooling` says; "eos": the base
+            model reads its first end-of-sequence token (CLIP).
+        pads_inside: whether pad ids may stand inside a sequence that is classified; not where versions of transformers
+            read different tokens then.
         pooler: module of the base model that gets ``[S, 1, H]`` (3) or ``[S, H]`` (2); None: there is none.
         mask_at: the part of the base model where the mask goes in; "": at the base itself. Others use it before
             (ESM, MPNet, DeBERTa), or have heads that go around the base (OPT).
         bias: for "encoder mask": the encoder's method that makes what attention gets as ``relative_pos`` or
             ``position_bias``, and the name of that argument.
+        attends: how often each layer attends in one call (differential attention: twice).
         encoder_decoder: it has both, and cross attention.
         refuse: why a model of this kind with this configuration is refused; None: it is not.
         notes: what a reader should know.
@@ -51,24 +52,18 @@ class Family:
 
     route: Route = "interface"
     attention: tuple[str, ...] = ()
-    offset: Callable[[Any], int] = _from_zero
+    after_padding: bool = False
     mask: Literal["bool", "additive"] = "bool"
     head: tuple[str, int] | None = None
     pooled: Pooled = "first"
+    pads_inside: bool = True
     pooler: tuple[str, int] | None = None
     mask_at: str = ""
     bias: tuple[str, str] = ("", "")
+    attends: int = 1
     encoder_decoder: bool = False
     refuse: Callable[[Any], str | None] = _never
     notes: str = ""
-
-
-def _after_padding(config: Any) -> int:
-    return int(config.pad_token_id) + 1
-
-
-def _esm_offset(config: Any) -> int:
-    return _after_padding(config) if config.position_embedding_type == "absolute" else 0
 
 
 def _deberta_refuses(config: Any) -> str | None:
@@ -77,8 +72,23 @@ def _deberta_refuses(config: Any) -> str | None:
     return None
 
 
+def _decoder_refuses(config: Any) -> str | None:
+    both = getattr(config, "use_bidirectional_attention", None)
+    if both and both != "vision" and config.model_type != "gemma3_text":  # whose masks follow its layers
+        return "with use_bidirectional_attention its tokens see what follows them in a batch without padding only"
+    if getattr(config, "is_causal", True) is False:
+        return "with is_causal = False in its configuration its tokens see what follows them in padded batches only"
+    return None
+
+
+def _phimoe_refuses(config: Any) -> str | None:
+    if config.sliding_window is not None:
+        return "its window (sliding_window) is in its own masks only, and its layers do not know of it"
+    return _decoder_refuses(config)
+
+
 _BERT = Family(pooler=("pooler", 3))
-_ROBERTA = Family(offset=_after_padding, head=("classifier", 3), pooler=("pooler", 3))
+_ROBERTA = Family(after_padding=True, head=("classifier", 3), pooler=("pooler", 3))
 _DEBERTA = Family(
     route="encoder mask",
     attention=("DisentangledSelfAttention",),
@@ -88,57 +98,101 @@ _DEBERTA = Family(
     pooler=("pooler", 3),
     notes="`segments` is unpack, attention, repack: its attention is not one call of SDPA",
 )
-_DECODER = Family(pooled="last", head=("score", 0))
+_DECODER = Family(pooled="last", head=("score", 0), refuse=_decoder_refuses)
+
+# Decoders whose classifier is a `score` of every token, of which the last one is read.
+_DECODERS = """
+    afmoe apertus arcee aria_text axk1 bitnet cohere cohere2 cohere2_moe cwm deepseek_v2 deepseek_v3
+    dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo flint gemma gemma2 gemma3_text gemma3n_text gemma4_text
+    gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite gpt2 gpt_bigcode gpt_neox gpt_oss granite granite_swa
+    granitemoe granitemoe_swa granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax internlm3
+    iquestcoder jais2 jetmoe llama mellum mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mistral4
+    mixtral nanochat nemotron olmo olmo2 olmo3 olmoe persimmon phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe seed_oss
+    smollm3 solar_open stablelm starcoder2 vaultgemma youtu
+"""
 
 FAMILIES: dict[str, Family] = {
     "albert": Family(pooler=("pooler", 2)),
     "bart": Family(encoder_decoder=True),
     "bert": _BERT,
+    "biogpt": replace(_DECODER, pads_inside=False),
     "camembert": _ROBERTA,
+    "clip_text_model": Family(pooled="eos"),
+    "ctrl": replace(_DECODER, head=("classifier", 0)),
+    "data2vec-text": _ROBERTA,
     "deberta": _DEBERTA,
     "deberta-v2": _DEBERTA,
+    "diffllama": replace(_DECODER, attends=2),
     "distilbert": Family(head=("pre_classifier", 2)),
     "electra": Family(head=("classifier", 3)),
-    "esm": Family(head=("classifier", 3), pooler=("pooler", 3), offset=_esm_offset, mask_at="encoder"),
-    "gemma": _DECODER,
-    "gpt2": _DECODER,
-    "gpt_neox": _DECODER,
-    "llama": _DECODER,
-    "mistral": _DECODER,
+    "embedding_gemma2_text": Family(),
+    "ernie": _BERT,
+    "esm": Family(head=("classifier", 3), pooler=("pooler", 3), after_padding=True, mask_at="encoder"),
+    "esmc": Family(head=("classifier", 3)),
+    "eurobert": Family(head=("dense", 2), pooled="config"),
+    "gte": _BERT,
+    "jina_embeddings_v3": Family(head=("classifier", 3), pooler=("pooler", 3)),
     "modernbert": Family(head=("head", 2), pooled="config"),
+    "modernbert-decoder": replace(_DECODER, head=("classifier", 0)),
     "mpnet": Family(
         route="encoder mask",
         attention=("MPNetSelfAttention",),
         mask="additive",
         mask_at="encoder",
         bias=("compute_position_bias", "position_bias"),
-        offset=_after_padding,
+        after_padding=True,
         head=("classifier", 3),
         pooler=("pooler", 3),
     ),
-    "opt": Family(pooled="last", head=("score", 0), mask_at="decoder"),
-    "qwen2": _DECODER,
-    "qwen3": _DECODER,
+    "nomic_bert": _BERT,
+    "openai_privacy_filter": Family(),
+    "opt": replace(_DECODER, mask_at="decoder"),
+    "phimoe": replace(_DECODER, refuse=_phimoe_refuses),
     "roberta": _ROBERTA,
+    "roberta-prelayernorm": _ROBERTA,
+    "roc_bert": _BERT,
     "t5": Family(encoder_decoder=True),
+    "ultrabert": Family(head=("head", 2), pooled="config"),
     "xlm-roberta": _ROBERTA,
+    "xlm-roberta-xl": Family(after_padding=True, head=("classifier", 3), pooler=("pooler", 3)),
+    "xmod": _ROBERTA,
+    **dict.fromkeys(_DECODERS.split(), _DECODER),
 }
 
-REFUSED: dict[str, str] = {
-    "big_bird": "its block-sparse attention and global tokens span the whole row",
-    "falcon_h1": "its state-space layers carry their state from one sequence into the next",
-    "funnel": "it pools neighbouring tokens, across the borders of sequences",
-    "jamba": "its state-space layers carry their state from one sequence into the next",
-    "longformer": "its windows and global tokens span the whole row",
-    "mamba": "its state-space layers carry their state from one sequence into the next",
-    "mamba2": "its state-space layers carry their state from one sequence into the next",
-    "qwen2_vl": "its rotary positions have three axes (M-RoPE), which packing does not lay out",
-    "qwen2_5_vl": "its rotary positions have three axes (M-RoPE), which packing does not lay out",
-    "qwen3_next": "its linear-attention layers carry their state from one sequence into the next",
-    "rwkv": "its recurrent layers carry their state from one sequence into the next",
-    "xlnet": "its relative attention and permutation masks run over the whole row",
-    "zamba": "its state-space layers carry their state from one sequence into the next",
+_STATE = "its state-space, linear-attention or recurrent layers carry their state from one sequence into the next"
+_AROUND = "its attention does not go through transformers' registry, by which nopad reaches it"
+_CONVOLUTION = "its convolutions mix neighbouring tokens, across the borders of sequences"
+_AXES = "its rotary positions have several axes (M-RoPE), which packing does not lay out"
+_INDEXER = "its layers pick the tokens that they attend to from the whole row"
+_UNSAID = "its layers do not say whether they attend causally, and it makes its masks itself"
+
+_BY_REASON = {
+    _STATE: """
+        bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear mamba mamba2 minimax nemotron_h
+        olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text recurrent_gemma rwkv xlstm zamba zamba2
+    """,
+    _AROUND: """
+        bloom codegen cpmant falcon flaubert git gpt_neo gpt_neox_japanese gptj ibert lilt luke megatron-bert mpt
+        openai-gpt rembert roformer tapas xglm xlm
+    """,
+    _CONVOLUTION: "convbert inkling_text inkling2_text lfm2 lfm2_moe lfm3",
+    _AXES: """
+        ernie4_5_vl_moe glm4v_text glm4v_moe_text glm_image_text glm_ocr_text qwen2_5_vl qwen2_5_vl_text qwen2_vl
+        qwen2_vl_text qwen3_vl qwen3_vl_text qwen3_vl_moe qwen3_vl_moe_text
+    """,
+    _INDEXER: "axk2 deepseek_v32 deepseek_v4 dots3_note_text glm_moe_dsa hy_v4",
+    _UNSAID: "layoutlm markuplm splinter",
+    "its block-sparse attention and global tokens span the whole row": "big_bird bigbird_pegasus",
+    "its windows and global tokens span the whole row": "led longformer longt5",
+    "it pools neighbouring tokens, across the borders of sequences": "canine funnel",
+    "its embeddings take in the tokens on both sides, across the borders of sequences": "mobilebert",
+    "it hashes or samples the whole row to choose what attends to what": "mra nystromformer reformer yoso",
+    "it mixes all tokens of a row by Fourier transforms": "fnet",
+    "its layers mask keys by what they hold, over the whole row": "doge",
+    "its layers attend within fixed chunks of the row": "llama4_text",
+    "its relative attention and permutation masks run over the whole row": "xlnet",
 }
+REFUSED: dict[str, str] = {kind: reason for reason, kinds in _BY_REASON.items() for kind in kinds.split()}
 
 
 def family_of(config: Any) -> Family:

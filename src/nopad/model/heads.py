@@ -20,7 +20,8 @@ from nopad.model.calls import Call, Cell
 from nopad.model.families import Family
 from nopad.model.hooks import Feed, Hook, Keep, unwrapped
 from nopad.model.known import head_name, is_stock
-from nopad.model.pooling import mine, pool, static_pooled
+from nopad.model.last_token import eos_tokens, last_tokens, static_last_tokens
+from nopad.model.pooling import mine, pool
 
 __all__ = ["Causal", "Head", "head_of"]
 
@@ -76,9 +77,14 @@ class Head:
             _check_shape(named, name, [call.side.layout.shape])
         for name in self.per_sequence:
             _check_shape(named, name, [(call.placed.layout.sequences,)])
+        if self.family.pooled == "eos":
+            call.seen["eos"] = eos_tokens(self.model.config, named["input_ids"], call.placed)
 
     def leave(self, call: Call, output: Any) -> Any:
         """Put the output right."""
+        if "eos" in call.seen:
+            states = output["last_hidden_state"]
+            output["pooler_output"] = states.reshape(-1, states.shape[-1])[call.seen["eos"]]
         return output
 
     def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:
@@ -88,7 +94,8 @@ class Head:
     def leave_static(self, cell: Cell, output: Any) -> Any:
         """Put the output of a call of static shapes right."""
         for name in ("pooler_output", "seq_relationship_logits", "sop_logits"):
-            if name in (output or ()) and cell.most is None:
+            unread = cell.most is None or (name == "pooler_output" and self.family.pooled == "eos")
+            if name in (output or ()) and unread:
                 output[name] = None  # it is a row's
         return output
 
@@ -110,7 +117,8 @@ class Head:
     def pooling(self) -> str:
         """From which tokens a sequence's result is read."""
         if self.family.pooled == "config":
-            return str(self.model.config.classifier_pooling).replace("cls", "first")
+            how = str(self.model.config.classifier_pooling)
+            return "first" if how in ("cls", "bos") else how
         return self.family.pooled
 
 
@@ -139,7 +147,7 @@ class _Classifier(Head):
 
 
 class _LastToken(Head):
-    """One result per sequence, of a decoder that scores every token and takes a row's last: take each sequence's."""
+    """One result per sequence, of a model that scores every token and reads one of a row, or the mean (EuroBERT)."""
 
     name = "classification"
     gives = "sequence"
@@ -147,19 +155,28 @@ class _LastToken(Head):
 
     def hooks(self, cell: Cell) -> Iterator[tuple[nn.Module, Hook]]:
         assert self.family.head is not None
-        module = getattr(self.model, self.family.head[0], None)
+        name = next((one for one in ("score", "classifier") if hasattr(self.model, one)), self.family.head[0])
+        module = getattr(self.model, name, None)
         if not isinstance(module, nn.Module):
             raise UnsupportedModelError(
-                f"{type(self.model).__name__} has no {self.family.head[0]!r} that scores every token, as classifiers "
+                f"{type(self.model).__name__} has no {name!r} that scores every token, as classifiers "
                 "of transformers have; run the base model, and pool its states with nopad.model.pooled"
             )
-        yield module, Keep(cell, self.family.head[0], name="logits")
+        yield module, Keep(cell, name, name="logits")
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         s, n = call.placed.layout.sequences, self.model.config.num_labels
         _check_shape(named, "labels", [(s,), (s, n)] if n > 1 else [(s,), (s, 1)])
         call.labels = {"labels": named.pop("labels", None)}
-        if self.model.config.get_text_config().pad_token_id is None and call.placed.layout.shape[0] > 1:
+        if self.pooling() == "last":
+            call.seen["last"] = last_tokens(
+                self.model.config, named.get("input_ids"), call.placed, self.family.pads_inside
+            )
+        if (
+            self.pooling() == "last"
+            and self.model.config.get_text_config().pad_token_id is None
+            and call.placed.layout.shape[0] > 1
+        ):
             raise BatchError(
                 "this model classifies several rows only with config.pad_token_id set; set it, or use flat"
             )
@@ -173,7 +190,10 @@ class _LastToken(Head):
                 f"{type(self.model).__name__} does not score every token and take the last one's, as classifiers of "
                 "transformers do; run the base model, and pool its states with nopad.model.pooled"
             )
-        logits = pool(scores, call.placed, "last")
+        if self.pooling() == "last":
+            logits = scores.reshape(-1, scores.shape[-1])[call.seen["last"]]
+        else:
+            logits = pool(scores, call.placed, "mean")
         output["logits"] = logits
         labels = call.labels["labels"]
         if labels is not None:
@@ -186,7 +206,8 @@ class _LastToken(Head):
         if cell.most is not None:
             assert kept is not None
             assert ids is not None
-            output["logits"] = static_pooled(kept, ids, cell.most, "last")
+            at = static_last_tokens(self.model.config, cell.static.tokens, ids, cell.most)
+            output["logits"] = kept.reshape(-1, kept.shape[-1])[at]
         return output
 
 
@@ -271,7 +292,9 @@ def head_of(model: Any, family: Family, given: str | None = None) -> Head:
         OptionError, UnsupportedModelError: see `nopad.model.known.head_name`.
     """
     name = head_name(model, family, given)
-    kind = _LastToken if name == "classification" and family.head == ("score", 0) else HEADS[name]
+    late = family.pooled == "config" and getattr(model.config, "classifier_pooling", None) == "late"
+    scored = late or family.head in (("score", 0), ("classifier", 0))
+    kind = _LastToken if name == "classification" and scored else HEADS[name]
     return kind(model, family, is_stock(type(model)))
 
 

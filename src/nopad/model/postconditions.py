@@ -89,7 +89,7 @@ def _attentions(config: Any, family: Family, call: Call) -> int:
     """How often attention is asked in one call."""
     if call.target is None:
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
-        return _first(text, LAYERS) * int(getattr(text, "inner_group_num", 1))
+        return _first(text, LAYERS) * int(getattr(text, "inner_group_num", 1)) * family.attends
     encoder = _first(config, ("encoder_layers", *LAYERS)) if call.encodes else 0
     return encoder + 2 * _first(config, (*DECODER_LAYERS, *LAYERS))  # each of a decoder's attends to the encoder too
 

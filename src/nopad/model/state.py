@@ -22,6 +22,7 @@ from nopad.model.calls import Call, Cell, bound, parameters, takes_more
 from nopad.model.families import Family
 from nopad.model.heads import Head
 from nopad.model.hooks import Count, Hook, NoPositions, PackAgain, Positions, Swap, UnpackFirst, attach, take_off
+from nopad.model.positions import positions
 from nopad.model.postconditions import check_attended, check_output, check_ran
 from nopad.model.static import enter_static, leave_static
 from nopad.model.unguarded import check_rows, refuse_unguarded
@@ -113,7 +114,9 @@ class State:
             for module, hook in hooks:
                 if module is not self.model or first:
                     attach(module, hook)
-            counted = (hook for _, hook in hooks if not isinstance(hook, UnpackFirst | PackAgain | NoPositions))
+            # A stock class may go around its base model (OPT does); of others, each must be seen to hand positions on.
+            free = (UnpackFirst, PackAgain, NoPositions, *((Count,) if self.head.stock else ()))
+            counted = (hook for _, hook in hooks if not isinstance(hook, free))
             self.roles = tuple(hook.role for hook in counted)
             self.modules = modules
         self.tell_cell()
@@ -127,7 +130,7 @@ class State:
         cell, model, family = self.cell, self.model, self.family
         check_rows(model, self.head.base)
         base = self.head.base
-        if not self.head.stock and base is not model and "position_ids" in parameters(type(base).forward):
+        if base is not model and "position_ids" in parameters(type(base).forward):
             yield base, Count(cell, "base model")
         for name, module in self._entries():
             yield module, Swap(cell, name, part=name)
@@ -155,9 +158,10 @@ class State:
     def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Open a packed call: check that batch and model fit, and turn the batch into the model's own arguments."""
         if torch.compiler.is_compiling():
-            numbers: Any = bound(module, args, kwargs).get("attention_mask")
+            given = bound(module, args, kwargs)
+            numbers: Any = given.get("attention_mask")
             if is_static(numbers):
-                enter_static(self.cell, numbers)
+                enter_static(self.cell, numbers, given.get("input_ids"))
             return None
         stack = self.cell.calls.stack
         stack.append(None)  # the leaving hook takes it off, whatever happens here
@@ -169,7 +173,7 @@ class State:
             refuse_attentions(module, named)
         if is_static(guard):
             stack.pop()
-            enter_static(self.cell, guard)
+            enter_static(self.cell, guard, named.get("input_ids"))
             return None
         if not isinstance(guard, PackedMask):
             refuse_unguarded(named)
@@ -246,11 +250,10 @@ class State:
         named["attention_mask"] = (placed.ids != 0).to(torch.long)
         if call.target is not None:
             named["decoder_attention_mask"] = (call.target.ids != 0).to(torch.long)
-        positions = named.pop("position_ids", None)
-        if positions is None:  # picked out of the batch without them
-            positions = torch.from_numpy(placed.layout.position_ids).to(placed.ids.device)
-        offset = self.family.offset(self.model.config)
-        call.positions = positions if not offset else positions + offset * (placed.ids != 0)
+        given = named.pop("position_ids", None)
+        if given is None:  # picked out of the batch without them
+            given = torch.from_numpy(placed.layout.position_ids).to(placed.ids.device)
+        call.positions = positions(self.model, self.family, given, named.get("input_ids"), placed.ids, placed.first)
         if "position_ids" in takes:
             named["position_ids"] = call.positions
         if "use_cache" in parameters(type(self.model).forward):

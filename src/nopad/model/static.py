@@ -18,10 +18,11 @@ from nopad.model.postconditions import check_static
 __all__ = ["enter_static", "leave_static"]
 
 
-def enter_static(cell: Cell, numbers: Tensor) -> None:
-    """Open a call with this mask."""
+def enter_static(cell: Cell, numbers: Tensor, tokens: Tensor | None) -> None:
+    """Open a call with this mask, of these token ids."""
     if not torch.compiler.is_compiling():
         cell.calls.stack.append(None)
+    cell.static.tokens = tokens
     cell.static.ids = numbers  # no slice here: hooks of the whole model are frames, and graphs, of their own
 
 
@@ -33,7 +34,7 @@ def leave_static(model: Any, cell: Cell, head: Head, output: Any) -> Any:
             output = head.leave_static(cell, output)
             check_static(model, head, cell.most, (numbers.shape[0], numbers.shape[-1]), output)
     finally:
-        cell.static.ids = cell.static.kept = None
+        cell.static.ids = cell.static.kept = cell.static.tokens = None
         if not torch.compiler.is_compiling():
             cell.calls.stack.pop()
     return output

@@ -116,7 +116,7 @@ class Embedder:
         self.pooling: Pooling = pooling
         self.normalize = normalize
         self.texts = Texts() if texts is None else texts
-        limit = _positions(bare(model).config)
+        limit = _positions(bare(model))
         if max_tokens is not None and not 1 <= max_tokens <= (limit or max_tokens):
             most = f"{limit} positions" if limit else "no limit"
             raise OptionError(f"max_tokens is {max_tokens}; it is at least 1, and this model has {most}")
@@ -144,7 +144,7 @@ class Embedder:
         pooler = {"add_pooling_layer": False} if config.model_type in ("bert", "roberta", "xlm-roberta") else {}
         with _quiet():  # the pooler's weights are left out on purpose
             model = AutoModel.from_pretrained(path, config=config, **pooler)
-        return cls(model, load_tokenizer(path), **{**read_folder(path, _positions(config)), **how})
+        return cls(model, load_tokenizer(path), **{**read_folder(path, _positions(model)), **how})
 
     @property
     def room(self) -> int | None:
@@ -276,8 +276,8 @@ def _mean_behind(states: Tensor, placed: Placement, skip: int) -> Tensor:
     return total / (placed.lens - skip)[:, None].to(total.dtype)
 
 
-def _positions(config: Any) -> int | None:
-    return positions_of(config, family_of(config))
+def _positions(model: Any) -> int | None:
+    return positions_of(model, family_of(model.config))
 
 
 def _default_folder() -> Path:

@@ -25,6 +25,7 @@ class Heads:
         dropout: of the weights, a probability.
         bias: added to the scores, ``[1, H, L, L]``, a function of the distance alone (T5); or None.
         softcap: scores are squashed to at most this (Gemma 2); None: not.
+        sinks: a score of each head that takes part in the softmax and leads nowhere, ``[H]`` (GPT-OSS); or None.
     """
 
     scaling: float | None = None
@@ -33,6 +34,7 @@ class Heads:
     dropout: float = 0.0
     bias: Tensor | None = None
     softcap: float | None = None
+    sinks: Tensor | None = None
 
     @property
     def plain(self) -> bool:
@@ -52,11 +54,11 @@ def allowed(queries: Any, keys: Any, heads: Heads) -> Tensor | None:
 def attend(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, heads: Heads) -> Tensor:
     """Attention ``[B, H, Q, D]`` under a bool mask that broadcasts to ``[B, H, Q, K]``; None: everything is seen.
 
-    `heads` gives scale, dropout, bias and softcap; causality and window are in `keep`.
+    `heads` gives scale, dropout, bias, softcap and sinks; causality and window are in `keep`.
     """
     groups = query.shape[1] // key.shape[1]
-    if heads.softcap is not None:
-        return _capped(query, _repeated(key, groups), _repeated(value, groups), keep, heads)
+    if heads.softcap is not None or heads.sinks is not None:
+        return _scored(query, _repeated(key, groups), _repeated(value, groups), keep, heads)
     mask = keep
     if heads.bias is not None:
         if heads.bias.shape[-1] < max(query.shape[2], key.shape[2]):
@@ -75,12 +77,17 @@ def _repeated(states: Tensor, groups: int) -> Tensor:
     return states if groups == 1 else states.repeat_interleave(groups, dim=1)
 
 
-def _capped(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, heads: Heads) -> Tensor:
-    """The same with squashed scores, which SDPA does not know."""
-    assert heads.softcap is not None
-    scaling = query.shape[-1] ** -0.5 if heads.scaling is None else heads.scaling
-    scores = torch.tanh(query @ key.transpose(-1, -2) * (scaling / heads.softcap)) * heads.softcap
+def _scored(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, heads: Heads) -> Tensor:
+    """The same with squashed scores or sinks, which SDPA does not know."""
+    if heads.bias is not None:
+        raise BatchError("attention with a softcap or with sinks takes no position bias here")
+    scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if heads.scaling is None else heads.scaling)
+    if heads.softcap is not None:
+        scores = torch.tanh(scores / heads.softcap) * heads.softcap
     if keep is not None:
         scores = scores.masked_fill(~keep, torch.finfo(scores.dtype).min)
-    weights = torch.nn.functional.dropout(torch.softmax(scores, dim=-1), heads.dropout)
-    return weights @ value
+    if heads.sinks is not None:
+        sinks = heads.sinks.to(scores.dtype).reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : key.shape[2]]
+    return torch.nn.functional.dropout(weights, heads.dropout) @ value

@@ -22,8 +22,8 @@ def flex(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, h
     """Attention ``[R, L, H, D]``."""
     if isinstance(placed, Cross) or placed.layout.crossing:
         raise BatchError("FlexAttention here knows neither cross attention nor rows filled end to end; use 'segments'")
-    if heads.bias is not None or heads.dropout:
-        raise BatchError("FlexAttention here knows neither position biases nor dropout; use 'segments' or 'mask'")
+    if heads.bias is not None or heads.sinks is not None or heads.dropout:
+        raise BatchError("FlexAttention here knows no position bias, sinks or dropout; use 'segments' or 'mask'")
     if query.device.type == "cpu" and torch.is_grad_enabled() and query.requires_grad:
         raise BatchError("FlexAttention has no backward pass on a CPU; use backend='segments', or torch.no_grad()")
     blocks = placed.keep(("flex", heads.causal, heads.window), lambda: _blocks(placed.ids, heads))

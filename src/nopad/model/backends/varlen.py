@@ -22,8 +22,8 @@ def varlen(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
             f"the varlen kernel runs on CUDA in float16 or bfloat16, and this is {query.device.type} in {query.dtype}; "
             "use backend='segments' or 'mask'"
         )
-    if heads.bias is not None or heads.softcap is not None or heads.dropout:
-        raise BatchError("the varlen kernel knows no position bias, softcap or dropout; use backend='mask'")
+    if heads.bias is not None or heads.softcap is not None or heads.sinks is not None or heads.dropout:
+        raise BatchError("the varlen kernel knows no position bias, softcap, sinks or dropout; use backend='mask'")
     from torch.nn.attention.varlen import varlen_attn
 
     queries, keys = (placed.queries, placed.keys) if isinstance(placed, Cross) else (placed, placed)

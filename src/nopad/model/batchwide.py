@@ -1,0 +1,148 @@
+"""What depends on who shares a batch, and so cannot give a sequence what it gets alone: refused by name.
+
+* rotary frequencies that change with the longest sequence of a batch (longrope, dynamic rope),
+* activations that are quantised with one scale for the whole batch; one scale per token is sound,
+* a cache of earlier tokens, which belongs to rows and not to sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from nopad.batch.layout import Layout
+from nopad.errors import BatchError, UnsupportedModelError
+
+__all__ = ["check_arguments", "check_rope", "check_scales"]
+
+
+def check_arguments(named: Mapping[str, Any]) -> None:
+    """Check that a packed call brings no cache along.
+
+    Raises:
+        BatchError: it does.
+    """
+    if named.get("past_key_values") is not None:
+        raise BatchError(
+            "past_key_values hold earlier tokens of rows, and a packed batch has sequences: every one would see them; "
+            "leave them out, or generate with the sequences padded"
+        )
+
+
+def check_rope(model: Any, layout: Layout) -> None:
+    """Check that no sequence changes the rotary frequencies of the others.
+
+    Longrope has two sets, and takes the long one for a whole batch when its longest sequence passes
+    `original_max_position_embeddings`. Dynamic rope stretches them by the longest sequence, beyond
+    `max_position_embeddings`, and keeps them for later calls: those of an earlier, longer call are put back here.
+
+    Raises:
+        BatchError: some sequences pass the switch and others do not, or one is too long for dynamic rope.
+    """
+    config = model.config.get_text_config()
+    for rope in _ropes(config):
+        kind = str(rope.get("rope_type", "default"))
+        if kind == "longrope" or "long_mscale" in rope:
+            switch = rope.get("original_max_position_embeddings") or config.original_max_position_embeddings
+            _check_side(layout, int(switch))
+        elif "dynamic" in kind:
+            if layout.max_seqlen > config.max_position_embeddings:
+                at = int(layout.order[layout.seq_lengths.argmax()])
+                raise BatchError(
+                    f"sequence {at} has {layout.max_seqlen} tokens, and beyond {config.max_position_embeddings} "
+                    "(max_position_embeddings) this model's dynamic rope stretches the frequencies of the whole batch; "
+                    "truncate it, or run it alone"
+                )
+            _reset_frequencies(model)
+
+
+def check_scales(model: nn.Module) -> None:
+    """Check that no layer quantises the activations of a whole batch together.
+
+    Raises:
+        UnsupportedModelError: one does.
+    """
+    for module in _modules(model):
+        known = _library(type(module).__module__, type(module).__name__)
+        weight = module._parameters.get("weight")
+        custom = weight is not None and type(weight) is not nn.Parameter
+        why = _together(module, known, weight) if known or custom else None
+        if why is not None:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} {why}, so what a sequence gets depends on who shares its batch; quantise "
+                "with one scale per token, or weights only"
+            )
+
+
+def _ropes(config: Any) -> list[Mapping[str, Any]]:
+    """The rotary settings of a configuration: one, or one for each type of layer."""
+    found = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in found.values() if isinstance(value, Mapping)]
+    return nested or [found]
+
+
+def _check_side(layout: Layout, switch: int) -> None:
+    long = layout.seq_lengths > switch
+    if long.any() and not long.all():
+        over, under = int(long.argmax()), int(long.argmin())
+        raise BatchError(
+            f"sequence {layout.order[over]} has {layout.seq_lengths[over]} tokens and sequence {layout.order[under]} "
+            f"has {layout.seq_lengths[under]}: beyond {switch} (original_max_position_embeddings) this model's "
+            "longrope switches the frequencies of the whole batch; put longer sequences into batches of their own"
+        )
+
+
+def _reset_frequencies(model: nn.Module) -> None:
+    """Put the frequencies back that dynamic rope begins with."""
+    for module in _modules(model):
+        for name in [name for name in (*vars(module), *module._buffers) if name.endswith("original_inv_freq")]:
+            first, prefix = getattr(module, name), name.removesuffix("original_inv_freq")
+            now = getattr(module, f"{prefix}inv_freq")
+            if (
+                isinstance(first, torch.Tensor)
+                and now.data_ptr() != first.data_ptr()
+                and not torch.equal(now, first.to(now.device))
+            ):
+                module.register_buffer(f"{prefix}inv_freq", first.to(now.device), persistent=False)
+                setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
+
+
+def _modules(model: nn.Module) -> Iterator[nn.Module]:
+    """All modules; quicker than ``model.modules()``, for it is asked at each call."""
+    waiting: list[nn.Module | None] = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is not None:
+            yield module
+            waiting.extend(module._modules.values())
+
+
+@lru_cache(maxsize=1024)
+def _library(where: str, name: str) -> str:
+    """Whose quantised layer this is; "": of none that is known to look at a whole batch."""
+    if where.startswith(("torch.ao.nn.quantized.dynamic", "torch.ao.nn.intrinsic.quantized.dynamic")):
+        return "torch.ao"
+    return {"Linear8bitLt": "bitsandbytes", "Float8Linear": "torchao float8"}.get(name, "")
+
+
+def _together(module: Any, kind: str, weight: Any) -> str | None:
+    """Why a sequence's values depend on the batch; None: they do not."""
+    scale = "quantises activations with one scale for the whole batch"
+    if kind == "torch.ao":
+        half = getattr(getattr(module, "_packed_params", None), "dtype", None) == torch.float16  # weights only
+        return None if half else scale
+    if kind == "bitsandbytes":
+        return (
+            "looks for outlier columns in the whole batch (llm_int8_threshold above 0)"
+            if module.state.threshold
+            else None
+        )
+    if kind == "torchao float8":
+        granularity = module.config.cast_config_input.scaling_granularity
+        return scale if str(getattr(granularity, "value", granularity)) == "tensorwise" else None
+    granularity = getattr(getattr(weight, "act_quant_kwargs", None), "granularity", None)  # torchao's weights
+    return scale if type(granularity).__name__ == "PerTensor" else None

@@ -1,0 +1,163 @@
+"""What depends on who shares a batch is refused by name; what does not stays equal to alone, on the stock model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kinds import AllDouble, tiny
+from test_families import build
+from torch import nn
+from transformers import DynamicCache
+
+import nopad
+from nopad.errors import BatchError, UnsupportedModelError
+from nopad.model.attention import packed_attention
+from nopad.model.families import REFUSED
+
+LONGROPE = {
+    "original_max_position_embeddings": 16,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [2.0, 3.0, 4.0, 5.0],
+        "original_max_position_embeddings": 16,
+    },
+}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+
+
+def texts(*lengths):
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randint(4, 61, (length,), generator=generator) for length in lengths]
+
+
+def alone(config, sequences):
+    """From a stock model of its own for each sequence: some keep what an earlier one left."""
+    return [build(config, "base")(input_ids=one[None]).last_hidden_state[0].detach() for one in sequences]
+
+
+def packs(model, sequences, **how):
+    batch = nopad.PackedBatch.from_sequences(sequences, **how)
+    return [part.detach() for part in batch.unpack_tokens(model(**batch).last_hidden_state)]
+
+
+def assert_equal(found, wanted):
+    for mine, value in zip(found, wanted, strict=True):
+        assert float((mine - value).abs().max()) < 1e-12
+
+
+@pytest.fixture
+def double():
+    with AllDouble():
+        yield
+
+
+@pytest.mark.usefixtures("double")
+class TestRope:
+    @pytest.mark.parametrize("lengths", [(20, 18, 31), (16, 3, 1)])
+    def test_longrope_on_one_side_of_the_switch(self, lengths):
+        config = tiny("phi3", **LONGROPE)
+        sequences = texts(*lengths)
+        model = nopad.packed(build(config, "base"))
+        assert_equal(packs(model, sequences), alone(config, sequences))
+        assert_equal(packs(model, sequences, form=nopad.Rows(40)), alone(config, sequences))
+
+    def test_the_switch_matters(self):
+        config = tiny("phi3", **LONGROPE)
+        (sequence,) = texts(30)
+        long = build(config, "base")(input_ids=sequence[None]).last_hidden_state[0, :16]
+        short = build(config, "base")(input_ids=sequence[None, :16]).last_hidden_state[0]
+        assert float((long - short).detach().abs().max()) > 1e-3
+
+    def test_longrope_across_the_switch(self):
+        model = nopad.packed(build(tiny("phi3", **LONGROPE), "base"))
+        with pytest.raises(
+            BatchError,
+            match=r"sequence 1 has 17 tokens and sequence 0 has 5: beyond 16 .* longrope switches the frequencies of "
+            "the whole batch; put longer sequences into batches of their own",
+        ):
+            model(**nopad.PackedBatch.from_sequences(texts(5, 17, 3)))
+
+    def test_dynamic_rope(self):
+        config = tiny("llama", rope_parameters=DYNAMIC)
+        model = build(config, "base")
+        model(input_ids=texts(60)[0][None])  # its frequencies have grown now
+        nopad.packed(model)
+        for lengths in [(40, 3), (39, 40, 7), (12, 2)]:
+            assert_equal(packs(model, texts(*lengths)), alone(config, texts(*lengths)))
+        with pytest.raises(BatchError, match=r"sequence 1 has 41 tokens, and beyond 40 .* dynamic rope stretches the"):
+            model(**nopad.PackedBatch.from_sequences(texts(3, 41)))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.ao is to move elsewhere
+class TestQuantised:
+    def quantised(self, dtype):
+        model = build(tiny("ernie"), "base").float()
+        return torch.ao.quantization.quantize_dynamic(nopad.packed(model), {nn.Linear}, dtype=dtype)
+
+    def test_one_scale_for_all_activations(self):
+        model = self.quantised(torch.qint8)
+        with pytest.raises(UnsupportedModelError, match="Linear quantises activations with one scale for the"):
+            model(**nopad.PackedBatch.from_sequences(texts(5, 7)))
+
+    def test_half_precision_weights_have_no_scale(self):
+        model = self.quantised(torch.float16)
+        wanted = [model(input_ids=one[None]).last_hidden_state[0] for one in texts(5, 7)]
+        for mine, value in zip(packs(model, texts(5, 7)), wanted, strict=True):
+            torch.testing.assert_close(mine, value, atol=1e-5, rtol=1e-5)
+
+    def test_outlier_columns_of_the_whole_batch(self):
+        model = nopad.packed(build(tiny("ernie"), "base"))
+        layer = type("Linear8bitLt", (nn.Linear,), {})(32, 32).double()
+        layer.state = type("State", (), {"threshold": 6.0})()
+        model.encoder.layer[0].output.dense = layer
+        batch = nopad.PackedBatch.from_sequences(texts(5, 7))
+        with pytest.raises(UnsupportedModelError, match="Linear8bitLt looks for outlier columns in the whole batch"):
+            model(**batch)
+        layer.state.threshold = 0.0
+        model(**batch)
+
+    @pytest.mark.parametrize(("granularity", "refused"), [("PerTensor", True), ("PerRow", False)])
+    def test_weights_that_quantise_what_they_meet(self, granularity, refused):
+        model = nopad.packed(build(tiny("ernie"), "base"))
+        dense = model.encoder.layer[0].output.dense
+        weight = type("Float8Tensor", (nn.Parameter,), {})(dense.weight.detach().clone())
+        weight.act_quant_kwargs = type("Kwargs", (), {"granularity": type(granularity, (), {})()})()
+        dense.weight = weight
+        batch = nopad.PackedBatch.from_sequences(texts(5, 7))
+        if refused:
+            with pytest.raises(UnsupportedModelError, match="Linear quantises activations with one scale"):
+                model(**batch)
+        else:
+            model(**batch)
+
+
+def test_a_cache():
+    model = nopad.packed(build(tiny("llama"), "base"))
+    batch = nopad.PackedBatch.from_sequences(texts(5, 7))
+    with pytest.raises(BatchError, match="past_key_values hold earlier tokens of rows"):
+        model(**batch, past_key_values=DynamicCache(config=model.config))
+
+
+class TestLayersThatDoNotSay:
+    def test_causal_or_not(self):
+        model = nopad.packed(build(tiny("ernie"), "base"))
+        for layer in model.encoder.layer:
+            del layer.attention.self.is_causal
+        for call in (nopad.PackedBatch.from_sequences(texts(5, 7)), {"input_ids": texts(5)[0][None]}):
+            with pytest.raises(UnsupportedModelError, match="does not say whether it attends causally"):
+                model(**call)
+
+    @pytest.mark.parametrize("kind", ["layoutlm", "markuplm", "splinter"])
+    def test_kinds_of_that(self, kind):
+        assert "do not say whether they attend causally" in REFUSED[kind]
+        with pytest.raises(UnsupportedModelError, match=f"{kind} cannot run on packs: its layers do not say"):
+            nopad.packed(build(tiny(kind), "base"))
+
+    def test_what_a_layer_hands_over_that_nobody_knows(self):
+        module = type("Layer", (nn.Module,), {"is_causal": True})()
+        states = torch.zeros(1, 2, 3, 4)
+        numbers = torch.ones(1, 1, 1, 3, dtype=torch.int32)
+        with pytest.raises(UnsupportedModelError, match="Layer hands top_tokens to its attention, of which"):
+            packed_attention(module, states, states, states, numbers, top_tokens=torch.zeros(3))
