@@ -24,14 +24,14 @@ class ModelFailedError(Exception):
     """
 
     def __init__(self, doing: str, error: Exception) -> None:
-        lines = str(error).strip().splitlines()
-        said = lines[0][:MOST] if lines else "no message"
+        whole = " ".join(str(error).split()) or "no message"
+        said = whole if len(whole) <= MOST else f"{whole[:MOST]}..."
         frames = traceback.extract_tb(error.__traceback__)
         where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
         self.kind, self.reason = type(error).__name__, said + where
         self.refused = isinstance(error, BatchError | UnsupportedModelError)
         if self.refused:
-            self.reason = " ".join(str(error).split())
+            self.reason = whole  # ours, with the way out
         super().__init__(f"{doing}: {self.kind}: {self.reason}")
 
 

@@ -28,7 +28,7 @@ def arranged(
 ) -> PackedBatch:
     """Put sequences together in one form, with their targets where a decoder wants them.
 
-    A sequence and its target lie in the same row; rows of targets are wider than those of the sequences.
+    A sequence and its target lie in the same row; rows of targets are of another width: a shape tells which they are.
     """
     lengths = [len(sequence) for sequence in sequences]
     rows = _rows(lengths, capacity)
@@ -36,7 +36,8 @@ def arranged(
     if targets is None:
         return batch
     lengths = [len(target) for target in targets]
-    width = max(capacity + 1, *(sum(lengths[number] for number in row) for row in rows))
+    width = max(sum(lengths[number] for number in row) for row in rows)
+    width += width == capacity
     return batch.with_decoder(targets, start_id, **_how(form, lengths, rows, width, pad_id))
 
 

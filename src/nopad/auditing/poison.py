@@ -22,7 +22,9 @@ from nopad.model.safety import STATE, bare, part_of
 __all__ = ["once_a_layer", "poison"]
 
 SCALE = {torch.float16: 1e3}  # 1e6 is beyond its numbers
-ROUNDINGS = 4  # that a neighbour may move by, off the CPU and not in float64; or for each layer that routes tokens
+ROUNDINGS = (
+    4  # that a neighbour may move by, off the CPU and not in float64; or, for each layer, where tokens are routed
+)
 SHARED_NAN = ("segments", "varlen")  # backends of which one sequence's NaN stays its own
 FORM = "rows"
 
@@ -31,7 +33,7 @@ def poison(alone: Alone, dtype: torch.dtype) -> Found:
     """Change one sequence, then make it huge, then not a number: what do its neighbours do?
 
     They may not move by one bit; off the CPU, in other dtypes than float64, by a few roundings of the largest value.
-    Nor by more where a sequence changes the shapes that its neighbours are computed in, as a mixture of experts does.
+    Nor by more where a sequence changes with what, and so in which order, neighbours are computed: a mixture of experts.
     """
     found, trial, huge = Found(), alone.trial, SCALE.get(dtype, 1e6)
     poisoned = _Poisoned(trial, alone.kinds)
@@ -97,25 +99,25 @@ class _Poisoned:
         worst /= scale
         exact = dtype == torch.float64 or next(bare(self.trial.model).parameters()).device.type == "cpu"
         limit, how = 0.0 if exact else ROUNDINGS * torch.finfo(dtype).eps, ", bit for bit" if exact else ""
-        if worst > limit and self._reshapes(sequences, factor):
+        if worst > limit and self._reroutes(sequences, factor):
             single = torch.float32 if self.trial.partly else dtype
             eps = max(torch.finfo(single).eps, torch.finfo(dtype).eps)
             limit = ROUNDINGS * eps * max(_layers(self.trial), 1)
-            how = ", but for rounding: what it is routed to changes the shapes that they are computed in"
+            how = ", but for rounding: where it is routed to changes what they are computed with"
         detail = f"sequence {self.victim} of {len(self.trial.sequences[self.victim])} tokens; its neighbours{how}"
         return Check(name=name, passed=worst <= limit, value=worst, limit=limit, detail=detail)
 
-    def _reshapes(self, sequences: list[list[int]], factor: float | None) -> bool:
-        """Whether the changed sequence changes the shapes of what is computed."""
-        make: Any = _Shapes
+    def _reroutes(self, sequences: list[list[int]], factor: float | None) -> bool:
+        """Whether the changed sequence changes what is decided, or the shapes of what is computed."""
+        make: Any = _Decisions
         before, after = make(), make()
         self.run(self.trial.sequences, None if factor is None else 1.0, watch=before)  # scaling is seen too
         self.run(sequences, factor, watch=after)
         return bool(before.seen != after.seen)
 
 
-class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps the shapes of all that is computed, in order."""
+class _Decisions(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps, in order, the shapes of all that is computed, and what is decided: whole numbers made of real ones."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -123,7 +125,10 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        self.seen.append((function, [leaf.shape for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]))
+        found = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        real = any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in tree_leaves(args))
+        whole = [leaf.tolist() for leaf in found if real and leaf.dtype in (torch.int32, torch.int64)]
+        self.seen.append((function, [leaf.shape for leaf in found], whole))
         return result
 
 

@@ -19,7 +19,7 @@ from nopad.auditing.limits import PARTLY_SINGLE, named
 from nopad.auditing.poison import once_a_layer, poison
 from nopad.auditing.shortened import layer_count, missing_kinds, shortened, window_of
 from nopad.auditing.steadiness import looked_for, steady
-from nopad.auditing.subject import compiled_layers, recompiled, release, subject_of
+from nopad.auditing.subject import compiled_layers, recompiled, release, room_to_compile, subject_of
 from nopad.auditing.tokens import Tokens
 from nopad.auditing.trial import Collator, Trial
 from nopad.auditing.verdict import Verdict
@@ -179,7 +179,8 @@ class _Task:
             found.attempt(f"{named(dtype)} outputs, alone", lambda: self._in_own(dtype))
         layers = compiled_layers(self.model)
         if layers:
-            found.attempt(f"{named(dtype)} outputs, alone, compiled", lambda: self._compiled(dtype, layers))
+            with room_to_compile():
+                found.attempt(f"{named(dtype)} outputs, alone, compiled", lambda: self._compiled(dtype, layers))
         if found.row:
             found.note(f"the longest row that was tried has {found.row} tokens")
         return found

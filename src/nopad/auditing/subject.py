@@ -12,7 +12,9 @@ from nopad.auditing.failure import inside_model
 from nopad.errors import NopadError
 from nopad.model.safety import bare, is_packed, packed, state_of, unpacked
 
-__all__ = ["compiled_layers", "recompiled", "release", "subject_of"]
+__all__ = ["compiled_layers", "recompiled", "release", "room_to_compile", "subject_of"]
+
+ROOM = 1024  # graphs of one layer
 
 
 def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto") -> Any:
@@ -68,6 +70,13 @@ def recompiled(subject: Any, layers: dict[str, Any]) -> None:
             module.compile()
         else:
             module._compiled_call_impl = compiler(module._call_impl)
+
+
+def room_to_compile() -> Any:
+    """A context in which layers are compiled for every shape that is tried: beyond a limit torch stops in silence."""
+    import torch._dynamo
+
+    return torch._dynamo.config.patch(recompile_limit=ROOM, accumulated_recompile_limit=ROOM)
 
 
 def _compiler_of(compiled: Any) -> Any:
