@@ -67,10 +67,42 @@ class TestExperts:
         assert all("poison" in check.name and check.limit == 0 for check in failed)
 
 
-def test_gradients_of_zero_behind_a_softmax_in_single_precision():
-    model = build("opt", "causal LM")
-    model.set_attn_implementation("eager")  # its softmax is in float32, and its keys have biases
-    isolated(nopad.audit(model, collator=causal, capacity=32))
+def in_single(module, query, key, value, attention_mask, scaling=None, **kwargs):
+    """Attention as many models have it: the softmax in float32, whatever else is in."""
+    scores = query @ key.transpose(2, 3) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    return (weights @ value).transpose(1, 2).contiguous(), None
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_gradients_of_zero_behind_a_softmax_in_single_precision(seed):
+    transformers.AttentionInterface.register("in single", in_single)
+    model = build("bert")
+    model.set_attn_implementation("in single")
+    verdict = isolated(nopad.audit(model, collator=blocks(torch.float32), seed=seed))
+    assert "this model computes some of it in float32, even in float64" in verdict.notes
+
+
+def test_a_leak_behind_a_softmax_in_single_precision():
+    transformers.AttentionInterface.register("in single", in_single)
+    model = build("bert")
+    model.set_attn_implementation("in single")
+    model.encoder.layer[1].register_forward_hook(lambda module, args, output: Small.apply(output))
+    assert not nopad.audit(model, collator=blocks(torch.float32), capacity=32).isolated
+
+
+class Small(torch.autograd.Function):
+    """Does nothing, and lets gradients see each other a little."""
+
+    @staticmethod
+    def forward(context, states):
+        return states.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient + 1e-3 * gradient.mean((0, 1), keepdim=True)
 
 
 class NoNumbers(torch.autograd.Function):

@@ -102,6 +102,10 @@ def gradients_of(trial: Trial, objective: Tensor, doing: str, keep: bool = False
 
 def largest(values: Tensor) -> float:
     """Largest by magnitude; infinite where one is no number."""
+    if values.is_sparse:
+        values = values.coalesce().values()
+    if not values.numel():
+        return 0.0
     least, most = torch.aminmax(values)  # six times as fast as a norm
     found = float(torch.maximum(-least, most))
     return math.inf if math.isnan(found) else found

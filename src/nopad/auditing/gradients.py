@@ -87,4 +87,7 @@ def _apart(mine: Tensor | None, other: Tensor | None) -> float:
     """Largest difference; overwrites `other`. One that has none, or is no number, is infinitely far."""
     if mine is None or other is None:
         return 0.0 if mine is other else math.inf
+    if mine.is_sparse or other.is_sparse:
+        both = [value if mine.is_sparse and other.is_sparse else value.to_dense() for value in (mine, other)]
+        return largest(both[0] - both[1])
     return largest(other.sub_(mine))

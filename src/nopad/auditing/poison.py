@@ -33,7 +33,7 @@ def poison(alone: Alone, dtype: torch.dtype) -> Found:
     """Change one sequence, then make it huge, then not a number: what do its neighbours do?
 
     They may not move by one bit; off the CPU, in other dtypes than float64, by a few roundings of the largest value.
-    Nor by more where a sequence changes with what, and so in which order, neighbours are computed: a mixture of experts.
+    So may they where a sequence changes what neighbours are computed together with: in a mixture of experts.
     """
     found, trial, huge = Found(), alone.trial, SCALE.get(dtype, 1e6)
     poisoned = _Poisoned(trial, alone.kinds)

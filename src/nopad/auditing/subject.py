@@ -15,6 +15,7 @@ from nopad.model.safety import bare, is_packed, packed, state_of, unpacked
 __all__ = ["compiled_layers", "recompiled", "release", "room_to_compile", "subject_of"]
 
 ROOM = 1024  # graphs of one layer
+TABLE = 4096  # rows of embeddings
 
 
 def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto") -> Any:
@@ -29,6 +30,7 @@ def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto"
         made.requires_grad_(True)
         made.config.return_dict = True  # outputs are compared by name
         _uncompiled(made)
+        _sparse_tables(made)
         if dtype == torch.float64:
             _eager_experts(made)
     if safe and not is_packed(made):
@@ -92,6 +94,13 @@ def _uncompiled(model: nn.Module) -> None:
         for name, child in list(module.named_children()):
             if hasattr(child, "_orig_mod"):
                 setattr(module, name, child._orig_mod)
+
+
+def _sparse_tables(model: nn.Module) -> None:
+    """Let gradients of embeddings be of the few tokens that are drawn: of a whole vocabulary they cost the most."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and module.num_embeddings >= TABLE and module.max_norm is None:
+            module.sparse = True
 
 
 def _eager_experts(model: Any) -> None:
