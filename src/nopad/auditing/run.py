@@ -19,7 +19,7 @@ from nopad.auditing.limits import PARTLY_SINGLE, named
 from nopad.auditing.poison import once_a_layer, poison
 from nopad.auditing.shortened import layer_count, missing_kinds, shortened, window_of
 from nopad.auditing.steadiness import looked_for, steady
-from nopad.auditing.subject import compiled_layers, recompiled, release, room_to_compile, subject_of
+from nopad.auditing.subject import compiled_layers, recompiled, room_to_compile, subject_of
 from nopad.auditing.tokens import Tokens
 from nopad.auditing.trial import Collator, Trial
 from nopad.auditing.verdict import Verdict
@@ -172,21 +172,27 @@ class _Task:
 
     def run(self) -> Found:
         """Audit in float64, in the model's own dtype, and compiled where it is."""
-        dtype = next(bare(self.model).parameters()).dtype
+        own = next(bare(self.model).parameters()).dtype
         found = Found()
-        found.attempt("float64 outputs, alone", lambda: self._in_float64(own=dtype == torch.float64))
-        if dtype != torch.float64:
-            found.attempt(f"{named(dtype)} outputs, alone", lambda: self._in_own(dtype))
+        self._attempt(found, torch.float64, "", lambda subject: self._in_float64(subject, own))
+        if own != torch.float64:
+            self._attempt(found, own, "", lambda subject: self._in_own(subject, own))
         layers = compiled_layers(self.model)
         if layers:
             with room_to_compile():
-                found.attempt(f"{named(dtype)} outputs, alone, compiled", lambda: self._compiled(dtype, layers))
+                self._attempt(found, own, ", compiled", lambda subject: self._compiled(subject, own, layers))
         if found.row:
             found.note(f"the longest row that was tried has {found.row} tokens")
         return found
 
-    def _subject(self, dtype: torch.dtype) -> Any:
-        return subject_of(self.model, dtype, self.collator is None, self.backend)
+    def _attempt(self, found: Found, dtype: torch.dtype, label: str, measure: Callable[[Any], Found]) -> None:
+        """Measure a copy in a dtype."""
+
+        def lent() -> Found:
+            with subject_of(self.model, dtype, self.collator is None, self.backend) as subject:
+                return measure(subject)
+
+        found.attempt(f"{named(dtype)} outputs, alone{label}", lent)
 
     def _drawn(self, subject: Any, tokens: Tokens, capacity: int | None = None, partly: bool = False) -> Trial:
         """Sequences for packs of this capacity; None: for short ones, of fewer sequences."""
@@ -194,11 +200,10 @@ class _Task:
         most = 4 if capacity is None else 6
         return replace(Trial.drawn(subject, self.collator, size, self.seed, tokens, most), partly=partly)
 
-    def _in_float64(self, own: bool) -> Found:
-        """Everything there is to check; `own`: float64 is the model's own dtype."""
-        found, subject = Found(), self._subject(torch.float64)
-        first = self._drawn(subject, self.tokens)
-        partly, apart = steady(first), {}
+    def _in_float64(self, subject: Any, own: torch.dtype) -> Found:
+        """Everything there is to check."""
+        found, first, apart = Found(), self._drawn(subject, self.tokens), {}
+        partly = steady(first)
         if self.collator is None:
             apart = looked_for(first, self.tokens)
             self.tokens = self.tokens.including([name for name in self.tokens.special if name not in apart])
@@ -206,8 +211,8 @@ class _Task:
         found.add(compare(whole, torch.float64))
         if found.names and self.gradients and (zero := Truth.of(whole, found.names).zero):
             found.note(f"gradients that are zero in truth, left out: {listed(zero)}")
-        del whole
-        short = Alone(self._drawn(subject, self.tokens, None, partly), self.gradients and not own)
+        del whole  # its gradients are as large as the model
+        short = Alone(self._drawn(subject, self.tokens, None, partly), self.gradients and own != torch.float64)
         if found.names and short.graph:
             self.truth = Truth.of(short, found.names)
         found.add(poison(short, torch.float64))
@@ -215,7 +220,6 @@ class _Task:
             found.add(self._with(subject, name, token, partly))
         if self.collator is None and found.names:
             found.checks.append(once_a_layer(short.trial, found.attended))
-        release(subject)
         return found
 
     def _with(self, subject: Any, name: str, token: int, partly: bool) -> Found:
@@ -226,17 +230,15 @@ class _Task:
         found.note(f"this model looks for {name} ({token}) itself, alone and packed; it was tried by itself")
         return found
 
-    def _in_own(self, dtype: torch.dtype) -> Found:
-        subject = self._subject(dtype)
+    def _in_own(self, subject: Any, dtype: torch.dtype) -> Found:
         alone = Alone(self._drawn(subject, self.tokens), self.gradients)
         found = compare(alone, dtype, self.truth)
         found.add(poison(alone, dtype))
-        release(subject)
         return found
 
-    def _compiled(self, dtype: torch.dtype, layers: dict[str, Any]) -> Found:
+    def _compiled(self, subject: Any, dtype: torch.dtype, layers: dict[str, Any]) -> Found:
         """The same layers compiled as in the model given; outputs only."""
-        found, subject = Found(), self._subject(dtype)
+        found = Found()
         recompiled(subject, layers)
         try:
             alone = Alone(self._drawn(subject, self.tokens), False)
@@ -244,5 +246,4 @@ class _Task:
             found.note(f"compiled layers were not audited, for no compiler works here: {error.kind}: {error.reason}")
             return found
         found.add(compare(alone, dtype, label=f", {len(layers)} parts compiled"))
-        release(subject)
         return found

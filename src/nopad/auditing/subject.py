@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,14 +14,17 @@ from nopad.auditing.failure import inside_model
 from nopad.errors import NopadError
 from nopad.model.safety import bare, is_packed, packed, state_of, unpacked
 
-__all__ = ["compiled_layers", "recompiled", "release", "room_to_compile", "subject_of"]
+__all__ = ["compiled_layers", "recompiled", "room_to_compile", "subject_of"]
 
 ROOM = 1024  # graphs of one layer
 TABLE = 4096  # rows of embeddings
 
 
-def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto") -> Any:
-    """Copy a model, in a dtype and without compiled layers; `safe`: made pack-safe where it is not.
+@contextmanager
+def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto") -> Iterator[Any]:
+    """Lend a copy of a model, in a dtype and without compiled layers; `safe`: made pack-safe where it is not.
+
+    It is let go at once afterwards: hooks and model hold each other, and a copy is as large as the model, or twice.
 
     Raises:
         UnsupportedModelError: nopad refuses it.
@@ -43,13 +48,11 @@ def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto"
                 raise
     if is_packed(made):
         state_of(made).head.most = None  # a limit of sequences has nothing to do with keeping them apart
-    return made
-
-
-def release(subject: Any) -> None:
-    """Let a copy go at once: hooks and model hold each other, and a copy is as large as the model, or twice."""
-    if is_packed(subject):
-        unpacked(subject)
+    try:
+        yield made
+    finally:
+        if is_packed(made):
+            unpacked(made)
 
 
 def compiled_layers(model: Any) -> dict[str, Any]:
