@@ -6,6 +6,7 @@ packs of the capacity; what costs more, poison, and all of it in the model's own
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
