@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -199,8 +200,11 @@ def _moved(value: Any, parameter: Tensor) -> Any:
 
 
 def _has_decoder(model: Any) -> bool:
-    state = getattr(bare(model), STATE, None)
-    return state is not None and state.family.encoder_decoder and part_of(bare(model), "decoder") is not None
+    inner = bare(model)
+    state = getattr(inner, STATE, None)
+    if state is None or not state.family.encoder_decoder or part_of(inner, "decoder") is None:
+        return False
+    return "decoder_input_ids" in inspect.signature(type(inner).forward).parameters
 
 
 def _start(config: Any) -> int:
