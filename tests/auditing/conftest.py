@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "model"))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "model"), str(Path(__file__).parent)]
 
 
 @pytest.fixture(autouse=True, scope="session")

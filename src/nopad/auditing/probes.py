@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nopad.batch import PackedBatch
-from nopad.errors import BatchError, OptionError
+from nopad.batch.guard import PackedMask, layout_of
+from nopad.batch.layout import Layout
+from nopad.errors import BatchError
 
-__all__ = ["Places", "draw", "find", "lengths_for"]
+__all__ = ["Places", "find", "lengths_for"]
 
 
 def lengths_for(capacity: int, longest: int) -> list[int]:
@@ -28,19 +30,6 @@ def lengths_for(capacity: int, longest: int) -> list[int]:
     return [min(max(length, 1), longest) for length in wanted]
 
 
-def draw(lengths: Sequence[int], vocabulary: int, avoid: Sequence[int], seed: int) -> list[list[int]]:
-    """Draw token ids for sequences of these lengths; no token of `avoid`.
-
-    Raises:
-        OptionError: a vocabulary too small to draw from.
-    """
-    allowed = np.setdiff1d(np.arange(vocabulary), np.asarray(avoid, dtype=np.int64))
-    if allowed.size < 2:
-        raise OptionError(f"a vocabulary of {vocabulary} leaves no tokens to draw")
-    rng = np.random.default_rng(seed)
-    return [rng.choice(allowed, length).tolist() for length in lengths]
-
-
 @dataclass(frozen=True)
 class Places:
     """Where each sequence lies in a batch: in the rows laid end to end, ``[length]`` for each.
@@ -49,18 +38,23 @@ class Places:
         shape: (R, L) of the batch.
         of: places of each sequence's tokens, in the order in which the sequences were given.
         batch: the packed batch itself where it is ours, which also knows values per sequence.
+        target: the same of the targets, where a decoder has them.
     """
 
     shape: tuple[int, int]
     of: list[NDArray[np.int64]]
     batch: PackedBatch | None = None
+    target: Places | None = None
 
     def split(self, values: Tensor, kind: str | None = None) -> list[Tensor] | None:
         """Split ``[R, L, ...]``, or ``[S, ...]``, into one value for each sequence; None for any other shape.
 
-        `kind` "sequence": not the former, though the shape may be the same.
+        `kind` "sequence": not the former, though the shape may be the same; "target": of the targets' rows; None: by
+        the shape.
         """
-        if kind != "sequence" and values.dim() >= 2 and tuple(values.shape[:2]) == self.shape:
+        if self.target is not None and (kind == "target" or (kind is None and self._is(self.target, values))):
+            return self.target.split(values, "token")
+        if kind != "sequence" and self._is(self, values):
             flat = values.reshape(-1, *values.shape[2:])
             return [flat[torch.from_numpy(places).to(flat.device)] for places in self.of]
         if self.batch is not None and values.shape[:1] == (len(self.of),):
@@ -70,6 +64,18 @@ class Places:
         if self.batch is None and values.shape[:1] == (self.shape[0],) and sorted(rows) == list(range(self.shape[0])):
             return [values[row] for row in rows]  # one sequence in every row, so a row's is a sequence's
         return None
+
+    @staticmethod
+    def _is(places: Places, values: Tensor) -> bool:
+        return values.dim() >= 2 and tuple(values.shape[:2]) == places.shape
+
+
+def _of_layout(at: Layout) -> list[NDArray[np.int64]]:
+    """Places of each sequence's tokens, in the order given."""
+    places: list[Any] = [None] * at.sequences
+    for number, (begin, end) in zip(at.order.tolist(), pairwise(at.cu_seqlens.tolist()), strict=True):
+        places[number] = at.index[begin:end]
+    return places
 
 
 def find(batch: Mapping[str, Any], sequences: Sequence[Sequence[int]]) -> Places:
@@ -81,12 +87,11 @@ def find(batch: Mapping[str, Any], sequences: Sequence[Sequence[int]]) -> Places
     ids = batch["input_ids"]
     shape = (int(ids.shape[0]), int(ids.shape[1]))
     if isinstance(batch, PackedBatch):
-        at = batch.layout
-        bounds = at.cu_seqlens.tolist()
-        places: list[Any] = [None] * at.sequences
-        for number, (begin, end) in zip(at.order.tolist(), pairwise(bounds), strict=True):
-            places[number] = at.index[begin:end]
-        return Places(shape, places, batch)
+        guard = batch.get("decoder_attention_mask")
+        target = layout_of(guard) if isinstance(guard, PackedMask) else None
+        return Places(
+            shape, _of_layout(batch.layout), batch, None if target is None else Places(target.shape, _of_layout(target))
+        )
     flat = np.asarray(ids.cpu()).reshape(-1)
     mask = batch.get("attention_mask")
     free = np.ones(flat.size, dtype=bool)

@@ -1,29 +1,32 @@
 """Run sequences alone and packed, and compare outputs, gradients, poison, layers (docs/audit.md: what each proves).
 
-The model is copied, once a dtype: nothing of the caller's changes. In float64, outputs are compared on packs of the
-capacity; what costs more, gradients and poison, and all of it in the model's own dtype, on packs of a quarter of it.
-About 9 s for a base-size model on two cores.
+The model is copied, once a dtype: nothing of the caller's changes. In float64, outputs and gradients are compared on
+packs of the capacity; what costs more, poison, and all of it in the model's own dtype, on packs of a quarter of it.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from nopad.auditing.alone import Alone, listed
 from nopad.auditing.comparison import Found, compare
-from nopad.auditing.limits import PARTLY_SINGLE
+from nopad.auditing.failure import ModelFailedError
+from nopad.auditing.gradients import Truth
+from nopad.auditing.limits import PARTLY_SINGLE, named
 from nopad.auditing.poison import once_a_layer, poison
 from nopad.auditing.shortened import layer_count, missing_kinds, shortened, window_of
-from nopad.auditing.steadiness import steady
+from nopad.auditing.steadiness import looked_for, steady
+from nopad.auditing.subject import compiled_layers, recompiled, room_to_compile, subject_of
+from nopad.auditing.tokens import Tokens
 from nopad.auditing.trial import Collator, Trial
 from nopad.auditing.verdict import Verdict
-from nopad.errors import OptionError
+from nopad.errors import BatchError, OptionError
 from nopad.model.backends import BACKENDS
-from nopad.model.safety import bare, is_packed, packed, state_of, unpacked
+from nopad.model.safety import bare, is_packed, state_of
 from nopad.options import BOOLEAN, Option
 
 __all__ = ["audit"]
@@ -64,9 +67,11 @@ def audit(
 
     Raises:
         UnsupportedModelError: nopad refuses this model, with the reason.
-        BatchError: the collator cuts, drops or changes sequences, or adds tokens.
+        BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
         OptionError: a capacity below 4, more layers than there are, another backend than that of a model which is
             pack-safe already, or a model that is random even in evaluation mode.
+
+    What the model itself raises is no exception here but a check that has not passed, with the exception's name.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertModel, DataCollatorWithFlattening
@@ -87,7 +92,6 @@ def audit(
             f"this model is pack-safe by backend {state_of(model).backend!r}, and {backend!r} is asked; leave it "
             "out, or undo it first with nopad.unpacked(model)"
         )
-    dtype = next(inner.parameters()).dtype
     notes = []
     if layers is not None:
         notes.append(f"the first {layers} of {layer_count(inner.config)} layers only{missing_kinds(inner, layers)}")
@@ -95,27 +99,11 @@ def audit(
     window = window_of(inner.config)
     capacity = capacity or max(CAPACITY, window + window // 4 if window <= WIDEST else 0)
     if window >= capacity:
-        notes.append(f"no sequence is longer than its local attention of {window} tokens; capacity= makes them")
-
-    def drawn(subject: Any, capacity: int, **most: int) -> Trial:
-        return Trial.drawn(subject, collator, capacity, seed, **most)
-
-    small = max(min(capacity, CAPACITY) // 4, 4)
+        notes.append(f"no sequence is longer than its local attention of {window} tokens; a larger capacity makes them")
+    tokens = Tokens.of(inner.config.get_text_config())
     with torch.random.fork_rng(devices=[]):
-        found, how = _in_float64(
-            _subject(model, torch.float64, collator, backend), drawn, capacity, small, gradients, dtype == torch.float64
-        )
-        if dtype != torch.float64:
-            own = drawn(_subject(model, dtype, collator, backend), small, most=4)
-            theirs = compare(own, *own.forms[0], dtype, gradients, found.truth)
-            for form in own.forms[1:]:
-                theirs.add(compare(own, *form, dtype, gradients=False))
-            found.checks += [*theirs.checks, *poison(own, dtype, theirs.kinds)]
-            found.first = found.first or theirs.first
-            _release(own.model)
+        found = _Task(model, collator, capacity, backend, gradients, seed, tokens).run_best()
     notes += found.notes
-    if found.truth and found.truth.zero:
-        notes.append(f"gradients that are zero in truth, left out: {_listed(found.truth.zero)}")
     if any(check.limit == PARTLY_SINGLE for check in found.checks if check.name.startswith("float64")):
         notes.append("this model computes some of it in float32, even in float64")
     isolated = all(check.passed for check in found.checks)
@@ -124,49 +112,139 @@ def audit(
         max_abs_diff=found.worst,
         first_difference=None if isolated else found.first,
         model=type(inner).__name__,
-        how=how,
+        how=_how(model, collator, backend),
         checks=tuple(found.checks),
         notes=tuple(notes),
     )
 
 
-def _in_float64(
-    subject: Any, drawn: Callable[..., Trial], capacity: int, small: int, gradients: bool, both: bool
-) -> tuple[Found, str]:
-    """Everything there is to check, gradients in `both` forms; and what keeps sequences apart, in words."""
-    whole, part = drawn(subject, capacity), drawn(subject, small, most=4)
-    partly = steady(part)
-    whole, part = replace(whole, partly=partly), replace(part, partly=partly)
-    found = compare(whole, *whole.forms[0], torch.float64, gradients=False)
-    for form in part.forms if both else part.forms[-1:]:
-        name = form[0] if part.collator is None else f"{form[0]}, short"
-        found.add(compare(part, name, form[1], torch.float64, gradients=gradients))
-    found.checks += poison(part, torch.float64, found.kinds)
-    if part.collator is None:
-        found.checks.append(once_a_layer(part, found.attended))
-    how = part.how
-    _release(subject)
-    return found, how
+def _how(model: Any, collator: Collator | None, backend: str) -> str:
+    """What keeps sequences apart, in words."""
+    if collator is not None:
+        return f"as it is, with {getattr(collator, '__name__', type(collator).__name__)}"
+    return f"nopad, backend {state_of(model).backend if is_packed(model) else backend!r}"
 
 
-def _subject(model: Any, dtype: torch.dtype, collator: Collator | None, backend: str) -> Any:
-    """Copy the model, in a dtype, made pack-safe where nopad is to keep sequences apart."""
-    made = copy.deepcopy(bare(model)).to(dtype).eval()
-    made.requires_grad_(True)
-    made.config.return_dict = True  # outputs are compared by name
-    if collator is None and not is_packed(made):
-        packed(made, backend=backend)
-    if is_packed(made):
-        state_of(made).most = None  # a limit of sequences has nothing to do with keeping them apart
-    return made
+@dataclass
+class _Task:
+    """One audit: what is asked, and the truth that it finds on its way.
 
+    Attributes:
+        tokens: what is drawn.
+        truth: gradients of the short packs in float64.
+    """
 
-def _release(subject: Any) -> None:
-    """Let a copy go at once: hooks and model hold each other, and a copy is as large as the model, or twice."""
-    if is_packed(subject):
-        unpacked(subject)
+    model: Any
+    collator: Collator | None
+    capacity: int
+    backend: str
+    gradients: bool
+    seed: int
+    tokens: Tokens
+    truth: Truth | None = None
 
+    def run_best(self) -> Found:
+        """Run; with collators, on sequences that go from bos to eos: some mark borders by them.
 
-def _listed(names: Sequence[str], most: int = 4) -> str:
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+        Where eos is the pad too, others take it for padding: then sequences without it are a second chance.
+        """
+        eos, pad = (self.tokens.special.get(name) for name in ("eos", "pad"))
+        if self.collator is None or eos is None:
+            return self.run()
+        bordered = replace(self, tokens=self.tokens.bordered())
+        note = f"each sequence that was tried ends with eos ({eos}); a collator may mark borders by it"
+        if eos != pad:
+            found = bordered.run()
+            found.note(note)
+            return found
+        try:
+            found = bordered.run()
+            failed: BatchError | None = None
+            found.note(note)
+        except BatchError as error:
+            failed = error
+        if failed is None and all(check.passed for check in found.checks):
+            return found
+        plain = self.run()
+        if failed is not None or all(check.passed for check in plain.checks):
+            plain.note(f"no sequence that was tried holds eos ({eos}), which is the pad too: with it, this is not so")
+            return plain
+        return found
+
+    def run(self) -> Found:
+        """Audit in float64, in the model's own dtype, and compiled where it is."""
+        own = next(bare(self.model).parameters()).dtype
+        found = Found()
+        self._attempt(found, torch.float64, "", lambda subject: self._in_float64(subject, own))
+        if own != torch.float64:
+            self._attempt(found, own, "", lambda subject: self._in_own(subject, own))
+        layers = compiled_layers(self.model)
+        if layers:
+            with room_to_compile():
+                self._attempt(found, own, ", compiled", lambda subject: self._compiled(subject, own, layers))
+        if found.row:
+            found.note(f"the longest row that was tried has {found.row} tokens")
+        return found
+
+    def _attempt(self, found: Found, dtype: torch.dtype, label: str, measure: Callable[[Any], Found]) -> None:
+        """Measure a copy in a dtype."""
+
+        def lent() -> Found:
+            with subject_of(self.model, dtype, self.collator is None, self.backend) as subject:
+                return measure(subject)
+
+        found.attempt(f"{named(dtype)} outputs, alone{label}", lent)
+
+    def _drawn(self, subject: Any, tokens: Tokens, capacity: int | None = None, partly: bool = False) -> Trial:
+        """Sequences for packs of this capacity; None: for short ones, of fewer sequences."""
+        size = max(min(self.capacity, CAPACITY) // 4, 4) if capacity is None else capacity
+        most = 4 if capacity is None else 6
+        return replace(Trial.drawn(subject, self.collator, size, self.seed, tokens, most), partly=partly)
+
+    def _in_float64(self, subject: Any, own: torch.dtype) -> Found:
+        """Everything there is to check."""
+        found, first, apart = Found(), self._drawn(subject, self.tokens), {}
+        partly = steady(first)
+        if self.collator is None:
+            apart = looked_for(first, self.tokens)
+            self.tokens = self.tokens.including([name for name in self.tokens.special if name not in apart])
+        whole = Alone(self._drawn(subject, self.tokens, self.capacity, partly), self.gradients)
+        found.add(compare(whole, torch.float64))
+        if found.names and self.gradients and (zero := Truth.of(whole, found.names).zero):
+            found.note(f"gradients that are zero in truth, left out: {listed(zero)}")
+        del whole  # its gradients are as large as the model
+        short = Alone(self._drawn(subject, self.tokens, None, partly), self.gradients and own != torch.float64)
+        if found.names and short.graph:
+            self.truth = Truth.of(short, found.names)
+        found.add(poison(short, torch.float64))
+        for name, token in apart.items():
+            found.add(self._with(subject, name, token, partly))
+        if self.collator is None and found.names:
+            found.checks.append(once_a_layer(short.trial, found.attended))
+        return found
+
+    def _with(self, subject: Any, name: str, token: int, partly: bool) -> Found:
+        """A token that the model looks for, inside of sequences and at the end of one."""
+        trial = self._drawn(subject, replace(self.tokens, inside=(token,)), None, partly)
+        trial.sequences[-1][-1] = token
+        found = compare(Alone(trial, False), torch.float64, forms=trial.forms[:2], label=f", with {name}")
+        found.note(f"this model looks for {name} ({token}) itself, alone and packed; it was tried by itself")
+        return found
+
+    def _in_own(self, subject: Any, dtype: torch.dtype) -> Found:
+        alone = Alone(self._drawn(subject, self.tokens), self.gradients)
+        found = compare(alone, dtype, self.truth)
+        found.add(poison(alone, dtype))
+        return found
+
+    def _compiled(self, subject: Any, dtype: torch.dtype, layers: dict[str, Any]) -> Found:
+        """The same layers compiled as in the model given; outputs only."""
+        found = Found()
+        recompiled(subject, layers)
+        try:
+            alone = Alone(self._drawn(subject, self.tokens), False)
+        except ModelFailedError as error:
+            found.note(f"compiled layers were not audited, for no compiler works here: {error.kind}: {error.reason}")
+            return found
+        found.add(compare(alone, dtype, label=f", {len(layers)} parts compiled"))
+        return found

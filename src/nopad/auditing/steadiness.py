@@ -1,7 +1,8 @@
-"""Whether a model gives the same twice, and whether it computes in float32 where it should in float64."""
+"""What a model is by itself: whether it gives the same twice, computes in float32, or looks for certain tokens."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,11 +10,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from nopad.auditing.trial import Trial, outputs
+from nopad.auditing.failure import ModelFailedError, inside_model
+from nopad.auditing.limits import apart, largest_finite
+from nopad.auditing.tokens import Tokens
+from nopad.auditing.trial import Trial
 from nopad.errors import OptionError
 from nopad.model.safety import bare
 
-__all__ = ["steady"]
+__all__ = ["looked_for", "steady"]
+
+ANOTHER = 1e-4  # of the largest value: another result, and no rounding
 
 
 class _Singles(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -32,16 +38,48 @@ def steady(trial: Trial) -> bool:
 
     Raises:
         OptionError: the two differ, so there is nothing to compare.
+        ModelFailedError: the model does not run on ids alone.
     """
-    shortest = min(trial.sequences, key=len)
+    shortest = min(range(len(trial.sequences)), key=lambda number: len(trial.sequences[number]))
     make: Any = _Singles
     with torch.no_grad(), make() as watch:
-        first = outputs(trial.alone(shortest))
+        first = trial.alone(shortest)
     with torch.no_grad():
-        second = outputs(trial.alone(shortest))
+        second = trial.alone(shortest)
     if any(not torch.equal(value.nan_to_num(), second[name].nan_to_num()) for name, value in first.items()):
         raise OptionError(
             f"{type(bare(trial.model)).__name__} gives one sequence two results in evaluation mode: it draws random "
             "numbers, so there is nothing to compare"
         )
     return bool(watch.found)
+
+
+def looked_for(trial: Trial, tokens: Tokens) -> dict[str, int]:
+    """Special tokens that the model itself looks for, by name: positions or results depend on where they are.
+
+    Such a model gives another result of the ids than of their embeddings, which tell the same of every token.
+    """
+    length = min(6, max(map(len, trial.sequences)))
+
+    def differs(token: int | None) -> bool:
+        ids = tokens.plain[:length].tolist() if tokens.plain.size >= length else [int(tokens.plain[0])] * length
+        for place in (length // 3, length - 1):
+            ids[place] = ids[place] if token is None else token
+        single = replace(trial, sequences=[ids], others=[ids], targets=None if trial.targets is None else [ids])
+        named = single.inputs(0)
+        with torch.no_grad():
+            told = single.alone(0)
+            with inside_model("embeddings"):
+                embeddings = bare(trial.model).get_input_embeddings()(named.pop("input_ids"))
+            untold = single.run({**named, "inputs_embeds": embeddings}, "of embeddings")
+        shared = told.keys() & untold.keys()
+        return any(
+            told[name].shape != untold[name].shape
+            or apart(told[name], untold[name]) > ANOTHER * largest_finite(told[name])
+            for name in shared
+        )
+
+    try:
+        return {} if differs(None) else {name: token for name, token in tokens.special.items() if differs(token)}
+    except ModelFailedError:  # it takes no embeddings, so it does not tell
+        return {}

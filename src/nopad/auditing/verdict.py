@@ -21,6 +21,7 @@ class Check:
         value: what was measured.
         limit: the most it may be.
         detail: in words.
+        error: class of the exception that the model raised instead of a result; "": it raised none.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Check:
     value: float
     limit: float
     detail: str = ""
+    error: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,13 @@ class Verdict:
     checks: Sequence[Check]
     notes: Sequence[str] = field(default_factory=tuple)
 
+    @property
+    def outcome(self) -> str:
+        """In a word: "isolated", "contaminated", or "failed": all that did not pass is exceptions of the model."""
+        if self.isolated:
+            return "isolated"
+        return "failed" if all(check.passed or check.error for check in self.checks) else "contaminated"
+
     def to_json(self) -> str:
         """Return all of it as JSON; a number that is not finite, of what could not be compared, is null."""
 
@@ -62,13 +71,14 @@ class Verdict:
                 return [plain(each) for each in value]
             return None if isinstance(value, float) and not math.isfinite(value) else value
 
-        return json.dumps(plain(asdict(self)), indent=1, allow_nan=False)
+        return json.dumps(plain({**asdict(self), "outcome": self.outcome}), indent=1, allow_nan=False)
 
     def __str__(self) -> str:
-        head = f"{self.model}, {self.how}: " + ("isolated" if self.isolated else "CONTAMINATED")
+        said = {"contaminated": "CONTAMINATED", "failed": "FAILED"}.get(self.outcome, self.outcome)
+        head = f"{self.model}, {self.how}: {said}"
         if self.first_difference:
             head += f" at {self.first_difference}"
-        width = max(len(check.name) for check in self.checks)
+        width = max((len(check.name) for check in self.checks), default=0)
         lines = [
             f"  {'✓' if c.passed else '✗'} {c.name:<{width}}  {_shown(c.value, 1):>7}  (at most {_shown(c.limit, 0)})"
             + (f"  {c.detail}" if c.detail else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from nopad.errors import FormatError, MissingExtraError, OptionError
 __all__ = ["audit"]
 
 COLLATORS = ("nopad", "flattening", "trl")
+LARGE = 200_000_000  # parameters
 
 
 def audit(
@@ -29,7 +31,8 @@ def audit(
             "--collator",
             metavar="NAME",
             help="nopad; else audit the model as it is, fed by this: flattening (transformers' "
-            "DataCollatorWithFlattening), trl (TRL's padding-free one), or your own as module:name.",
+            "DataCollatorWithFlattening), trl (TRL's padding-free one, without a cache as in its trainer), or your own "
+            "as module:name.",
         ),
     ] = "nopad",
     attention: Annotated[
@@ -48,7 +51,7 @@ def audit(
 ) -> None:
     r"""Prove that a model on packs is isolated, or name the layer at which sequences see each other.
 
-    Exit code 0 when every check passes, 1 when one does not. Needs the extra nopad\[torch].
+    Exit code 0 when every check passes, 1 when one does not, or when the model fails. Needs the extra nopad\[torch].
 
     Examples:
       nopad audit path/to/model
@@ -64,6 +67,7 @@ def audit(
     with Bars() as monitor:
         monitor.stage("loading the model", None, "")
         loaded = load_model(model, attention)
+        _few_threads(loaded)
         monitor.stage("auditing", None, "")
         from nopad.auditing import audit as run
 
@@ -84,6 +88,14 @@ def audit(
         raise typer.Exit(1)
 
 
+def _few_threads(model: Any) -> None:
+    """Run small models on one thread: their products are too small for several, which wait for each other instead."""
+    import torch
+
+    if model.num_parameters() < LARGE:
+        torch.set_num_threads(1)
+
+
 def _collator(name: str, model: Any) -> Any:
     """What the model is fed by; None: nopad."""
     if name == "nopad":
@@ -98,8 +110,22 @@ def _collator(name: str, model: Any) -> Any:
             padding_free = importlib.import_module("trl.trainer.sft_trainer").DataCollatorForLanguageModeling
         except ImportError as error:
             raise MissingExtraError(f"--collator trl needs {error.name}: pip install trl") from error
-        return padding_free(pad_token_id=model.config.get_text_config().pad_token_id or 0, padding_free=True)
+        pad = model.config.get_text_config().pad_token_id or 0
+        return _AsTrained(padding_free(pad_token_id=pad, padding_free=True), model)
     return _imported(name)
+
+
+class _AsTrained:
+    """TRL's collator and what its trainer adds: no cache, without which causal models look for borders."""
+
+    def __init__(self, collate: Any, model: Any) -> None:
+        self.collate = collate
+        self.__name__ = f"{type(collate).__name__} and use_cache=False, as its trainer does"
+        takes = inspect.signature(type(model).forward).parameters
+        self.added = {"use_cache": False} if "use_cache" in takes else {}
+
+    def __call__(self, features: Any) -> dict[str, Any]:
+        return {**self.collate(features), **self.added}
 
 
 def _imported(name: str) -> Any:
@@ -143,8 +169,8 @@ def load_model(spec: str, attention: str | None = None) -> Any:
         named = [getattr(transformers, name, None) for name in config.architectures or ()]
         kind = next((found for found in named if found is not None), transformers.AutoModel)
         return kind.from_pretrained(spec, dtype="auto", **options)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0]
+    except Exception as error:  # whatever a damaged file or a missing package makes it raise
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
         if path.exists():
             raise FormatError(f"{spec}: transformers cannot read this model ({reason})") from error
         raise FormatError(

@@ -61,7 +61,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, heads
         return _scored(query, _repeated(key, groups), _repeated(value, groups), keep, heads)
     mask = keep
     if heads.bias is not None:
-        if heads.bias.shape[-1] < max(query.shape[2], key.shape[2]):
+        if heads.bias.shape[-2] < query.shape[2] or heads.bias.shape[-1] < key.shape[2]:
             raise BatchError(
                 f"a sequence of {max(query.shape[2], key.shape[2])} tokens crosses rows of {heads.bias.shape[-1]}, and "
                 "this model's position bias is only as wide as a row; give wider rows"

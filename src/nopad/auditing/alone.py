@@ -1,0 +1,123 @@
+"""What the sequences of a trial get by themselves: run once, whatever it is compared with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nopad.auditing.failure import inside_model
+from nopad.auditing.trial import Trial, kinds_of
+
+__all__ = ["Alone", "Gradients", "gradients_of", "largest", "listed", "weighed"]
+
+Gradients = dict[str, Tensor | None]
+Names = tuple[str, ...]
+
+
+class Alone:
+    """Outputs and gradients of each sequence of a trial by itself.
+
+    Attributes:
+        trial: of which.
+        outputs: by name, for each sequence.
+        kinds: which outputs are per token, and which per sequence.
+        graph: whether gradients can be had.
+    """
+
+    def __init__(self, trial: Trial, graph: bool) -> None:
+        self.trial, self.graph = trial, graph
+        with torch.set_grad_enabled(graph):
+            self.outputs = [trial.alone(number) for number in range(len(trial.sequences))]
+        self.kinds = kinds_of(self.outputs, trial)
+        self._gradients: dict[tuple[Names, tuple[int, ...]], Gradients] = {}
+        self._sound: dict[Names, tuple[Alone | None, frozenset[str], list[str]]] = {}
+
+    def gradients(self, names: Names, numbers: Sequence[int] | None = None) -> Gradients:
+        """Gradients of all parameters, of these outputs of these sequences (None: all), weighed at random."""
+        chosen = tuple(range(len(self.outputs)) if numbers is None else numbers)
+        key = names, chosen
+        if key not in self._gradients:
+            wanted = [{name: self.outputs[number][name][0] for name in names} for number in chosen]
+            total = weighed(self.trial.seed, wanted, wanted)
+            self._gradients[key] = gradients_of(self.trial, total, "gradients of sequences alone", keep=True)
+        return self._gradients[key]
+
+    def sound(self, names: Names) -> tuple[Alone | None, frozenset[str], list[str]]:
+        """Of which sequences gradients can be compared, which parameters not, and what is to be said of it.
+
+        Sequences whose gradients are not finite even alone are left out, and parameters that have none that is finite
+        in any; nothing is left: None.
+        """
+        if names not in self._sound:
+            self._sound[names] = self._judged(names)
+        return self._sound[names]
+
+    def _judged(self, names: Names) -> tuple[Alone | None, frozenset[str], list[str]]:
+        if not _not_finite(self.gradients(names)):
+            return self, frozenset(), []
+        bad = [_not_finite(self.gradients(names, [number])) for number in range(len(self.outputs))]
+        always = reduce(frozenset.__and__, bad)
+        left = [number for number, odd in enumerate(bad) if odd <= always]
+        notes = []
+        if len(left) < len(bad):
+            lengths = ", ".join(
+                f"{number} (of {len(self.trial.sequences[number])})" for number in range(len(bad)) if number not in left
+            )
+            notes.append(f"gradients that are not finite even alone, left out: those of sequences {lengths}")
+        if always:
+            notes.append(f"gradients that are not finite even alone, left out: {listed(sorted(always))}")
+        parameters = {name for name, _ in self.trial.model.named_parameters()}
+        if len(left) < 2 or always >= parameters:
+            return None, always, [*notes, "gradients are not compared: too few of them are finite even alone"]
+        return (self if len(left) == len(bad) else Alone(self.trial.only(left), self.graph)), always, notes
+
+
+def weighed(seed: int, wanted: Sequence[Mapping[str, Tensor]], parts: Sequence[Mapping[str, Tensor]]) -> Any:
+    """One number of all outputs, each weighed at random: the same weights for alone and packed.
+
+    `parts` may be longer than what is `wanted`: what is behind the end of a sequence does not count.
+    """
+    total: Any = 0
+    for number, (single, given) in enumerate(zip(wanted, parts, strict=True)):
+        generator = torch.Generator().manual_seed(seed * 1000 + number)
+        for name, value in single.items():
+            weights = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
+            part = given[name]
+            total = total + (part[: value.shape[0]] if part.shape != value.shape else part).mul(weights).sum()
+    return total
+
+
+def gradients_of(trial: Trial, objective: Tensor, doing: str, keep: bool = False) -> Gradients:
+    """Gradients of an objective, of all parameters."""
+    parameters = dict(trial.model.named_parameters())
+    with inside_model(doing):
+        found = torch.autograd.grad(objective, list(parameters.values()), allow_unused=True, retain_graph=keep)
+    return dict(zip(parameters, found, strict=True))
+
+
+def largest(values: Tensor) -> float:
+    """Largest by magnitude; infinite where one is no number."""
+    if values.is_sparse:
+        values = values.coalesce().values()
+    if not values.numel():
+        return 0.0
+    least, most = torch.aminmax(values)  # six times as fast as a norm
+    found = float(torch.maximum(-least, most))
+    return math.inf if math.isnan(found) else found
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    """Some names, and how many more there are."""
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def _not_finite(gradients: Gradients) -> frozenset[str]:
+    return frozenset(
+        name for name, value in gradients.items() if value is not None and not math.isfinite(largest(value))
+    )

@@ -1,0 +1,46 @@
+"""What a foreign model raises, as a finding: the one place where its exceptions are caught."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nopad.errors import BatchError, UnsupportedModelError
+
+__all__ = ["ModelFailedError", "inside_model"]
+
+MOST = 200  # characters of a foreign message
+
+
+class ModelFailedError(Exception):
+    """A model raised, and did not get as far as a result; never leaves the audit.
+
+    Attributes:
+        kind: name of the exception's class.
+        reason: its message in one line, and where it was raised.
+        refused: nopad refused the batch for this model, which is an answer and not a wrong one.
+    """
+
+    def __init__(self, doing: str, error: Exception) -> None:
+        whole = " ".join(str(error).split()) or "no message"
+        said = whole if len(whole) <= MOST else f"{whole[:MOST]}..."
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+        self.kind, self.reason = type(error).__name__, said + where
+        self.refused = isinstance(error, BatchError | UnsupportedModelError)
+        if self.refused:
+            self.reason = whole  # ours, with the way out
+        super().__init__(f"{doing}: {self.kind}: {self.reason}")
+
+
+@contextmanager
+def inside_model(doing: str) -> Iterator[None]:
+    """Run a foreign model: whatever it raises is a `ModelFailedError`, which says what was being done."""
+    try:
+        yield
+    except ModelFailedError:
+        raise
+    except Exception as error:  # theirs may raise anything
+        raise ModelFailedError(doing, error) from error

@@ -1,0 +1,84 @@
+"""The forms in which nopad puts sequences together; all that the audit knows of building batches is here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nopad.batch import PackedBatch, Rows
+from nopad.packs import Packs
+
+__all__ = ["FORMS", "MAY_REFUSE", "arranged", "crossing", "shortened_targets"]
+
+FORMS = ("flat", "rows", "end to end")
+MAY_REFUSE = ("end to end",)  # a dense mask cannot follow a sequence into the next row, and says so
+
+Numbers = list[list[int]]
+
+
+def arranged(
+    form: str,
+    sequences: Sequence[Sequence[int]],
+    capacity: int,
+    pad_id: int,
+    targets: Sequence[Sequence[int]] | None = None,
+    start_id: int = 0,
+) -> PackedBatch:
+    """Put sequences together in one form, with their targets where a decoder wants them.
+
+    A sequence and its target lie in the same row; rows of targets are of another width: a shape tells which they are.
+    """
+    lengths = [len(sequence) for sequence in sequences]
+    rows = _rows(lengths, capacity)
+    batch = PackedBatch.from_sequences(sequences, **_how(form, lengths, rows, capacity, pad_id))
+    if targets is None:
+        return batch
+    lengths = [len(target) for target in targets]
+    width = max(sum(lengths[number] for number in row) for row in rows)
+    width += width == capacity
+    return batch.with_decoder(targets, start_id, **_how(form, lengths, rows, width, pad_id))
+
+
+def crossing(lengths: Sequence[int]) -> int | None:
+    """Find the width of rows, above the longest sequence, with which one goes on in the next row; None: there is none.
+
+    >>> crossing([4, 1, 2]), crossing([3])
+    (6, None)
+    """
+    ends = np.cumsum(lengths)
+    for width in range(max(lengths) + 1, int(ends[-1])):
+        if np.setdiff1d(np.arange(width, ends[-1], width), ends).size:
+            return width
+    return None
+
+
+def shortened_targets(lengths: Sequence[int]) -> list[int]:
+    """Lengths of targets: each of another sequence, cut to two thirds, so that nothing fits by chance.
+
+    >>> shortened_targets([64, 1, 38])
+    [1, 25, 42]
+    """
+    return [max(length * 2 // 3, 1) for length in (*lengths[1:], lengths[0])]
+
+
+def _how(form: str, lengths: Sequence[int], rows: Numbers, capacity: int, pad_id: int) -> dict[str, Any]:
+    if form == "flat":
+        return {}
+    if form == "end to end":
+        return {"form": Rows(crossing(lengths) or max(lengths), end_to_end=True), "pad_id": pad_id}
+    indptr = np.cumsum([0, *map(len, rows)])
+    return {"form": Rows(packs=Packs(capacity, None, indptr, np.concatenate(rows))), "pad_id": pad_id}
+
+
+def _rows(lengths: Sequence[int], capacity: int) -> Numbers:
+    """First fit, longest first: no plan, and nothing to compile, for six sequences."""
+    rows: Numbers = []
+    for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
+        room = next((row for row in rows if sum(lengths[n] for n in row) + lengths[number] <= capacity), None)
+        if room is None:
+            rows.append([number])
+        else:
+            room.append(number)
+    return rows

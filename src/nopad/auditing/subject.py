@@ -1,0 +1,113 @@
+"""What is audited: a copy of the model in one dtype, pack-safe where nopad is to keep sequences apart."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from nopad.auditing.failure import inside_model
+from nopad.errors import NopadError
+from nopad.model.safety import bare, is_packed, packed, state_of, unpacked
+
+__all__ = ["compiled_layers", "recompiled", "room_to_compile", "subject_of"]
+
+ROOM = 1024  # graphs of one layer
+TABLE = 4096  # rows of embeddings
+
+
+@contextmanager
+def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto") -> Iterator[Any]:
+    """Lend a copy of a model, in a dtype and without compiled layers; `safe`: made pack-safe where it is not.
+
+    It is let go at once afterwards: hooks and model hold each other, and a copy is as large as the model, or twice.
+
+    Raises:
+        UnsupportedModelError: nopad refuses it.
+        ModelFailedError: it cannot be copied, converted or made pack-safe.
+    """
+    with inside_model(f"{type(bare(model)).__name__} cannot be copied in {dtype}"):
+        made = copy.deepcopy(bare(model)).to(dtype).eval()
+        made.requires_grad_(True)
+        made.config.return_dict = True  # outputs are compared by name
+        _uncompiled(made)
+        _sparse_tables(made)
+        if dtype == torch.float64:
+            _eager_experts(made)
+    if safe and not is_packed(made):
+        try:
+            packed(made, backend=backend)
+        except NopadError:
+            raise
+        except Exception:
+            with inside_model(f"{type(made).__name__} cannot be made pack-safe"):
+                raise
+    if is_packed(made):
+        state_of(made).most = None  # a limit of sequences has nothing to do with keeping them apart
+    try:
+        yield made
+    finally:
+        if is_packed(made):
+            unpacked(made)
+
+
+def compiled_layers(model: Any) -> dict[str, Any]:
+    """Parts of a model that were compiled, by name, with what compiles them (None: unknown)."""
+    found: dict[str, Any] = {}
+    for name, module in bare(model).named_modules():
+        plain = ".".join(part for part in name.split(".") if part != "_orig_mod")
+        if hasattr(module, "_orig_mod"):
+            found[plain] = getattr(module, "dynamo_ctx", None)
+        elif name and module._compiled_call_impl is not None:
+            found[plain] = _compiler_of(module._compiled_call_impl)
+    return found
+
+
+def recompiled(subject: Any, layers: dict[str, Any]) -> None:
+    """Compile the same parts of a copy, each by what compiled it."""
+    for name, compiler in layers.items():
+        module = subject.get_submodule(name)
+        if compiler is None:
+            module.compile()
+        else:
+            module._compiled_call_impl = compiler(module._call_impl)
+
+
+def room_to_compile() -> Any:
+    """A context in which layers are compiled for every shape that is tried: beyond a limit torch stops in silence."""
+    import torch._dynamo
+
+    return torch._dynamo.config.patch(recompile_limit=ROOM, accumulated_recompile_limit=ROOM)
+
+
+def _compiler_of(compiled: Any) -> Any:
+    """The context by which ``torch.compile`` made this function; None where it does not tell."""
+    code, cells = getattr(compiled, "__code__", None), getattr(compiled, "__closure__", None) or ()
+    held = dict(zip(getattr(code, "co_freevars", ()), cells, strict=False))
+    found = held["self"].cell_contents if "self" in held else None
+    return found if callable(found) else None
+
+
+def _uncompiled(model: nn.Module) -> None:
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if hasattr(child, "_orig_mod"):
+                setattr(module, name, child._orig_mod)
+
+
+def _sparse_tables(model: nn.Module) -> None:
+    """Let gradients of embeddings be of the few tokens that are drawn: of a whole vocabulary they cost the most."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and module.num_embeddings >= TABLE and module.max_norm is None:
+            module.sparse = True
+
+
+def _eager_experts(model: Any) -> None:
+    """Experts one by one: the grouped kernels of transformers know no float64."""
+    config = model.config.get_text_config()
+    if getattr(config, "_experts_implementation", None) not in (None, "eager"):
+        model.set_experts_implementation("eager")

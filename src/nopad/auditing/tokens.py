@@ -1,0 +1,90 @@
+"""Which token ids are drawn: all of the vocabulary, pad, bos and eos too, but not the mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.errors import OptionError
+
+__all__ = ["Tokens", "draw"]
+
+NAMES = ("pad", "bos", "eos", "cls", "sep")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Ids to draw from.
+
+    Attributes:
+        vocabulary: how many ids there are.
+        special: ids of pad, bos, eos, cls and sep by name, those that the configuration has.
+        mask: id of the mask token, which is never drawn; -1: there is none.
+        inside: special ids that are drawn among the others.
+        begins, ends: what longer sequences begin with, and all end with; None: whatever is drawn.
+    """
+
+    vocabulary: int
+    special: dict[str, int]
+    mask: int = -1
+    inside: tuple[int, ...] = ()
+    begins: int | None = None
+    ends: int | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> Tokens:
+        """Read them off a configuration; special ones are not drawn yet.
+
+        Raises:
+            OptionError: a vocabulary too small to draw from, or none.
+        """
+        size = getattr(config, "vocab_size", None)
+        if not isinstance(size, int):
+            raise OptionError(f"{type(config).__name__} has no vocab_size, so there are no tokens to draw")
+        found: dict[str, int] = {}
+        for name in NAMES:
+            ids = getattr(config, f"{name}_token_id", None)
+            for at, token in enumerate(ids if isinstance(ids, list) else [ids]):
+                if isinstance(token, int) and 0 <= token < size:
+                    found[f"{name} {at}" if at else name] = token
+        mask = getattr(config, "mask_token_id", None)
+        tokens = cls(size, found, mask if isinstance(mask, int) else -1)
+        if tokens.plain.size < 2:
+            raise OptionError(f"a vocabulary of {size} leaves no tokens to draw")
+        return tokens
+
+    @cached_property
+    def plain(self) -> NDArray[np.int64]:
+        """The ids without special ones."""
+        return np.setdiff1d(np.arange(self.vocabulary), [*self.special.values(), self.mask])
+
+    def including(self, names: Sequence[str]) -> Tokens:
+        """Draw these special tokens too, anywhere."""
+        return replace(self, inside=tuple(dict.fromkeys(self.special[name] for name in names)))
+
+    def bordered(self) -> Tokens:
+        """Sequences as a corpus has them: bos first, eos last, and no special token in between."""
+        pad, bos, eos = (self.special.get(name) for name in ("pad", "bos", "eos"))
+        return replace(self, begins=None if bos in (pad, eos) else bos, ends=eos)
+
+
+def draw(lengths: Sequence[int], tokens: Tokens, seed: int) -> list[list[int]]:
+    """Draw sequences of these lengths; those of 3 tokens and more hold special ones, up to a third."""
+    rng = np.random.default_rng(seed)
+    drawn = []
+    for number, length in enumerate(lengths):
+        ids = rng.choice(tokens.plain, length)
+        places = rng.permutation(length)[: min(length // 3, len(tokens.inside))]
+        for at, place in enumerate(places):
+            ids[place] = tokens.inside[(number + at) % len(tokens.inside)]
+        if tokens.begins is not None and length > 2:
+            ids[0] = tokens.begins
+        if tokens.ends is not None:
+            ids[-1] = tokens.ends
+        drawn.append(ids.tolist())
+    return drawn

@@ -1,0 +1,75 @@
+"""The first module whose output differs: run again with hooks, alone and packed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nopad.auditing.failure import ModelFailedError
+from nopad.auditing.limits import apart, largest_finite
+from nopad.auditing.trial import Trial
+from nopad.model.safety import bare
+
+__all__ = ["first_difference"]
+
+
+def first_difference(trial: Trial, form: str, limit: float) -> str | None:
+    """Name the first module to finish whose outputs differ; None: none does, or the model fails this time."""
+    batch, places = trial.batch(form, trial.sequences)
+    single: dict[str, Any] = {}
+    packs: dict[str, Any] = {}
+    try:
+        with torch.no_grad():
+            for number in range(len(trial.sequences)):
+                with _traced(trial.model, single, partial(_numbered, number)):
+                    trial.alone(number)
+            with _traced(trial.model, packs, places.split):
+                trial.run(batch, "traced")
+    except ModelFailedError:
+        return None
+    for name, parts in packs.items():
+        alone = single.get(name, {})
+        for number, part in enumerate(parts):
+            wanted = alone.get(number)
+            if wanted is None or wanted.shape[1:] != part.shape:
+                continue
+            scale = max(largest_finite(wanted), 1e-30)
+            if apart(part, wanted[0]) > max(limit, 1e-9) * scale:
+                return name
+    return None
+
+
+@contextmanager
+def _traced(model: Any, trace: dict[str, Any], keep: Callable[[Tensor], Any]) -> Iterator[None]:
+    """Keep the first tensor that each module gives, in the order in which modules finish."""
+    handles = []
+
+    def hook(name: str) -> Callable[..., None]:
+        def after(_: nn.Module, args: Any, output: Any) -> None:
+            value = output[0] if isinstance(output, tuple | list) and output else output
+            if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2:
+                kept = keep(value.detach())
+                if isinstance(kept, tuple):
+                    trace.setdefault(name, {}).setdefault(*kept)
+                elif kept is not None and name not in trace:
+                    trace[name] = kept
+
+        return after
+
+    for name, module in bare(model).named_modules():
+        if name:
+            handles.append(module.register_forward_hook(hook(name)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _numbered(number: int, value: Tensor) -> tuple[int, Tensor]:
+    return number, value
