@@ -14,8 +14,8 @@ import threading
 import warnings
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, repeat
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, repeat, tee
 from pathlib import Path
 from typing import Any
 
@@ -192,18 +192,24 @@ class PackedDataset:
             raise TypeError(f"pack numbers are a list of integers, got {wanted.dtype} {list(wanted.shape)}")
         if wanted.size and not 0 <= int(wanted.min()) <= int(wanted.max()) < len(self):
             raise IndexError(f"pack numbers are in 0..{len(self) - 1}, got {wanted.min()}..{wanted.max()}")
-        return self._read(wanted) if wanted.size else iter(())
+        return self._read(wanted)
 
     def _read(self, wanted: NDArray[Any]) -> Iterator[PackedRow]:
-        bounds = self._bounds()
-        block_of = np.searchsorted(bounds, wanted, side="right") - 1
-        begins = np.flatnonzero(np.diff(block_of, prepend=-1))
-        ends = np.append(begins[1:], wanted.size)
-        runs = block_of[begins]
-        for begin, end, first, block in zip(
-            begins.tolist(), ends.tolist(), bounds[runs].tolist(), self.iter_blocks(runs.tolist()), strict=True
-        ):
-            yield from map(PackedRow, repeat(block), (wanted[begin:end] - first).tolist())
+        runs, ahead = tee(self._runs(wanted))
+        for (_, rows), block in zip(runs, self.iter_blocks(number for number, _ in ahead), strict=True):
+            yield from map(PackedRow, repeat(block), rows.tolist())
+
+    def _runs(self, wanted: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Yield (block, which of its packs) for each run of pack numbers that lie in one block."""
+        bounds, begin = self._bounds(), 0
+        while begin < wanted.size:
+            block = int(np.searchsorted(bounds, wanted[begin], side="right")) - 1
+            first, last = int(bounds[block]), int(bounds[block + 1])
+            here = wanted[begin : begin + last - first]  # a longer run repeats packs: then it is read as two
+            outside = np.flatnonzero((here < first) | (here >= last))
+            rows = here[: int(outside[0])] if outside.size else here
+            yield block, rows - first
+            begin += rows.size
 
     def _bounds(self) -> NDArray[np.int64]:
         """Where each block begins, in packs; ``[blocks + 1]``."""
@@ -238,16 +244,17 @@ class PackedDataset:
             raise CorruptError(f"{self.path} holds other sequences than its manifest states; see `nopad verify`")
         return indptr, lengths
 
-    def iter_blocks(self, numbers: Sequence[int]) -> Iterator[Block]:
+    def iter_blocks(self, numbers: Iterable[int]) -> Iterator[Block]:
         """Iterate over whole blocks in this order; the fastest way to read everything.
 
         Raises:
             CorruptError: a shard is missing or damaged.
         """
-        for number, block in zip(numbers, self.unchecked_blocks(numbers), strict=True):
+        numbers, ahead = tee(numbers)
+        for number, block in zip(numbers, self.unchecked_blocks(ahead), strict=True):
             yield self._checked(block, number)
 
-    def unchecked_blocks(self, numbers: Sequence[int]) -> Iterator[Block]:
+    def unchecked_blocks(self, numbers: Iterable[int]) -> Iterator[Block]:
         """Iterate over blocks that can be decoded, and may hold packs that cannot be: for `nopad.verify`."""
         if self.manifest.kind == "index":
             return map(self._index_block, numbers)
