@@ -26,7 +26,7 @@ from nopad import random
 from nopad.errors import CorruptError
 from nopad.packs import index_dtype
 from nopad.store.blocks import Block, PackedRow, block_problems
-from nopad.store.index import read_index
+from nopad.store.index import Index, read_index
 from nopad.store.manifest import Manifest
 from nopad.store.shard_files import ShardFiles
 
@@ -74,7 +74,7 @@ class PackedDataset:
         self._cache: OrderedDict[int, Block] = OrderedDict()
         self._lock = threading.Lock()
         self._files = ShardFiles(self.path, self.manifest)
-        self._index: Any = None
+        self._index: Index | None = None
         self._rows = self._decoded = 0  # since it was last asked whether rows are read at random
         self._warned = False
 
@@ -226,11 +226,11 @@ class PackedDataset:
         Raises:
             CorruptError: a shard is missing or damaged.
         """
+        if self.manifest.kind == "index":
+            index = self._opened_index()
+            return index.packs.indptr.astype(np.int64), index.lengths[index.packs.sequence].astype(np.int32)
         indptr = np.zeros(len(self) + 1, dtype=np.int64)
         lengths = np.empty(self.manifest.sequences, dtype=np.int32)
-        if self.manifest.kind == "index":
-            packs, columns = self._opened_index()
-            return packs.indptr.astype(np.int64), columns.lengths[packs.sequence].astype(np.int32)
         at = 0
         for file, (first, last) in enumerate(zip(self._first_pack_of_file, self._first_pack_of_file[1:], strict=False)):
             offsets, values = self._files.lengths(file)
@@ -300,7 +300,7 @@ class PackedDataset:
             raise CorruptError(f"{self.path} is damaged: {problems[0]}; see `nopad verify`")
         return block
 
-    def _opened_index(self) -> Any:
+    def _opened_index(self) -> Index:
         with self._lock:
             if self._index is None:
                 self._index = read_index(self.path, self.manifest)
@@ -308,15 +308,5 @@ class PackedDataset:
 
     def _index_block(self, number: int) -> Block:
         """Cut block `number` out of the mapped index."""
-        packs, columns = self._opened_index()
-        rows = self.manifest.rows_per_group
-        chosen = packs[number * rows : (number + 1) * rows]
-        sequences = {
-            "seq_lengths": columns.lengths[chosen.sequence].astype(np.int32),
-            "seq_index": columns.record[chosen.sequence],
-        }
-        if columns.start is not None:
-            sequences["seq_start"] = columns.start[chosen.sequence]
-        if columns.source is not None:
-            sequences["seq_source"] = columns.source[chosen.sequence]
-        return Block(chosen.indptr, np.zeros(len(chosen) + 1, dtype=np.int64), sequences, {})
+        first = number * self.manifest.rows_per_group
+        return self._opened_index().block(first, first + self.manifest.rows_per_group)

@@ -27,7 +27,7 @@ from nopad.store.reader import PackedDataset
 from nopad.store.shards import as_integers
 
 LOST = ("dropped", "empty_skipped", "bad_skipped", "other_split", "left_by_weight")  # counts of records not packed
-_CHUNK = 1 << 18  # sequences that are looked at together
+_CHUNK = 1 << 16  # sequences that are looked at together
 
 __all__ = ["Content", "content_problems", "dealing_problems", "hash_tokens", "hash_values", "read_content"]
 
