@@ -295,3 +295,28 @@ class TestFile:
         self.write(path, self.WRITTEN, self.HEADER, batches=2)
         with refuses(FormatError, f"{path} holds 2 record batches; nopad packs are one"):
             Packs.load(path)
+
+    @pytest.mark.parametrize(
+        ("lists", "change", "says"),
+        [
+            ([[0], []], {}, "its capacity is 0, a pack is empty, or a sequence number negative"),
+            ([[0, -1]], {}, "its capacity is 0, a pack is empty, or a sequence number negative"),
+            ([[0]], {"capacity": "0"}, "its capacity is 0, a pack is empty, or a sequence number negative"),
+            ([[0], [1, 2, 3]], {"depth": "2"}, "a pack holds 3 sequences, its depth is 2"),
+        ],
+    )
+    def test_packs_that_cannot_be(self, path, refuses, lists, change, says):
+        element = pa.field("element", pa.int32(), nullable=False)
+        self.write(path, pa.array(lists, type=pa.list_(element)), self.HEADER | change)
+        with refuses(FormatError, f"{path} is damaged: {says}"):
+            Packs.load(path)
+
+    def test_offsets_that_run_backwards_are_found_by_loading(self, path, refuses):
+        """Each buffer is as long as it should be, and no array may be made of them: Arrow itself would read beyond."""
+        Packs(8, None, np.array([0, 1, 2], np.int32), np.array([0, 1], np.int32)).save(path)
+        whole, offsets = path.read_bytes(), np.array([0, 1, 2], np.int32).tobytes()
+        assert whole.count(offsets) == 1
+        for bounds in ([0, 2, 1], [0, 99, 2], [0, -5, 2]):
+            path.write_bytes(whole.replace(offsets, np.array(bounds, np.int32).tobytes()))
+            with pytest.raises(FormatError, match=rf"\Acannot read packs from {re.escape(str(path))}: "):
+                Packs.load(path)

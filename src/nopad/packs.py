@@ -203,7 +203,10 @@ class Packs:
 
     @classmethod
     def load(cls, path: str | Path) -> Packs:
-        """Map a file that `save` wrote; nothing is read until it is used.
+        """Map a file that `save` wrote, and read it once to check that it holds packs within their depth.
+
+        Which sequences they are, whether each comes once, and how long they are, no file of packs can tell:
+        `check(lengths)` proves that.
 
         Raises:
             FormatError: the file is missing, damaged, or no packs file.
@@ -212,7 +215,7 @@ class Packs:
 
         try:
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-            table.validate()  # buffers as long as they claim; reads none of them
+            table.validate(full=True)
             header = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
         except (OSError, ValueError, pa.ArrowException) as error:
             raise FormatError(f"cannot read packs from {path}: {error}") from error
@@ -228,7 +231,7 @@ class Packs:
         indptr, sequence = (
             list_parts(column.chunk(0)) if column.num_chunks else (np.zeros(1, np.int32), np.zeros(0, np.int32))
         )
-        return cls(
+        packs = cls(
             capacity=int(capacity),
             depth=None if depth == "none" else int(depth),
             indptr=indptr,
@@ -236,6 +239,12 @@ class Packs:
             lengths_sha256=header.get("nopad.lengths_sha256"),
             selection=header.get("nopad.selection", ""),
         )
+        sizes = np.diff(indptr)
+        if packs.capacity < 1 or sizes.min(initial=1) < 1 or sequence.min(initial=0) < 0:
+            raise FormatError(f"{path} is damaged: its capacity is 0, a pack is empty, or a sequence number negative")
+        if packs.depth is not None and sizes.max(initial=0) > packs.depth:
+            raise FormatError(f"{path} is damaged: a pack holds {sizes.max()} sequences, its depth is {packs.depth}")
+        return packs
 
 
 def lengths_sha256(lengths: NDArray[np.int32]) -> str:

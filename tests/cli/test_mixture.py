@@ -35,7 +35,7 @@ def test_what_is_told_of_both(call, mixed, again):
 
 
 def test_verified_together(call, mixed):
-    ran = call("verify", mixed, "--deep", "-s", f"a={mixed.parent / 'a.jsonl'}", "-s", f"b={mixed.parent / 'b.jsonl'}")
+    ran = call("verify", mixed, "-s", f"a={mixed.parent / 'a.jsonl'}", "-s", f"b={mixed.parent / 'b.jsonl'}")
     assert (ran.code, ran.err) == (0, "")
     first, second = ran.splitlines()
     assert first.startswith(f"✓ {mixed}/train: ")

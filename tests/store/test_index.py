@@ -83,12 +83,16 @@ def test_records_and_starts_are_stored_only_when_needed(tmp_path, pack, records,
 
 def test_read_index_maps_what_was_written(tmp_path, pack, lengths):
     pack(LengthsFile(tmp_path / "lengths.npy"), tmp_path / "out", index_only=True)
-    packs, columns = read_index(tmp_path / "out", Manifest.load(tmp_path / "out"))
-    np.testing.assert_array_equal(columns.lengths, lengths)
-    np.testing.assert_array_equal(columns.record, np.arange(500))
-    assert columns.start is None
-    assert columns.tokens == {}
-    packs.check(lengths)
+    index = read_index(tmp_path / "out", Manifest.load(tmp_path / "out"))
+    np.testing.assert_array_equal(index.lengths, lengths)
+    assert not index.lengths.flags.owndata
+    assert (index.record, index.start, index.source) == (None, None, None)
+    rows = [nopad.open_packed(tmp_path / "out")[at] for at in range(len(index.packs))]
+    for row, sequence in zip(rows, index.packs, strict=True):
+        np.testing.assert_array_equal(row.seq_index, sequence)
+        np.testing.assert_array_equal(row.seq_lengths, lengths[sequence])
+        assert (row.seq_index.dtype, row.seq_lengths.dtype) == (np.int64, np.int32)
+    index.packs.check(lengths)
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "other columns"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -163,10 +164,19 @@ def edit(write_manifest):
 
 
 def test_another_choice_than_stated_is_found(mine, edit, source, only):
-    edit(mine, "train", lambda m: m["options"].update(validation=0.21))
     edit(mine, "train", lambda m: m["options"]["weights"].update(a=2))
     problem = only(nopad.verify(mine / "train", source=source))
     assert problem == "these are not the records that seed 4, the weights and the share held out choose"
+
+
+def test_another_share_than_stated_is_found_without_the_source(mine, edit):
+    edit(mine, "train", lambda m: m["options"].update(validation=0.3))
+    edit(mine, "validation", lambda m: m["options"].update(validation=0.1))
+    for name, where in (("train", "held out, not trained on"), ("validation", "trained on, not held out")):
+        problems = nopad.verify(mine / name)
+        assert len(problems) == 3
+        for problem in problems:
+            assert re.fullmatch(rf"record \d+ is in {name}; by seed 4 it is {where}", problem)
 
 
 @pytest.mark.parametrize(
@@ -184,11 +194,60 @@ def test_edited_sources_are_found(mine, edit, change, says):
     assert any(says in problem for problem in nopad.verify(mine)), nopad.verify(mine)
 
 
-def test_a_record_on_both_sides_is_found(tmp_path, mine, pack, source, only):
+OTHER = {
+    "seed": ({"seed": 5}, "seed is 4, and 5"),
+    "share": ({"validation": 0.25}, "validation is 0.2, and 0.25"),
+    "weights": ({"weights": {"a": 1, "b": 2}}, "weights is "),
+    "capacity": ({"capacity": 17}, "capacity is 16, and 17"),
+    "depth": ({"depth": 40}, "depth is None, and 40"),
+    "source": ({}, "sha256 is "),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+@pytest.mark.parametrize("half", ["train", "validation"])
+def test_halves_of_two_jobs_are_found(tmp_path, mine, pack, source, records, only, name, half):
+    """Each of them is sound, and no record may even be in both."""
+    options, says = OTHER[name]
+    if name == "source":
+        other = {**records, "b": [*records["b"][:-1], [1] * len(records["b"][-1])]}
+        source = MixtureSource({name: IterableSource(ids, block_records=10) for name, ids in other.items()})
+    pack(source, tmp_path / "other", **OPTIONS | options)
+    shutil.rmtree(mine / half)
+    shutil.copytree(tmp_path / "other" / half, mine / half)
+    assert nopad.verify(mine / "train") == nopad.verify(mine / "validation") == []
+    if half == "train":
+        says = {"seed is 4, and 5": "seed is 5, and 4"}.get(says, says.split(" is ")[0])
+    assert only(nopad.verify(mine)).startswith(f"train and validation are not of one job: {says}")
+
+
+def test_a_half_that_says_it_is_of_another_job_is_found(tmp_path, mine, pack, source, edit):
     pack(source, tmp_path / "other", **OPTIONS | {"seed": 5})
+    edit(tmp_path / "other", "validation", lambda m: m.update(seed=4))
     shutil.rmtree(mine / "validation")
     shutil.copytree(tmp_path / "other" / "validation", mine / "validation")
-    assert "is held out and trained on" in nopad.verify(mine)[0]
+    assert re.fullmatch(
+        r"validation: record \d+ is in validation; by seed 4 it is trained on, not held out", nopad.verify(mine)[0]
+    )
+
+
+def test_halves_that_changed_places(mine, only):
+    (mine / "train").rename(mine / "x")
+    (mine / "validation").rename(mine / "train")
+    (mine / "x").rename(mine / "validation")
+    assert only(nopad.verify(mine)) == (
+        "these are not the two datasets of one job: they are ['validation', 'train'], and should be "
+        "['train', 'validation']"
+    )
+
+
+def test_what_the_halves_say_of_each_other(mine, edit, only):
+    def one_less(manifest):
+        for counts in (manifest["counts"], manifest["sources"][0]):
+            counts["other_split_tokens"] -= 1
+
+    edit(mine, "train", one_less)
+    assert "train and validation are not of one job: validation has " in only(nopad.verify(mine))
 
 
 def test_lengths_alone_are_split_too(tmp_path, pack):

@@ -102,7 +102,7 @@ def demo(
     for line in (
         f"plan {text} --capacity 1024 --over-long split",
         f"pack {text} -o {folder / 'packed-1024'} --capacity 1024 --over-long split --depth 8",
-        f"verify {out} --deep --source {text}",
+        f"verify {out} --source {text}",
     ):
         screen.print(f"  {command} {line}", markup=False, soft_wrap=True)
 

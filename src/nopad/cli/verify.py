@@ -26,12 +26,14 @@ __all__ = ["verify"]
 
 def verify(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A packed dataset folder, or a plan file.")],
-    deep: Annotated[
-        bool, typer.Option("--deep", help="Also compare every token with the source; needs --source.")
-    ] = False,
     source: Annotated[
         list[str] | None,
-        typer.Option("--source", "-s", metavar="INPUT", help="What the dataset was packed from. Repeatable."),
+        typer.Option(
+            "--source",
+            "-s",
+            metavar="INPUT",
+            help="What the dataset was packed from: compare every token with it. Repeatable.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help='Print {"ok": ..., "problems": [...]}.')] = False,
     tokenizer: TokenizerSpec = None,
@@ -43,12 +45,10 @@ def verify(
     Examples:
       nopad verify packed
 
-      nopad verify packed --deep --source corpus/
+      nopad verify packed --source corpus/
 
       nopad verify lpfhp.plan.json --json
     """
-    if deep != bool(source):
-        raise OptionError("--deep compares with the source: give both --deep and --source INPUT, or neither")
     if not path.exists():
         raise OptionError(f"{path} does not exist; give a packed dataset folder or a plan file")
     problems = _problems(path, source or [], tokenizer)
@@ -60,7 +60,7 @@ def verify(
             screen.print(f"[red]✗[/] {escape(problem)}", soft_wrap=True)
         if not problems:
             for whole in split_folders(path) or [path]:
-                screen.print(f"[green]✓[/] {escape(str(whole))}: {_proven(whole, deep)}", soft_wrap=True)
+                screen.print(f"[green]✓[/] {escape(str(whole))}: {_proven(whole, bool(source))}", soft_wrap=True)
     if problems:
         raise typer.Exit(1)
 
@@ -83,7 +83,7 @@ def _problems(path: Path, inputs: list[str], tokenizer: str | None) -> list[str]
             return [str(error)]
 
 
-def _proven(path: Path, deep: bool) -> str:
+def _proven(path: Path, compared: bool) -> str:
     """Say what has been proven."""
     if not path.is_dir():
         made = Plan.load(path)
@@ -95,7 +95,7 @@ def _proven(path: Path, deep: bool) -> str:
         )
     m = Manifest.load(path)
     what = "token" if m.kind == "packed" else "length"  # an index holds no tokens
-    tokens = f" every {what} compared with its source," if deep else ""
+    tokens = f" every {what} compared with its source," if compared else ""
     return (
         f"{counted(m.sequences, 'sequence')}, each in exactly one of {counted(m.packs, 'pack')},{tokens} "
         "none above capacity or depth, all checksums true"

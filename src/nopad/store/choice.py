@@ -23,7 +23,7 @@ from nopad.corpus import Counts
 from nopad.errors import OptionError, RecordError
 from nopad.random import STREAM_HELD_OUT, STREAM_MIXTURE, keys
 
-__all__ = ["Choice", "check_shares", "choose"]
+__all__ = ["Choice", "check_shares", "choose", "held_out_keys"]
 
 TRAIN, VALIDATION, LEFT = 0, 1, 2
 
@@ -141,11 +141,10 @@ def choose(
         """Each part, its records among `here`, and their keys."""
         for place, name in enumerate(names):
             mine = np.flatnonzero(part == place)
-            named = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
-            yield place, mine, keys(here[mine] - bounds[place], seed, stream, named)
+            yield place, mine, _keys(here[mine] - bounds[place], name, seed, stream)
 
     if validation:
-        threshold = np.uint64(int(Fraction(validation) * 2**64))
+        threshold = _threshold(validation)
         least: list[tuple[int, int]] = []
         for _, mine, drawn_keys in drawn(STREAM_HELD_OUT):
             fate[mine[drawn_keys < threshold]] = VALIDATION
@@ -161,6 +160,26 @@ def choose(
         _weigh(fate, part, tokens, [weights[name] for name in names], names, list(drawn(STREAM_MIXTURE)))
     pieces = np.diff(first, append=record.size)
     return Choice(fate=np.repeat(fate, pieces), part=np.repeat(part, pieces))
+
+
+def held_out_keys(
+    record: NDArray[np.int64], name: str, seed: int, validation: float
+) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+    """Return the keys of records of a source (numbered from 0 there), and which of them a share holds out.
+
+    Beside these, the record with the least key of all sources is held out.
+    """
+    drawn = _keys(record, name, seed, STREAM_HELD_OUT)
+    return drawn, drawn < _threshold(validation)
+
+
+def _keys(record: NDArray[np.int64], name: str, seed: int, stream: int) -> NDArray[np.uint64]:
+    named = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+    return keys(record, seed, stream, named)
+
+
+def _threshold(validation: float) -> np.uint64:
+    return np.uint64(int(Fraction(validation) * 2**64))
 
 
 def _weigh(

@@ -9,19 +9,23 @@ where sources are named. What was done to the records before their lengths were 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from nopad.arrow import write_arrow
 from nopad.errors import CorruptError
 from nopad.files import sha256_file
 from nopad.packs import Packs
+from nopad.store.blocks import Block
 from nopad.store.manifest import Manifest, Shard
 from nopad.store.shards import Columns
 
-__all__ = ["PACKS", "SEQUENCES", "read_index", "selection", "write_index"]
+__all__ = ["PACKS", "SEQUENCES", "Index", "read_index", "selection", "write_index"]
 
 PACKS = "packs.arrow"
 SEQUENCES = "sequences.arrow"
@@ -80,8 +84,37 @@ def write_index(packs: Packs, columns: Columns, folder: Path) -> tuple[Shard, ..
     )
 
 
-def read_index(folder: Path, m: Manifest) -> tuple[Packs, Columns]:
-    """Map both files; the columns hold no tokens. Both are read once, for their checksums (2 GB/s).
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """An index that was read back.
+
+    Attributes:
+        packs: sequence numbers by pack, mapped.
+        lengths: of each sequence, unsigned ``[n]``, mapped.
+        record, start, source: of each sequence ``[n]``; None where they are simply 0, 1, 2, ...; 0; and not named.
+    """
+
+    packs: Packs
+    lengths: NDArray[Any]
+    record: NDArray[np.int64] | None = None
+    start: NDArray[np.int64] | None = None
+    source: NDArray[np.int32] | None = None
+
+    def block(self, first: int, last: int) -> Block:
+        """Cut some packs out."""
+        chosen = self.packs[first:last]
+        sequence = chosen.sequence
+        record = sequence.astype(np.int64) if self.record is None else self.record[sequence]
+        sequences = {"seq_lengths": self.lengths[sequence].astype(np.int32), "seq_index": record}
+        if self.start is not None:
+            sequences["seq_start"] = self.start[sequence]
+        if self.source is not None:
+            sequences["seq_source"] = self.source[sequence]
+        return Block(chosen.indptr, np.zeros(len(chosen) + 1, dtype=np.int64), sequences, {})
+
+
+def read_index(folder: Path, m: Manifest) -> Index:
+    """Map both files. Both are read once, for their checksums (2 GB/s).
 
     Raises:
         CorruptError: one is missing, or has not the checksum that the manifest states.
@@ -96,19 +129,12 @@ def read_index(folder: Path, m: Manifest) -> tuple[Packs, Columns]:
             table = pa.ipc.open_file(file).read_all()
         table.validate(full=True)
         found = {name: table[name].combine_chunks().to_numpy() for name in table.column_names}
-        lengths = found["length"]
-    except (OSError, pa.ArrowException, LookupError, ValueError) as error:  # written so, by something else
+        index = Index(packs=packs, lengths=found.pop("length"), **found)
+    except (OSError, pa.ArrowException, LookupError, ValueError, TypeError) as error:  # written so, by something else
         raise CorruptError(f"{folder} holds no index of nopad: {error}") from error
-    columns = Columns(
-        lengths=lengths,
-        record=found.get("record", np.arange(lengths.size)),
-        start=found.get("start"),
-        source=found.get("source"),
-        begin=np.zeros(0, dtype=np.int64),
-        tokens={},
-    )
-    if (len(packs), packs.sequences, lengths.size) != (m.packs, m.sequences, m.sequences):
+    n = index.lengths.size
+    if (len(packs), packs.sequences, n) != (m.packs, m.sequences, m.sequences):
         raise CorruptError(f"{folder} holds an index of other packs than its manifest states; see `nopad verify`")
-    if packs.sequence.size and not 0 <= packs.sequence.min() <= packs.sequence.max() < lengths.size:
+    if n and packs.sequence.max() >= n:
         raise CorruptError(f"{folder / PACKS} names sequences that are not there; see `nopad verify`")
-    return packs, columns
+    return index

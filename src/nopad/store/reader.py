@@ -14,8 +14,8 @@ import threading
 import warnings
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, repeat
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, repeat, tee
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from nopad import random
 from nopad.errors import CorruptError
 from nopad.packs import index_dtype
 from nopad.store.blocks import Block, PackedRow, block_problems
-from nopad.store.index import read_index
+from nopad.store.index import Index, read_index
 from nopad.store.manifest import Manifest
 from nopad.store.shard_files import ShardFiles
 
@@ -74,7 +74,7 @@ class PackedDataset:
         self._cache: OrderedDict[int, Block] = OrderedDict()
         self._lock = threading.Lock()
         self._files = ShardFiles(self.path, self.manifest)
-        self._index: Any = None
+        self._index: Index | None = None
         self._rows = self._decoded = 0  # since it was last asked whether rows are read at random
         self._warned = False
 
@@ -192,18 +192,24 @@ class PackedDataset:
             raise TypeError(f"pack numbers are a list of integers, got {wanted.dtype} {list(wanted.shape)}")
         if wanted.size and not 0 <= int(wanted.min()) <= int(wanted.max()) < len(self):
             raise IndexError(f"pack numbers are in 0..{len(self) - 1}, got {wanted.min()}..{wanted.max()}")
-        return self._read(wanted) if wanted.size else iter(())
+        return self._read(wanted)
 
     def _read(self, wanted: NDArray[Any]) -> Iterator[PackedRow]:
-        bounds = self._bounds()
-        block_of = np.searchsorted(bounds, wanted, side="right") - 1
-        begins = np.flatnonzero(np.diff(block_of, prepend=-1))
-        ends = np.append(begins[1:], wanted.size)
-        runs = block_of[begins]
-        for begin, end, first, block in zip(
-            begins.tolist(), ends.tolist(), bounds[runs].tolist(), self.iter_blocks(runs.tolist()), strict=True
-        ):
-            yield from map(PackedRow, repeat(block), (wanted[begin:end] - first).tolist())
+        runs, ahead = tee(self._runs(wanted))
+        for (_, rows), block in zip(runs, self.iter_blocks(number for number, _ in ahead), strict=True):
+            yield from map(PackedRow, repeat(block), rows.tolist())
+
+    def _runs(self, wanted: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Yield (block, which of its packs) for each run of pack numbers that lie in one block."""
+        bounds, begin = self._bounds(), 0
+        while begin < wanted.size:
+            block = int(np.searchsorted(bounds, wanted[begin], side="right")) - 1
+            first, last = int(bounds[block]), int(bounds[block + 1])
+            here = wanted[begin : begin + last - first]  # a longer run repeats packs: then it is read as two
+            outside = np.flatnonzero((here < first) | (here >= last))
+            rows = here[: int(outside[0])] if outside.size else here
+            yield block, rows - first
+            begin += rows.size
 
     def _bounds(self) -> NDArray[np.int64]:
         """Where each block begins, in packs; ``[blocks + 1]``."""
@@ -220,11 +226,11 @@ class PackedDataset:
         Raises:
             CorruptError: a shard is missing or damaged.
         """
+        if self.manifest.kind == "index":
+            index = self._opened_index()
+            return index.packs.indptr.astype(np.int64), index.lengths[index.packs.sequence].astype(np.int32)
         indptr = np.zeros(len(self) + 1, dtype=np.int64)
         lengths = np.empty(self.manifest.sequences, dtype=np.int32)
-        if self.manifest.kind == "index":
-            packs, columns = self._opened_index()
-            return packs.indptr.astype(np.int64), columns.lengths[packs.sequence].astype(np.int32)
         at = 0
         for file, (first, last) in enumerate(zip(self._first_pack_of_file, self._first_pack_of_file[1:], strict=False)):
             offsets, values = self._files.lengths(file)
@@ -238,16 +244,17 @@ class PackedDataset:
             raise CorruptError(f"{self.path} holds other sequences than its manifest states; see `nopad verify`")
         return indptr, lengths
 
-    def iter_blocks(self, numbers: Sequence[int]) -> Iterator[Block]:
+    def iter_blocks(self, numbers: Iterable[int]) -> Iterator[Block]:
         """Iterate over whole blocks in this order; the fastest way to read everything.
 
         Raises:
             CorruptError: a shard is missing or damaged.
         """
-        for number, block in zip(numbers, self.unchecked_blocks(numbers), strict=True):
+        numbers, ahead = tee(numbers)
+        for number, block in zip(numbers, self.unchecked_blocks(ahead), strict=True):
             yield self._checked(block, number)
 
-    def unchecked_blocks(self, numbers: Sequence[int]) -> Iterator[Block]:
+    def unchecked_blocks(self, numbers: Iterable[int]) -> Iterator[Block]:
         """Iterate over blocks that can be decoded, and may hold packs that cannot be: for `nopad.verify`."""
         if self.manifest.kind == "index":
             return map(self._index_block, numbers)
@@ -293,7 +300,7 @@ class PackedDataset:
             raise CorruptError(f"{self.path} is damaged: {problems[0]}; see `nopad verify`")
         return block
 
-    def _opened_index(self) -> Any:
+    def _opened_index(self) -> Index:
         with self._lock:
             if self._index is None:
                 self._index = read_index(self.path, self.manifest)
@@ -301,15 +308,5 @@ class PackedDataset:
 
     def _index_block(self, number: int) -> Block:
         """Cut block `number` out of the mapped index."""
-        packs, columns = self._opened_index()
-        rows = self.manifest.rows_per_group
-        chosen = packs[number * rows : (number + 1) * rows]
-        sequences = {
-            "seq_lengths": columns.lengths[chosen.sequence].astype(np.int32),
-            "seq_index": columns.record[chosen.sequence],
-        }
-        if columns.start is not None:
-            sequences["seq_start"] = columns.start[chosen.sequence]
-        if columns.source is not None:
-            sequences["seq_source"] = columns.source[chosen.sequence]
-        return Block(chosen.indptr, np.zeros(len(chosen) + 1, dtype=np.int64), sequences, {})
+        first = number * self.manifest.rows_per_group
+        return self._opened_index().block(first, first + self.manifest.rows_per_group)

@@ -67,8 +67,9 @@ class ShardFiles:
         Raises:
             CorruptError: a file is missing or damaged, or is not what the manifest says.
         """
-        left = iter(places)
-        while chosen := list(islice(left, _SCANNED)):
+        left, size = iter(places), _AHEAD  # few at first, so that the first comes soon
+        while chosen := list(islice(left, size)):
+            size = _SCANNED
             batches = self._batches(chosen)
             for file, group in chosen:
                 with self._reading(file):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from nopad.corpus import Counts, SequenceBatch
 from nopad.store.choice import Choice, choose
 from nopad.store.manifest import Manifest
+from nopad.store.verification.content import Content
 
 __all__ = ["Chosen"]
 
@@ -38,12 +39,12 @@ class Chosen:
             self._record.append(record)
             self._lengths.append(lengths)
 
-    def present(self, batch: SequenceBatch, record: NDArray[np.int64], at: int) -> SequenceBatch:
-        """Return the sequences of a batch whose records are packed; `record` from `at` on are those not seen yet."""
+    def present(self, batch: SequenceBatch, content: Content, at: int) -> SequenceBatch:
+        """Return the sequences of a batch whose records are packed; `content` from `at` on was not seen yet."""
         if not self.partly or not batch.record.size:
             return batch
-        until = np.searchsorted(record, batch.record[-1], side="right")
-        return _taken(batch, np.isin(batch.record, record[at:until]))
+        until = content.between(0, int(batch.record[-1]) + 1).stop
+        return _taken(batch, np.isin(batch.record, content.record(slice(at, until))))
 
     def numbers(self, parts: Mapping[str, Counts]) -> NDArray[np.int64] | slice:
         """Return the numbers of the chosen sequences, or all."""

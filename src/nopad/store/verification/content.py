@@ -1,10 +1,12 @@
-"""What the packs hold: every sequence exactly once, nothing above capacity or depth, just as the plan deals it out."""
+"""What the packs hold: every sequence exactly once, nothing above capacity or depth, just as the plan deals it out.
+
+24 bytes a sequence at most, where no record is split 20, and 8 more for each column that is compared with a source.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 from nopad.assignment import assign, pack
 from nopad.errors import InputError, NopadError
 from nopad.histogram import Histogram
+from nopad.packs import index_dtype
 from nopad.planning.front import ARRIVAL_ALGORITHMS
 from nopad.planning.plan import Plan
 from nopad.store import _kernels
@@ -24,76 +27,146 @@ from nopad.store.reader import PackedDataset
 from nopad.store.shards import as_integers
 
 LOST = ("dropped", "empty_skipped", "bad_skipped", "other_split", "left_by_weight")  # counts of records not packed
+_CHUNK = 1 << 16  # sequences that are looked at together
 
 __all__ = ["Content", "content_problems", "dealing_problems", "hash_tokens", "hash_values", "read_content"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Content:
     """All sequences of a dataset, in source order, and how they are packed.
 
     Attributes:
-        record, start: where each sequence comes from; int64 ``[n]``, ascending.
+        keys: where each comes from, ascending: its record times `width`, plus its start in it; int64 ``[n]``.
+        width: above every start.
         lengths: int32 ``[n]``.
-        source: number of the source that each comes from; int32 ``[n]``; zeros where they are not named.
         hashes: of the tokens and of each carried column, name -> uint64 ``[n]``; empty when not asked for.
-        sequence: number (place in source order) of the sequence in each slot, pack after pack; int64 ``[n]``.
+        sequence: number (place in source order) of the sequence in each slot, pack after pack; ``[n]``.
         sizes: sequences in each pack; ``[packs]``.
     """
 
-    record: NDArray[np.int64]
-    start: NDArray[np.int64]
+    keys: NDArray[np.int64]
+    width: int
     lengths: NDArray[np.int32]
-    source: NDArray[np.int32]
-    hashes: Mapping[str, NDArray[np.uint64]]
-    sequence: NDArray[np.int64]
-    sizes: NDArray[np.int64]
+    hashes: dict[str, NDArray[np.uint64]]
+    sequence: NDArray[Any]
+    sizes: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        """Number of sequences."""
+        return self.lengths.size
+
+    def record(self, here: slice) -> NDArray[np.int64]:
+        """Return the record of each of some sequences."""
+        return self.keys[here] // self.width
+
+    def start(self, here: slice) -> NDArray[np.int64]:
+        """Return where each of some sequences begins in its record."""
+        return self.keys[here] % self.width
+
+    def between(self, first: int, last: int) -> slice:
+        """Return which sequences are of the records from `first` to before `last`."""
+        beyond = int(self.keys[-1]) + 1 if self.keys.size else 0  # what a manifest states may be any number
+        begin, end = (int(np.searchsorted(self.keys, min(at * self.width, beyond))) for at in (first, last))
+        return slice(begin, end)
+
+    def forget_places(self) -> None:
+        """Free all but the lengths and the packs."""
+        self.keys, self.hashes = np.zeros(0, dtype=np.int64), {}
+
+    def chunks(self, here: slice | None = None) -> Iterator[slice]:
+        """Yield slices that cover some sequences, or all, a few at a time."""
+        begin, end, _ = (here or slice(None)).indices(len(self))
+        for at in range(begin, end, _CHUNK):
+            yield slice(at, min(at + _CHUNK, end))
+
+    def distinct(self, here: slice) -> int:
+        """Return of how many records some sequences are; those of one record must all be among them."""
+        count, before = 0, -1
+        for chunk in self.chunks(here):
+            record = self.record(chunk)
+            count += int(np.count_nonzero(np.diff(record, prepend=before)))
+            before = int(record[-1])
+        return count
 
 
-@dataclass
-class _Gathered:
+class _Gathering:
     """The same, gathered block by block in the order of the packs."""
 
-    record: list[NDArray[np.int64]] = field(default_factory=list)
-    start: list[NDArray[np.int64]] = field(default_factory=list)
-    lengths: list[NDArray[np.int32]] = field(default_factory=list)
-    source: list[NDArray[np.int32]] = field(default_factory=list)
-    hashes: dict[str, list[NDArray[np.uint64]]] = field(default_factory=lambda: defaultdict(list))
-    sizes: list[NDArray[np.int64]] = field(default_factory=list)
+    def __init__(self, m: Manifest, *, hashes: bool) -> None:
+        self._size, self._packs = m.sequences, m.packs
+        self._hashed = hashes
+        self._columns: dict[str, NDArray[Any]] = {}
+        self._at = 0
+        self.packs = 0
 
-    def add(self, block: Block, *, hashes: bool) -> None:
+    def add(self, block: Block) -> None:
         """Keep the sequences of a block, and the hashes of their tokens when those will be compared."""
-        lens, record = block.sequences["seq_lengths"], block.sequences["seq_index"]
-        self.lengths.append(lens)
-        self.record.append(record)
-        self.start.append(block.sequences.get("seq_start", np.zeros(record.size, dtype=np.int64)))
-        self.source.append(block.sequences.get("seq_source", np.zeros(record.size, dtype=np.int32)))
-        self.sizes.append(np.diff(block.indptr).astype(np.int64))
-        if hashes:
+        lens = block.sequences["seq_lengths"]
+        found = {"lengths": lens, "record": block.sequences["seq_index"]}
+        if "seq_start" in block.sequences:
+            found["start"] = block.sequences["seq_start"]
+        if self._hashed:
             for name, column in block.tokens.items():
-                self.hashes[name].append(hash_tokens(column, lens))
+                found[f"hash {name}"] = hash_tokens(column, lens)
             for name in block.sequences.keys() - {"seq_lengths", "seq_index", "seq_start", "seq_source"}:
-                self.hashes[name].append(hash_values(block.sequences[name]))
+                found[f"hash {name}"] = hash_values(block.sequences[name])
+        for name, values in found.items():
+            self._put(name, values, self._at, self._size)
+        self._put("sizes", np.diff(block.indptr).astype(np.int32), self.packs, self._packs)
+        self._at += lens.size
+        self.packs += len(block)
+
+    def _put(self, name: str, values: NDArray[Any], at: int, size: int) -> None:
+        """Write values into a column as long as the manifest says, or longer where that is not true."""
+        column = self._columns.get(name)
+        if column is None:
+            column = np.empty(size, dtype=values.dtype)
+        if at + values.size > column.size:
+            column = np.concatenate([column[:at], np.empty(at + 2 * values.size, dtype=values.dtype)])
+        column[at : at + values.size] = values
+        self._columns[name] = column
 
     def in_source_order(self) -> Content:
-        """Sort everything by record and start."""
+        """Sort everything by record and start; ValueError where no source has so many records with such starts."""
+        n, columns = self._at, self._columns
         none = np.zeros(0, dtype=np.int64)
-        record, start, sizes = (np.concatenate([none, *parts]) for parts in (self.record, self.start, self.sizes))
-        lengths, source = (
-            np.concatenate([np.zeros(0, dtype=np.int32), *parts]) for parts in (self.lengths, self.source)
-        )
-        order = np.lexsort((start, record))
-        sequence = np.empty(order.size, dtype=np.int64)
-        sequence[order] = np.arange(order.size)
+        keys = columns.pop("record", none)[:n]
+        start = columns.pop("start", none)[:n]
+        lengths = columns.pop("lengths", none.astype(np.int32))[:n]
+        width = int(start.max(initial=0)) + 1
+        if (int(keys.max(initial=0)) + 1) * width >= 2**63:
+            raise ValueError(f"a record has the number {keys.max():,}, a piece of one begins at token {width - 1:,}")
+        if width > 1:
+            keys *= width
+            keys += start
+        del start
+        order = np.argsort(keys).astype(index_dtype(n))
+        keys.sort()
+        sequence = np.empty_like(order)
+        for begin in range(0, n, _CHUNK):
+            here = order[begin : begin + _CHUNK]
+            sequence[here] = np.arange(begin, begin + here.size, dtype=order.dtype)
         return Content(
-            record=record[order],
-            start=start[order],
-            lengths=lengths[order],
-            source=source[order],
-            hashes={name: np.concatenate(parts)[order] for name, parts in self.hashes.items()},
+            keys=keys,
+            width=width,
+            lengths=_permuted(lengths, order),
+            hashes={
+                name.removeprefix("hash "): _permuted(columns.pop(name)[:n], order)
+                for name in [*columns]
+                if name.startswith("hash ")
+            },
             sequence=sequence,
-            sizes=sizes,
+            sizes=columns.pop("sizes", none.astype(np.int32))[: self.packs],
         )
+
+
+def _permuted(values: NDArray[Any], order: NDArray[Any]) -> NDArray[Any]:
+    """Return ``values[order]``; done at once, NumPy would copy the order as int64."""
+    out = np.empty_like(values)
+    for begin in range(0, order.size, _CHUNK):
+        out[begin : begin + _CHUNK] = values[order[begin : begin + _CHUNK]]
+    return out
 
 
 def hash_tokens(tokens: NDArray[Any], lengths: NDArray[np.int32]) -> NDArray[np.uint64]:
@@ -118,69 +191,90 @@ def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -
     `hashes`: also hash the tokens of every sequence, for comparing them with their source.
     """
     problems: list[str] = []
-    found = _Gathered()
     dataset = PackedDataset(folder)
     monitor.stage("reading packs", m.tokens, "tokens")
-    packs = 0
+    found = _Gathering(m, hashes=hashes)
+    misplaced: set[int] = set()
     try:
         for block in dataset.unchecked_blocks(range(dataset.blocks)):
-            problems += block_problems(block, packs, m)
-            found.add(block, hashes=hashes and not problems)
-            packs += len(block)
+            problems += block_problems(block, found.packs, m)
+            misplaced |= _misplaced(block, m)
+            found.add(block)
             tokens = int(block.sequences["seq_lengths"].sum(dtype=np.int64))
             monitor.advance(tokens, tokens)
+        for number in sorted(misplaced):
+            name = m.sources[number]["name"]
+            problems.append(f"a sequence of {name!r} has another number than {number} in seq_source")
+        if found.packs != m.packs:
+            problems.append(f"{MANIFEST} states {m.packs:,} packs, the files hold {found.packs:,}")
+        return found.in_source_order(), problems
     except (NopadError, ValueError, IndexError) as error:
         problems.append(f"cannot be read: {error}")
         return None, problems
-    if packs != m.packs:
-        problems.append(f"{MANIFEST} states {m.packs:,} packs, the files hold {packs:,}")
-    return found.in_source_order(), problems
+
+
+def _misplaced(block: Block, m: Manifest) -> set[int]:
+    """Return the named sources of which a sequence has another number than theirs."""
+    record = block.sequences["seq_index"]
+    source = block.sequences.get("seq_source", np.zeros(record.size, dtype=np.int32))
+    return {
+        number
+        for number, part in enumerate(m.sources)
+        if (
+            (record >= part["first_record"]) & (record < part["first_record"] + part["records"]) & (source != number)
+        ).any()
+    }
 
 
 def content_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
     """Every sequence exactly once, of the lengths that the plan covers, pieces without a gap."""
-    problems: list[str] = []
-    record, start, lengths = content.record, content.start, content.lengths
-    if lengths.min(initial=1) < 1:
-        return problems
-    same = (record[1:] == record[:-1]) & (start[1:] == start[:-1])
-    for i in np.flatnonzero(same)[:3]:
-        problems.append(f"record {record[i]}, piece from token {start[i]}: more than once")
-    if record.size != m.sequences:
-        problems.append(f"{MANIFEST} states {m.sequences:,} sequences, the packs hold {record.size:,}")
-    if Histogram.from_lengths(lengths) != plan.histogram:
+    if content.lengths.min(initial=1) < 1:
+        return []
+    special = len(m.tokenizer["prefix"]) + len(m.tokenizer["suffix"]) if m.tokenizer else 0
+    problems, gaps, checksum = _sequence_problems(content, special if m.options["special_tokens"] else 0)
+    if len(content) != m.sequences:
+        problems.append(f"{MANIFEST} states {m.sequences:,} sequences, the packs hold {len(content):,}")
+    if Histogram.from_lengths(content.lengths) != plan.histogram:
         problems.append(f"the lengths in the packs are not those that {PLAN} covers")
-    checksum = f"{int(_kernels.tag_sum(record, start, lengths)):016x}"
     if checksum != m.sequence_checksum:
         problems.append(
             f"the packs hold other sequences than were packed: checksum {checksum}, expected {m.sequence_checksum}"
         )
-    counts = m.counts
     for name, stated in (("records", m.source["records"]), ("sequences", m.sequences), ("tokens", m.tokens)):
-        if counts[name] != stated:
-            problems.append(f"{MANIFEST} states {stated:,} {name}, and {counts[name]:,} in its counts")
-    problems += _accounting_problems(content, m)
-    special = len(m.tokenizer["prefix"]) + len(m.tokenizer["suffix"]) if m.tokenizer else 0
-    ends = start + lengths - (special if m.options["special_tokens"] else 0)
-    joined = np.where(np.diff(record, prepend=-1) != 0, 0, np.roll(ends, 1))
-    for i in np.flatnonzero(start != joined)[:3]:
-        problems.append(f"record {record[i]}: a piece begins at token {start[i]}, the one before ends at {joined[i]}")
-    return problems
+        if m.counts[name] != stated:
+            problems.append(f"{MANIFEST} states {stated:,} {name}, and {m.counts[name]:,} in its counts")
+    return problems + _accounting_problems(content, m) + gaps
+
+
+def _sequence_problems(content: Content, special: int) -> tuple[list[str], list[str], str]:
+    """Sequences that come twice, and pieces that do not join; and the checksum of all."""
+    twice: list[str] = []
+    gaps: list[str] = []
+    checksum, last = 0, (-1, 0, 0)  # record, start and end of the sequence before
+    for here in content.chunks():
+        record, start, lengths = content.record(here), content.start(here), content.lengths[here]
+        ends = start + lengths - special
+        first = np.diff(record, prepend=last[0]) != 0
+        same = ~first & (np.diff(start, prepend=last[1]) == 0)
+        for i in np.flatnonzero(same)[: 3 - len(twice)]:
+            twice.append(f"record {record[i]}, piece from token {start[i]}: more than once")
+        joined = np.where(first, 0, np.append(last[2], ends[:-1]))
+        for i in np.flatnonzero(start != joined)[: 3 - len(gaps)]:
+            gaps.append(f"record {record[i]}: a piece begins at token {start[i]}, the one before ends at {joined[i]}")
+        checksum += int(_kernels.tag_sum(record, start, lengths))
+        last = (int(record[-1]), int(start[-1]), int(ends[-1]))
+    return twice, gaps, f"{checksum % 2**64:016x}"
 
 
 def _accounting_problems(content: Content, m: Manifest) -> list[str]:
     """Every record is packed, or counted as something else; of each named source too."""
     problems: list[str] = []
-    begins = np.diff(content.record, prepend=-1) != 0
-    parts = [("", m.counts, slice(0, content.record.size))]
-    for number, part in enumerate(m.sources):
-        bounds = [part["first_record"], part["first_record"] + part["records"]]
-        here = slice(*np.searchsorted(content.record, bounds).tolist())
+    parts = [("", m.counts, slice(0, len(content)))]
+    for part in m.sources:
+        here = content.between(part["first_record"], part["first_record"] + part["records"])
         parts.append((f"of {part['name']!r} ", part, here))
-        if (content.source[here] != number).any():
-            problems.append(f"a sequence of {part['name']!r} has another number than {number} in seq_source")
     for name, counts, here in parts:
-        present = int(np.count_nonzero(begins[here]))
+        present = content.distinct(here)
         lost = sum(counts[why] for why in LOST)
         if present + lost != counts["records"]:
             problems.append(

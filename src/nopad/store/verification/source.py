@@ -24,7 +24,7 @@ def source_problems(
 ) -> list[str]:
     """Make the sequences again from their source and compare each one."""
     problems: list[str] = []
-    record, start, lengths = content.record, content.start, content.lengths
+    lengths = content.lengths
     chosen = Chosen(m)
     if isinstance(source, LengthsFile):
         given = np.asarray(source.lengths)
@@ -55,11 +55,11 @@ def source_problems(
             size += block.size
             monitor.advance(block.size)
         chosen.add(group.batch.record, group.batch.lengths)
-        batch = chosen.present(group.batch, record, at)
+        batch = chosen.present(group.batch, content, at)
         here = slice(at, at + batch.lengths.size)
         pairs: list[tuple[NDArray[Any], NDArray[Any]]] = [
-            (record[here], batch.record),
-            (start[here], batch.start),
+            (content.record(here), batch.record),
+            (content.start(here), batch.start),
             (lengths[here], batch.lengths),
         ]
         for i in _first_difference(pairs):
@@ -70,8 +70,8 @@ def source_problems(
                 problems.append(_differs(batch, i, "the tokens" if name == "input_ids" else f"the values of {name!r}"))
                 return problems
         at += batch.lengths.size
-    if at != record.size:
-        problems.append(f"the source gives {at:,} sequences, the packs hold {record.size:,}")
+    if at != len(content):
+        problems.append(f"the source gives {at:,} sequences, the packs hold {len(content):,}")
     if digest.hex() != m.source["sha256"]:
         renamed = not problems and m.kind == "packed"
         agree = "every sequence agrees, but files have other names, or are stored otherwise: " if renamed else ""
@@ -85,7 +85,7 @@ def _count_problems(content: Content, m: Manifest, chosen: Chosen, parts: dict[s
     """The manifest's counts, of all and of each named source, and which records were chosen."""
     problems: list[str] = []
     if chosen.partly:
-        if not np.array_equal(chosen.records(parts), content.record):
+        if not np.array_equal(chosen.records(parts), content.record(slice(None))):
             return [f"these are not the records that seed {m.seed}, the weights and the share held out choose"]
         parts = chosen.counts(parts)
     names = [part["name"] for part in m.sources] if m.sources else [""]

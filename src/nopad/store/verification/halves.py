@@ -1,0 +1,111 @@
+"""The two datasets of a job that held a share out: each record is where the seed puts it, and they are of one job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nopad.store.choice import held_out_keys
+from nopad.store.manifest import SPLITS, Manifest
+from nopad.store.verification.content import LOST, Content
+
+__all__ = ["Half", "half_of", "pair_problems"]
+
+# What the two manifests say in common; "options" but for the name of the split.
+_COMMON = (
+    "kind",
+    "capacity",
+    "depth",
+    "algorithm",
+    "seed",
+    "order",
+    "source",
+    "tokenizer",
+    "options",
+    "columns",
+    "carried",
+    "rows_per_group",
+    "tool_versions",
+)
+_OWN_COUNTS = {"sequences", "tokens", "other_split", "other_split_tokens", "left_by_weight", "left_by_weight_tokens"}
+
+
+@dataclass(frozen=True)
+class Half:
+    """One of two datasets: its manifest, and the least key of its records."""
+
+    manifest: Manifest
+    least: int
+
+
+def half_of(content: Content, m: Manifest) -> tuple[Half, list[str]]:
+    """Draw the key of each record again, and name those that are in the wrong dataset."""
+    problems: list[str] = []
+    validation, split = m.options.get("validation") or 0, m.options["split"]
+    least, strays = 2**64, 0
+    parts = [(part["name"], part["first_record"], part["records"]) for part in m.sources]
+    for name, first, records in parts or [("", 0, m.source["records"])]:
+        for here in content.chunks(content.between(first, first + records)):
+            record = content.record(here)
+            drawn, held = held_out_keys(record - first, name, m.seed, validation)
+            least = min(least, int(drawn.min()))
+            wrong = np.unique(record[held if split == "train" else ~held])
+            strays += wrong.size
+            for number in wrong[: 3 - len(problems)]:
+                where = "held out, not trained on" if split == "train" else "trained on, not held out"
+                problems.append(f"record {number} is in {split}; by seed {m.seed} it is {where}")
+    if split == "validation" and len(content) and content.distinct(slice(None)) == 1 == strays:
+        problems = []  # one record is held out however small the share: that with the least key of all
+    if split not in SPLITS:
+        problems.append(f"there is no split {split!r}")
+    return Half(m, least), problems
+
+
+def pair_problems(halves: Sequence[Half]) -> list[str]:
+    """Say why two datasets, each of them sound, are not the two of one job; nothing, where they are."""
+    named = [half.manifest.options.get("split") for half in halves]
+    if named != list(SPLITS):
+        return [f"these are not the two datasets of one job: they are {named}, and should be {list(SPLITS)}"]
+    trained, held_out = (half.manifest for half in halves)
+    for name in _COMMON:
+        pair = [_without_split(getattr(m, name)) for m in (trained, held_out)]
+        if pair[0] != pair[1]:
+            return [f"train and validation are not of one job: {_differ(name, *pair)}"]
+    for where, one, other in _counts(trained, held_out):
+        for name in one.keys() - _OWN_COUNTS:
+            if one[name] != other[name]:
+                return [f"train and validation are not of one job: {name}{where} is {one[name]!r}, and {other[name]!r}"]
+        for mine, theirs, what in ((one, other, "validation"), (other, one, "train")):
+            records = theirs["records"] - sum(theirs[why] for why in LOST)
+            if (mine["other_split"], mine["other_split_tokens"]) != (records, theirs["tokens"]):
+                return [
+                    f"train and validation are not of one job: {what} has {records:,} records{where} of "
+                    f"{theirs['tokens']:,} tokens, the other states {mine['other_split']:,} of "
+                    f"{mine['other_split_tokens']:,}"
+                ]
+    if halves[1].least > halves[0].least:
+        return ["a record that is trained on has a lesser key than all that are held out"]
+    return []
+
+
+def _counts(trained: Manifest, held_out: Manifest) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Yield the counts of both, of all records and of each named source."""
+    yield "", dict(trained.counts), dict(held_out.counts)
+    for one, other in zip(trained.sources, held_out.sources, strict=False):
+        here = [{name: value for name, value in part.items() if name != "weight"} for part in (one, other)]
+        yield f" of {one['name']!r}", here[0], here[1]
+
+
+def _without_split(value: Any) -> Any:
+    return {**value, "split": None} if isinstance(value, dict) and "split" in value else value
+
+
+def _differ(name: str, one: Any, other: Any) -> str:
+    """Say how two values differ, "seed is 4, and 5"."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        name = next(key for key in {**one, **other} if one.get(key) != other.get(key))
+        one, other = one.get(name), other.get(name)
+    return f"{name} is {one!r}, and {other!r}"
