@@ -35,7 +35,8 @@ def local_path(given: str | os.PathLike[str]) -> Path:
     """Return a path to write to.
 
     Raises:
-        OptionError: it is a URL: results are written to this machine's disk.
+        OptionError: it is a URL: results are written to this machine's disk. Or it is no UTF-8, which Parquet's readers
+            want of a name.
 
     >>> local_path("run-12:30")
     PosixPath('run-12:30')
@@ -43,6 +44,11 @@ def local_path(given: str | os.PathLike[str]) -> Path:
     text = os.fspath(given)
     if _URL.match(text) and not os.path.exists(text.partition("/")[0]):
         raise OptionError(f"{text}: results are written to a folder of this machine; write there, and copy it after")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        shown = text.encode("utf-8", "backslashreplace").decode()
+        raise OptionError(f"{shown}: this name is no UTF-8; choose another") from None
     return Path(text)
 
 

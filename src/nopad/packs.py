@@ -8,6 +8,7 @@ offset 0. Two integers wide at most: 16 million sequences in 8 million packs tak
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -214,7 +215,7 @@ class Packs:
         import pyarrow as pa
 
         try:
-            table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+            table = pa.ipc.open_file(pa.memory_map(os.fsencode(path))).read_all()
             table.validate(full=True)
             header = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
         except (OSError, ValueError, pa.ArrowException) as error:

@@ -337,6 +337,8 @@ class TestElsewhere:
         assert "frob://a: Protocol not known: frob" in refusal("frob://a")
 
     def test_a_store_without_credentials(self, monkeypatch):
+        monkeypatch.setattr("nopad.corpus.remote.reachable", lambda url: True)
+
         def refuse(url, scheme):
             raise OSError("AWS Error ACCESS_DENIED: no credentials")
 
@@ -369,7 +371,8 @@ class TestElsewhere:
         assert source.ignored == ("c.pdf",)
         assert "none of its 1 files is of a kind that nopad reads" in refusal("memory://folder/c.pdf")
 
-    def test_a_name_on_the_hub_without_network(self, monkeypatch):
+    def test_a_name_on_the_hub_that_is_not_there(self, monkeypatch):
+        monkeypatch.setattr("nopad.corpus.network.reachable", lambda url: True)
         import datasets
 
         def refuse(name, config, split):
@@ -382,6 +385,7 @@ class TestElsewhere:
         )
 
     def test_a_name_on_the_hub(self, monkeypatch):
+        monkeypatch.setattr("nopad.corpus.network.reachable", lambda url: True)
         import datasets
 
         asked = []

@@ -176,7 +176,8 @@ def test_a_hub_name(monkeypatch, tmp_path, build_tokenizer):
     assert load_tokenizer("org/some-name").name == "org/some-name"
 
 
-def test_a_hub_name_offline(monkeypatch):
+def test_a_hub_name_that_is_not_there(monkeypatch):
+    monkeypatch.setattr("nopad.corpus.network.reachable", lambda url: True)
     monkeypatch.setitem(sys.modules, "huggingface_hub", Hub(OSError("no network\nlong story")))
     assert message(lambda: load_tokenizer("some-name")) == (
         "'some-name' is no file here and could not be had from the Hugging Face hub (no network); "

@@ -18,6 +18,7 @@ from nopad.cli.demo import demo
 from nopad.cli.pack import pack
 from nopad.cli.plan import plan
 from nopad.cli.report import report
+from nopad.cli.strict import make_strict, sturdy_streams
 from nopad.cli.study import study
 from nopad.cli.verify import verify
 from nopad.errors import NopadError, StorageError
@@ -46,6 +47,7 @@ app = typer.Typer(
 for verb in (demo, plan, pack, verify, report, audit):
     app.command()(verb)
 app.add_typer(study, name="study")
+make_strict(app, study)
 
 
 def _version(show: bool) -> None:
@@ -69,13 +71,13 @@ def main(argv: list[str] | None = None) -> None:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
+    sturdy_streams()
     warnings.showwarning = _warned
     try:
         code = app([a for a in arguments if a != "--debug"], prog_name="nopad", standalone_mode=False) or 0
         if code == INTERRUPTED:  # typer turns a KeyboardInterrupt into this exit code
             raise KeyboardInterrupt
-        if sys.stdout is not None:  # None when closed from outside, `nopad ... >&-`
-            sys.stdout.flush()
+        sys.stdout.flush()
     except NopadError as error:
         code = _failed(str(error), error.exit_code, debug)
     except KeyboardInterrupt:
@@ -90,6 +92,9 @@ def main(argv: list[str] | None = None) -> None:
         what = f"cannot read or write {error.filename or 'the output'}: {error.strerror or error}"
         code = _failed(what, StorageError.exit_code, debug)
         _discard_stdout()  # perhaps the very thing that cannot be written
+    except UnicodeEncodeError as error:  # a name on disk that is no text, in a library that takes only text
+        shown = str(error.object).encode("utf-8", "backslashreplace").decode()
+        code = _failed(f"{shown}: this name is no UTF-8; rename it", WRONG_USE, debug)
     except Exception as error:
         code = _failed(f"{type(error).__name__}: {error} (a bug in nopad; --debug shows where)", BUG, debug)
     sys.exit(code)

@@ -1,7 +1,8 @@
-"""What `plan` and `study` look at: a file's lengths, whatever kind of file it is."""
+"""What `plan` and `study` look at: the lengths of what `pack` would read, or those that a file already holds."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.corpus import CorpusOptions, LengthsFile, Source, Tokenizer, load_tokenizer, open_source, sequences
+from nopad.cli.inputs import open_inputs, refuse_policies
+from nopad.corpus import CorpusOptions, LengthsFile, Source, Tokenizer, load_tokenizer, sequences
 from nopad.corpus.hub import HUB
 from nopad.corpus.remote import is_url
 from nopad.errors import OptionError, SourceError
-from nopad.histogram import Histogram, read_histogram
+from nopad.histogram import Histogram, as_lengths, read_histogram
 from nopad.store import Monitor
+from nopad.store.choice import check_shares, choose
 
-__all__ = ["Given", "read_given"]
+__all__ = ["Given", "Shares", "read_given"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,53 +38,105 @@ class Given:
 
 
 def read_given(
-    file: str,
+    inputs: Sequence[str],
     capacity: int | None,
     monitor: Monitor,
     *,
     tokenizer: str | None,
-    policies: dict[str, Any],
-    reader: dict[str, Any],
+    policies: Mapping[str, Any],
+    reader: Mapping[str, Any],
+    shares: Shares | None = None,
 ) -> Given:
     """Read a histogram (.json), lengths (.npy) or a corpus; `policies` and `reader` matter only for a corpus.
 
     Raises:
-        OptionError: the file does not say for which capacity, and `capacity` is None.
+        OptionError: the file does not say for which capacity, and `capacity` is None; a histogram beside another input,
+            or options that only a corpus has for one.
         SourceError: there is no such file, or nothing in it.
     """
-    path, elsewhere = Path(file), is_url(file) or file.startswith(HUB)
-    if not elsewhere and not path.exists():
-        raise SourceError(f"{file}: no such file or folder; check the path")
-    histogram: Histogram | None = None
-    lengths: NDArray[Any] | None = None
-    if path.suffix == ".json" and not elsewhere:
-        histogram, declared = read_histogram(path)
-        capacity = declared if capacity is None else capacity
-    elif path.suffix == ".npy" and not elsewhere:
-        lengths = LengthsFile(path).lengths
-    if (histogram is not None or lengths is not None) and policies.get("over_long", "error") != "error":
-        raise OptionError(f"--over-long is for corpora: {file} holds lengths, not records; change the lengths in it")
+    file, shares = inputs[0] if len(inputs) == 1 else f"{len(inputs)} inputs", shares or Shares()
+    if any(_is_histogram(given) for given in inputs):
+        return _read_histogram(inputs, capacity, policies, reader, shares)
     if capacity is None:
+        if len(inputs) == 1 and not _elsewhere(file) and "=" not in file and not Path(file).exists():
+            raise SourceError(f"{file}: no such file or folder; check the path")
         raise OptionError(f"{file} does not say for which capacity; give --capacity")
-    if histogram is None and lengths is None:
+    source = open_inputs(inputs, reader, policies)
+    check_shares(shares.weights, shares.validation, source.parts)
+    if isinstance(source, LengthsFile):
+        lengths = source.lengths
+        if shares.validation:
+            lengths = as_lengths(lengths, capacity)
+            lengths = shares.of(np.arange(lengths.size), lengths, {"": lengths.size})
+    else:
         options = CorpusOptions(capacity=capacity, **policies)
-        source = open_source([file], **reader)
-        lengths = _lengths(source, None if source.kind == "ids" else load_tokenizer(tokenizer), options, monitor)
-    if histogram is None:
-        assert lengths is not None
-        histogram = Histogram.from_lengths(lengths)
+        loaded = None if source.kind == "ids" else load_tokenizer(tokenizer)
+        lengths = _lengths(source, loaded, options, monitor, shares)
+    histogram = Histogram.from_lengths(lengths)
     if not histogram.sequences:
         raise SourceError(f"{file} holds no sequences")
     return Given(capacity=capacity, histogram=histogram, lengths=lengths)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """Which records are planned, where not all: weights of named sources, and a share to hold out."""
+
+    weights: Mapping[str, float] | None = None
+    validation: float = 0.0
+    seed: int = 0
+
+    def of(self, record: NDArray[np.int64], lengths: NDArray[Any], records: Mapping[str, int]) -> NDArray[Any]:
+        """Return the lengths that are left to train on."""
+        if self.weights is None and not self.validation:
+            return lengths
+        chosen = choose(record, lengths, records, weights=self.weights, validation=self.validation, seed=self.seed)
+        left: NDArray[Any] = lengths[chosen.of("train")]
+        return left
+
+
+def _elsewhere(file: str) -> bool:
+    return is_url(file) or file.startswith(HUB)
+
+
+def _is_histogram(given: str) -> bool:
+    """Whether this names a histogram file: JSON that is no corpus."""
+    return Path(given).suffix == ".json" and not _elsewhere(given) and Path(given).exists()
+
+
+def _read_histogram(
+    inputs: Sequence[str],
+    capacity: int | None,
+    policies: Mapping[str, Any],
+    reader: Mapping[str, Any],
+    shares: Shares,
+) -> Given:
+    """Read a histogram, which stands alone."""
+    file = inputs[0]
+    if len(inputs) > 1:
+        raise OptionError("a histogram stands alone; give one, or a corpus of any number of files")
+    refuse_policies(file, reader, policies)
+    if shares.weights is not None or shares.validation:
+        raise OptionError(f"--weight and --validation choose records, and {file} is a histogram; give the corpus")
+    histogram, declared = read_histogram(Path(file))
+    capacity = declared if capacity is None else capacity
+    if capacity is None:
+        raise OptionError(f"{file} does not say for which capacity; give --capacity")
+    if not histogram.sequences:
+        raise SourceError(f"{file} holds no sequences")
+    return Given(capacity=capacity, histogram=histogram, lengths=None)
+
+
 def _lengths(
-    source: Source, tokenizer: Tokenizer | None, options: CorpusOptions, monitor: Monitor
+    source: Source, tokenizer: Tokenizer | None, options: CorpusOptions, monitor: Monitor, shares: Shares
 ) -> NDArray[np.int32]:
-    """Tokenise a corpus for its lengths only, in order of arrival: 4 bytes a sequence."""
+    """Tokenise a corpus for its lengths only, in order of arrival: 12 bytes a sequence."""
     monitor.stage("tokenising", source.total_bytes, "bytes")
-    chunks = [np.zeros(0, dtype=np.int32)]
+    lengths, record = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int64)]
+    records = dict.fromkeys(source.parts, 0)
     for group in sequences(source.blocks(), tokenizer, options):
         monitor.advance(sum(block.size for block in group.blocks), group.counts.tokens)
-        chunks.append(group.batch.lengths)
-    return np.concatenate(chunks)
+        lengths.append(group.batch.lengths)
+        record.append(group.batch.record)
+        records[group.blocks[0].part] += group.counts.records
+    return shares.of(np.concatenate(record), np.concatenate(lengths), records)

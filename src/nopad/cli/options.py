@@ -12,6 +12,7 @@ from nopad.errors import OptionError
 from nopad.planning.conditions import CONDITIONS
 
 __all__ = [
+    "NO_READER",
     "AlgorithmOptions",
     "Carry",
     "EmptyPolicy",
@@ -185,6 +186,9 @@ def parse_reader(
         "mask_field": "auto" if mask_field is None else None if mask_field == "none" else mask_field,
         "pad_id": pad_id,
     }
+
+
+NO_READER = parse_reader("file", None, None, None, None, None)  # where nobody gives any of them
 
 
 def parse_weights(given: list[str] | None) -> dict[str, float] | None:

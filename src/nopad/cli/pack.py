@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from nopad.assignment import Order
+from nopad.cli.inputs import open_inputs
 from nopad.cli.monitor import Bars
 from nopad.cli.options import (
     AlgorithmOptions,
@@ -33,15 +34,13 @@ from nopad.cli.options import (
     parse_weights,
 )
 from nopad.cli.render import console, outcome
-from nopad.corpus import CorpusOptions, LengthsFile, Source, load_tokenizer, open_source
-from nopad.corpus.mixture import NAME
-from nopad.errors import OptionError
+from nopad.corpus import CorpusOptions, LengthsFile, load_tokenizer
 from nopad.planning import ALGORITHMS, Plan
 from nopad.store import Manifest, PackOptions, pack_corpus
 from nopad.store.manifest import MANIFEST, PLAN, split_folders
 from nopad.store.shards import SHARD_TOKENS
 
-__all__ = ["open_inputs", "pack"]
+__all__ = ["pack"]
 
 
 def pack(
@@ -109,15 +108,16 @@ def pack(
 
       nopad pack web=web/ code=code/ -o packed -c 4096 --weight web=3 --weight code=1 --validation 1%
     """
-    options = CorpusOptions(
-        capacity=capacity,
-        special_tokens=special_tokens,
-        over_long=over_long,
-        empty=empty,
-        on_bad_record=on_bad_record,
-        vocab_size=vocab_size,
-    )
-    source = open_inputs(inputs, parse_reader(text_unit, text_field, ids_field, carry, mask_field, pad_id))
+    policies: dict[str, Any] = {
+        "special_tokens": special_tokens,
+        "over_long": over_long,
+        "empty": empty,
+        "on_bad_record": on_bad_record,
+        "vocab_size": vocab_size,
+    }
+    options = CorpusOptions(capacity=capacity, **policies)
+    reader = parse_reader(text_unit, text_field, ids_field, carry, mask_field, pad_id)
+    source = open_inputs(inputs, reader, policies)
     needs_tokenizer = not isinstance(source, LengthsFile) and source.kind != "ids"
     packing = PackOptions(
         depth=parse_depth(depth),
@@ -152,27 +152,3 @@ def pack(
     if reused:
         screen.print("  [green]already packed[/]: the source is the same, and every file has its checksum")
     screen.print(f"  Next: nopad verify {out}", markup=False, soft_wrap=True)
-
-
-def open_inputs(inputs: list[str], reader: dict[str, Any]) -> Source:
-    """Open what the user named: one ``.npy`` of lengths, a corpus, or several with a name each.
-
-    Raises:
-        OptionError: a file of lengths beside something else, or names for some inputs only.
-    """
-    if len(inputs) == 1 and inputs[0].endswith(".npy"):
-        return LengthsFile(inputs[0])
-    for path in inputs:
-        if path.endswith(".npy"):
-            raise OptionError(f"{path} holds lengths; give one lengths file, and nothing beside it")
-    named: dict[str, list[str]] = {}
-    for given in inputs:
-        name, equals, path = given.partition("=")
-        if equals and NAME.fullmatch(name) and not Path(given).exists():
-            named.setdefault(name, []).append(path)
-    if not named:
-        return open_source(inputs, **reader)
-    if sum(map(len, named.values())) < len(inputs):
-        plain = next(given for given in inputs if given.partition("=")[0] not in named)
-        raise OptionError(f"{plain} has no name, and others have; write NAME={plain}, or name none")
-    return open_source(named, **reader)

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import typer
 from numpy.typing import NDArray
 
-from nopad.cli.lengths import read_given
+from nopad.cli.lengths import Shares, read_given
 from nopad.cli.monitor import Bars
 from nopad.cli.options import (
     AlgorithmOptions,
+    Carry,
     EmptyPolicy,
     IdsField,
     MaskField,
@@ -24,9 +25,14 @@ from nopad.cli.options import (
     TextField,
     TextUnit,
     TokenizerSpec,
+    Validation,
+    VocabSize,
+    Weight,
     parse_depth,
     parse_options,
     parse_reader,
+    parse_share,
+    parse_weights,
 )
 from nopad.cli.render import console, describe_bound, describe_histogram, plan_table
 from nopad.errors import OptionError
@@ -48,10 +54,11 @@ __all__ = ["plan", "table_rows"]
 
 
 def plan(
-    file: Annotated[
-        str,
+    inputs: Annotated[
+        list[str],
         typer.Argument(
-            metavar="FILE", help="A histogram (.json), lengths (.npy), or a corpus: a file, a folder, a URL, hf:NAME."
+            metavar="INPUT...",
+            help="A histogram (.json), lengths (.npy), or all that nopad pack takes, names included.",
         ),
     ],
     capacity: Annotated[
@@ -80,7 +87,8 @@ def plan(
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option("--seed", metavar="S", help="Of the order drawn for greedy when there is only a histogram.")
+        int,
+        typer.Option("--seed", metavar="S", help="Of the order drawn for greedy from a histogram, and of the shares."),
     ] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON array, a row per algorithm and depth.")
@@ -97,8 +105,12 @@ def plan(
     text_unit: TextUnit = "file",
     text_field: TextField = None,
     ids_field: IdsField = None,
+    carry: Carry = None,
     mask_field: MaskField = None,
     pad_id: PadId = None,
+    vocab_size: VocabSize = None,
+    weight: Weight = None,
+    validation: Validation = None,
 ) -> None:
     """Plan packs and print a table of algorithms and depths, each against the proven lower bound.
 
@@ -108,6 +120,8 @@ def plan(
       nopad plan histogram.json --algorithm lpfhp --depth 3 --depth none --json
 
       nopad plan corpus/ --capacity 2048 --over-long split --tokenizer tokenizer.json
+
+      nopad plan web=web/ code=code/ -c 4096 --weight web=3 --weight code=1
 
       nopad plan histogram.json -a lpfhp -d none -o lpfhp.plan.json
     """
@@ -121,7 +135,7 @@ def plan(
         complete_options(name, options)
     with Bars() as monitor:
         given = read_given(
-            file,
+            inputs,
             capacity,
             monitor,
             tokenizer=tokenizer,
@@ -130,8 +144,10 @@ def plan(
                 "over_long": over_long,
                 "empty": empty,
                 "on_bad_record": on_bad_record,
+                "vocab_size": vocab_size,
             },
-            reader=parse_reader(text_unit, text_field, ids_field, ["none"], mask_field, pad_id),
+            reader=parse_reader(text_unit, text_field, ids_field, carry, mask_field, pad_id),
+            shares=Shares(weights=parse_weights(weight), validation=parse_share(validation), seed=seed),
         )
         histogram, capacity = given.histogram, given.capacity
         if algorithm is None and given.lengths is None and histogram.sequences > MAX_DRAWN:

@@ -211,12 +211,12 @@ def _distribution(
     file: str, capacity: int | None, monitor: Monitor, tokenizer: str | None, over_long: str, text_unit: TextUnit
 ) -> Distribution:
     given = read_given(
-        file,
+        [file],
         capacity,
         monitor,
         tokenizer=tokenizer,
         policies={"over_long": over_long},
-        reader=parse_reader(text_unit, None, None, ["none"], None, None),
+        reader=parse_reader(text_unit, None, None, None, None, None),
     )
     monitor.stage(f"packing {file}", None, "")
     return distribution(Path(file).stem or file, given.histogram, given.capacity)

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from nopad.cli.inputs import open_inputs
 from nopad.cli.monitor import Bars
 from nopad.cli.options import TokenizerSpec
-from nopad.cli.pack import open_inputs
 from nopad.cli.render import console, counted
 from nopad.corpus import load_tokenizer
 from nopad.corpus.discover import READER_OPTIONS

@@ -1,10 +1,12 @@
 """Datasets by their name on the Hugging Face hub: ``hf:NAME``, ``hf:NAME:SPLIT``, ``hf:NAME@CONFIG:SPLIT``.
 
-Needs the package `datasets`, which caches what it fetches; with a cached dataset no network is needed.
+Needs the package `datasets`, which caches what it fetches; with a cached dataset no network is needed. Without network,
+a name that is not cached is an error within seconds (`network`).
 """
 
 from __future__ import annotations
 
+from nopad.corpus.network import NOT_REACHED, hub_in_reach
 from nopad.corpus.objects import DatasetSource
 from nopad.corpus.selection import Reading
 from nopad.errors import MissingExtraError, SourceError
@@ -29,12 +31,13 @@ def load_hub(spec: str, how: Reading) -> DatasetSource:
         import datasets
     except ImportError as error:
         raise MissingExtraError(f"{spec}: datasets of the Hugging Face hub need: pip install datasets") from error
-    try:
-        loaded = datasets.load_dataset(name, config or None, split=split or "train")
-    except Exception as error:  # offline, no such name, no such split: the hub has one class for each
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise SourceError(
-            f"{spec}: could not be had from the Hugging Face hub ({reason}); "
-            "check the name and the network, or give files"
-        ) from error
+    with hub_in_reach() as online:
+        try:
+            loaded = datasets.load_dataset(name, config or None, split=split or "train")
+        except Exception as error:  # offline, no such name, no such split: the hub has one class for each
+            reason = str(error).strip().split("\n")[0] or type(error).__name__
+            raise SourceError(
+                f"{spec}: could not be had from the Hugging Face hub ({reason if online else NOT_REACHED}); "
+                "check the name and the network, or give files"
+            ) from error
     return DatasetSource(loaded, how, name=spec)

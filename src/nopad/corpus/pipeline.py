@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from nopad.corpus.options import CorpusOptions, Counts
 from nopad.corpus.policy import assemble, cut, cut_counts
-from nopad.corpus.records import BadRecord, Record, Records, run_of, within_vocabulary
+from nopad.corpus.records import BadRecord, Record, Records, run_of, within_document, within_vocabulary
 from nopad.corpus.source import Block
 from nopad.corpus.tokenizer import Tokenizer
 from nopad.errors import OptionError, RecordError, SourceError
@@ -172,18 +172,26 @@ def _gather(blocks: list[Block], first_record: int, options: CorpusOptions) -> _
 
 
 def _columns(found: Iterable[Record | Records | BadRecord], options: CorpusOptions) -> Iterator[Records | BadRecord]:
-    """Put single records into columns, and leave ids out that are not in the vocabulary."""
+    """Put single records into columns, and leave out texts that are too long and ids that are not in the vocabulary."""
+    for one in _runs_of(found):
+        if isinstance(one, BadRecord):
+            yield one
+        elif one.texts is not None:
+            yield from within_document(one)
+        else:
+            yield from within_vocabulary(one, options.vocab_size)
+
+
+def _runs_of(found: Iterable[Record | Records | BadRecord]) -> Iterator[Records | BadRecord]:
     single: list[Record] = []
     for one in found:
         if isinstance(one, Record):
             single.append(one)
             continue
-        for run in run_of(single):
-            yield from within_vocabulary(run, options.vocab_size)
+        yield from run_of(single)
         single = []
-        yield from within_vocabulary(one, options.vocab_size) if isinstance(one, Records) else (one,)
-    for run in run_of(single):
-        yield from within_vocabulary(run, options.vocab_size)
+        yield one
+    yield from run_of(single)
 
 
 def _check_kind(gathered: _Gathered, first: dict[bool, str]) -> None:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "DOCUMENT_BYTES",
     "MAX_ID",
+    "TOO_LONG",
     "BadRecord",
     "Carried",
     "Kind",
@@ -29,10 +31,16 @@ __all__ = [
     "shown",
     "text_record",
     "text_run",
+    "within_document",
     "within_vocabulary",
 ]
 
 MAX_ID = 2**31 - 1
+DOCUMENT_BYTES = 8 << 20  # a tokenizer takes about 110 bytes of memory for each
+TOO_LONG = (
+    f", above the {DOCUMENT_BYTES:,} that are tokenised at once (it takes 110 times as much memory); divide it into "
+    "documents"
+)
 
 Kind = Literal["text", "ids"]
 
@@ -97,7 +105,10 @@ class Records:
     padding: NDArray[np.int64] | None = None
 
     def part(self, begin: int, end: int) -> Records:
-        """Return records `begin` to `end` of a run of ids."""
+        """Return records `begin` to `end`."""
+        columns = {name: values.slice(begin, end - begin) for name, values in self.sequence_columns.items()}
+        if self.texts is not None:
+            return Records(lines=self.lines[begin:end], texts=self.texts[begin:end], sequence_columns=columns)
         assert self.tokens is not None
         assert self.lengths is not None
         bounds = np.concatenate([[0], np.cumsum(self.lengths)])
@@ -107,7 +118,7 @@ class Records:
             tokens=self.tokens[tokens],
             lengths=self.lengths[begin:end],
             token_columns={name: values[tokens] for name, values in self.token_columns.items()},
-            sequence_columns={name: values.slice(begin, end - begin) for name, values in self.sequence_columns.items()},
+            sequence_columns=columns,
             padding=None if self.padding is None else self.padding[begin:end],
         )
 
@@ -150,6 +161,24 @@ def within_vocabulary(run: Records, vocab_size: int | None) -> Iterator[Records 
         inside = place - int(ends[row] - run.lengths[row])
         reason = f"token {inside} has the id {run.tokens[place]}, beyond the vocabulary of {vocab_size}"
         yield BadRecord(line=int(run.lines[row]), reason=reason)
+        at = row + 1
+    if at < run.lines.size:
+        yield run.part(at, run.lines.size)
+
+
+def within_document(run: Records) -> Iterator[Records | BadRecord]:
+    """Yield a run of texts without those that are too long to be tokenised at once, and these as bad ones."""
+    if run.texts is None or 4 * max(map(len, run.texts), default=0) <= DOCUMENT_BYTES:
+        yield run
+        return
+    at = 0
+    for row, text in enumerate(run.texts):
+        size = len(text) if len(text) > DOCUMENT_BYTES or text.isascii() else len(text.encode())
+        if size <= DOCUMENT_BYTES:
+            continue
+        if row > at:
+            yield run.part(at, row)
+        yield BadRecord(line=int(run.lines[row]), reason=f"a text of {size:,} bytes{TOO_LONG}")
         at = row + 1
     if at < run.lines.size:
         yield run.part(at, run.lines.size)

@@ -6,10 +6,13 @@ fsspec and its package for that scheme. Credentials are theirs: environment, con
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
+from nopad.corpus.network import WAIT_S, reachable
 from nopad.errors import MissingExtraError, SourceError
 
 __all__ = ["Remote", "find_remote", "is_url"]
@@ -62,6 +65,9 @@ def find_remote(url: str) -> list[tuple[str, str, int, tuple[int, int] | None, R
     import pyarrow.fs as pafs
 
     scheme = url.split("://")[0].lower()
+    host = _host(url, scheme)
+    if host and not reachable(host):
+        raise SourceError(f"{url}: {host} did not answer within {WAIT_S:g} s; check the network, the URL and any proxy")
     try:
         filesystem, root = _filesystem(url, scheme)
         here = filesystem.get_file_info(root)
@@ -85,6 +91,28 @@ def find_remote(url: str) -> list[tuple[str, str, int, tuple[int, int] | None, R
             remote = Remote(filesystem=filesystem, path=info.path)
             found.append((f"{url.rstrip('/')}/{name}", name, info.size, stamp_of(info), remote))
     return sorted(found, key=lambda entry: entry[1].encode())
+
+
+def _host(url: str, scheme: str) -> str | None:
+    """Where a store answers, as a URL; None where nobody can say beforehand."""
+    parts = urlsplit(url)
+    if scheme in ("http", "https"):
+        return f"{scheme}://{parts.netloc.rpartition('@')[2]}"
+    asked = {name: values[0] for name, values in parse_qs(parts.query).items()}
+    set_by: tuple[str | None, ...]
+    if scheme == "s3":
+        set_by = (asked.get("endpoint_override"), *map(os.environ.get, ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")))
+        region = asked.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        usual = f"s3.{region}.amazonaws.com" if region else "s3.amazonaws.com"
+    elif scheme in ("gs", "gcs"):
+        set_by, usual = (
+            (asked.get("endpoint_override"), os.environ.get("STORAGE_EMULATOR_HOST")),
+            "storage.googleapis.com",
+        )
+    else:
+        return None
+    given = next(filter(None, set_by), usual)
+    return given if is_url(given) else f"{asked.get('scheme', 'https')}://{given}"
 
 
 def _filesystem(url: str, scheme: str) -> tuple[Any, str]:

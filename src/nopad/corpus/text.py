@@ -1,8 +1,8 @@
 """Plain text files: one document per file, or one per line. UTF-8; a byte order mark at the start is not content.
 
 Per line, a line is its text without the line end (LF or CRLF), and an empty line is an empty document: whether it is
-skipped or refused is the pipeline's policy, and it is counted. One document per file loses when files are huge: each is
-read, and tokenised on one core, as a whole.
+skipped or refused is the pipeline's policy, and it is counted. One document per file loses when files are large: each
+is read, and tokenised on one core, as a whole; a file above `DOCUMENT_BYTES` is refused.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Literal
 
 from nopad.corpus.inputs import InputFile, not_utf8
-from nopad.corpus.records import BadRecord, Kind, Record
+from nopad.corpus.records import DOCUMENT_BYTES, TOO_LONG, BadRecord, Kind, Record
 from nopad.corpus.source import BLOCK_BYTES, Block, Source
+from nopad.errors import SourceError
 
 TextUnit = Literal["file", "line"]
 
@@ -20,7 +21,11 @@ BYTE_ORDER_MARK = "\ufeff"
 
 
 class TextFile(Source):
-    """One text file, as one document (`unit="file"`, one block) or as one document per line (`unit="line"`)."""
+    """One text file, as one document (`unit="file"`, one block) or as one document per line (`unit="line"`).
+
+    Raises:
+        SourceError: it is to be one document, and is too long to be tokenised at once.
+    """
 
     kind: Kind | None = "text"
 
@@ -29,15 +34,26 @@ class TextFile(Source):
         self._unit = unit
         self._block_bytes = block_bytes
         self.total_bytes = None if file.compression else file.size
+        if unit == "file":
+            self._check_size(self.total_bytes or 0)
 
     def blocks(self) -> Iterator[Block]:
         """One block for a whole-file document, else blocks of whole lines."""
         file, path = self._file, str(self._file.path)
         if self._unit == "file":
-            yield Block(name=file.name, data=file.whole(), decoder=decode_document, path=path, whole=True)
+            data = file.whole(DOCUMENT_BYTES)
+            self._check_size(len(data))
+            yield Block(name=file.name, data=data, decoder=decode_document, path=path, whole=True)
             return
         for data, line in file.line_blocks(self._block_bytes):
             yield Block(name=file.name, data=data, decoder=decode_lines, first_line=line, path=path)
+
+    def _check_size(self, size: int) -> None:
+        if size > DOCUMENT_BYTES:
+            shown = f"{size:,} bytes" if not self._file.compression else f"more than {DOCUMENT_BYTES:,} bytes"
+            raise SourceError(
+                f"{self._file.path}: one document of {shown}{TOO_LONG}, or take each line for one with --text-unit line"
+            )
 
     def inventory(self) -> list[tuple[str, int]]:
         """This file's name and size."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nopad.corpus.network import NOT_REACHED, hub_in_reach
 from nopad.corpus.slow_tokenizer import SlowBackend
 from nopad.errors import FormatError, MissingExtraError
 
@@ -172,19 +173,21 @@ def _from_transformers(folder: Path) -> Tokenizer:
 def _from_hub(name: str) -> Tokenizer:
     import tokenizers
 
-    try:
-        inner = tokenizers.Tokenizer.from_pretrained(name)
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{name!r} is no file here, and looking it up on the Hugging Face hub takes a package that is missing; "
-            "run `pip install huggingface_hub`, or give the path of a tokenizer.json"
-        ) from error
-    except Exception as error:  # offline, no such name, no tokenizer.json there: the hub has one class for each
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise FormatError(
-            f"{name!r} is no file here and could not be had from the Hugging Face hub ({reason}); "
-            "check the name and the network, or give the path of a tokenizer.json"
-        ) from error
+    with hub_in_reach() as online:
+        try:
+            inner = tokenizers.Tokenizer.from_pretrained(name)
+        except ImportError as error:
+            raise MissingExtraError(
+                f"{name!r} is no file here, and looking it up on the Hugging Face hub takes a package that is missing; "
+                "run `pip install huggingface_hub`, or give the path of a tokenizer.json"
+            ) from error
+        except Exception as error:  # offline, no such name, no tokenizer.json there: the hub has one class for each
+            reason = str(error).strip().split("\n")[0] or type(error).__name__
+            raise FormatError(
+                f"{name!r} is no file here and could not be had from the Hugging Face hub "
+                f"({reason if online else NOT_REACHED}); "
+                "check the name and the network, or give the path of a tokenizer.json"
+            ) from error
     return Tokenizer(inner, name=name)
 
 

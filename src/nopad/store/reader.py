@@ -59,7 +59,7 @@ class PackedDataset:
 
     def __init__(self, path: str | Path, *, cached_blocks: int = 16) -> None:
         """Open `path`; at most `cached_blocks` decoded blocks (about 1 MiB each) are kept."""
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # pyarrow takes a relative one such as run-12:30 for a URL
         self.manifest = Manifest.load(path)
         self._cached_blocks = cached_blocks
         m = self.manifest

@@ -63,7 +63,7 @@ def _footer_problems(folder: Path, m: Manifest, shard: Shard) -> tuple[list[str]
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(folder / shard.file) as file:
+        with pq.ParquetFile((folder / shard.file).absolute()) as file:
             metadata, schema = file.metadata, file.schema_arrow
     except (OSError, pa.ArrowException) as error:
         problems.append(f"{shard.file} cannot be read: {error}")

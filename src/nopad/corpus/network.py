@@ -1,0 +1,80 @@
+"""Whether a host can be reached, found out within seconds: left alone, the libraries try again for half a minute.
+
+A connection is opened and closed, nothing is sent. Where a proxy is set, it is the proxy that must be reached.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+__all__ = ["NOT_REACHED", "WAIT_S", "hub_in_reach", "reachable"]
+
+WAIT_S = 3.0
+NOT_REACHED = f"it did not answer within {WAIT_S:g} s, and its cache here does not have it"
+_PORTS = {"http": 80, "https": 443}
+_LOUD = ("huggingface_hub", "datasets", "httpx", "urllib3")
+
+
+def reachable(url: str) -> bool:
+    """Whether the host of a URL answers within `WAIT_S` seconds."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if not urllib.request.proxy_bypass(host):
+        proxy = urllib.request.getproxies().get(parts.scheme)
+        parts = urlsplit(proxy if proxy and "://" in proxy else f"http://{proxy}") if proxy else parts
+    where = (parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 443))
+    answered = threading.Event()
+
+    def connect() -> None:
+        try:
+            socket.create_connection(where, timeout=WAIT_S).close()
+            answered.set()
+        except OSError:
+            pass
+
+    asking = threading.Thread(target=connect, daemon=True)  # looking a name up has no time limit of its own
+    asking.start()
+    asking.join(WAIT_S)
+    return answered.is_set()
+
+
+@contextmanager
+def hub_in_reach() -> Iterator[bool]:
+    """Let the Hugging Face libraries look only into their caches where the hub cannot be reached, and say nothing.
+
+    Yields whether it can be. What they write while they try again is for whoever uses them directly.
+    """
+    online = reachable(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    with ExitStack() as stack:
+        for name in _LOUD:
+            logger = logging.getLogger(name)
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.CRITICAL)
+        if not online:
+            for holder, name in _offline_switches():
+                stack.callback(setattr, holder, name, getattr(holder, name))
+                setattr(holder, name, True)
+        yield online
+
+
+def _offline_switches() -> list[tuple[Any, str]]:
+    """Where the libraries that are installed keep what HF_HUB_OFFLINE said when they were imported."""
+    found: list[tuple[Any, str]] = []
+    try:
+        from huggingface_hub import constants
+
+        found.append((constants, "HF_HUB_OFFLINE"))
+        import datasets
+
+        found += [(datasets.config, "HF_HUB_OFFLINE"), (datasets.config, "HF_DATASETS_OFFLINE")]
+    except ImportError:
+        pass
+    return [(holder, name) for holder, name in found if hasattr(holder, name)]

@@ -1,0 +1,81 @@
+"""Without network, a name is an error within seconds, in one line, and whatever a cache has is still read."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+
+import pytest
+
+from nopad.corpus import load_tokenizer, open_source
+from nopad.corpus.network import hub_in_reach, reachable
+from nopad.errors import FormatError, SourceError
+
+
+@pytest.fixture
+def silent_host(monkeypatch):
+    """A host that takes no connection and never says so, as behind a firewall."""
+    released = threading.Event()
+
+    def hang(where, timeout=None):
+        released.wait(30)
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", hang)
+    monkeypatch.setattr("nopad.corpus.network.WAIT_S", 0.2)
+    yield
+    released.set()
+
+
+def test_a_host_that_answers(monkeypatch):
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert reachable(f"http://127.0.0.1:{server.getsockname()[1]}/path")
+        port = server.getsockname()[1]
+    assert not reachable(f"http://127.0.0.1:{port}")
+
+
+def test_the_proxy_is_asked_where_there_is_one(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        proxy = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr("urllib.request.getproxies", lambda: {"https": proxy})
+        assert reachable("https://no.such.host.invalid")
+
+
+@pytest.mark.parametrize("name", ["hf:some/name", "s3://bucket/a.parquet", "gs://bucket", "https://host/a.jsonl"])
+def test_sources_are_refused_within_seconds(silent_host, capfd, name):
+    pytest.importorskip("datasets")
+    begun = time.monotonic()
+    with pytest.raises(SourceError, match=r"did not answer within .* s") as caught:
+        open_source(name)
+    assert time.monotonic() - begun < 5
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_tokenizer_is_refused_within_seconds(silent_host, capfd):
+    begun = time.monotonic()
+    with pytest.raises(FormatError, match=r"did not answer within .* s, and its cache here does not have it"):
+        load_tokenizer("some/name-that-nobody-has")
+    assert time.monotonic() - begun < 5
+    assert capfd.readouterr().err == ""
+
+
+def test_what_was_switched_is_switched_back(silent_host):
+    constants = pytest.importorskip("huggingface_hub").constants
+    before = constants.HF_HUB_OFFLINE, logging.getLogger("huggingface_hub").level
+    with hub_in_reach() as online:
+        assert not online
+        assert constants.HF_HUB_OFFLINE is True
+    assert (constants.HF_HUB_OFFLINE, logging.getLogger("huggingface_hub").level) == before
+
+
+def test_endpoints_that_the_environment_sets(silent_host, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio.local:9000")
+    with pytest.raises(SourceError, match=r"http://minio\.local:9000 did not answer"):
+        open_source("s3://bucket/a.parquet")
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    with pytest.raises(SourceError, match=r"https://s3\.eu-west-1\.amazonaws\.com did not answer"):
+        open_source("s3://bucket/a.parquet?region=eu-west-1")
