@@ -14,7 +14,7 @@ from torch import nn
 from zoo import FORMS, build
 
 import nopad
-from nopad.errors import UnsupportedModelError
+from nopad.errors import OptionError, UnsupportedModelError
 from nopad.model import is_packed
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, about names that peft uses
@@ -218,3 +218,46 @@ class TestCompiledParts:
             found = model(**batch).logits
             for number, sequence in enumerate(sequences):
                 torch.testing.assert_close(found[number], stock(input_ids=sequence[None]).logits[0], atol=1e-12, rtol=0)
+
+
+class TestSharedAndNested:
+    def test_two_models_share_an_encoder(self, sequences):
+        classifier, tagger = build("bert", CLASSIFIER), build("bert", "token classification")
+        stock = build("bert", CLASSIFIER)
+        tagger.bert = classifier.bert = build("bert", CLASSIFIER).bert
+        stock.bert = copy.deepcopy(classifier.bert)
+        for model in (classifier, tagger):
+            nopad.packed(model)
+        batch = nopad.PackedBatch.from_sequences(sequences)
+        for _ in range(2):
+            agrees(classifier, stock, sequences)
+            with torch.no_grad():
+                found = batch.unpack(tagger(**batch).logits)
+                for part, sequence in zip(found, sequences, strict=True):
+                    wanted = tagger.classifier(stock.bert(input_ids=sequence[None]).last_hidden_state)[0]
+                    torch.testing.assert_close(part, wanted, atol=1e-12, rtol=0)
+            classifier.classifier = copy.deepcopy(classifier.classifier)  # so that hooks are put on anew
+
+    def test_a_part_that_is_pack_safe_by_itself(self):
+        model = build("bert", CLASSIFIER)
+        nopad.packed(model.bert)
+        with pytest.raises(
+            OptionError, match=r"bert of this BertForS.* is pack-safe by itself; undo it, nopad\.unpacked"
+        ):
+            nopad.packed(model)
+        nopad.unpacked(model.bert)
+        nopad.packed(model)
+
+    def test_a_part_that_is_made_so_afterwards(self, sequences):
+        model, stock = nopad.packed(build("bert", CLASSIFIER)), build("bert", CLASSIFIER)
+        nopad.packed(model.bert)
+        agrees(model, stock, sequences)
+        agrees(model.bert, stock.bert, sequences, "pooler_output")
+
+    def test_another_attention_afterwards(self, sequences):
+        model = nopad.packed(build("bert", CLASSIFIER))
+        model.set_attn_implementation("eager")
+        batch = nopad.PackedBatch.from_sequences(sequences)
+        with pytest.raises(UnsupportedModelError, match="was set to 'eager' after it was made pack-safe"):
+            model(**batch)
+        nopad.packed(nopad.unpacked(model))(**batch)

@@ -78,8 +78,10 @@ def test_positions_that_begin_again(kind, sequences):
     model = nopad.packed(build(kind))
     ids = torch.cat(sequences)[None]
     positions = torch.cat([torch.arange(len(sequence)) for sequence in sequences])[None]
-    with pytest.raises(BatchError, match="position_ids begin again inside a row and there is no attention_mask"):
+    with pytest.raises(BatchError, match="position_ids begin again inside a row and attention_mask does not"):
         model(input_ids=ids, position_ids=positions)
+    with pytest.raises(BatchError, match="position_ids begin again"):
+        model(input_ids=ids, position_ids=positions, attention_mask=torch.ones_like(ids))
     with pytest.raises(BatchError, match="position_ids begin again"):
         model(input_ids=ids[:, :3], position_ids=torch.zeros(1, 3, dtype=torch.long))
 

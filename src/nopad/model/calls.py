@@ -98,6 +98,7 @@ class Cell:
         compiled: the call of static shapes while compiling, for a compiler does not see what is a thread's own.
         most: most sequences of a batch; None: any number.
         how: from which tokens a sequence's result is read, in calls of static shapes.
+        owned: whether it is a model's; not that of a module which was copied by itself.
     """
 
     def __init__(self, most: int | None = None, how: str = "first") -> None:
@@ -105,6 +106,7 @@ class Cell:
         self.compiled = Static()
         self.most = most
         self.how = how
+        self.owned = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Cell, (self.most, self.how)

@@ -31,8 +31,8 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     Raises:
         BatchError: the batch is flat, its rows are filled end to end, it has too many sequences, or too long ones.
         OptionError: the model is not pack-safe, or gives results per sequence and has no limit of them.
-        UnsupportedModelError: it has a decoder of its own, its attention is its own, or its head takes means by
-            the mask (ModernBERT's, where so configured).
+        UnsupportedModelError: it is a class of your own, it has a decoder, its attention is its own, or its head
+            takes means by the mask (ModernBERT's, where so configured).
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel
@@ -52,6 +52,11 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     state.renew()
     state.tell_cell()
     name, most = type(state.model).__name__, state.most
+    if not state.head.stock:
+        raise UnsupportedModelError(
+            f"{name} is a class of your own, and what it hands on cannot be checked in a compiled graph; compile its "
+            "layers one by one instead, each with layer.compile()"
+        )
     if state.family.encoder_decoder or state.family.mask_at == "encoder":
         raise UnsupportedModelError(
             f"{name} is not compiled on packs: its attention is its own, or it has a decoder; compile its layers one "

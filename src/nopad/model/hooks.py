@@ -59,8 +59,8 @@ def attach(module: nn.Module, hook: Any) -> None:
         module.register_forward_hook(hook, with_kwargs=True, always_call=hook.role == "leave")
 
 
-def take_off(module: nn.Module) -> None:
-    """Take nopad's hooks off a module, also those that came with a copy."""
+def take_off(module: nn.Module, cell: Cell) -> None:
+    """Take a model's hooks off a module, and those that came with a copy; two models may share a module."""
     # Not by the handles of PyTorch: those of a copied module are not known.
     before: tuple[Any, ...] = (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
     after: tuple[Any, ...] = (
@@ -70,7 +70,8 @@ def take_off(module: nn.Module) -> None:
     )
     for tables in (before, after):
         hooks: Any = tables[0]
-        for number in [number for number, hook in hooks.items() if isinstance(hook, Hook)]:
+        ours = [n for n, h in hooks.items() if isinstance(h, Hook) and (h.cell is cell or not h.cell.owned)]
+        for number in ours:
             for table in tables:
                 table.pop(number, None)
 

@@ -65,6 +65,12 @@ def packed(model: Any, *, backend: str = "auto", max_sequences: int | None = Non
     inner = bare(model)
     if hasattr(inner, STATE):
         raise OptionError(f"this {type(inner).__name__} is pack-safe already; nopad.unpacked(model) undoes it")
+    parts = [name for name, part in inner.named_modules() if name and STATE in vars(part)]
+    if parts:
+        raise OptionError(
+            f"{parts[0]} of this {type(inner).__name__} is pack-safe by itself; undo it, nopad.unpacked(model."
+            f"{parts[0]}), and make the whole model so"
+        )
     family = family_of(inner.config)
     state = State(inner, family, backend, head_of(inner, family, head), max_sequences)
     state.install()

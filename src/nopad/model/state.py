@@ -71,6 +71,7 @@ class State:
         """Register the attention and all hooks."""
         attention.register()
         model = self.model
+        self.cell.owned = True
         self.takes = parameters(type(model).forward)
         if not self.head.stock and takes_more(type(model).forward):
             self.takes += parameters(type(self.head.base).forward)
@@ -92,7 +93,7 @@ class State:
     def remove(self) -> None:
         """Take all of it off again."""
         for module in {*_walk(self.model), *self.modules}:
-            take_off(module)
+            take_off(module, self.cell)
         if self.before:
             self.model.set_attn_implementation(self.before)
 
@@ -105,11 +106,12 @@ class State:
         modules = tuple(_walk(self.model))
         if len(modules) == len(self.modules) and all(map(is_, modules, self.modules)):
             return
+        self.cell.owned = True  # also where it came with a copied model
         with self.lock:
             hooks = list(self._hooks())
             for module in {*modules, *self.modules}:
                 if module is not self.model:
-                    take_off(module)
+                    take_off(module, self.cell)
             first = not self.roles  # hooks on the model itself are put on once: it runs them just now
             for module, hook in hooks:
                 if module is not self.model or first:
@@ -176,8 +178,15 @@ class State:
             enter_static(self.cell, guard, named.get("input_ids"))
             return None
         if not isinstance(guard, PackedMask):
-            refuse_unguarded(named)
+            if attention.inside() is None:  # else it is a part of a pack-safe model, which is called with its tensors
+                refuse_unguarded(named)
             return None
+        now = self.model.config._attn_implementation
+        if self.before and now != attention.NAME:
+            raise UnsupportedModelError(
+                f"attention of this {type(module).__name__} was set to {now!r} after it "
+                "was made pack-safe; make it so anew: nopad.packed(nopad.unpacked(model))"
+            )
         self.renew()
         call = self._opened(guard, named, module)
         check_call(module, self.family, self.most, named, call.placed.layout)

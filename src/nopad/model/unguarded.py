@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from nopad.batch.guard import is_of_batch
@@ -19,8 +18,8 @@ MIXING = (nn.RNNBase, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.Transfo
 def refuse_unguarded(named: Mapping[str, Any]) -> None:
     """Refuse an ordinary call with a packed batch's tensors: its `attention_mask` is missing or another one.
 
-    Told by the tensors themselves, which `PackedBatch` marks when it hands them out; and, without any mask, by
-    positions that begin again inside a row.
+    Told by the tensors themselves, which `PackedBatch` marks when it hands them out; and by positions that begin again
+    inside a row, without a mask or with one that says which tokens are padding.
 
     Raises:
         BatchError: it is one.
@@ -31,11 +30,10 @@ def refuse_unguarded(named: Mapping[str, Any]) -> None:
                 f"{name} is of a packed batch, and its attention_mask is not there: sequences would see each other. "
                 "Call model(**batch), or give attention_mask=batch['attention_mask'] too"
             )
-    positions = named.get("position_ids")
-    if named.get("attention_mask") is None and isinstance(positions, Tensor) and _begin_again(positions):
+    if _begin_again(named.get("position_ids"), named.get("attention_mask")):
         raise BatchError(
-            "position_ids begin again inside a row and there is no attention_mask: sequences would see each other. "
-            "Build the batch with nopad.PackedBatch, and call model(**batch)"
+            "position_ids begin again inside a row and attention_mask does not keep apart what they begin: sequences "
+            "would see each other. Build the batch with nopad.PackedBatch, and call model(**batch)"
         )
 
 
@@ -55,7 +53,13 @@ def check_rows(model: nn.Module, base: Any) -> None:
                 )
 
 
-def _begin_again(positions: Tensor) -> bool:
-    if positions.dim() < 2 or positions.shape[-1] < 2 or torch.compiler.is_compiling():
+def _begin_again(positions: Any, mask: Any) -> bool:
+    """Whether positions of neighbours do not ascend, though both are tokens."""
+    if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] < 2:
         return False
-    return bool((positions[..., 1:] <= positions[..., :-1]).any())
+    again = positions[:, 1:] <= positions[:, :-1]
+    if mask is None:
+        return bool(again.any())
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[1] != positions.shape[1]:
+        return False  # one that says for each pair of tokens what it sees, or one of a cache
+    return bool((again & (mask[:, 1:] != 0) & (mask[:, :-1] != 0)).any())
