@@ -24,6 +24,7 @@ from nopad.batch.guard import PackedMask, layout_of
 from nopad.errors import BatchError, OptionError, UnsupportedModelError
 from nopad.model import attention
 from nopad.model.admission import check_call, device_of, leave_columns, refuse_attentions
+from nopad.model.arguments import check_labels
 from nopad.model.backends import BACKENDS
 from nopad.model.calls import Call, Calls, Static, bound, parameters
 from nopad.model.encoders import encoder_mask, hook_encoder
@@ -233,6 +234,7 @@ class _State:
             call = Call(place(guard, device_of(module), self._choice(guard, module)), self._target(named, module))
             check_call(module, self.family, self.head.most, named, call.placed.layout)
             self._fit(named, call)
+            check_labels(self.model, self.head.by_token, named)
             self.head.enter(call, named)
         except BaseException:
             self.calls.stack.append(None)  # the leaving hook takes it off

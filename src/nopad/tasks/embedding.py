@@ -21,7 +21,7 @@ from nopad.batch import PackedBatch
 from nopad.batch.device import place
 from nopad.batch.packed import MASK
 from nopad.corpus.tokenizer import DEFAULT_PACKAGE, Tokenizer, load_tokenizer
-from nopad.errors import FormatError, LengthError, MissingExtraError, OptionError
+from nopad.errors import BatchError, FormatError, LengthError, MissingExtraError, OptionError
 from nopad.model.admission import positions_of
 from nopad.model.families import family_of
 from nopad.model.heads import pooled
@@ -52,7 +52,7 @@ def embed(
         skip: so many first tokens of each sequence, a prompt's, are no part of the mean.
 
     Raises:
-        OptionError: another pooling, or `skip` with another one than the mean.
+        OptionError: another pooling, `skip` with another one than the mean, or a model with a head.
         LengthError: a sequence has no token behind those.
 
     >>> import nopad
@@ -67,7 +67,12 @@ def embed(
         raise OptionError(f"unknown pooling {pooling!r}; it is 'mean', 'first' or 'last'")
     if skip and pooling != "mean":
         raise OptionError(f"first tokens are left out of means only, and this is pooling {pooling!r}")
-    states = model(**batch).last_hidden_state
+    if not isinstance(batch, PackedBatch):
+        raise BatchError(f"the batch is of type {type(batch).__name__}; wanted is a PackedBatch")
+    output = model(**batch)
+    states = getattr(output, "last_hidden_state", None)
+    if states is None:
+        raise OptionError(f"{type(bare(model)).__name__} gives no last_hidden_state; embed with the base model")
     guard: PackedMask = batch._fields[MASK]
     placed = place(guard, states.device, "segments")
     found = _mean_behind(states, placed, skip) if skip else pooled(states, placed, pooling)
