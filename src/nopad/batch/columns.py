@@ -79,7 +79,7 @@ class Columns:
 
 
 def from_features(features: Sequence[Mapping[str, Any]]) -> Columns:
-    """Put dicts into columns: one a sequence, or one a row of a packed dataset.
+    """Put dicts into columns: one per sequence, or one per row of a packed dataset.
 
     Lists are per token, single values per sequence. ``attention_mask`` cuts padding off; ``position_ids`` are made
     again; ``label`` and ``label_ids`` become ``labels``, as transformers' collators have it, where there are none.
@@ -174,7 +174,7 @@ def _packed_features(features: Sequence[Mapping[str, Any]]) -> Columns:
         elif per_token:
             raise BatchError(f"column {name!r} is of {column.dtype} per token; wanted are numbers: leave it out")
         else:
-            raise BatchError(f"column {name!r} has neither one value a token nor one a sequence")
+            raise BatchError(f"column {name!r} has neither one value per token nor one per sequence")
     records = {name: values.pop(name) for name in RECORDS if name in values}
     return Columns(lens, tokens, values, records)
 
@@ -233,7 +233,7 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Columns, NDArray[np.int64]]:
 
 
 def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any]:
-    """Stack arrays of one shape, one a sequence; ``[S, ...]``.
+    """Stack arrays of one shape, one per sequence; ``[S, ...]``.
 
     Raises:
         BatchError: another number of them, or other shapes.
