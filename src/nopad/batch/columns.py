@@ -52,10 +52,10 @@ class Columns:
             BatchError: a column has another number of lists or values, or a list of another length.
         """
         ids, lens = _flat(_listed(sequences, name), name)
-        if ids.dtype.kind not in "iu":
-            raise BatchError(f"{name} must be integers, got {ids.dtype}")
         if not lens.all():
             raise LengthError(f"sequence {int(lens.argmin())} has no token; leave empty ones out")
+        if ids.dtype.kind not in "iu":
+            raise BatchError(f"{name} must be integers, got {ids.dtype}")
         tokens: dict[str, NDArray[Any]] = {"input_ids": ids.astype(np.int64, copy=False)}
         values: dict[str, NDArray[Any]] = {}
         for column, entries in columns.items():
