@@ -139,6 +139,7 @@ def _read(file: Path, kind: type = dict) -> Any:
         found = json.loads(file.read_text()) if file.is_file() else kind()
     except ValueError as error:
         raise FormatError(f"{file} is no JSON ({error})") from error
-    if not isinstance(found, kind) or (kind is list and not all(isinstance(one, dict) for one in found)):
+    fits = isinstance(found, kind)
+    if not fits or (kind is list and not all(isinstance(one, dict) for one in found)):
         raise FormatError(f"{file} does not hold what sentence-transformers writes: wanted is a {kind.__name__}")
     return found
