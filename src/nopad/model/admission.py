@@ -14,7 +14,7 @@ from torch import nn
 
 from nopad.batch.layout import Layout
 from nopad.errors import BatchError
-from nopad.model.arguments import check_arguments, check_range
+from nopad.model.arguments import check_inputs, check_range
 from nopad.model.families import Family
 
 __all__ = ["check_call", "check_layout", "device_of", "leave_columns", "positions_of", "refuse_attentions"]
@@ -29,7 +29,7 @@ def check_call(model: Any, family: Family, most: int | None, named: Mapping[str,
 
     Raises:
         BatchError: the input's shape, device or dtype is another one, attention weights are asked for, or
-            `check_arguments` or `check_layout` refuses.
+            `check_inputs` or `check_layout` refuses.
     """
     refuse_attentions(model, named)
     ids = named.get("input_ids")
@@ -38,7 +38,7 @@ def check_call(model: Any, family: Family, most: int | None, named: Mapping[str,
     device, dtype = device_of(model), next(model.parameters()).dtype
     if ids is None:
         raise BatchError(f"no input_ids were given; the batch is laid out in {list(layout.shape)}")
-    check_arguments(model, named, layout)
+    check_inputs(model, named, layout)
     if ids.device != device:
         raise BatchError(f"the batch is on {ids.device} and the model on {device}; use batch.to({str(device)!r})")
     if ids.is_floating_point() and ids.dtype != dtype:

@@ -17,18 +17,18 @@ from nopad.batch.layout import Layout
 from nopad.errors import BatchError
 from nopad.losses.checks import check_classes
 
-__all__ = ["check_arguments", "check_labels", "check_range"]
+__all__ = ["check_inputs", "check_labels", "check_range"]
 
 PER_TOKEN = ("token_type_ids", "position_ids")
 
 
-def check_arguments(model: Any, named: Mapping[str, Any], layout: Layout) -> None:
+def check_inputs(model: Any, named: Mapping[str, Any], layout: Layout) -> None:
     """Check what the model reads: ids or embeddings, token types, positions, and those of a decoder.
 
     Raises:
         BatchError: one is no tensor, of another shape, or beyond what the model has.
     """
-    _check_inputs(model, named, "", layout)
+    _check_side(model, named, "", layout)
     for name in PER_TOKEN:
         value = named.get(name)
         if value is not None:
@@ -39,10 +39,10 @@ def check_arguments(model: Any, named: Mapping[str, Any], layout: Layout) -> Non
         check_range("token_type_ids", types, kinds, "token types", layout)
     guard = named.get("decoder_attention_mask")
     if isinstance(guard, PackedMask) and named.get("decoder_input_ids") is not None:
-        _check_inputs(model, named, "decoder_", layout_of(guard))
+        _check_side(model, named, "decoder_", layout_of(guard))
 
 
-def _check_inputs(model: Any, named: Mapping[str, Any], side: str, layout: Layout) -> None:
+def _check_side(model: Any, named: Mapping[str, Any], side: str, layout: Layout) -> None:
     ids, embeds = named.get(f"{side}input_ids"), named.get(f"{side}inputs_embeds")
     if ids is not None and embeds is not None:
         raise BatchError(f"{side}input_ids and {side}inputs_embeds were both given; give one of the two")
