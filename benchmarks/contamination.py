@@ -27,7 +27,8 @@ from inputs import machine
 import nopad
 from nopad.batch import PackedBatch
 from nopad.corpus import stdlib_texts
-from nopad.losses import IGNORED, Accuracy, token_denominator, token_loss
+from nopad.losses import Accuracy, token_denominator, token_loss
+from nopad.losses.checks import IGNORED
 from nopad.model.safety import is_packed
 from nopad.random import key, shuffle
 

@@ -441,3 +441,10 @@ def test_many_sequences_are_packed_as_few_are(monkeypatch):
     few = PackedBatch.from_sequences(sequences, Rows(128))
     assert torch.equal(few.input_ids, many.input_ids)
     assert np.array_equal(few.layout.order, many.layout.order)
+
+
+def test_an_empty_sequence_is_one_whatever_it_is_given_as():
+    for empty in ([], np.array([]), np.array([], dtype=np.int64), torch.tensor([]), torch.tensor([], dtype=torch.long)):
+        for sequences in ([[1, 2], empty], [np.array([1, 2]), empty]):
+            with pytest.raises(LengthError, match="sequence 1 has no token; leave empty ones out"):
+                PackedBatch.from_sequences(sequences)

@@ -63,6 +63,26 @@ def test_equal_to_alone(kind, backend, form, how, sequences, targets):
     torch.testing.assert_close(out.loss, sum(losses) / sum(TARGETS), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("backend", ["mask", "repack", "segments"])
+def test_sources_and_targets_in_the_same_rows(backend, sequences, targets):
+    model = build("bart")
+    start = model.config.decoder_start_token_id
+    with torch.no_grad():
+        wanted = [
+            model(input_ids=source[None], decoder_input_ids=torch.cat([torch.tensor([start]), target[:-1]])[None])
+            for source, target in zip(sequences, targets, strict=True)
+        ]
+    longest = [max(len(source), len(target)) for source, target in zip(sequences, targets, strict=True)]
+    rows = nopad.Rows(packs=nopad.pack(longest, 40, seed=3))  # in another order than the one given
+    batch = nopad.PackedBatch.from_sequences(sequences, rows).with_decoder(targets, start, rows)
+    assert batch.layout.order.tolist() != sorted(batch.layout.order)
+    with torch.no_grad():
+        logits = nopad.packed(model, backend=backend)(**batch).logits
+    decoder = nopad.PackedBatch.from_sequences(targets, rows)
+    for found, alone in zip(decoder.unpack_tokens(logits), wanted, strict=True):
+        torch.testing.assert_close(found, alone.logits[0], atol=1e-12, rtol=0)
+
+
 def test_refusals(sequences, targets):
     model = nopad.packed(build("t5"), backend="mask")
     source = nopad.PackedBatch.from_sequences(sequences, **FORMS["rows"])

@@ -125,4 +125,5 @@ def test_predictions_of_a_trainer_are_in_the_order_of_its_dataset(tmp_path, form
     found = predicted(model, lambda features: nopad.PackedBatch.from_features(features, **how))
     assert found.predictions.shape == (22, 3)
     np.testing.assert_allclose(found.predictions, usual.predictions, atol=1e-6)
+    assert found.metrics["test_loss"] == pytest.approx(usual.metrics["test_loss"], abs=1e-6)
     assert found.label_ids.tolist() == usual.label_ids.tolist() == [at % 3 for at in range(22)]

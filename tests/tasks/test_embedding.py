@@ -217,3 +217,57 @@ def test_texts_are_made_ready_as_the_folder_says(folder, monkeypatch):
         embedder.encode(["a", None])
     with pytest.raises(OptionError, match="there is no prompt named 'x'; there are none"):
         Texts(default_prompt_name="x")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("config_sentence_transformers.json", "{", "is no JSON"),
+        (
+            "config_sentence_transformers.json",
+            "[]",
+            "does not hold what sentence-transformers writes: wanted is a dict",
+        ),
+        ("config_sentence_transformers.json", '{"prompts": ["a"]}', "wanted are texts by name"),
+        ("config_sentence_transformers.json", '{"prompts": {"q": 5}}', "wanted are texts by name"),
+        ("sentence_bert_config.json", '{"max_seq_length": "many"}', "'many' as max_seq_length; wanted is an integer"),
+        ("sentence_bert_config.json", '{"max_seq_length": 0}', "0 as max_seq_length; wanted is an integer from 1"),
+        ("1_Pooling/config.json", "[]", "wanted is a dict"),
+        ("modules.json", "{}", "wanted is a list"),
+        ("modules.json", "[3]", "wanted is a list"),
+        ("modules.json", '[{"idx": 0}]', "has a module of kind None"),
+    ],
+)
+def test_a_folder_that_holds_something_else(folder, file, content, says):
+    (folder / file).write_text(content)
+    with pytest.raises(FormatError, match=says):
+        Embedder.from_folder(folder)
+
+
+def test_what_is_no_text_and_no_option(embedder):
+    assert embedder.encode(iter(["a", "b"])).shape == (2, 384)
+    for odd in (None, 5):
+        with pytest.raises(OptionError, match="wanted is a list of texts"):
+            embedder.encode(odd)
+    with pytest.raises(OptionError, match="prompt is 5; wanted is a text"):
+        embedder.encode(["a"], prompt=5)
+    with pytest.raises(OptionError, match="sequence 0 is of type int; wanted is a list of ids"):
+        embedder.encode_ids([5, 6])
+    with pytest.raises(OptionError, match="tokenizer is None; give that of the model"):
+        Embedder(embedder.model, None)
+    for odd in (0, "x"):
+        with pytest.raises(OptionError, match="budget must be an integer from 1"):
+            Embedder(embedder.model, embedder.tokenizer, budget=odd)
+    with pytest.raises(OptionError, match="max_tokens is 5; it is at least 1"):
+        Embedder(embedder.model, embedder.tokenizer, max_tokens="5")
+    with pytest.raises(OptionError, match="BertForMaskedLM gives no last_hidden_state; embed with the base model"):
+        embed(nopad.packed(build("bert", "masked LM")), nopad.PackedBatch.from_sequences([[5, 6]]))
+    with pytest.raises(OptionError, match="skip is -1; it is a number of tokens"):
+        embed(embedder.model, nopad.PackedBatch.from_sequences([[5, 6]]), skip=-1)
+
+
+def test_a_tokenizer_of_transformers_will_do(embedder):
+    from transformers import AutoTokenizer
+
+    other = Embedder(embedder.model, AutoTokenizer.from_pretrained(_default_folder()), max_tokens=256)
+    np.testing.assert_allclose(other.encode(TEXTS[:2]), embedder.encode(TEXTS[:2]), atol=1e-6)

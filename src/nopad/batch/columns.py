@@ -52,10 +52,10 @@ class Columns:
             BatchError: a column has another number of lists or values, or a list of another length.
         """
         ids, lens = _flat(_listed(sequences, name), name)
-        if ids.dtype.kind not in "iu":
-            raise BatchError(f"{name} must be integers, got {ids.dtype}")
         if not lens.all():
             raise LengthError(f"sequence {int(lens.argmin())} has no token; leave empty ones out")
+        if ids.dtype.kind not in "iu":
+            raise BatchError(f"{name} must be integers, got {ids.dtype}")
         tokens: dict[str, NDArray[Any]] = {"input_ids": ids.astype(np.int64, copy=False)}
         values: dict[str, NDArray[Any]] = {}
         for column, entries in columns.items():
@@ -79,7 +79,7 @@ class Columns:
 
 
 def from_features(features: Sequence[Mapping[str, Any]]) -> Columns:
-    """Put dicts into columns: one a sequence, or one a row of a packed dataset.
+    """Put dicts into columns: one per sequence, or one per row of a packed dataset.
 
     Lists are per token, single values per sequence. ``attention_mask`` cuts padding off; ``position_ids`` are made
     again; ``label`` and ``label_ids`` become ``labels``, as transformers' collators have it, where there are none.
@@ -88,8 +88,12 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> Columns:
         BatchError: dicts with other keys than the first, without ``input_ids``, a mask with a hole, other lengths;
             ``position_ids`` that do not count from 0 in each sequence.
     """
-    if not features:
+    features = _listed(features, "features")
+    if not len(features):
         raise BatchError("a batch needs at least one sequence, and there is none")
+    for n, feature in enumerate(features):
+        if not isinstance(feature, Mapping):
+            raise BatchError(f"feature {n} is of type {type(feature).__name__}; wanted is a dict of columns")
     names = list(features[0])
     if "input_ids" not in names:
         raise BatchError(f"a feature needs input_ids; this one has {', '.join(names) or 'nothing'}")
@@ -152,8 +156,10 @@ def _check_widths(name: str, entries: Sequence[Any], features: Sequence[Mapping[
 
 def _packed_features(features: Sequence[Mapping[str, Any]]) -> Columns:
     """Take the rows of a packed dataset apart; padding is cut off by their mask."""
-    rows = [_row({name: np.asarray(value) for name, value in row.items()}, n) for n, row in enumerate(features)]
+    rows = [_row({name: _of_row(value, name, n) for name, value in row.items()}, n) for n, row in enumerate(features)]
     lens = checked(np.concatenate([row[LENGTHS] for row in rows]))
+    if not lens.size:
+        raise BatchError("a batch needs at least one sequence, and there is none")
     tokens, values = {}, {}
     for name in rows[0]:
         if name in (LENGTHS, MASK):
@@ -163,12 +169,29 @@ def _packed_features(features: Sequence[Mapping[str, Any]]) -> Columns:
         column = np.concatenate([row[name] for row in rows])
         if name != "input_ids" and per_sequence and (name in OWN or not per_token):
             values[name] = column
-        elif per_token:
+        elif per_token and column.dtype.kind != "O":
             tokens[name] = _wide(column)
+        elif per_token:
+            raise BatchError(f"column {name!r} is of {column.dtype} per token; wanted are numbers: leave it out")
         else:
-            raise BatchError(f"column {name!r} has neither one value a token nor one a sequence")
+            raise BatchError(f"column {name!r} has neither one value per token nor one per sequence")
     records = {name: values.pop(name) for name in RECORDS if name in values}
     return Columns(lens, tokens, values, records)
+
+
+def _of_row(value: Any, name: str, n: int) -> NDArray[Any]:
+    """A column of a row: numbers, or strings per sequence."""
+    found = value if type(value) is np.ndarray else _converted(value, name, n)
+    if found.ndim != 1 or (found.dtype.kind not in "biufUO" and found.size):
+        raise BatchError(f"column {name!r} of row {n} is {_told(found)}; wanted is a list")
+    if name in (LENGTHS, "input_ids") and found.size and found.dtype.kind not in "iu":
+        raise BatchError(f"{name} of row {n} are {_told(found)}; wanted are integers")
+    found = _signed(found, name, n) if found.dtype == np.uint64 else found
+    return found.astype(object) if found.dtype.kind == "U" else found
+
+
+def _told(found: NDArray[Any]) -> str:
+    return f"of {found.dtype} in {found.ndim} dimensions"
 
 
 def _row(row: dict[str, NDArray[Any]], n: int) -> dict[str, NDArray[Any]]:
@@ -190,6 +213,12 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Columns, NDArray[np.int64]]:
     """
     if not rows:
         raise BatchError("a batch needs at least one row, and there is none")
+    for n, row in enumerate(rows):
+        if not hasattr(row, "column_names"):
+            raise BatchError(
+                f"row {n} is of type {type(row).__name__}; wanted are rows of nopad.open_packed, and dicts go to "
+                "from_features"
+            )
     per_token, per_sequence = rows[0].column_names
     if "input_ids" not in per_token:
         raise BatchError("these rows hold no tokens (an index-only dataset); take the tokens from their source")
@@ -204,7 +233,7 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Columns, NDArray[np.int64]]:
 
 
 def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any]:
-    """Stack arrays of one shape, one a sequence; ``[S, ...]``.
+    """Stack arrays of one shape, one per sequence; ``[S, ...]``.
 
     Raises:
         BatchError: another number of them, or other shapes.
@@ -271,7 +300,7 @@ def _values(given: Sequence[Any], name: str) -> NDArray[Any]:
     for n, entry in enumerate(entries):
         if entry is None:
             raise BatchError(f"column {name!r} has no value (None) for sequence {n}; give one to each, or leave it out")
-    if any(isinstance(entry, str) for entry in entries):
+    if any(isinstance(entry, str | bytes) for entry in entries):
         return np.array(entries, dtype=object)
     found = np.asarray(entries)
     whole = isinstance(entries[0], int) and not any(isinstance(entry, float) for entry in entries)
@@ -287,7 +316,8 @@ def _wide(column: NDArray[Any]) -> NDArray[Any]:
 
 def _span(mask: Any, n: int) -> tuple[int, int]:
     """Where the ones of a mask begin and end."""
-    ones = np.flatnonzero(np.asarray(mask.cpu() if hasattr(mask, "cpu") else mask))
+    found = _array(mask, MASK, n)
+    ones = np.flatnonzero(found)
     if not ones.size:
         raise LengthError(f"feature {n} has no real token: its {MASK} is all 0; leave it out")
     begin, end = int(ones[0]), int(ones[-1]) + 1

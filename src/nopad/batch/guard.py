@@ -33,7 +33,7 @@ class PackedMask:
     nopad.errors.NotPackSafeError: this batch is packed, and indexing on its attention_mask would let ...
     """
 
-    __slots__ = ("_layout", "_on_device")
+    __slots__ = ("__weakref__", "_layout", "_on_device")
 
     def __init__(self, layout: Layout) -> None:
         object.__setattr__(self, "_layout", layout)

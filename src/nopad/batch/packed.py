@@ -250,12 +250,16 @@ class PackedBatch(MutableMapping[str, Any]):
         """Return this batch on a torch device.
 
         Raises:
-            OptionError: `device` is a dtype: ids and labels keep theirs.
+            OptionError: `device` is none, or a dtype: ids and labels keep theirs.
         """
         import torch
 
         if isinstance(device, torch.dtype):
             raise OptionError(f"a batch keeps its dtypes; .to takes a device, not {device}")
+        try:
+            device = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise OptionError(f"{device!r} is no torch device, such as 'cpu' or 'cuda:0'") from error
         return self._mapped(lambda value: value.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> PackedBatch:

@@ -14,6 +14,7 @@ from torch import nn
 
 from nopad.batch.layout import Layout
 from nopad.errors import BatchError
+from nopad.model.arguments import check_inputs, check_range
 from nopad.model.batchwide import check_arguments, check_rope, check_scales
 from nopad.model.families import Family
 from nopad.model.positions import padding_index
@@ -30,7 +31,7 @@ def check_call(model: Any, family: Family, most: int | None, named: Mapping[str,
 
     Raises:
         BatchError: the input's shape, device or dtype is another one, attention weights are asked for, or
-            `check_layout` refuses.
+            `check_inputs` or `check_layout` refuses.
         UnsupportedModelError: a layer quantises the activations of a whole batch together.
     """
     refuse_attentions(model, named)
@@ -40,14 +41,17 @@ def check_call(model: Any, family: Family, most: int | None, named: Mapping[str,
     if ids is None:
         ids = named.get("inputs_embeds")
     device, dtype = device_of(model), next(model.parameters()).dtype
-    if ids is None or tuple(ids.shape[:2]) != layout.shape:
-        got = "none" if ids is None else tuple(ids.shape)
-        raise BatchError(f"input_ids have the shape {got}; the batch is laid out in {layout.shape}")
+    if ids is None:
+        raise BatchError(f"no input_ids were given; the batch is laid out in {list(layout.shape)}")
+    check_inputs(model, named, layout)
     if ids.device != device:
         raise BatchError(f"the batch is on {ids.device} and the model on {device}; use batch.to({str(device)!r})")
     if ids.is_floating_point() and ids.dtype != dtype:
         raise BatchError(f"inputs_embeds are {ids.dtype} and the model is {dtype}; convert one of them")
     check_layout(model, family, most, layout)
+    positions, limit = named.get("position_ids"), positions_of(model, family)
+    if positions is not None and limit is not None:
+        check_range("position_ids", positions, limit, "positions", layout)
     rescales = getattr(model.config, "token_dropout", False) and ids is named.get("input_ids")
     if rescales and bool((ids == model.config.mask_token_id).any()):
         raise BatchError(

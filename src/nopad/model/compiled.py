@@ -8,6 +8,7 @@ import torch
 
 from nopad.errors import BatchError, OptionError, UnsupportedModelError
 from nopad.model.admission import check_layout
+from nopad.model.arguments import check_inputs
 from nopad.model.positions import positions
 from nopad.model.safety import state_of
 
@@ -73,6 +74,7 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
             "nopad.packed(model, max_sequences=...)"
         )
     check_layout(state.model, state.family, most, batch.layout)
+    check_inputs(state.model, dict(batch), batch.layout)
     ids = torch.from_numpy(batch.sequence_ids).to(batch["input_ids"].device)
     left_out = {*state.head.per_sequence, *(() if state.head.by_token else ("labels",))}
     named: dict[str, Any] = {name: batch[name] for name in batch if name in state.takes and name not in left_out}

@@ -18,6 +18,7 @@ from nopad.batch.guard import PackedMask, layout_of
 from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model import attention
 from nopad.model.admission import check_call, device_of, leave_columns, refuse_attentions
+from nopad.model.arguments import check_labels
 from nopad.model.calls import Call, Cell, bound, parameters, takes_more
 from nopad.model.families import Family
 from nopad.model.heads import Head
@@ -191,6 +192,7 @@ class State:
         call = self._opened(guard, named, module)
         check_call(module, self.family, self.most, named, call.placed.layout)
         self._fit(named, call)
+        check_labels(self.model, self.head.by_token, named)
         self.head.enter(call, named)
         stack[-1] = call
         call.token = attention.begin(call)

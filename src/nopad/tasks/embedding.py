@@ -7,7 +7,7 @@ texts as a folder of sentence-transformers says (`nopad.tasks.folder`).
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -20,13 +20,14 @@ from torch import Tensor
 from nopad.batch import PackedBatch
 from nopad.batch.device import place
 from nopad.batch.packed import MASK
-from nopad.corpus.tokenizer import DEFAULT_PACKAGE, Tokenizer, load_tokenizer
-from nopad.errors import FormatError, LengthError, MissingExtraError, OptionError
+from nopad.corpus.tokenizer import DEFAULT_PACKAGE, load_tokenizer
+from nopad.errors import BatchError, FormatError, LengthError, MissingExtraError, OptionError
 from nopad.model.admission import positions_of
 from nopad.model.families import family_of
 from nopad.model.linear import fast_linear, is_worth_it
 from nopad.model.pooling import pool
 from nopad.model.safety import bare, is_packed, packed
+from nopad.options import Option
 from nopad.tasks.folder import Pooling, Texts, read_folder
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Embedder", "embed"]
 
 POOLINGS = get_args(Pooling)
+BUDGET = Option(default=4096, help="tokens run at a time, about")
 WORTH_TOKENS = 2048  # below, laying weights out for the faster kernel costs more than it saves
 
 
@@ -52,7 +54,7 @@ def embed(
         skip: so many first tokens of each sequence, a prompt's, are no part of the mean.
 
     Raises:
-        OptionError: another pooling, or `skip` with another one than the mean.
+        OptionError: another pooling, `skip` with another one than the mean, or a model with a head.
         LengthError: a sequence has no token behind those.
 
     >>> import nopad
@@ -65,9 +67,16 @@ def embed(
     """
     if pooling not in POOLINGS:
         raise OptionError(f"unknown pooling {pooling!r}; it is 'mean', 'first' or 'last'")
+    if type(skip) is not int or skip < 0:
+        raise OptionError(f"skip is {skip!r}; it is a number of tokens, from 0")
     if skip and pooling != "mean":
         raise OptionError(f"first tokens are left out of means only, and this is pooling {pooling!r}")
-    states = model(**batch).last_hidden_state
+    if not isinstance(batch, PackedBatch):
+        raise BatchError(f"the batch is of type {type(batch).__name__}; wanted is a PackedBatch")
+    output = model(**batch)
+    states = getattr(output, "last_hidden_state", None)
+    if states is None:
+        raise OptionError(f"{type(bare(model)).__name__} gives no last_hidden_state; embed with the base model")
     guard: PackedMask = batch._fields[MASK]
     placed = place(guard, states.device, "segments")
     found = _mean_behind(states, placed, skip) if skip else pool(states, placed, pooling)
@@ -91,7 +100,7 @@ class Embedder:
     def __init__(
         self,
         model: Any,
-        tokenizer: Tokenizer,
+        tokenizer: Any,
         *,
         pooling: Pooling = "mean",
         normalize: bool = True,
@@ -103,7 +112,7 @@ class Embedder:
 
         While `encode` runs, the model's weights are not to change (`nopad.model.fast_linear`).
 
-        `max_tokens`: None: as many as the model has positions.
+        `tokenizer`: anything that `nopad.load_tokenizer` takes. `max_tokens`: None: as many as the model has positions.
 
         Raises:
             OptionError: another pooling, or more tokens than the model has positions.
@@ -112,16 +121,19 @@ class Embedder:
         if pooling not in POOLINGS:
             raise OptionError(f"unknown pooling {pooling!r}; it is 'mean', 'first' or 'last'")
         self.model = model.eval() if is_packed(model) else packed(model).eval()
-        self.tokenizer = tokenizer
+        if tokenizer is None:
+            raise OptionError("tokenizer is None; give that of the model, as nopad.load_tokenizer(folder) does")
+        self.tokenizer = load_tokenizer(tokenizer)
         self.pooling: Pooling = pooling
         self.normalize = normalize
         self.texts = Texts() if texts is None else texts
         limit = _positions(bare(model))
-        if max_tokens is not None and not 1 <= max_tokens <= (limit or max_tokens):
+        whole = max_tokens is None or type(max_tokens) is int
+        if not whole or (max_tokens is not None and not 1 <= max_tokens <= (limit or max_tokens)):
             most = f"{limit} positions" if limit else "no limit"
             raise OptionError(f"max_tokens is {max_tokens}; it is at least 1, and this model has {most}")
         self.max_tokens = limit if max_tokens is None else max_tokens
-        self.budget = budget
+        self.budget = BUDGET.check("budget", budget)
         self.truncated = 0
         self._fast = is_worth_it(self.model)
 
@@ -154,7 +166,7 @@ class Embedder:
 
     def encode(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         *,
         prompt: str | None = None,
         prompt_name: str | None = None,
@@ -175,6 +187,9 @@ class Embedder:
         """
         if isinstance(texts, str):
             raise OptionError("one text was given where a list of texts is wanted; give [text]")
+        if not isinstance(texts, Iterable):
+            raise OptionError(f"texts are of type {type(texts).__name__}; wanted is a list of texts")
+        texts = list(texts)
         for number, text in enumerate(texts):
             if not isinstance(text, str):
                 raise OptionError(f"text {number} is of type {type(text).__name__}; wanted is a str")
@@ -218,6 +233,9 @@ class Embedder:
         return int(self.tokenizer.prefix.size + ids.size)
 
     def _vectors(self, sequences: Sequence[Any], skip: int) -> NDArray[np.float32]:
+        for number, sequence in enumerate(sequences):
+            if not hasattr(sequence, "__len__"):
+                raise OptionError(f"sequence {number} is of type {type(sequence).__name__}; wanted is a list of ids")
         many = self._fast and sum(map(len, sequences)) >= WORTH_TOKENS
         device = next(self.model.parameters()).device
         found = [np.zeros((0, self.model.config.hidden_size), dtype=np.float32)]

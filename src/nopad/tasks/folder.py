@@ -33,7 +33,7 @@ class Texts:
         lowercase: make them lower case.
 
     Raises:
-        OptionError: `default_prompt_name` is none of the `prompts`.
+        OptionError: `default_prompt_name` is none of the `prompts`, or one of these is no text.
 
     >>> texts = Texts(prompts={"query": "query: "}, default_prompt_name="query")
     >>> texts.prompt(), texts.prompt(prompt="find: "), texts.prompt(prompt="")
@@ -47,6 +47,8 @@ class Texts:
     lowercase: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.prompts, Mapping) or not all(isinstance(text, str) for text in self.prompts.values()):
+            raise OptionError(f"prompts are {self.prompts!r}; wanted are texts by name")
         if self.default_prompt_name is not None:
             self.prompt(prompt_name=self.default_prompt_name)
 
@@ -59,6 +61,8 @@ class Texts:
         if prompt is not None and prompt_name is not None:
             raise OptionError("prompt and prompt_name were both given; give one of the two")
         name = self.default_prompt_name if prompt_name is None else prompt_name
+        if prompt is not None and not isinstance(prompt, str):
+            raise OptionError(f"prompt is {prompt!r}; wanted is a text")
         if prompt is not None or name is None:
             return prompt or ""
         if name not in self.prompts:
@@ -84,12 +88,12 @@ def read_folder(path: Path, positions: int | None) -> dict[str, Any]:
         return found
     include_prompt = True
     found["normalize"] = False
-    for module in _read(path / "modules.json"):
-        kind = module["type"].rpartition(".")[2]
+    for module in _read(path / "modules.json", list):
+        kind = str(module.get("type")).rpartition(".")[2]
         if kind == "Normalize":
             found["normalize"] = True
         elif kind == "Pooling":
-            config = _read(path / module["path"] / "config.json")
+            config = _read(path / str(module.get("path")) / "config.json")
             found["pooling"] = _pooling(config, path)
             include_prompt = config.get("include_prompt", True) is not False
         elif kind != "Transformer":
@@ -119,13 +123,23 @@ def _pooling(config: Mapping[str, Any], path: Path) -> str:
 
 def _limit(path: Path, positions: int | None) -> dict[str, Any]:
     """The most tokens of a text; at most as many as the model has positions."""
-    limit = _read(path / "sentence_bert_config.json").get("max_seq_length")
-    return {"max_tokens": min(int(limit), positions or int(limit))} if limit else {}
+    file = path / "sentence_bert_config.json"
+    limit = _read(file).get("max_seq_length")
+    if limit is None:
+        return {}
+    if not isinstance(limit, int) or limit < 1:
+        raise FormatError(f"{file} has {limit!r} as max_seq_length; wanted is an integer from 1")
+    return {"max_tokens": min(limit, positions or limit)}
 
 
-def _read(file: Path) -> Any:
+def _read(file: Path, kind: type = dict) -> Any:
     """A JSON file; nothing where there is none."""
+    found: Any = None
     try:
-        return json.loads(file.read_text()) if file.is_file() else {}
+        found = json.loads(file.read_text()) if file.is_file() else kind()
     except ValueError as error:
         raise FormatError(f"{file} is no JSON ({error})") from error
+    fits = isinstance(found, kind)
+    if not fits or (kind is list and not all(isinstance(one, dict) for one in found)):
+        raise FormatError(f"{file} does not hold what sentence-transformers writes: wanted is a {kind.__name__}")
+    return found

@@ -1,0 +1,137 @@
+"""Whether the arguments of a packed call fit the batch's layout and the model, by type, shape and value.
+
+What does not is refused before the model starts, in our words and with the sequence where it is. Values are looked at
+on the CPU only: on an accelerator that would wait for it, and its kernels refuse by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nopad.batch.guard import PackedMask, layout_of
+from nopad.batch.layout import Layout
+from nopad.errors import BatchError
+from nopad.losses.checks import check_classes
+
+__all__ = ["check_inputs", "check_labels", "check_range"]
+
+PER_TOKEN = ("token_type_ids", "position_ids")
+
+
+def check_inputs(model: Any, named: Mapping[str, Any], layout: Layout) -> None:
+    """Check what the model reads: ids or embeddings, token types, positions, and those of a decoder.
+
+    Raises:
+        BatchError: one is no tensor, of another shape, or beyond what the model has.
+    """
+    _check_side(model, named, "", layout)
+    for name in PER_TOKEN:
+        value = named.get(name)
+        if value is not None:
+            _check_per_token(name, value, layout)
+    types = named.get("token_type_ids")
+    kinds = getattr(model.config, "type_vocab_size", None)
+    if types is not None and kinds:
+        check_range("token_type_ids", types, kinds, "token types", layout)
+    guard = named.get("decoder_attention_mask")
+    if isinstance(guard, PackedMask) and named.get("decoder_input_ids") is not None:
+        _check_side(model, named, "decoder_", layout_of(guard))
+
+
+def _check_side(model: Any, named: Mapping[str, Any], side: str, layout: Layout) -> None:
+    ids, embeds = named.get(f"{side}input_ids"), named.get(f"{side}inputs_embeds")
+    if ids is not None and embeds is not None:
+        raise BatchError(f"{side}input_ids and {side}inputs_embeds were both given; give one of the two")
+    table = _embeddings(model)
+    if embeds is not None:
+        width = getattr(table, "embedding_dim", None)
+        fits = isinstance(embeds, Tensor) and embeds.dim() == 3 and width in (None, embeds.shape[2])
+        if not fits or tuple(embeds.shape[:2]) != layout.shape:
+            wanted = [*layout.shape, width or "H"]
+            raise BatchError(f"{side}inputs_embeds are {_told(embeds)}; wanted is a tensor {wanted}")
+        return
+    _check_per_token(f"{side}input_ids", ids, layout)
+    rows = getattr(table, "num_embeddings", None)
+    if rows is not None and isinstance(ids, Tensor):
+        check_range(f"{side}input_ids", ids, rows, "tokens", layout)
+
+
+def _embeddings(model: Any) -> Any:
+    try:
+        return model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):  # a model may have none
+        return None
+
+
+def _check_per_token(name: str, value: Any, layout: Layout) -> None:
+    if not isinstance(value, Tensor) or value.dtype not in (torch.int64, torch.int32):
+        raise BatchError(f"{name} are {_told(value)}; wanted is a tensor of integers {list(layout.shape)}")
+    if tuple(value.shape) != layout.shape:
+        raise BatchError(f"{name} have the shape {tuple(value.shape)}; the batch is laid out in {layout.shape}")
+
+
+def check_range(name: str, value: Tensor, most: int, what: str, layout: Layout) -> None:
+    """Refuse numbers below 0 or from `most` on, and say where one is."""
+    if value.device.type != "cpu":
+        return
+    low, high = (int(side) for side in value.aminmax())
+    if low >= 0 and high < most:
+        return
+    row, slot = ((value < 0) | (value >= most)).nonzero()[0].tolist()
+    number = int(layout.sequence_ids[row, slot]) - 1
+    where = f"place {layout.position_ids[row, slot]} of sequence {number}" if number >= 0 else "padding (pad_id)"
+    raise BatchError(f"{name} hold {int(value[row, slot])} at {where}, and the model has {most} {what}, from 0")
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} of the shape {list(value.shape)}"
+    return f"of type {type(value).__name__}"
+
+
+def check_labels(model: Any, by_token: bool, named: Mapping[str, Any]) -> None:
+    """Check labels of a call: classes that the model has, or numbers to regress on.
+
+    Raises:
+        BatchError: they are no tensor, no integers where classes are wanted, or no class.
+    """
+    for name in ("labels", "next_sentence_label", "start_positions", "end_positions"):
+        value = named.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, Tensor):
+            raise BatchError(f"{name} are {_told(value)}; wanted is a tensor")
+        if name in ("start_positions", "end_positions"):
+            if value.is_floating_point() or value.dtype == torch.bool:
+                raise BatchError(f"{name} are {value.dtype}; wanted are places in the sequence, integers")
+        elif name == "next_sentence_label":
+            check_classes(value, 2, name)
+        elif by_token:
+            check_classes(value, _classes(model))
+        else:
+            _check_sequence_labels(model.config, value)
+
+
+def _classes(model: Any) -> int:
+    """How many classes a head has that speaks per token."""
+    out = getattr(model.get_output_embeddings(), "weight", None)
+    return int(model.config.num_labels if out is None else out.shape[0])
+
+
+def _check_sequence_labels(config: Any, labels: Tensor) -> None:
+    """Labels per sequence, of the three kinds that transformers tells apart by `problem_type` and dtype."""
+    classes, problem = config.num_labels, config.problem_type
+    if problem == "regression" or (problem is None and classes == 1):
+        return
+    several = problem == "multi_label_classification" or (problem is None and labels.is_floating_point())
+    if not several and labels.dim() == 1:
+        check_classes(labels, classes)
+    elif not several or not labels.is_floating_point() or labels.dim() != 2:
+        raise BatchError(
+            f"labels are {_told(labels)}, and there are {classes} classes; give integers [S] for one class of each "
+            f"sequence, or floats [S, {classes}] (sequence_columns of from_sequences) for several"
+        )
