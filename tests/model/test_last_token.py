@@ -109,3 +109,13 @@ def test_clip_reads_its_first_end_of_sequence_token(eos):
         batch = nopad.PackedBatch.from_sequences(texts, **how)
         found = torch.stack(batch.unpack(model(**batch).pooler_output))
         assert float((found - wanted).abs().max()) < 1e-12
+
+
+def test_clip_takes_no_row_wider_than_its_positions():
+    model = nopad.packed(build_kind(tiny("clip_text_model"), "base"))
+    with pytest.raises(
+        BatchError, match="rows of this batch are 41 slots wide, and CLIPTextModel takes none wider than"
+    ):
+        model(**nopad.PackedBatch.from_sequences([[5] * 40, [6]]))
+    rows = nopad.PackedBatch.from_sequences([[5] * 40, [6]], form="rows", capacity=40)
+    assert model(**rows).pooler_output.shape == (2, 32)

@@ -102,11 +102,12 @@ def once_a_layer(trial: Trial, counts: dict[int, int]) -> Check:
     layers = int(getattr(config, "num_hidden_layers", 0) or getattr(config, "num_layers", 0) or 0)
     if trial.start is not None:  # each layer of a decoder attends to itself and to the encoder
         layers += 2 * int(getattr(config, "num_decoder_layers", 0) or config.decoder_layers)
+    attends = state_of(trial.model).family.attends
     shared = len(counts) < layers  # ALBERT: one layer, again and again
     ran = sum(counts.values())
-    wrong = (
-        abs(ran - layers) if shared else max(abs(ran - layers), max((abs(n - 1) for n in counts.values()), default=1))
-    )
+    wrong = abs(ran - layers * attends)
+    if not shared:
+        wrong = max(wrong, max((abs(n - attends) for n in counts.values()), default=1))
     return Check(
         name="attention ran once a layer",
         passed=wrong == 0,
