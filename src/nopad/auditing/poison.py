@@ -14,7 +14,7 @@ from nopad.auditing.limits import named
 from nopad.auditing.probes import Places
 from nopad.auditing.trial import Kinds, Trial, per_sequence
 from nopad.auditing.verdict import Check
-from nopad.model.safety import STATE, bare, part_of
+from nopad.model.safety import STATE, bare, part_of, state_of
 
 __all__ = ["once_a_layer", "poison"]
 

@@ -104,7 +104,8 @@ _DECODER = Family(pooled="last", head=("score", 0), refuse=_decoder_refuses)
 
 # Decoders whose classifier is a `score` of every token, of which the last one is read.
 _DECODERS = """
-    afmoe apertus arcee aria_text axk1 bitnet cohere cohere2 cohere2_moe cwm deepseek_v2 deepseek_v3 dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo flint gemma gemma2 gemma3_text gemma3n_text gemma4_text
+    afmoe apertus arcee aria_text axk1 bitnet cohere cohere2 cohere2_moe cwm deepseek_v2 deepseek_v3 dots1 ernie4_5
+    ernie4_5_moe exaone4 exaone_moe flex_olmo flint gemma gemma2 gemma3_text gemma3n_text gemma4_text
     gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite gpt2 gpt_bigcode gpt_neox gpt_oss granite granite_swa
     granitemoe granitemoe_swa granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax internlm3
     iquestcoder jais2 jetmoe llama mellum mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mistral4
