@@ -28,6 +28,12 @@ TEXTS = [
 KINDS = ("llama", "qwen2", "gpt2", "opt", "gpt_neox")
 
 
+@pytest.fixture(autouse=True)
+def _without_gradients():
+    with torch.no_grad():
+        yield
+
+
 def build(kind, **changes):
     return zoo.build(kind, "sequence classification", pad_token_id=PAD, eos_token_id=PAD, num_labels=3, **changes)
 
