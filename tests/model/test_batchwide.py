@@ -27,6 +27,12 @@ LONGROPE = {
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 
 
+@pytest.fixture(autouse=True)
+def _without_gradients():
+    with torch.no_grad():
+        yield
+
+
 def texts(*lengths):
     generator = torch.Generator().manual_seed(2)
     return [torch.randint(4, 61, (length,), generator=generator) for length in lengths]

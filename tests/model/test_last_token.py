@@ -28,6 +28,12 @@ TEXTS = [
 KINDS = ("llama", "qwen2", "gpt2", "opt", "gpt_neox")
 
 
+@pytest.fixture(autouse=True)
+def _without_gradients():
+    with torch.no_grad():
+        yield
+
+
 def build(kind, **changes):
     return zoo.build(kind, "sequence classification", pad_token_id=PAD, eos_token_id=PAD, num_labels=3, **changes)
 
@@ -109,3 +115,13 @@ def test_clip_reads_its_first_end_of_sequence_token(eos):
         batch = nopad.PackedBatch.from_sequences(texts, **how)
         found = torch.stack(batch.unpack_sequences(model(**batch).pooler_output))
         assert float((found - wanted).abs().max()) < 1e-12
+
+
+def test_clip_takes_no_row_wider_than_its_positions():
+    model = nopad.packed(build_kind(tiny("clip_text_model"), "base"))
+    with pytest.raises(
+        BatchError, match="rows of this batch are 41 slots wide, and CLIPTextModel takes none wider than"
+    ):
+        model(**nopad.PackedBatch.from_sequences([[5] * 40, [6]]))
+    rows = nopad.PackedBatch.from_sequences([[5] * 40, [6]], form="rows", capacity=40)
+    assert model(**rows).pooler_output.shape == (2, 32)

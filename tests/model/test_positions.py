@@ -24,6 +24,12 @@ TEXTS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _without_gradients():
+    with torch.no_grad():
+        yield
+
+
 def alone(model, name="input_ids", values=TEXTS):
     return [model(**{name: torch.as_tensor(one)[None]}).last_hidden_state[0].detach() for one in values]
 

@@ -17,7 +17,7 @@ from nopad.auditing.limits import apart, largest_finite, named
 from nopad.auditing.probes import Places
 from nopad.auditing.trial import Kinds, Trial, per_sequence
 from nopad.auditing.verdict import Check
-from nopad.model.safety import STATE, bare, part_of
+from nopad.model.safety import STATE, bare, part_of, state_of
 
 __all__ = ["once_a_layer", "poison"]
 
@@ -171,12 +171,12 @@ def _layers(trial: Trial) -> int:
 
 def once_a_layer(trial: Trial, counts: dict[int, int]) -> Check:
     """Our attention ran once for every layer that attends; `counts` says how often for which."""
-    layers = _layers(trial)
+    layers, attends = _layers(trial), state_of(trial.model).family.attends
     shared = len(counts) < layers  # ALBERT: one layer, again and again
     ran = sum(counts.values())
-    wrong = (
-        abs(ran - layers) if shared else max(abs(ran - layers), max((abs(n - 1) for n in counts.values()), default=1))
-    )
+    wrong = abs(ran - layers * attends)
+    if not shared:
+        wrong = max(wrong, max((abs(n - attends) for n in counts.values()), default=1))
     return Check(
         name="attention ran once a layer",
         passed=wrong == 0,

@@ -112,8 +112,8 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout) -
     """Check how many sequences a batch has, and how long they are.
 
     Raises:
-        BatchError: no token at all, more sequences than `most`, one longer than the model has positions, or rotary
-            frequencies that would depend on the longest of them.
+        BatchError: no token at all, more sequences than `most`, one longer than the model has positions, rows wider
+            than it takes, or rotary frequencies that would depend on the longest of them.
     """
     if not layout.tokens:
         raise BatchError("the batch has no token at all; leave it out")
@@ -129,6 +129,11 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout) -
         raise BatchError(
             f"sequence {at} has {layout.max_seqlen} tokens, and {type(model).__name__} has {limit} positions; "
             "truncate it or split it"
+        )
+    if family.narrow and limit is not None and layout.shape[1] > limit:
+        raise BatchError(
+            f"rows of this batch are {layout.shape[1]} slots wide, and {type(model).__name__} takes none wider than "
+            f"its {limit} positions; build the batch with form='rows' and a capacity of at most {limit}"
         )
 
 

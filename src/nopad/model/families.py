@@ -44,8 +44,9 @@ class Family:
             (ESM, MPNet, DeBERTa), or have heads that go around the base (OPT).
         bias: for "encoder mask": the encoder's method that makes what attention gets as ``relative_pos`` or
             ``position_bias``, and the name of that argument.
-        attends: how often each layer attends in one call (differential attention: twice).
         encoder_decoder: it has both, and cross attention.
+        attends: how often each layer attends in one call (differential attention: twice).
+        narrow: its embeddings take no row that is wider than the table of positions.
         refuse: why a model of this kind with this configuration is refused; None: it is not.
         notes: what a reader should know.
     """
@@ -60,8 +61,9 @@ class Family:
     pooler: tuple[str, int] | None = None
     mask_at: str = ""
     bias: tuple[str, str] = ("", "")
-    attends: int = 1
     encoder_decoder: bool = False
+    attends: int = 1
+    narrow: bool = False
     refuse: Callable[[Any], str | None] = _never
     notes: str = ""
 
@@ -102,8 +104,8 @@ _DECODER = Family(pooled="last", head=("score", 0), refuse=_decoder_refuses)
 
 # Decoders whose classifier is a `score` of every token, of which the last one is read.
 _DECODERS = """
-    afmoe apertus arcee aria_text axk1 bitnet cohere cohere2 cohere2_moe cwm deepseek_v2 deepseek_v3
-    dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo flint gemma gemma2 gemma3_text gemma3n_text gemma4_text
+    afmoe apertus arcee aria_text axk1 bitnet cohere cohere2 cohere2_moe cwm deepseek_v2 deepseek_v3 dots1 ernie4_5
+    ernie4_5_moe exaone4 exaone_moe flex_olmo flint gemma gemma2 gemma3_text gemma3n_text gemma4_text
     gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite gpt2 gpt_bigcode gpt_neox gpt_oss granite granite_swa
     granitemoe granitemoe_swa granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax internlm3
     iquestcoder jais2 jetmoe llama mellum mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mistral4
@@ -117,7 +119,7 @@ FAMILIES: dict[str, Family] = {
     "bert": _BERT,
     "biogpt": replace(_DECODER, pads_inside=False),
     "camembert": _ROBERTA,
-    "clip_text_model": Family(pooled="eos"),
+    "clip_text_model": Family(pooled="eos", narrow=True),
     "ctrl": replace(_DECODER, head=("classifier", 0)),
     "data2vec-text": _ROBERTA,
     "deberta": _DEBERTA,
