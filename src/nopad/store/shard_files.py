@@ -4,9 +4,10 @@ A file is looked at before anything is read from it: its size, its columns and t
 with their checksums compared. What a row group decodes to must have the rows that it should, and lists that fit each
 other. So whatever was done to a file, reading it is an error that names it, or gives what was written.
 
-Of 32 files the footers are kept, about 1 MB each with 256 row groups; the others are read again when they are needed
-again (1 ms). Scanning leaves the decoding to Arrow's threads, a few blocks ahead. (Python threads would wait for the
-interpreter, which the loop over rows keeps busy: that read a quarter slower.)
+The footers of 32 files are kept for scanning, about 1 MB each with 256 row groups, and 8 files are kept open for each
+thread that reads packs by their numbers; others are opened again when they are needed again (1 ms). Scanning leaves the
+decoding to Arrow's threads, a few blocks ahead. (Python threads would wait for the interpreter, which the loop over
+rows keeps busy: that read a quarter slower.)
 """
 
 from __future__ import annotations
@@ -113,8 +114,7 @@ class ShardFiles:
 
         groups = []
         for file, group in places:
-            with self._reading(file):
-                groups.append(self._fragment(file).subset(row_group_ids=[group]))
+            groups.append(self._fragment(file).subset(row_group_ids=[group]))
         first = groups[0]
         wanted = ds.FileSystemDataset(groups, first.physical_schema, first.format, filesystem=first.filesystem)
         scanner = wanted.scanner(
@@ -135,20 +135,20 @@ class ShardFiles:
         path = self._folder / self._manifest.shards[file].file
         options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
         found = ds.ParquetFileFormat(default_fragment_scan_options=options).make_fragment(str(path), LocalFileSystem())
-        self._check_file(path, file, found)
+        with self._reading(file):
+            self._check(file, path, found.physical_schema, found.metadata)
         with self._lock:
             self._fragments[file] = found
             while len(self._fragments) > _FOOTERS:
                 self._fragments.popitem(last=False)
         return found
 
-    def _check_file(self, path: Path, file: int, fragment: Any) -> None:
+    def _check(self, file: int, path: Path, schema: pa.Schema, metadata: Any) -> None:
         """ValueError where a file is not the one that the manifest describes."""
         m, shard = self._manifest, self._manifest.shards[file]
         size = path.stat().st_size
         if size != shard.bytes:
             raise ValueError(f"it has {size:,} bytes, the manifest states {shard.bytes:,}: was it written anew?")
-        schema, metadata = fragment.physical_schema, fragment.metadata
         if {field.name: str(field.type) for field in schema} != m.columns or len(schema) != len(m.columns):
             missing = sorted(set(m.columns) - set(schema.names))
             raise ValueError(f"it has no column {missing[0]}" if missing else "it has other columns, or other types")
@@ -168,8 +168,10 @@ class ShardFiles:
         readers: OrderedDict[int, Any] = getattr(self._local, "readers", None) or OrderedDict()
         self._local.readers = readers
         if file not in readers:
-            path, footer = self._folder / self._manifest.shards[file].file, self._fragment(file).metadata
-            readers[file] = pq.ParquetFile(path, metadata=footer, page_checksum_verification=True)
+            path = self._folder / self._manifest.shards[file].file
+            reader = pq.ParquetFile(path, page_checksum_verification=True)  # dataset's fragments import pandas
+            self._check(file, path, reader.schema_arrow, reader.metadata)
+            readers[file] = reader
             if len(readers) > _OPEN:
                 readers.popitem(last=False)[1].close()
         readers.move_to_end(file)
