@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -87,6 +89,16 @@ def test_rows_in_another_order(data, lengths, width):
     assert layout.seq_lengths.tolist() == lengths
     assert layout.stream_lengths.tolist() == streamed
     assert np.diff(layout.cu_seqlens).tolist() == streamed
+
+
+def test_what_follows_from_the_rest_is_not_sent():
+    layout = Layout.rows(np.array([300, 100, 200]), np.array([2, 1]), 512, np.array([2, 0, 1]))
+    before = len(pickle.dumps(layout))
+    wanted = layout.position_ids, layout.sequence_ids, layout.index
+    assert len(pickle.dumps(layout)) == before < 1500
+    again = pickle.loads(pickle.dumps(layout))
+    for found, value in zip((again.position_ids, again.sequence_ids, again.index), wanted, strict=True):
+        assert np.array_equal(found, value)
 
 
 def test_refusals():

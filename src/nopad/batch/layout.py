@@ -104,6 +104,10 @@ class Layout:
         starts = (lens.cumsum() - lens).astype(np.int64)
         return cls("rows", (rows or least, width), lens, starts, np.arange(lens.size), crossing=True)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What follows from the rest is not sent to other processes."""
+        return {name: self.__dict__[name] for name in self.__dataclass_fields__}
+
     @property
     def sequences(self) -> int:
         """How many sequences there are: S."""
