@@ -123,5 +123,5 @@ def test_clip_takes_no_row_wider_than_its_positions():
         BatchError, match="rows of this batch are 41 slots wide, and CLIPTextModel takes none wider than"
     ):
         model(**nopad.PackedBatch.from_sequences([[5] * 40, [6]]))
-    rows = nopad.PackedBatch.from_sequences([[5] * 40, [6]], form="rows", capacity=40)
+    rows = nopad.PackedBatch.from_sequences([[5] * 40, [6]], form=nopad.Rows(40))
     assert model(**rows).pooler_output.shape == (2, 32)

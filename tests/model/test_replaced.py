@@ -232,7 +232,7 @@ class TestSharedAndNested:
         for _ in range(2):
             agrees(classifier, stock, sequences)
             with torch.no_grad():
-                found = batch.unpack(tagger(**batch).logits)
+                found = batch.unpack_tokens(tagger(**batch).logits)
                 for part, sequence in zip(found, sequences, strict=True):
                     wanted = tagger.classifier(stock.bert(input_ids=sequence[None]).last_hidden_state)[0]
                     torch.testing.assert_close(part, wanted, atol=1e-12, rtol=0)
