@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
@@ -88,7 +89,8 @@ def ids_of(blocks):
 
 def drain(blocks, seen):
     for block in blocks:
-        seen += ids_of([block])
+        with suppress(RecordError):  # zeros are no JSON
+            seen += ids_of([block])
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
@@ -113,12 +115,9 @@ class TestAFileThatChanges:
         with open(path, "r+b") as file:
             file.write(data)
         os.utime(path, ns=(1, 1))  # clocks of file systems tick slowly
-        with pytest.raises(SourceError, match=rf"{path.name}: written again or replaced while the job was running"):
-            for block in blocks:
-                try:
-                    seen += ids_of([block])
-                except RecordError:
-                    continue  # zeros are no JSON
+        message = rf"{path.name}: written again or replaced while the job was running"
+        with pytest.raises(SourceError, match=message):
+            drain(blocks, seen)
         if form not in (jsonl, jsonl_gz):  # of lines, the end of the file is where it is found out
             assert seen == whole[: len(seen)]
 
