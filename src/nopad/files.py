@@ -43,7 +43,8 @@ def local_path(given: str | os.PathLike[str]) -> Path:
     """
     text = os.fspath(given)
     if _URL.match(text) and not os.path.exists(text.partition("/")[0]):
-        raise OptionError(f"{text}: results are written to a folder of this machine; write there, and copy it after")
+        url = re.sub(":/+", "://", text, count=1)
+        raise OptionError(f"{url}: results are written to a folder of this machine; write there, and copy it after")
     try:
         text.encode()
     except UnicodeEncodeError:

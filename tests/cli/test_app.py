@@ -44,7 +44,7 @@ def test_help_lists_verbs_and_exit_codes(call):
     assert "--debug" in text
 
 
-@pytest.mark.parametrize(("verb", "examples"), [("plan", 4), ("pack", 5), ("verify", 3), ("report", 2), ("audit", 3)])
+@pytest.mark.parametrize(("verb", "examples"), [("plan", 5), ("pack", 5), ("verify", 3), ("report", 2), ("audit", 3)])
 def test_help_of_a_verb_shows_examples(call, verb, examples):
     ran = call(verb, "--help")
     assert ran.code == 0
@@ -65,10 +65,10 @@ def test_help_of_demo_names_its_folder(call):
     ("arguments", "message"),
     [
         (["frob"], "No such command 'frob'; see `nopad --help`"),
-        (["plan"], "Missing argument 'FILE'; see `nopad plan --help`"),
+        (["plan"], "Missing argument 'INPUT...'; see `nopad plan --help`"),
         (["plan", "h.json", "--frob"], "No such option: --frob; see `nopad plan --help`"),
         (["plan", "h.json", "--algoritm", "x"], "No such option: --algoritm (Possible options: --algorithm); see "),
-        (["plan", "h.json", "extra"], "Got unexpected extra argument(s) (extra); see `nopad plan --help`"),
+        (["verify", "packed", "extra"], "Got unexpected extra argument(s) (extra); see `nopad verify --help`"),
         (["plan", "h.json", "--over-long", "cut"], "'cut' is not one of 'error', 'truncate', 'split', 'drop'"),
         (["plan", "h.json", "--empty", "keep"], "'keep' is not one of 'skip', 'error'"),
         (["plan", "h.json", "--on-bad-record", "fix"], "'fix' is not one of 'error', 'skip'"),

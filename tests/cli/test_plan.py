@@ -379,3 +379,54 @@ def test_an_option_chooses_the_algorithms_that_know_it(call, histogram):
     assert [row["algorithm"] for row in rows] == ["lpfhp"]
     assert "has no option 'programs'" in call("plan", histogram, "-a", "ffd", "-O", "programs=3").error()
     assert "has no option 'frob'" in call("plan", histogram, "-O", "frob=3").error()
+
+
+class TestWhatPackReads:
+    """`plan` says of a corpus what `pack` makes of it, whatever was given."""
+
+    @pytest.fixture
+    def corpus(self, tmp_path):
+        for name, count in (("a", 60), ("b", 20)):
+            rows = [{"input_ids": [at] * (1 + at % 7), "label": at % 3} for at in range(count)]
+            (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return tmp_path
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["a.jsonl", "b.jsonl"],
+            ["a=a.jsonl", "b=b.jsonl", "--weight", "a=1", "--weight", "b=2"],
+            ["a=a.jsonl", "b=b.jsonl", "--weight", "a=1", "--weight", "b=1", "--validation", "10%", "--seed", "3"],
+            ["a.jsonl", "--vocab-size", "30", "--on-bad-record", "skip"],
+            ["a.jsonl", "b.jsonl", "--carry", "none", "--over-long", "split"],
+        ],
+        ids=["two files", "weights", "held out", "vocabulary", "split"],
+    )
+    def test_the_same_numbers(self, call, corpus, monkeypatch, arguments):
+        monkeypatch.chdir(corpus)
+        how = [*arguments, "-c", 6 if "split" in arguments else 8, "-a", "lpfhp", "-d", "none"]
+        ran = call("plan", *how, "--json")
+        assert ran.code == 0, ran.err
+        [row] = json.loads(ran)
+        assert call("pack", *how, "-o", "out").code == 0
+        [manifest] = [p for p in (corpus / "out/nopad.json", corpus / "out/train/nopad.json") if p.exists()]
+        made = json.loads(manifest.read_text())
+        assert [row[name] for name in ("sequences", "tokens", "packs")] == [
+            made[name] for name in ("sequences", "tokens", "packs")
+        ]
+
+    def test_the_same_refusals(self, call, corpus, monkeypatch, lengths):
+        monkeypatch.chdir(corpus)
+        with open("a.jsonl", "a") as file:
+            file.write('{"input_ids": [1]}\n')
+        for arguments in (
+            ["a.jsonl"],
+            ["a=a.jsonl", "b.jsonl"],
+            ["b.jsonl", "--carry", "none", "--carry", "label"],
+            [lengths, "--over-long", "split"],
+            [lengths, "--pad-id", "0"],
+        ):
+            planned = call("plan", *arguments, "-c", 8)
+            packed = call("pack", *arguments, "-c", 8, "-o", "out", *(["--index-only"] if lengths in arguments else []))
+            assert (planned.code, planned.err) == (packed.code, packed.err) != (0, "")
+            assert not (corpus / "out").exists()

@@ -167,3 +167,45 @@ def test_what_is_known_not_to_be_text_is_not_read_as_text(tmp_path, name):
     path.write_text('{"text": "a"}\n')
     with pytest.raises(SourceError, match="would be read as plain text, which it is not"):
         open_source(path)
+
+
+def test_a_file_reached_twice_is_read_once(tmp_path):
+    write(tmp_path, {"data/a/x.txt": b"x", "data/y.txt": b"y"})
+    (tmp_path / "data/b").symlink_to("a")
+    (tmp_path / "data/z.txt").symlink_to("y.txt")
+    source = open_source(tmp_path / "data")
+    assert [block.data for block in source.blocks()] == [b"x", b"y"]
+    assert source.ignored == ("b/x.txt (the same file as a/x.txt)", "z.txt (the same file as y.txt)")
+
+
+def test_a_file_given_twice_by_a_link(tmp_path):
+    write(tmp_path, {"a.txt": b"a"})
+    (tmp_path / "b.txt").symlink_to("a.txt")
+    assert message([tmp_path / "a.txt", tmp_path / "b.txt"]) == (
+        f"{tmp_path}/b.txt: given twice (it is the same file as {tmp_path}/a.txt); "
+        "give each file, or the folder it is in, once"
+    )
+
+
+def test_names_that_are_no_utf8(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"input_ids": [[1, 2]]}), tmp_path / "a.parquet")
+    os.rename(tmp_path / "a.parquet", os.fsencode(tmp_path) + b"/\xff.parquet")
+    [block] = open_source(tmp_path).blocks()
+    assert block.data.column("input_ids").to_pylist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_one_large_text(tmp_path, monkeypatch, packed):
+    import gzip
+
+    monkeypatch.setattr("nopad.corpus.text.DOCUMENT_BYTES", 1000)
+    data = b"word\n" * 201
+    path = tmp_path / ("a.txt.gz" if packed else "a.txt")
+    path.write_bytes(gzip.compress(data) if packed else data)
+    size = "more than 1,000 bytes" if packed else "1,005 bytes"
+    with pytest.raises(SourceError, match=rf"{path.name}: one document of {size}, above .* with --text-unit line"):
+        list(open_source(path).blocks())
+    assert sum(len(block.data) for block in open_source(path, text_unit="line").blocks()) == 1005

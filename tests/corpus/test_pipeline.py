@@ -281,3 +281,13 @@ def test_stopping_early_leaves_no_thread(words):
 
 def test_an_empty_source_gives_nothing(words):
     assert run(IterableSource([]), words, CorpusOptions(capacity=5)) == ([], Counts())
+
+
+def test_texts_too_long_to_tokenise_at_once(words, monkeypatch):
+    monkeypatch.setattr("nopad.corpus.records.DOCUMENT_BYTES", 20)
+    texts = ["w1 w2", "w3 " * 7, "ééééééééééé", "w4"]
+    source = IterableSource(texts)
+    with pytest.raises(RecordError, match="2: a text of 21 bytes, above"):
+        list(sequences(source.blocks(), words, CorpusOptions(capacity=16)))
+    [group] = sequences(source.blocks(), words, CorpusOptions(capacity=16, on_bad_record="skip"))
+    assert (group.counts.bad_skipped, group.batch.record.tolist()) == (2, [0, 3])

@@ -478,3 +478,91 @@ class TestWhatAStrangerFound:
         assert open_source([[1, 2], [3]]).kind == "ids"
         with pytest.raises(SourceError, match="hf: names no dataset"):
             open_source("hf:")
+
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            (lambda: pa.table({"input_ids": [[1]]}), r"a pyarrow Table is read as a dataset: give datasets.Dataset"),
+            (lambda: np.ones((2, 3), int), r"ndarray of shape \(2, 3\) is no corpus: give a list of one-dimensional"),
+            (lambda: __import__("torch").ones(2, 3), r"Tensor of shape \(2, 3\) is no corpus"),
+            (lambda: 7, "int is no input; give a path"),
+            (lambda: None, "NoneType is no input"),
+            (lambda: {"a.jsonl"}, "set is no input"),
+            (lambda: b"a.jsonl", "bytes is no input"),
+            (lambda: ["a.jsonl", 7], "a.jsonl|int in a list of paths"),
+            (lambda: [[1], 7], "record 2 is int, neither text nor a list of ids"),
+        ],
+    )
+    def test_objects_that_are_no_corpus(self, make, message):
+        with pytest.raises(SourceError, match=message):
+            open_source(make())
+
+    def test_polars(self):
+        class DataFrame:
+            pass
+
+        DataFrame.__module__ = "polars.dataframe.frame"
+        with pytest.raises(
+            SourceError, match=r"a polars DataFrame is read as a dataset: give datasets.Dataset.from_po"
+        ):
+            open_source(DataFrame())
+
+    def test_rows_of_arrays_and_tensors(self):
+        import torch
+
+        rows = [torch.tensor([1, 2]), np.array([3], np.uint8), [4]]
+        assert counted(open_source(rows))[0] == [1, 2, 3, 4]
+        with pytest.raises(RecordError, match=r"row 2: 'input_ids' is .*requires_grad=True"):
+            counted(open_source([{"input_ids": [1]}, {"input_ids": torch.ones(2, requires_grad=True)}]))
+
+
+class TestDatasets:
+    def test_a_transform_is_refused(self):
+        dataset = datasets.Dataset.from_list(ROWS)
+        for changed in (dataset.with_transform(lambda rows: rows), dataset.map(lambda row: row)):
+            if changed.format["type"] != "custom":
+                assert counted(open_source(changed))[1].sequences == 100
+                continue
+            with pytest.raises(
+                SourceError, match=r"has a transform .*; apply it with dataset.map, or take it off with"
+            ):
+                open_source(changed)
+
+    def test_columns_that_a_format_hides_stay_hidden(self):
+        dataset = datasets.Dataset.from_list(ROWS).with_format("numpy", columns=["input_ids"])
+        assert open_source(dataset).carried == ()
+
+    @pytest.mark.parametrize(
+        ("odd", "reason"),
+        [
+            ({"input_ids": [0.5]}, r"'input_ids' is \[0.5\], not list<item: int64>"),
+            ({"input_ids": "text"}, "'input_ids' is \"text\", not list<item: int64>"),
+            ({"input_ids": None}, "'input_ids' is null"),
+            ({"other": [1]}, "no 'input_ids'|has 'other'"),
+            ({"input_ids": [1], "attention_mask": [0]}, "has 'attention_mask', which the first records have not"),
+        ],
+    )
+    def test_rows_that_are_not_alike(self, odd, reason):
+        def rows():
+            yield from ({"input_ids": [i]} for i in range(1200))
+            yield odd
+            yield {"input_ids": [7]}
+
+        dataset = datasets.IterableDataset.from_generator(rows)
+        with pytest.raises(RecordError, match=rf"dataset, row 1201: ({reason})"):
+            counted(open_source(dataset))
+        tokens, counts = counted(open_source(dataset), on_bad_record="skip")
+        assert (tokens[-1], counts.sequences, counts.bad_skipped) == (7, 1201, 1)
+
+    def test_what_a_library_cannot_read(self):
+        features = datasets.Features({"input_ids": datasets.List(datasets.Value("int32"))})
+
+        def rows():
+            yield {"input_ids": [1]}
+            raise KeyError("broken inside")
+
+        dataset = datasets.IterableDataset.from_generator(rows, features=features)
+        with pytest.raises(
+            SourceError, match=r"dataset: cannot be read from row \d+ on \('broken inside'\); repair it"
+        ):
+            counted(open_source(dataset))

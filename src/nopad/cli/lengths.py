@@ -55,13 +55,15 @@ def read_given(
         SourceError: there is no such file, or nothing in it.
     """
     file, shares = inputs[0] if len(inputs) == 1 else f"{len(inputs)} inputs", shares or Shares()
-    if any(_is_histogram(given) for given in inputs):
+    for given in inputs:
+        if not _elsewhere(given) and not _named(given) and not Path(given).exists():
+            raise SourceError(f"{given}: no such file or folder; check the path")
+    if any(Path(given).suffix == ".json" and not _elsewhere(given) and not _named(given) for given in inputs):
         return _read_histogram(inputs, capacity, policies, reader, shares)
+    source = open_inputs(inputs, reader, policies) if file.endswith(".npy") else None
     if capacity is None:
-        if len(inputs) == 1 and not _elsewhere(file) and "=" not in file and not Path(file).exists():
-            raise SourceError(f"{file}: no such file or folder; check the path")
         raise OptionError(f"{file} does not say for which capacity; give --capacity")
-    source = open_inputs(inputs, reader, policies)
+    source = source or open_inputs(inputs, reader, policies)
     check_shares(shares.weights, shares.validation, source.parts)
     if isinstance(source, LengthsFile):
         lengths = source.lengths
@@ -99,9 +101,9 @@ def _elsewhere(file: str) -> bool:
     return is_url(file) or file.startswith(HUB)
 
 
-def _is_histogram(given: str) -> bool:
-    """Whether this names a histogram file: JSON that is no corpus."""
-    return Path(given).suffix == ".json" and not _elsewhere(given) and Path(given).exists()
+def _named(given: str) -> bool:
+    """Whether this is NAME=INPUT."""
+    return "=" in given and not Path(given).exists()
 
 
 def _read_histogram(

@@ -124,23 +124,23 @@ class InputFile:
     def _unchanged(self, opened: Any) -> Iterator[Any]:
         """Read what was opened, and prove before and after that it is the file that was found."""
         with reading(self.path), opened:
-            self._check(opened, done=False)
+            self.prove(opened)
             try:
                 yield opened
             except Exception:
-                self._check(opened, done=True)  # where it has changed, that is what went wrong
+                self.prove(opened, done=True)  # where it has changed, that is what went wrong
                 raise
-            self._check(opened, done=True)
+            self.prove(opened, done=True)
 
-    def _check(self, opened: Any, *, done: bool) -> None:
-        """Refuse a file that was written to, or replaced, since it was found."""
+    def prove(self, opened: Any, *, done: bool = False) -> None:
+        """Refuse a file that was written to, or replaced, since it was found; a remote one is asked once, when done."""
         if self.remote is None:
             info = os.fstat(opened.fileno())
             size, stamp = info.st_size, _stamp(info)
         elif done:
             size, stamp = self.remote.now()
         else:
-            return  # one request a file is enough
+            return
         if size != self.size:
             raise SourceError(
                 f"{self.path}: changed while the job was running, from {self.size} bytes to {size}; {_AGAIN}"

@@ -70,6 +70,7 @@ class NpyFile:
                 data = file.read_buffer((end - begin) * width)  # of Arrow's pool: its memory is used again
                 if len(data) != (end - begin) * width:
                     raise SourceError(f"{self.path}: cut short at value {begin + len(data) // width:,}; save it again")
+                self._file.prove(file)
                 return np.frombuffer(data, self.dtype).astype(self.dtype.newbyteorder("="), copy=False)
 
             yield read

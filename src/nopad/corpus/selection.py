@@ -127,15 +127,14 @@ def select(schema: pa.Schema, reading: Reading, place: str) -> Selection:
     if kind == "ids" and reading.pad_id is None and reading.mask_field is not None:
         mask = _mask(schema, reading.mask_field, place)
     others = [name for name in schema.names if name not in (content, mask)]
-    if reading.carry != "auto":
-        carried = [_asked(schema, name, kind, content, place) for name in reading.carry]
-    elif kind == "ids":
-        carried = [c for name in others if (c := _found(schema, name, place)) and name not in RESERVED]
-    else:
-        carried = []
+    asked = [] if reading.carry == "auto" else [_asked(schema, name, kind, content, place) for name in reading.carry]
     lengths = [field.type for field in schema if field.name == "seq_lengths"]
     if kind == "ids" and any(map(is_list, lengths)):  # rewritten by another tool, or packed by another
         raise SourceError(f"{place}: {_PACKED}")
+    if reading.carry == "auto" and kind == "ids":
+        carried = [c for name in others if (c := _found(schema, name, place)) and name not in RESERVED]
+    else:
+        carried = asked
     names = {column.name for column in carried}
     watched: Literal["all", "mask", "none"] = "none"
     if kind == "ids":

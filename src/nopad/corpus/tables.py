@@ -94,6 +94,7 @@ class ParquetFile(TableSource):
                 read = 0
                 for batch in parquet.iter_batches(rows, row_groups=[group], columns=self.selection.columns):
                     read += batch.num_rows
+                    self._file.prove(opened)
                     yield batch
                 if read != described.num_rows:
                     raise pa.ArrowInvalid(f"row group {group} holds {read:,} of its {described.num_rows:,} rows")
@@ -113,18 +114,17 @@ class ArrowFile(TableSource):
         with file.random() as opened, _library_errors(file, "Arrow"):
             schema = _opened(opened).schema
         super().__init__(file.name, str(file.path), schema, how)
-        self._read = pa.ipc.IpcReadOptions(
-            included_fields=[schema.get_field_index(name) for name in self.selection.columns]
-        )
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The file's own batches."""
         with self._file.random() as opened, _library_errors(self._file, "Arrow"):
-            found = _opened(opened, self._read)
+            found = _opened(opened)
             numbered = isinstance(found, pa.RecordBatchFileReader)
             if not numbered:
                 self._check_end(opened)
-            yield from map(found.get_batch, range(found.num_record_batches)) if numbered else found
+            for batch in map(found.get_batch, range(found.num_record_batches)) if numbered else found:
+                self._file.prove(opened)
+                yield batch
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Pieces of about `block_bytes`."""
@@ -167,8 +167,11 @@ def _damaged(file: InputFile, kind: str, error: Exception) -> SourceError:
     return SourceError(f"{file.path}: not a whole {kind} file ({reason}); make it again, or leave it out")
 
 
-def _opened(file: Any, options: pa.ipc.IpcReadOptions | None = None) -> Any:
-    """Open an Arrow file, or else an Arrow stream."""
+def _opened(file: Any) -> Any:
+    """Open an Arrow file, or else an Arrow stream.
+
+    All columns are read: told which ones to read, Arrow takes what a short read left in memory for their values.
+    """
     start = file.read(len(ARROW_FILE))
     file.seek(0)
-    return (pa.ipc.open_file if start == ARROW_FILE else pa.ipc.open_stream)(file, options=options)
+    return (pa.ipc.open_file if start == ARROW_FILE else pa.ipc.open_stream)(file)

@@ -1,0 +1,255 @@
+"""Files that change under a job, and files that are damaged: an error that names the file, never other data, no crash.
+
+The judge is the list of values that were written: whatever comes out must be a beginning of it, and an end without an
+error must be the end of it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from contextlib import suppress
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nopad.corpus import CorpusOptions, LengthsFile, open_source, sequences
+from nopad.errors import FormatError, NopadError, RecordError, SourceError
+
+N = 4000
+BLOCK = 1 << 12
+
+
+def table(first: int) -> pa.Table:
+    ids = [[first + i, i] for i in range(N)]
+    return pa.table({"input_ids": pa.array(ids, pa.list_(pa.int32())), "label": pa.array(range(N), pa.int64())})
+
+
+def parquet(folder, first):
+    path = folder / "a.parquet"
+    pq.write_table(table(first), path, row_group_size=200, compression="none", use_dictionary=False)
+    return path
+
+
+def arrow_file(folder, first):
+    path = folder / "a.arrow"
+    with pa.ipc.new_file(path, table(first).schema) as writer:
+        writer.write_table(table(first), max_chunksize=200)
+    return path
+
+
+def arrow_stream(folder, first):
+    path = folder / "a.arrow"
+    with pa.ipc.new_stream(path, table(first).schema) as writer:
+        writer.write_table(table(first), max_chunksize=200)
+    return path
+
+
+def arrays(folder, first):
+    (folder / "arrays").mkdir(exist_ok=True)
+    np.save(folder / "arrays/offsets.npy", np.arange(N + 1) * 2)
+    np.save(folder / "arrays/ids.npy", np.array(table(first)["input_ids"].to_pylist()).ravel())
+    return folder / "arrays/ids.npy"
+
+
+def jsonl(folder, first):
+    path = folder / "a.jsonl"
+    path.write_text("".join(f'{{"input_ids": [{first + i:06d}, {i:06d}]}}\n'.replace(" 0", " 1") for i in range(N)))
+    return path
+
+
+def jsonl_gz(folder, first):
+    path = folder / "a.jsonl.gz"
+    rng = np.random.default_rng(first)
+    lines = (json.dumps({"input_ids": rng.integers(10**8, 10**9, 40).tolist()}) for _ in range(N))
+    path.write_bytes(gzip.compress("\n".join(lines).encode(), 1, mtime=0))
+    return path
+
+
+FORMS = (parquet, arrow_file, arrow_stream, arrays, jsonl, jsonl_gz)
+
+
+def opened(path):
+    return open_source(path.parent if path.suffix == ".npy" else path, block_bytes=BLOCK)
+
+
+def ids_of(blocks):
+    return [
+        token
+        for group in sequences(blocks, None, CorpusOptions(capacity=64), group_bytes=1)
+        for token in group.batch.tokens.tolist()
+    ]
+
+
+def drain(blocks, seen):
+    for block in blocks:
+        with suppress(RecordError):  # zeros are no JSON
+            seen += ids_of([block])
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+class TestAFileThatChanges:
+    def test_replaced_by_one_of_the_same_size_before_it_is_read(self, tmp_path, form):
+        path = form(tmp_path, 100_000)
+        source, size = opened(path), path.stat().st_size
+        other = path.with_suffix(".other")
+        os.rename(path, other)
+        form(tmp_path, 200_000)
+        path.write_bytes(path.read_bytes()[:size].ljust(size, b"\n"))
+        os.utime(path, ns=(path.stat().st_atime_ns, other.stat().st_mtime_ns))  # the inode tells it
+        with pytest.raises(SourceError, match=rf"{path.name}: (written again or replaced|changed) while the job was"):
+            list(source.blocks())
+
+    def test_written_again_while_it_is_read(self, tmp_path, form):
+        path = form(tmp_path, 100_000)
+        whole, blocks, seen = ids_of(opened(path).blocks()), opened(path).blocks(), []
+        seen += ids_of([next(blocks)])
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2 : len(data) // 2 + 512] = bytes(512)
+        with open(path, "r+b") as file:
+            file.write(data)
+        os.utime(path, ns=(1, 1))  # clocks of file systems tick slowly
+        message = rf"{path.name}: written again or replaced while the job was running"
+        with pytest.raises(SourceError, match=message):
+            drain(blocks, seen)
+        if form not in (jsonl, jsonl_gz):  # of lines, the end of the file is where it is found out
+            assert seen == whole[: len(seen)]
+
+    @pytest.mark.parametrize("left", [0.05, 0.5, 0.95])
+    def test_cut_short_while_it_is_read(self, tmp_path, form, left):
+        path = form(tmp_path, 100_000)
+        whole, blocks, seen = ids_of(opened(path).blocks()), opened(path).blocks(), []
+        seen += ids_of([next(blocks)])
+        os.truncate(path, int(path.stat().st_size * left))
+        with pytest.raises(SourceError, match=rf"{path.name}: changed while the job was running, from \d+ bytes to"):
+            drain(blocks, seen)
+        assert seen == whole[: len(seen)]
+
+
+def test_lengths_that_change(tmp_path):
+    path = tmp_path / "lengths.npy"
+    np.save(path, np.ones(1000, np.int32))
+    source = LengthsFile(path)
+    os.truncate(path, 2000)
+    with pytest.raises(SourceError, match=r"lengths.npy: changed while the job was running, from 4128 bytes to 2000"):
+        _ = source.lengths
+    with pytest.raises(FormatError, match=r"cut short: 1,000 values take 4,128 bytes, and it has 2,000"):
+        LengthsFile(path)
+
+
+FUZZ = """
+    import sys, pathlib, warnings
+    import numpy as np
+    from nopad.corpus import CorpusOptions, open_source, sequences
+    from nopad.errors import NopadError
+    path, rng = pathlib.Path(sys.argv[1]), np.random.default_rng(0)
+    whole = path.read_bytes()
+    options = CorpusOptions(capacity=64, over_long="drop", on_bad_record="skip")
+    for _ in range(60):
+        data = bytearray(whole)
+        for at in rng.integers(len(data), size=rng.choice([1, 3, 20])).tolist():
+            data[at] = rng.integers(256)
+        at = int(rng.integers(len(data)))
+        data[at : at + 32] = bytes(32) if rng.integers(2) else data[at : at + 32]
+        path.write_bytes(data)
+        try:
+            for group in sequences(open_source(path).blocks(), None, options):
+                pass
+        except NopadError as error:
+            assert str(path) in str(error) or "nothing" in str(error), error
+"""
+
+
+@pytest.mark.parametrize("kind", ["parquet", "file", "stream", "lz4"])
+def test_damaged_files_neither_crash_nor_raise_what_is_not_ours(tmp_path, kind):
+    rng = np.random.default_rng(1)
+    rows = [{"input_ids": rng.integers(0, 99, n).tolist(), "name": f"né{n}", "x": n} for n in rng.integers(1, 30, 300)]
+    made = pa.Table.from_pylist(rows).append_column("kind", pa.array(["a", "b"] * 150).dictionary_encode())
+    path = tmp_path / ("a.parquet" if kind == "parquet" else "a.arrow")
+    if kind == "parquet":
+        pq.write_table(made, path, row_group_size=100)
+    else:
+        options = pa.ipc.IpcWriteOptions(compression="lz4" if kind == "lz4" else None)
+        with (pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file)(path, made.schema, options=options) as writer:
+            writer.write_table(made, max_chunksize=100)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FUZZ), path], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def with_broken_text(values: list[bytes], kind: pa.DataType) -> pa.Array:
+    raw = pa.array(values, pa.large_binary() if pa.types.is_large_string(kind) else pa.binary())
+    return pa.Array.from_buffers(kind, len(values), raw.buffers())
+
+
+class TestEveryBatchIsProven:
+    @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+    @pytest.mark.parametrize("content", ["text", "input_ids"])
+    def test_text_that_is_no_utf8(self, tmp_path, kind, content):
+        broken = with_broken_text([b"one", b"\xfd\xfe", "tr\u00e8s".encode(), b"ab\xc3"], kind)
+        made = pa.table({"input_ids": [[1], [2], [3], [4]], "name": broken})
+        if content == "text":
+            made = pa.table({"text": broken})
+        with pa.ipc.new_file(tmp_path / "a.arrow", made.schema) as writer:
+            writer.write_table(made)
+        source = open_source(tmp_path / "a.arrow")
+        [block] = source.blocks()
+        found = list(block.records())
+        assert [(one.line, one.reason) for one in found if hasattr(one, "reason")] == [
+            (2, f"{'text' if content == 'text' else 'name'!r} is not UTF-8: byte 0xfd at offset 0 of the value"),
+            (4, f"{'text' if content == 'text' else 'name'!r} is not UTF-8: byte 0xc3 at offset 2 of the value"),
+        ]
+        if content == "input_ids":
+            with pytest.raises(RecordError, match=r"a.arrow, row 2: 'name' is not UTF-8"):
+                ids_of(source.blocks())
+            options = CorpusOptions(capacity=4, on_bad_record="skip")
+            [group] = sequences(source.blocks(), None, options)
+            assert group.batch.tokens.tolist() == [1, 3]
+            assert group.batch.sequence_columns["name"].to_pylist() == ["one", "très"]
+            assert group.counts.bad_skipped == 2
+
+    def test_string_views(self, tmp_path):
+        made = pa.table({"input_ids": [[1], [2]], "name": pa.array(["a", "a longer one than that"], pa.string_view())})
+        with pa.ipc.new_file(tmp_path / "a.arrow", made.schema) as writer:
+            writer.write_table(made)
+        [group] = sequences(open_source(tmp_path / "a.arrow").blocks(), None, CorpusOptions(capacity=4))
+        assert group.batch.sequence_columns["name"].to_pylist() == ["a", "a longer one than that"]
+
+    def test_names_that_come_twice(self, tmp_path):
+        made = pa.table([pa.array([[1]]), pa.array([1]), pa.array([2])], names=["input_ids", "x", "x"])
+        pq.write_table(made, tmp_path / "a.parquet")
+        with pytest.raises(SourceError, match=r"a.parquet: 2 columns 'x'; .* name the columns to carry with --carry"):
+            open_source(tmp_path / "a.parquet")
+        assert ids_of(open_source(tmp_path / "a.parquet", carry=()).blocks()) == [1]
+
+    def test_offsets_that_point_nowhere(self, tmp_path):
+        offsets = pa.py_buffer(np.array([0, 2, 1 << 30, 4], np.int32).tobytes())
+        bad = pa.Array.from_buffers(
+            pa.list_(pa.int32()), 3, [None, offsets], children=[pa.array([1, 2, 3, 4], pa.int32())]
+        )
+        with pa.ipc.new_file(tmp_path / "a.arrow", pa.schema({"input_ids": bad.type})) as writer:
+            writer.write_batch(pa.RecordBatch.from_arrays([bad], names=["input_ids"]))
+        with pytest.raises(
+            SourceError, match=r"a.arrow(, rows 1 to 3, column 'input_ids': damaged|: not a whole Arrow)"
+        ):
+            list(open_source(tmp_path / "a.arrow").blocks())
+
+    @pytest.mark.parametrize("order", ["<", ">"])
+    def test_arrays_of_either_byte_order(self, tmp_path, order):
+        np.save(tmp_path / "ids.npy", np.array([1, 2, 70_000], order + "i4"))
+        np.save(tmp_path / "offsets.npy", np.array([0, 2, 3], order + "i8"))
+        np.save(tmp_path / "score.npy", np.array([0.5, 1.5], order + "f8"))
+        [group] = sequences(open_source(tmp_path).blocks(), None, CorpusOptions(capacity=4))
+        assert group.batch.tokens.tolist() == [1, 2, 70_000]
+        assert group.batch.sequence_columns["score"].to_pylist() == [0.5, 1.5]
+
+
+def test_the_fuzz_judge_sees_our_errors():
+    assert issubclass(SourceError, NopadError)
