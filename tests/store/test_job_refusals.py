@@ -146,14 +146,18 @@ def test_options_are_refused_before_anything_is_read(tmp_path, pack):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_damaged_dataset_is_not_reused(tmp_path, pack):
+@pytest.mark.parametrize("name", ["shards/00000-of-00001.parquet", "plan.json"])
+def test_a_damaged_dataset_is_not_reused(tmp_path, pack, name):
     source = IterableSource([[1, 2], [3]])
     made = pack(source, tmp_path / "out")
-    shard = tmp_path / "out" / made.shards[0].file
-    shard.write_bytes(shard.read_bytes()[:-1])
-    message = f"{shard} is missing or damaged; delete {tmp_path / 'out'} to pack again"
-    with pytest.raises(CorruptError, match=re.escape(message)):
-        pack(source, tmp_path / "out")
+    assert pack(source, tmp_path / "out") == made
+    path = tmp_path / "out" / name
+    whole = path.read_bytes()
+    message = f"{path} is missing or damaged; delete {tmp_path / 'out'} to pack again"
+    for content in (whole[:-1], whole.replace(whole[9:10], b"x", 1), None):
+        path.unlink() if content is None else path.write_bytes(content)
+        with pytest.raises(CorruptError, match=f"^{re.escape(message)}$"):
+            pack(source, tmp_path / "out")
 
 
 @pytest.fixture

@@ -335,3 +335,10 @@ def test_a_pickled_row_is_small_and_whole(large):
     data = pickle.dumps(row)
     assert len(data) < len(pickle.dumps(row._block))
     assert contents([pickle.loads(data)]) == contents([row])
+
+
+@pytest.mark.parametrize("number", [-1, 6, 10**9])
+def test_a_block_that_is_not_there(large, number):
+    for read in (large.block, lambda at: next(large.iter_blocks([at]))):
+        with pytest.raises(IndexError, match=f"^block {number} of 6 blocks$"):
+            read(number)

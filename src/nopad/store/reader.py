@@ -288,6 +288,8 @@ class PackedDataset:
 
     def _place(self, number: int) -> tuple[int, int]:
         """Return the file of a block, and its row group there."""
+        if not 0 <= number < self.blocks:
+            raise IndexError(f"block {number} of {self.blocks} blocks")
         file = bisect_right(self._first_block_of_file, number) - 1
         return file, number - self._first_block_of_file[file]
 
