@@ -517,7 +517,11 @@ class TestWhatAStrangerFound:
 
 
 class TestDatasets:
-    def test_a_transform_is_refused(self):
+    @pytest.fixture
+    def datasets(self):
+        return pytest.importorskip("datasets")
+
+    def test_a_transform_is_refused(self, datasets):
         dataset = datasets.Dataset.from_list(ROWS)
         for changed in (dataset.with_transform(lambda rows: rows), dataset.map(lambda row: row)):
             if changed.format["type"] != "custom":
@@ -528,7 +532,7 @@ class TestDatasets:
             ):
                 open_source(changed)
 
-    def test_columns_that_a_format_hides_stay_hidden(self):
+    def test_columns_that_a_format_hides_stay_hidden(self, datasets):
         dataset = datasets.Dataset.from_list(ROWS).with_format("numpy", columns=["input_ids"])
         assert open_source(dataset).carried == ()
 
@@ -542,7 +546,7 @@ class TestDatasets:
             ({"input_ids": [1], "attention_mask": [0]}, "has 'attention_mask', which the first records have not"),
         ],
     )
-    def test_rows_that_are_not_alike(self, odd, reason):
+    def test_rows_that_are_not_alike(self, datasets, odd, reason):
         def rows():
             yield from ({"input_ids": [i]} for i in range(1200))
             yield odd
@@ -554,7 +558,7 @@ class TestDatasets:
         tokens, counts = counted(open_source(dataset), on_bad_record="skip")
         assert (tokens[-1], counts.sequences, counts.bad_skipped) == (7, 1201, 1)
 
-    def test_what_a_library_cannot_read(self):
+    def test_what_a_library_cannot_read(self, datasets):
         features = datasets.Features({"input_ids": datasets.List(datasets.Value("int32"))})
 
         def rows():

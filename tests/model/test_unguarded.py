@@ -10,7 +10,7 @@ import transformers as t
 from zoo import CONFIGS, FORMS, build
 
 import nopad
-from nopad.errors import BatchError
+from nopad.errors import BatchError, NopadError
 from nopad.model import static_inputs
 
 
@@ -98,6 +98,51 @@ def test_ids_of_a_decoder(sequences):
     batch = nopad.PackedBatch.from_sequences(sequences).with_decoder(sequences, 2)
     with pytest.raises(BatchError, match="decoder_input_ids is of a packed batch"):
         model(input_ids=sequences[0][None], decoder_input_ids=batch["decoder_input_ids"])
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_a_compiled_model(sequences):
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    model = nopad.packed(build("bert"))
+    compiled = torch.compile(model, backend="eager")
+    batch = nopad.PackedBatch.from_sequences(sequences[:4])
+    with pytest.raises(BatchError, match="input_ids is of a packed batch"):
+        compiled(input_ids=batch["input_ids"])
+    with torch.no_grad():
+        ids = sequences[0][None]
+        torch.testing.assert_close(compiled(ids).last_hidden_state, model(ids).last_hidden_state, atol=1e-12, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+@pytest.mark.parametrize("kind", ["bert", "llama", "deberta"])
+@pytest.mark.parametrize("before", [[], ["ids"], ["plain", "ids"], ["plain"]], ids=" ".join)
+def test_a_batch_through_a_compiled_model(kind, before, sequences):
+    """What raised once while compiling runs as it is afterwards, in part: right or refused, every time."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    stock, model = build(kind), nopad.packed(build(kind))
+    compiled = torch.compile(model, backend="eager")
+    batch = nopad.PackedBatch.from_sequences(sequences[:4])
+    for way in before:
+        if way == "plain":
+            compiled(input_ids=sequences[0][None])
+        else:
+            with pytest.raises(BatchError, match="input_ids is of a packed batch"):
+                compiled(input_ids=batch["input_ids"])
+    for _ in range(2):
+        try:
+            found = batch.unpack(compiled(**batch).last_hidden_state)
+        except NopadError:
+            continue
+        for part, sequence in zip(found, sequences[:4], strict=True):
+            torch.testing.assert_close(part, stock(input_ids=sequence[None]).last_hidden_state[0], atol=1e-12, rtol=0)
+    ids = sequences[0][None]  # and an ordinary call is one again
+    torch.testing.assert_close(model(ids).last_hidden_state, stock(ids).last_hidden_state, atol=1e-12, rtol=0)
+    found = batch.unpack(model(**batch).last_hidden_state)
+    torch.testing.assert_close(found[0], stock(ids).last_hidden_state[0], atol=1e-12, rtol=0)
 
 
 class TestOrdinaryCalls:

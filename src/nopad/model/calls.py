@@ -98,6 +98,7 @@ class Cell:
         compiled: the call of static shapes while compiling, for a compiler does not see what is a thread's own.
         most: most sequences of a batch; None: any number.
         how: from which tokens a sequence's result is read, in calls of static shapes.
+        opened: how many packed calls are under way, in all threads; a compiler sees that much.
         owned: whether it is a model's; not that of a module which was copied by itself.
     """
 
@@ -106,6 +107,7 @@ class Cell:
         self.compiled = Static()
         self.most = most
         self.how = how
+        self.opened = 0
         self.owned = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -117,6 +119,20 @@ class Cell:
         if torch.compiler.is_compiling():
             return None
         return self.calls.stack[-1] if self.calls.stack else None
+
+    def refuse_compiling(self) -> None:
+        """Keep the compiler off a hook while a packed call is under way: it would be left out of it in silence.
+
+        What raises while compiling runs as it is instead, which is right.
+
+        Raises:
+            UnsupportedModelError: the compiler is at it.
+        """
+        if torch.compiler.is_compiling() and self.opened:
+            raise UnsupportedModelError(
+                "a packed batch went through a model that is compiled whole; compile its layers one by one, or feed it "
+                "nopad.model.static_inputs(model, batch)"
+            )
 
     @property
     def static(self) -> Static:

@@ -84,6 +84,7 @@ class Swap(Hook):
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run; see the class."""
+        self.cell.refuse_compiling()
         call = self.cell.call
         if call is None:
             return None

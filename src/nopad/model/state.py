@@ -26,7 +26,7 @@ from nopad.model.hooks import Count, Hook, NoPositions, PackAgain, Positions, Sw
 from nopad.model.positions import positions
 from nopad.model.postconditions import check_attended, check_output, check_ran
 from nopad.model.static import enter_static, leave_static
-from nopad.model.unguarded import check_rows, refuse_unguarded
+from nopad.model.unguarded import check_rows, refuse_marked, refuse_unguarded
 
 __all__ = ["State", "part_of"]
 
@@ -161,10 +161,12 @@ class State:
     def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Open a packed call: check that batch and model fit, and turn the batch into the model's own arguments."""
         if torch.compiler.is_compiling():
-            given = bound(module, args, kwargs)
-            numbers: Any = given.get("attention_mask")
+            arguments = bound(module, args, kwargs)
+            numbers: Any = arguments.get("attention_mask")
             if is_static(numbers):
-                enter_static(self.cell, numbers, given.get("input_ids"))
+                enter_static(self.cell, numbers, arguments.get("input_ids"))
+            elif not isinstance(numbers, PackedMask):  # which says by itself that it is not to be compiled
+                refuse_marked(arguments)
             return None
         stack = self.cell.calls.stack
         stack.append(None)  # the leaving hook takes it off, whatever happens here
@@ -195,6 +197,7 @@ class State:
         check_labels(self.model, self.head.by_token, named)
         self.head.enter(call, named)
         stack[-1] = call
+        self._count(1)
         call.token = attention.begin(call)
         return (), named
 
@@ -202,12 +205,14 @@ class State:
         """Close the call, and give what it returned one entry per sequence where it has one per row."""
         if is_static(bound(module, args, kwargs).get("attention_mask")):
             return leave_static(module, self.cell, self.head, output)
+        self.cell.refuse_compiling()
         if torch.compiler.is_compiling():
             return output
         stack = self.cell.calls.stack
         call = stack.pop() if stack else None
         if call is None:
             return None
+        self._count(-1)
         attention.end(call.token)
         if output is None:  # it raised
             return None
@@ -216,6 +221,10 @@ class State:
         output = self.head.leave(call, output)
         check_output(module, self.head, call, output)
         return output.to_tuple() if call.as_tuple and hasattr(output, "to_tuple") else output
+
+    def _count(self, more: int) -> None:
+        with self.lock:
+            self.cell.opened += more
 
     def _opened(self, guard: PackedMask, named: Mapping[str, Any], module: nn.Module) -> Call:
         """The call of a batch with this guard."""

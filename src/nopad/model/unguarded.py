@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from nopad.batch.guard import is_of_batch
 from nopad.errors import BatchError, UnsupportedModelError
 
-__all__ = ["check_rows", "refuse_unguarded"]
+__all__ = ["check_rows", "refuse_marked", "refuse_unguarded"]
 
 MIXING = (nn.RNNBase, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
@@ -24,17 +24,26 @@ def refuse_unguarded(named: Mapping[str, Any]) -> None:
     Raises:
         BatchError: it is one.
     """
+    refuse_marked(named)
+    if _begin_again(named.get("position_ids"), named.get("attention_mask")):
+        raise BatchError(
+            "position_ids begin again inside a row and attention_mask does not keep apart what they begin: sequences "
+            "would see each other. Build the batch with nopad.PackedBatch, and call model(**batch)"
+        )
+
+
+def refuse_marked(named: Mapping[str, Any]) -> None:
+    """Refuse tensors that a packed batch handed out.
+
+    Raises:
+        BatchError: there is one.
+    """
     for name in ("input_ids", "inputs_embeds", "position_ids", "decoder_input_ids"):
         if is_of_batch(named.get(name)):
             raise BatchError(
                 f"{name} is of a packed batch, and its attention_mask is not there: sequences would see each other. "
                 "Call model(**batch), or give attention_mask=batch['attention_mask'] too"
             )
-    if _begin_again(named.get("position_ids"), named.get("attention_mask")):
-        raise BatchError(
-            "position_ids begin again inside a row and attention_mask does not keep apart what they begin: sequences "
-            "would see each other. Build the batch with nopad.PackedBatch, and call model(**batch)"
-        )
 
 
 def check_rows(model: nn.Module, base: Any) -> None:
