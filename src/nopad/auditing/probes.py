@@ -52,9 +52,9 @@ class Places:
         `kind` "sequence": not the former, though the shape may be the same; "target": of the targets' rows; None: by
         the shape.
         """
-        if self.target is not None and (kind == "target" or (kind is None and self._is(self.target, values))):
+        if self.target is not None and kind in (None, "target") and self._is(self.target, values):
             return self.target.split(values, "token")
-        if kind != "sequence" and self._is(self, values):
+        if kind in (None, "token") and self._is(self, values):
             flat = values.reshape(-1, *values.shape[2:])
             return [flat[torch.from_numpy(places).to(flat.device)] for places in self.of]
         if self.batch is not None and values.shape[:1] == (len(self.of),):
