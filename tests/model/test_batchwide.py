@@ -167,3 +167,4 @@ class TestLayersThatDoNotSay:
         numbers = torch.ones(1, 1, 1, 3, dtype=torch.int32)
         with pytest.raises(UnsupportedModelError, match="Layer hands top_tokens to its attention, of which"):
             packed_attention(module, states, states, states, numbers, top_tokens=torch.zeros(3))
+        packed_attention(module, states, states, states, numbers, num_items_in_batch=torch.tensor(3))

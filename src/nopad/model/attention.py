@@ -86,7 +86,8 @@ def packed_attention(
             f"{type(module).__name__} of layer {layer} attends within a window and does not tell its attention of it; "
             "run its sequences padded, without nopad.packed"
         )
-    unknown = [name for name, value in others.items() if isinstance(value, Tensor) and name not in KNOWN]
+    # A tensor without dimensions says nothing of tokens: a loss's denominator comes along, for one.
+    unknown = [name for name, one in others.items() if isinstance(one, Tensor) and one.dim() and name not in KNOWN]
     if unknown:
         raise UnsupportedModelError(
             f"{type(module).__name__} hands {', '.join(unknown)} to its attention, of which nopad's knows nothing; run "
