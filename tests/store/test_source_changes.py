@@ -1,4 +1,4 @@
-"""A table that is replaced while a job runs is refused: nothing of the new one is packed, nothing of the old one lost."""
+"""A table that is replaced while a job runs is refused: nothing of the new is packed, nothing of the old is lost."""
 
 from __future__ import annotations
 
