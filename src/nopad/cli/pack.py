@@ -48,7 +48,7 @@ def pack(
         list[str],
         typer.Argument(
             metavar="INPUT...",
-            help="Files (text, JSONL, Parquet, Arrow), folders or URLs of them, memory-mapped arrays, hf:NAME; "
+            help="Files (text, JSONL, Parquet, Arrow), folders or URLs of them, folders of .npy arrays, hf:NAME; "
             "lengths.npy with --index-only. NAME=INPUT for each: sources that are counted apart.",
         ),
     ],
