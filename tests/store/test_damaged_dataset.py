@@ -17,7 +17,7 @@ import nopad
 from nopad.corpus import open_source
 from nopad.errors import CorruptError
 from nopad.files import sha256_file
-from nopad.store import Manifest
+from nopad.store import Manifest, shard_files
 
 OPTIONS = {"over_long": "split", "capacity": 16, "shard_tokens": 256}
 
@@ -179,3 +179,15 @@ def test_pages_carry_checksums(built):
     broken = pa.BufferReader(whole[: end - 1] + bytes([whole[end - 1] ^ 1]) + whole[end:])
     with pytest.raises(OSError, match="CRC checksum verification failed"):
         pq.ParquetFile(broken, page_checksum_verification=True).read()
+
+
+def test_few_footers_are_kept(out, monkeypatch):
+    m = Manifest.load(out)
+    if m.kind == "index":
+        return
+    expected = {how: read(nopad.open_packed(out)) for how, read in WAYS.items()}
+    monkeypatch.setattr(shard_files, "_FOOTERS", 2)
+    monkeypatch.setattr(shard_files, "_OPEN", 2)
+    dataset = nopad.open_packed(out)
+    assert {how: read(dataset) for how, read in WAYS.items()} == expected
+    assert len(dataset._files._fragments) == len(dataset._files._local.readers) == 2

@@ -26,6 +26,7 @@ STOPS = {
     "publishing": {"match": "out/plan.json"},
     "before the manifest": {"match": "nopad.json.partial"},
 }
+SOAK = pytest.mark.soak
 JOBS = ["carried", "split", "index", "lengths"]
 
 
@@ -129,7 +130,7 @@ def test_many_flipped_bits(stopped, stop):
 
 
 @pytest.mark.parametrize("stop", STOPS)
-@pytest.mark.parametrize("change", ["removed", "emptied", "cut", "doubled"])
+@pytest.mark.parametrize("change", ["removed", "cut", *(pytest.param(c, marks=SOAK) for c in ("emptied", "doubled"))])
 def test_files_that_are_not_what_they_were(stopped, stop, change):
     if not (found := stopped(stop)):
         return
