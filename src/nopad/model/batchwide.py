@@ -67,7 +67,7 @@ def check_scales(model: nn.Module) -> None:
         UnsupportedModelError: one does.
     """
     for module in _modules(model):
-        known = _library(type(module))
+        known = _library(type(module).__module__, type(module).__name__)
         weight = module._parameters.get("weight")
         custom = weight is not None and type(weight) is not nn.Parameter
         why = _together(module, known, weight) if known or custom else None
@@ -122,11 +122,11 @@ def _modules(model: nn.Module) -> Iterator[nn.Module]:
 
 
 @lru_cache(maxsize=1024)
-def _library(kind: Any) -> str:
-    """Whose quantised layer this class is; "": of none that is known to look at a whole batch."""
-    if kind.__module__.startswith(("torch.ao.nn.quantized.dynamic", "torch.ao.nn.intrinsic.quantized.dynamic")):
+def _library(where: str, name: str) -> str:
+    """Whose quantised layer this is; "": of none that is known to look at a whole batch."""
+    if where.startswith(("torch.ao.nn.quantized.dynamic", "torch.ao.nn.intrinsic.quantized.dynamic")):
         return "torch.ao"
-    return {"Linear8bitLt": "bitsandbytes", "Float8Linear": "torchao float8"}.get(kind.__name__, "")
+    return {"Linear8bitLt": "bitsandbytes", "Float8Linear": "torchao float8"}.get(name, "")
 
 
 def _together(module: Any, kind: str, weight: Any) -> str | None:
