@@ -85,6 +85,21 @@ def test_embeddings_are_read_at_the_last_token():
     assert float((found - wanted).abs().max()) < 1e-12
 
 
+def test_a_class_of_ones_own_may_read_another_token():
+    stock = build("llama")
+    own = type("Own", (type(stock),), {})(stock.config).double().eval()
+    own.load_state_dict(stock.state_dict())
+    nopad.packed(own, head="classification")
+    texts = [[11, 12], [PAD, 13, 14], [15]]
+    wanted = torch.cat([stock(input_ids=torch.tensor([one])).logits for one in texts])
+    found = own(**nopad.PackedBatch.from_sequences(texts)).logits
+    assert float((found - wanted).abs().max()) < 1e-12
+    with pytest.raises(
+        BatchError, match="a sequence ends with the pad id, and nopad cannot tell whether Own reads that"
+    ):
+        own(**nopad.PackedBatch.from_sequences([[11, 12, PAD], [13, 14]]))
+
+
 def test_static_shapes():
     model = build("llama")
     wanted = alone(model)

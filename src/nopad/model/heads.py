@@ -191,7 +191,13 @@ class _LastToken(Head):
                 "transformers do; run the base model, and pool its states with nopad.model.pooled"
             )
         if self.pooling() == "last":
-            logits = scores.reshape(-1, scores.shape[-1])[call.seen["last"]]
+            at = call.seen["last"]
+            if not self.stock and not torch.equal(at, call.placed.last):
+                raise BatchError(
+                    f"a sequence ends with the pad id, and nopad cannot tell whether {type(self.model).__name__} reads "
+                    "that token or the one before; take pad ids off the ends"
+                )
+            logits = scores.reshape(-1, scores.shape[-1])[at]
         else:
             logits = pool(scores, call.placed, "mean")
         output["logits"] = logits
