@@ -1,4 +1,4 @@
-"""Models on packs beside padding and other runtimes: real tokens a second, in one run, on the same texts and weights.
+"""Models on packs beside padding and other runtimes: real tokens per second, in one run, on the same texts and weights.
 
 `embed`: all-MiniLM-L6-v2 forward on docstrings and comments of the standard library (at least 40 characters, an order
 drawn by seed 0): the first 320, then 2,000. `sizes`: encoders of MiniLM's and BERT-base's sizes, on docstrings and on
@@ -95,7 +95,7 @@ def forward(model: Any, batches: Iterator[PackedBatch]) -> None:
 
 
 def rates(ways: Ways, tokens: int, turns: int, once: tuple[str, ...] = ()) -> dict[str, list[float]]:
-    """Real tokens a second, all ways in turn; those in `once` only in the first."""
+    """Real tokens per second, all ways in turn; those in `once` only in the first."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(turns):
         for name, way in ways.items():
@@ -134,7 +134,7 @@ def embed(_: Path | None) -> None:
         tokens = sum(map(len, sequences))
         print(f"\nMiniLM forward, {count:,} docstrings, {tokens:,} tokens, longest {max(map(len, sequences))}")
         slots = [sum(ids.size for ids, _ in batches(s)) / tokens for s in (sequences, by_length(sequences))]
-        print(f"  slots a token: {slots[0]:.2f} as they come, {slots[1]:.2f} sorted")
+        print(f"  slots per token: {slots[0]:.2f} as they come, {slots[1]:.2f} sorted")
         ways: Ways = {
             "padded to 512": lambda s=sequences: [stock(*_tensors(b)) for b in batches(s, 512)],
             ARRIVAL: lambda s=sequences: [stock(*_tensors(b)) for b in batches(s)],

@@ -47,12 +47,12 @@ PEERS = {
     "nopad": Peer((), (("auto", "default (auto)"), ("lpfhp", "lpfhp")), "proof and map included"),
     "trl": Peer(
         (TORCH, ("trl==1.16.0",)),
-        (("rows", "bfd, default: 1,000 rows a batch"), ("all", "bfd, one batch")),
+        (("rows", "bfd, default: 1,000 rows per batch"), ("all", "bfd, one batch")),
         "rows of nulls; map from the rows it takes",
     ),
     "llamafactory": Peer(
         (("numpy>=2",), ("--no-deps", "llamafactory==0.9.5")),
-        (("rows", "knapsack, default: 1,000 rows a batch"), ("all", "knapsack, one call")),
+        (("rows", "knapsack, default: 1,000 rows per batch"), ("all", "knapsack, one call")),
         "packs lengths; dealing out items is timed",
     ),
     "olmo_core": Peer(
@@ -61,7 +61,7 @@ PEERS = {
     "axolotl": Peer(
         (TORCH, ("axolotl==0.19.0",)),
         (("groups", "multipack, default: groups of 100,000"),),
-        "at most 200 sequences a pack",
+        "at most 200 sequences per pack",
     ),
 }
 

@@ -26,7 +26,7 @@ TOKENS = int(float(sys.argv[1])) if len(sys.argv) > 1 else 200_000_000
 
 
 def rate(rows: Iterable[PackedRow]) -> str:
-    """Read every row's lengths and tokens; return millions of tokens a second."""
+    """Read every row's lengths and tokens; return millions of tokens per second."""
     start, tokens = time.perf_counter(), 0
     for row in rows:
         tokens += row.input_ids.size

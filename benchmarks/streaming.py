@@ -21,7 +21,7 @@ SEEDS = (0, 1, 2)
 
 
 def run(lengths: np.ndarray, capacity: int, **options: int | None) -> tuple[float, float]:
-    """Pack one stream to its end; return its efficiency and sequences a second."""
+    """Pack one stream to its end; return its efficiency and sequences per second."""
     packer = nopad.StreamPacker(capacity, **options)
     packs, sequences = 0, 0
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""axolotl: `MultipackBatchSampler` as its trainer makes it: groups of 100,000, at most 200 sequences a pack, one process."""
+"""axolotl: `MultipackBatchSampler` as its trainer makes it: groups of 100,000, at most 200 sequences per pack, one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LLaMA-Factory: `greedy_knapsack`; variant "rows" is its default of 1,000 rows a batch, "all" one call.
+"""LLaMA-Factory: `greedy_knapsack`; variant "rows" is its default of 1,000 rows per batch, "all" one call.
 
 It returns lengths. Its dataset processor then takes for each the last item of that length; the same is done here, and
 timed. The file with the function is loaded by itself, because the package imports all of its training stack.

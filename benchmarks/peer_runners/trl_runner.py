@@ -1,4 +1,4 @@
-"""TRL: `pack_dataset(strategy="bfd")`; variant "rows" is its default of 1,000 rows a batch, "all" one batch.
+"""TRL: `pack_dataset(strategy="bfd")`; variant "rows" is its default of 1,000 rows per batch, "all" one batch.
 
 The rows hold nulls: their lengths are real, their tokens weigh nothing (with an id as every token, Wikipedia's would be
 17 GB twice). TRL does not return which sequence went where, but it gathers each batch by one call of Arrow's `take`: the

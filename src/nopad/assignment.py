@@ -1,6 +1,6 @@
 """Assignment: deal the sequences out to the packs of a plan.
 
-O(n) time, at most 16 bytes a sequence beyond the result. Which of the equal-length sequences goes where, and in which
+O(n) time, at most 16 bytes per sequence beyond the result. Which of the equal-length sequences goes where, and in which
 order the packs come, is a seeded random choice from the generator specified in `nopad.random` (packs sorted longest
 first are a known training bug). ``order="source"`` keeps close to the order of arrival instead: going through the
 packs, the sequences of any one length come in arrival order, members of a pack ascend, and so do first members.
@@ -49,7 +49,7 @@ def pack(
         capacity: most tokens a pack may hold.
         depth: most sequences a pack may hold; None = unlimited.
         algorithm: one of `nopad.ALGORITHMS`.
-        seed: of the random choices.
+        seed: random seed, of which sequences share packs and in which order packs come.
         order: "random" (seeded) or "source" (close to arrival order).
         arrival_window: keep near arrival order: pack every so many sequences on their own. Costs packs.
         options: of the algorithm, and conditions, see `nopad.plan`.
@@ -142,7 +142,7 @@ def _assigned(plan: Plan, checked: NDArray[np.int32], seed: int, order: Order) -
     _kernels().group_by_rank(ranks, bounds, bucket)
     strategies = plan.indptr, np.searchsorted(plan.histogram.lengths, plan.lengths)
     if order == "random":
-        del ranks  # 4 bytes a sequence
+        del ranks  # 4 bytes per sequence
         keys = random.keys(plan.histogram.lengths, seed, random.STREAM_WITHIN_LENGTH)
         _deal_kernels().shuffle_segments(bucket, bounds, keys)
         strategy_of_pack[:] = np.repeat(np.arange(plan.counts.size, dtype=strategy_of_pack.dtype), plan.counts)

@@ -106,9 +106,9 @@ def test_table_names_the_bound_and_draws_greedy(call, histogram):
     ran = call("plan", histogram)
     assert ran.code == 0
     lines = ran.splitlines()
-    assert lines[:2] == ["5 sequences of 2 to 8 tokens, 22 in all", "one sequence a row of 8: 45.0% padding"]
+    assert lines[:2] == ["5 sequences of 2 to 8 tokens, 22 in all", "one sequence per row of 8: 45.0% padding"]
     assert "greedy: arrival order drawn from the histogram with seed 0" in lines
-    assert "No plan, however deep, can use fewer than 3 packs: no more than 1.6667 sequences a pack, 91.667% eff" in ran
+    assert "No plan, however deep, can use fewer than 3 packs: no more than 1.6667 sequences per pack, 91.667%" in ran
     assert "…" not in ran
 
 

@@ -86,7 +86,7 @@ def test_an_empty_table():
 def test_describe():
     histogram = nopad.Histogram.from_lengths([5, 3, 4, 2, 8])
     assert describe_histogram(histogram, 8) == (
-        "5 sequences of 2 to 8 tokens, 22 in all\none sequence a row of 8: 45.0% padding"
+        "5 sequences of 2 to 8 tokens, 22 in all\none sequence per row of 8: 45.0% padding"
     )
 
 

@@ -10,7 +10,7 @@ def test_a_report_of_several(call, packed, histogram, tmp_path):
     assert (ran.code, ran.err) == (0, "")
     assert f"saved {out}, " in ran
     assert f"saved 10 pictures in {pictures}" in ran  # named twice, shown once
-    assert "at 20,000 slots a second" in out.read_text()
+    assert "at 20,000 slots per second" in out.read_text()
     assert len(list(pictures.iterdir())) == 10
 
 
@@ -27,7 +27,7 @@ def test_the_default_place(call, packed, tmp_path, monkeypatch):
         (["none.json"], "none.json: no such file or folder; give a histogram, a plan, or a packed dataset"),
         (["{histogram}", "-o", "no/such/a.html"], "there is no folder no/such; make it, or choose another"),
         (["{histogram}", "--png", "no/such"], "there is no folder no/such"),
-        (["{histogram}", "--throughput", "0"], "throughput must be above 0 slots a second, got 0.0"),
+        (["{histogram}", "--throughput", "0"], "throughput must be above 0 slots per second, got 0.0"),
     ],
 )
 def test_wrong_use(call, histogram, tmp_path, monkeypatch, arguments, message):

@@ -57,7 +57,7 @@ def test_every_condition_holds_with_every_algorithm(algorithm, lengths, depth, a
         depth = min(depth or 3, 3)
     conditions = {"align": align, "max_squares": squares, "pack_multiple": multiple}
     free = plan(lengths, 12, depth=depth, algorithm=algorithm, align=align, max_squares=squares)
-    if -(-free.packs // multiple) * multiple > len(lengths):  # nearly one sequence a pack
+    if -(-free.packs // multiple) * multiple > len(lengths):  # nearly one sequence per pack
         with pytest.raises(OptionError, match="without empty ones"):
             plan(lengths, 12, depth=depth, algorithm=algorithm, **conditions)
         return

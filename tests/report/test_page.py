@@ -40,7 +40,7 @@ def test_it_says_what_matters(page, subjects):
         assert f"{subject.padding_before:.1%}" in text
         assert f"{subject.padding_after:.2%}" in text
         assert f"{subject.hours_saved(50_000):,.2f}" in text
-    assert "at 50,000 slots a second" in text
+    assert "at 50,000 slots per second" in text
     assert "records skipped as empty" in text
     assert "nopad pack INPUT -o packed --capacity 16" in text
 

@@ -63,7 +63,7 @@ def audit(
         backend: of the model that is made pack-safe here.
         layers: audit a copy with only the first so many layers, for a large model; None: all of them.
         gradients: compare those of the parameters too.
-        seed: of the tokens and of what the outputs are weighed with.
+        seed: random seed, of the tokens and of what the outputs are weighed with.
 
     Raises:
         UnsupportedModelError: nopad refuses this model, with the reason.

@@ -49,7 +49,7 @@ def audit(
         int | None, typer.Option("--layers", metavar="N", help="Only the first N layers, for a large model.")
     ] = None,
     gradients: Annotated[bool, typer.Option(help="Compare gradients too.")] = True,
-    seed: Annotated[int, typer.Option("--seed", metavar="S", help="Of the tokens that are tried.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="S", help="Random seed of the tokens that are tried.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
     r"""Prove that a model on packs is isolated, or name the layer at which sequences see each other.

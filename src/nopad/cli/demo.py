@@ -85,7 +85,7 @@ def demo(
         "each in exactly one pack, every token equal to its source\n"
     )
     screen.print(
-        f"  {text}  the texts, one JSON object a line\n"
+        f"  {text}  the texts, one JSON object per line\n"
         f"  {out}  the packed dataset (shards/*.parquet, {PLAN}, {MANIFEST})\n",
         markup=False,
         soft_wrap=True,

@@ -132,7 +132,7 @@ def _read_histogram(
 def _lengths(
     source: Source, tokenizer: Tokenizer | None, options: CorpusOptions, monitor: Monitor, shares: Shares
 ) -> NDArray[np.int32]:
-    """Tokenise a corpus for its lengths only, in order of arrival: 12 bytes a sequence."""
+    """Tokenise a corpus for its lengths only, in order of arrival: 12 bytes per sequence."""
     monitor.stage("tokenising", source.total_bytes, "bytes")
     lengths, record = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int64)]
     records = dict.fromkeys(source.parts, 0)

@@ -1,4 +1,4 @@
-"""Progress on stderr: one bar a stage, with tokens a second and time left; silent when stderr is no terminal."""
+"""Progress on stderr: one bar per stage, with tokens per second and time left; silent when stderr is no terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Rate(ProgressColumn):
     """Tokens a second, where a stage counts tokens."""
 
     def render(self, task: Task) -> Text:
-        """Show millions or thousands of tokens a second."""
+        """Show millions or thousands of tokens per second."""
         tokens, elapsed = task.fields.get("tokens", 0), task.elapsed or 0.0
         if not tokens or elapsed <= 0:
             return Text("")

@@ -33,7 +33,7 @@ def describe_histogram(histogram: Histogram, capacity: int) -> str:
     return (
         f"{histogram.sequences:,} sequences of {histogram.lengths[0]} to {histogram.max_length} tokens, "
         f"{histogram.tokens:,} in all\n"
-        f"one sequence a row of {capacity:,}: {1 - alone:.1%} padding"
+        f"one sequence per row of {capacity:,}: {1 - alone:.1%} padding"
     )
 
 
@@ -45,7 +45,7 @@ def describe_bound(histogram: Histogram, capacity: int, rows: Sequence[dict[str,
     searched = any(row["algorithm"] in ("auto", "optimal") for row in unlimited)
     return (
         f"No plan, however deep, can use fewer than {counted(least, 'pack')}: no more than "
-        f"{histogram.sequences / least:.4f} sequences a pack, {histogram.tokens / (least * capacity):.3%} efficiency."
+        f"{histogram.sequences / least:.4f} sequences per pack, {histogram.tokens / (least * capacity):.3%} efficiency."
         + ("" if reached or searched else "\n(A quick bound: -a auto -d none may prove a tighter one.)")
     )
 
@@ -107,7 +107,7 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def bars(manifest: Manifest) -> Text:
-    """Show real tokens and padding before (one sequence a row) and after packing."""
+    """Show real tokens and padding before (one sequence per row) and after packing."""
     before = manifest.tokens / (manifest.sequences * manifest.capacity)
     text = Text()
     for name, rows, share in (("before", manifest.sequences, before), ("after", manifest.packs, manifest.efficiency)):

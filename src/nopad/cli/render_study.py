@@ -27,7 +27,7 @@ _SPARK = 24
 
 
 def redone_table(table: Table, rows: Sequence[Redone], width: int) -> Group:
-    """Return a published table with three lines a row; a row that the paper does not have has one."""
+    """Return a published table with three lines per row; a row that the paper does not have has one."""
 
     def make(left_out: Sequence[str]) -> Grid:
         columns = [column for column in table.columns if column not in left_out]
@@ -135,7 +135,7 @@ def distributions_table(found: Sequence[Distribution], width: int) -> Group:
         return grid
 
     grid = fitted(make, ("mean", "median", "full", "sequences", "spfhp", "capacity", "padding"), width)
-    return _titled("paper, Figure 1: length distributions, and speed-up over one sequence a row", grid)
+    return _titled("paper, Figure 1: length distributions, and speed-up over one sequence per row", grid)
 
 
 def sparkline(one: Distribution) -> str:

@@ -120,7 +120,7 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout) -
     if most is not None and layout.sequences > most:
         raise BatchError(
             f"the batch has {layout.sequences} sequences, and this model was made pack-safe for {most}; "
-            "plan with fewer a pack (max_depth), take fewer rows, or raise max_sequences in nopad.packed"
+            "plan with a smaller depth, take fewer rows, or raise max_sequences in nopad.packed"
         )
     check_rope(model, layout)
     limit = positions_of(model, family)

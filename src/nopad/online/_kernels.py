@@ -8,7 +8,7 @@ always travel together, in this order:
 * ``slots`` int64 ``[buffer, 5]``, one row a held sequence: `NUMBER`, `LENGTH`, the `NEXT` of its length, and its
   neighbours `BEFORE` and `AFTER` in order of arrival (-1: none). Unused rows are a stack linked by `NEXT`; its top
   stands in the last entry of ``queues``
-* ``queues`` int32 ``[capacity + 2, 3]``, one row a length: `COUNT` held, and the slots of the `FIRST` and `LAST`
+* ``queues`` int32 ``[capacity + 2, 3]``, one row per length: `COUNT` held, and the slots of the `FIRST` and `LAST`
 * ``bits`` uint64 ``[2, words]``: bit l of row 0 says that length l is held, bit ``capacity - l`` of row 1 the same. Two
   lengths a + b = room are a pair where row 0 at a and row 1 at ``capacity - room + a`` are both set: 64 at a look
 """

@@ -1,4 +1,4 @@
-"""Planning: histogram -> `Plan`. One algorithm a file; bounds; the front door. Never sees a tensor or a data file."""
+"""Planning: histogram -> `Plan`. One algorithm per file; bounds; the front door. Never sees a tensor or a data file."""
 
 from nopad.planning.bounds import Bound, lower_bound
 from nopad.planning.certificate import Certificate

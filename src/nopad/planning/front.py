@@ -76,7 +76,7 @@ HISTOGRAM_ALGORITHMS: dict[str, Algorithm] = {
     "nnlshp": Algorithm(
         run=nnlshp, help="non-negative least squares over all strategies without padding", options=NNLSHP_OPTIONS
     ),
-    "none": Algorithm(run=none, help="one sequence a pack"),
+    "none": Algorithm(run=none, help="one sequence per pack"),
     "optimal": Algorithm(
         run=optimal,
         help="column generation down to the last pack, with a proof of the bound",

@@ -1,4 +1,4 @@
-"""No packing: one sequence a pack, what padding to a fixed length does. O(k) for k distinct lengths; always loses."""
+"""No packing: one sequence per pack, what padding to a fixed length does. O(k) for k distinct lengths; always loses."""
 
 from __future__ import annotations
 

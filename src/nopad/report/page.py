@@ -15,7 +15,7 @@ from nopad.report.subject import Subject
 
 __all__ = ["THROUGHPUT", "write_pictures", "write_report"]
 
-THROUGHPUT = 100_000.0  # slots a second and accelerator, unless the user says otherwise
+THROUGHPUT = 100_000.0  # slots per second and accelerator, unless the user says otherwise
 HERE = Path(__file__).resolve().parent
 
 
@@ -31,7 +31,7 @@ def write_report(subjects: Sequence[Subject], path: Path, *, throughput: float =
     if not subjects:
         raise OptionError("nothing to report on; give a histogram, a plan, or a packed dataset")
     if not throughput > 0:
-        raise OptionError(f"throughput must be above 0 slots a second, got {throughput}")
+        raise OptionError(f"throughput must be above 0 slots per second, got {throughput}")
     import jinja2
     import vl_convert
 

@@ -65,7 +65,7 @@ class Subject:
 
     @property
     def padding_before(self) -> float:
-        """Share of padding with one sequence a row."""
+        """Share of padding with one sequence per row."""
         return 1 - self.plan.tokens / (self.plan.sequences * self.plan.capacity)
 
     @property
@@ -74,7 +74,7 @@ class Subject:
         return 1 - self.plan.efficiency
 
     def hours_saved(self, throughput: float) -> float:
-        """GPU-hours saved per million sequences, at so many slots a second."""
+        """GPU-hours saved per million sequences, at so many slots per second."""
         saved_slots = 1e6 * self.plan.capacity * (1 - self.plan.packs / self.plan.sequences)
         return saved_slots / throughput / 3600
 

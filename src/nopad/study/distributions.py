@@ -45,7 +45,7 @@ class Distribution:
 
     @property
     def padding(self) -> float:
-        """Share of padding with one sequence a row."""
+        """Share of padding with one sequence per row."""
         return 1 - self.histogram.tokens / (self.histogram.sequences * self.capacity)
 
     @property

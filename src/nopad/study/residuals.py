@@ -164,7 +164,7 @@ def _figures(found: Residuals, histogram: Histogram) -> dict[str, float]:
         "left over, % of all": 100 * found.left_over / histogram.sequences,
         "slots without a sequence": found.invented,
         "padding tokens of these slots": found.padding_tokens,
-        "their padding, one a pack": found.padding_tokens_of_leftovers,
+        "their padding, one per pack": found.padding_tokens_of_leftovers,
         "strategies": found.strategies,
         "strategies with leftovers": found.strategies_with_leftovers,
     }

@@ -1,4 +1,4 @@
-"""Texts to vectors, one a text: an encoder on flat batches without padding, pooled and normalised as its folder says.
+"""Texts to vectors, one per text: an encoder on flat batches without padding, pooled and normalised as its folder says.
 
 Texts are taken in the order given, about `budget` tokens at a time; no sorting, no buckets. Prompts are put before
 texts as a folder of sentence-transformers says (`nopad.tasks.folder`).

@@ -18,7 +18,7 @@ _NOT_TOGETHER = "a sequence and its target are not in the same row; pack both wi
 
 
 def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
-    """Attention ``[R, L, H, D]`` of whole rows under one mask a batch."""
+    """Attention ``[R, L, H, D]`` of whole rows under one mask per batch."""
     if isinstance(placed, Cross):
         keep = placed.keep(lambda: _cross_mask(placed))
     else:

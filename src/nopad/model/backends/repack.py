@@ -1,4 +1,4 @@
-"""Unpack to one sequence a row, attend, pack again: PopRT's pair around attention, for rows filled end to end.
+"""Unpack to one sequence per row, attend, pack again: PopRT's pair around attention, for rows filled end to end.
 
 Cost O(S longest^2) in one SDPA: worth it where rows must stay rows for the linear layers, a sequence may cross from one
 row into the next, and calls are dear.
