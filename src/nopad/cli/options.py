@@ -125,9 +125,7 @@ Validation = Annotated[
 ]
 Seed = Annotated[
     int,
-    typer.Option(
-        "--seed", metavar="S", help="Of the random choices: which of equal lengths goes where, and the order of packs."
-    ),
+    typer.Option("--seed", metavar="S", help="Random seed: which of equal lengths goes where, and the order of packs."),
 ]
 
 

@@ -88,7 +88,9 @@ def plan(
     ] = None,
     seed: Annotated[
         int,
-        typer.Option("--seed", metavar="S", help="Of the order drawn for greedy from a histogram, and of the shares."),
+        typer.Option(
+            "--seed", metavar="S", help="Random seed of the order drawn for greedy from a histogram, and of the shares."
+        ),
     ] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON array, a row per algorithm and depth.")
