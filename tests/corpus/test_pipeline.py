@@ -35,12 +35,14 @@ def run(source: Source, tokenizer, options: CorpusOptions, **kwargs):
     out, counts = [], Counts()
     for group in sequences(source.blocks(), tokenizer, options, **kwargs):
         batch = group.batch
-        assert [batch.tokens.dtype, batch.lengths.dtype] == [np.int32, np.int32]
-        assert [batch.record.dtype, batch.start.dtype] == [np.int64, np.int64]
-        ends = np.cumsum(batch.lengths)
-        assert batch.tokens.size == batch.lengths.sum()
-        pieces = [batch.tokens[end - n : end].tolist() for end, n in zip(ends, batch.lengths, strict=True)]
-        out += zip(pieces, batch.record.tolist(), batch.start.tolist(), strict=True)
+        ids, lengths = batch.tokens["input_ids"], batch.seq_lengths
+        record, start = batch.values["seq_index"], batch.values["seq_start"]
+        assert [ids.dtype, lengths.dtype] == [np.int32, np.int32]
+        assert [record.dtype, start.dtype] == [np.int64, np.int64]
+        ends = np.cumsum(lengths)
+        assert ids.size == lengths.sum()
+        pieces = [ids[end - n : end].tolist() for end, n in zip(ends, lengths, strict=True)]
+        out += zip(pieces, record.tolist(), start.tolist(), strict=True)
         counts += group.counts
     return out, counts
 
@@ -128,8 +130,10 @@ def test_a_job_can_go_on_behind_any_group(words, content, block_records, group_b
     for again, before in zip(rest, groups[k:], strict=True):
         assert again.counts == before.counts
         assert again.blocks == before.blocks
-        for name in ("tokens", "lengths", "record", "start"):
-            np.testing.assert_array_equal(getattr(again.batch, name), getattr(before.batch, name))
+        np.testing.assert_array_equal(again.batch.seq_lengths, before.batch.seq_lengths)
+        np.testing.assert_array_equal(again.batch.tokens["input_ids"], before.batch.tokens["input_ids"])
+        for name in ("seq_index", "seq_start"):
+            np.testing.assert_array_equal(again.batch.values[name], before.batch.values[name])
 
 
 def test_block_size_changes_the_fingerprint_and_not_the_sequences(tmp_path, words):

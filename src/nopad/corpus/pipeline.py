@@ -10,10 +10,10 @@ no extra time while the tokeniser is busy. Memory: two groups. When reading fail
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from nopad.corpus.records import BadRecord, Record, Records, run_of, within_docu
 from nopad.corpus.source import Block
 from nopad.corpus.tokenizer import Tokenizer
 from nopad.errors import OptionError, RecordError, SourceError
+from nopad.sequences import Sequences
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,27 +37,15 @@ _NO_LENGTHS = np.empty(0, dtype=np.int64)
 _Tokens = Callable[[], tuple[NDArray[np.int32], NDArray[np.int64]]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceBatch:
-    """n sequences, one after the other.
+class Group(NamedTuple):
+    """The sequences of a run of blocks, what was counted in it, and the blocks.
 
-    `tokens`: int32[sum of lengths]. `lengths`: int32[n]. `record`: int64[n], number of the record in its source,
-    counted from 0 over all records, skipped ones included. `start`: int64[n], where in the record's content the
-    sequence starts; 0 unless split. Carried: `token_columns` like `tokens`, `sequence_columns` as Arrow arrays [n].
+    The columns of `batch`, end to end: ``input_ids``, int32; ``seq_index``, number of the record in its source, counted
+    from 0 over all records, skipped ones included; ``seq_start``, where in the record's content the sequence starts, 0
+    unless split; and those that are carried, Arrow arrays where they are per sequence.
     """
 
-    tokens: NDArray[np.int32]
-    lengths: NDArray[np.int32]
-    record: NDArray[np.int64]
-    start: NDArray[np.int64]
-    token_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    sequence_columns: Mapping[str, pa.Array] = field(default_factory=dict)
-
-
-class Group(NamedTuple):
-    """The sequences of a run of blocks, what was counted in it, and the blocks."""
-
-    batch: SequenceBatch
+    batch: Sequences
     counts: Counts
     blocks: list[Block]
 
@@ -216,9 +205,9 @@ def _start(gathered: _Gathered, tokenizer: Tokenizer | None, pool: Executor) -> 
     return lambda: tokenizer.flatten(encodings.result())
 
 
-def _finish(gathered: _Gathered, tokens: _Tokens, tokenizer: Tokenizer | None, options: CorpusOptions) -> Group:
+def _finish(gathered: _Gathered, wait: _Tokens, tokenizer: Tokenizer | None, options: CorpusOptions) -> Group:
     """Apply the policies and add the special tokens."""
-    content, lengths = tokens()
+    content, lengths = wait()
     tokenizer = tokenizer if gathered.is_text else None
     room, special = options.room(tokenizer), options.special(tokenizer)
     _check_lengths(gathered, lengths, room, special, options)
@@ -227,24 +216,23 @@ def _finish(gathered: _Gathered, tokens: _Tokens, tokenizer: Tokenizer | None, o
     pieces = cut(lengths, room, options.over_long)
     around = (tokenizer.prefix, tokenizer.suffix) if tokenizer and special else (_NONE, _NONE)
     runs = [part.run for part in gathered.parts]
-    batch = SequenceBatch(
-        tokens=assemble(content, lengths, pieces, *around),
-        lengths=(pieces.length + special).astype(np.int32),
-        record=gathered.record[pieces.row],
-        start=pieces.start,
-        token_columns={
-            name: assemble(np.concatenate([run.token_columns[name] for run in runs]), lengths, pieces)
-            for name in (runs[0].token_columns if runs else ())
-        },
-        sequence_columns={
-            name: _joined([run.sequence_columns[name] for run in runs]).take(pieces.row)
-            for name in (runs[0].sequence_columns if runs else ())
-        },
+    tokens = {
+        name: assemble(np.concatenate([run.token_columns[name] for run in runs]), lengths, pieces)
+        for name in (runs[0].token_columns if runs else ())
+    }
+    values = {
+        name: _joined([run.sequence_columns[name] for run in runs]).take(pieces.row)
+        for name in (runs[0].sequence_columns if runs else ())
+    }
+    batch = Sequences(
+        seq_lengths=(pieces.length + special).astype(np.int32),
+        tokens={"input_ids": assemble(content, lengths, pieces, *around), **tokens},
+        values={"seq_index": gathered.record[pieces.row], "seq_start": pieces.start, **values},
     )
     counts = Counts(
         records=gathered.records,
-        sequences=batch.lengths.size,
-        tokens=batch.tokens.size,
+        sequences=len(batch),
+        tokens=batch.tokens["input_ids"].size,
         empty_skipped=int((lengths == 0).sum()),
         bad_skipped=gathered.bad,
         stripped=sum(int(np.count_nonzero(run.padding)) for run in runs if run.padding is not None),
