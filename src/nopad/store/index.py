@@ -102,12 +102,13 @@ class Index:
         chosen = self.packs[first:last]
         sequence = chosen.sequence
         record = sequence.astype(np.int64) if self.record is None else self.record[sequence]
-        sequences = {"seq_lengths": self.lengths[sequence].astype(np.int32), "seq_index": record}
+        values = {"seq_index": record}
         if self.start is not None:
-            sequences["seq_start"] = self.start[sequence]
+            values["seq_start"] = self.start[sequence]
         if self.source is not None:
-            sequences["seq_source"] = self.source[sequence]
-        return Block(chosen.indptr, np.zeros(len(chosen) + 1, dtype=np.int64), sequences, {})
+            values["seq_source"] = self.source[sequence]
+        sequences = Sequences(seq_lengths=self.lengths[sequence].astype(np.int32), values=values)
+        return Block(chosen.indptr, np.zeros(len(chosen) + 1, dtype=np.int64), sequences)
 
 
 def read_index(folder: Path, m: Manifest) -> Index:

@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.assignment import assign, pack
+from nopad.corpus.selection import OWN
 from nopad.errors import InputError, NopadError
 from nopad.histogram import Histogram
 from nopad.packs import index_dtype
 from nopad.planning.front import ARRIVAL_ALGORITHMS
 from nopad.planning.plan import Plan
+from nopad.sequences import Sequences
 from nopad.store import _kernels
 from nopad.store.blocks import Block, block_problems
 from nopad.store.manifest import MANIFEST, PLAN, Manifest
@@ -29,7 +31,7 @@ from nopad.store.shards import as_integers
 LOST = ("dropped", "empty_skipped", "bad_skipped", "other_split", "left_by_weight")  # counts of records not packed
 _CHUNK = 1 << 16  # sequences that are looked at together
 
-__all__ = ["Content", "content_problems", "dealing_problems", "hash_tokens", "hash_values", "read_content"]
+__all__ = ["Content", "content_problems", "dealing_problems", "hashes_of", "read_content"]
 
 
 @dataclass(kw_only=True)
@@ -102,17 +104,14 @@ class _Gathering:
 
     def add(self, block: Block) -> None:
         """Keep the sequences of a block, and the hashes of their tokens when those will be compared."""
-        lens = block.sequences["seq_lengths"]
-        found = {"lengths": lens, "record": block.sequences["seq_index"]}
-        if "seq_start" in block.sequences:
-            found["start"] = block.sequences["seq_start"]
+        lens, values = block.sequences.seq_lengths, block.sequences.values
+        found = {"lengths": lens, "record": values["seq_index"]}
+        if "seq_start" in values:
+            found["start"] = values["seq_start"]
         if self._hashed:
-            for name, column in block.tokens.items():
-                found[f"hash {name}"] = hash_tokens(column, lens)
-            for name in block.sequences.keys() - {"seq_lengths", "seq_index", "seq_start", "seq_source"}:
-                found[f"hash {name}"] = hash_values(block.sequences[name])
-        for name, values in found.items():
-            self._put(name, values, self._at, self._size)
+            found |= {f"hash {name}": hashes for name, hashes in hashes_of(block.sequences).items()}
+        for name, column in found.items():
+            self._put(name, column, self._at, self._size)
         self._put("sizes", np.diff(block.indptr).astype(np.int32), self.packs, self._packs)
         self._at += lens.size
         self.packs += len(block)
@@ -169,20 +168,30 @@ def _permuted(values: NDArray[Any], order: NDArray[Any]) -> NDArray[Any]:
     return out
 
 
-def hash_tokens(tokens: NDArray[Any], lengths: NDArray[np.int32]) -> NDArray[np.uint64]:
+def hashes_of(sequences: Sequences) -> dict[str, NDArray[np.uint64]]:
+    """Hash everything that is packed of each sequence: column -> uint64 ``[n]``; per-token columns end to end."""
+    carried = {name: column for name, column in sequences.values.items() if name not in OWN}
+    return {
+        **{name: _hash_tokens(column, sequences.seq_lengths) for name, column in sequences.tokens.items()},
+        **{name: _hash_values(column) for name, column in carried.items()},
+    }
+
+
+def _hash_tokens(tokens: NDArray[Any], lengths: NDArray[np.int32]) -> NDArray[np.uint64]:
     """Return a 64-bit hash of each run of values of any fixed width."""
     out = np.empty(lengths.size, dtype=np.uint64)
     _kernels.token_hashes(as_integers(tokens), lengths, out)
     return out
 
 
-def hash_values(values: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return a 64-bit hash of each value: a number, a boolean, or a string (an object array)."""
+def _hash_values(column: Any) -> NDArray[np.uint64]:
+    """Return a 64-bit hash of each value: a number, a boolean, or a string (an object array, or an Arrow array)."""
+    values = column if isinstance(column, np.ndarray) else column.to_numpy(zero_copy_only=False)
     if values.dtype != object:
-        return hash_tokens(np.ascontiguousarray(values), np.ones(values.size, dtype=np.int32))
+        return _hash_tokens(np.ascontiguousarray(values), np.ones(values.size, dtype=np.int32))
     encoded = [text.encode() for text in values]
     lengths = np.fromiter(map(len, encoded), np.int32, len(encoded))
-    return hash_tokens(np.frombuffer(b"".join(encoded), np.int8), lengths)
+    return _hash_tokens(np.frombuffer(b"".join(encoded), np.int8), lengths)
 
 
 def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -> tuple[Content | None, list[str]]:
@@ -200,7 +209,7 @@ def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -
             problems += block_problems(block, found.packs, m)
             misplaced |= _misplaced(block, m)
             found.add(block)
-            tokens = int(block.sequences["seq_lengths"].sum(dtype=np.int64))
+            tokens = int(block.sequences.seq_lengths.sum(dtype=np.int64))
             monitor.advance(tokens, tokens)
         for number in sorted(misplaced):
             name = m.sources[number]["name"]
@@ -215,8 +224,8 @@ def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -
 
 def _misplaced(block: Block, m: Manifest) -> set[int]:
     """Return the named sources of which a sequence has another number than theirs."""
-    record = block.sequences["seq_index"]
-    source = block.sequences.get("seq_source", np.zeros(record.size, dtype=np.int32))
+    record = block.sequences.values["seq_index"]
+    source = block.sequences.values.get("seq_source", np.zeros(record.size, dtype=np.int32))
     return {
         number
         for number, part in enumerate(m.sources)

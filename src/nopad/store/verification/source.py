@@ -10,13 +10,12 @@ from numpy.typing import NDArray
 
 from nopad.corpus import CHAIN_START, CorpusOptions, Counts, Group, Source, Tokenizer, chain, sequences
 from nopad.corpus.lengths import LengthsFile
-from nopad.corpus.selection import OWN
 from nopad.errors import RecordError
 from nopad.sequences import Sequences
 from nopad.store.manifest import MANIFEST, POLICIES, Manifest
 from nopad.store.monitor import Monitor
 from nopad.store.verification.chosen import Chosen
-from nopad.store.verification.content import Content, hash_tokens, hash_values
+from nopad.store.verification.content import Content, hashes_of
 
 __all__ = ["source_problems"]
 
@@ -67,7 +66,7 @@ def source_problems(
         for i in _first_difference(pairs):
             problems.append(_differs(batch, i, "the tokens"))
             return problems
-        for name, hashes in _hashes(batch).items() if content.hashes else ():
+        for name, hashes in hashes_of(batch).items() if content.hashes else ():
             for i in _first_difference([(content.hashes[name][here], hashes)]):
                 problems.append(_differs(batch, i, "the tokens" if name == "input_ids" else f"the values of {name!r}"))
                 return problems
@@ -110,18 +109,6 @@ def _count_problems(content: Content, m: Manifest, chosen: Chosen, parts: dict[s
 def _differs(batch: Sequences, i: int, what: str) -> str:
     record, start = batch.values["seq_index"][i], batch.values["seq_start"][i]
     return f"record {record}, piece from token {start}: not {what} that this source gives"
-
-
-def _hashes(batch: Sequences) -> dict[str, NDArray[np.uint64]]:
-    """Hash everything that was packed of each sequence."""
-    return {
-        **{name: hash_tokens(column, batch.seq_lengths) for name, column in batch.tokens.items()},
-        **{
-            name: hash_values(column.to_numpy(zero_copy_only=False))
-            for name, column in batch.values.items()
-            if name not in OWN
-        },
-    }
 
 
 def _groups(
