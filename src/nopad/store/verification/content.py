@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,42 +39,47 @@ class Content:
     """All sequences of a dataset, in source order, and how they are packed.
 
     Attributes:
-        keys: where each comes from, ascending: its record times `width`, plus its start in it; int64 ``[n]``.
+        sequences: their lengths, and ``place`` among their values, where each comes from, ascending: its record times
+            `width`, plus its start in it; int64 ``[n]``. No tokens.
         width: above every start.
-        lengths: int32 ``[n]``.
         hashes: of the tokens and of each carried column, name -> uint64 ``[n]``; empty when not asked for.
         sequence: number (place in source order) of the sequence in each slot, pack after pack; ``[n]``.
         sizes: sequences in each pack; ``[packs]``.
     """
 
-    keys: NDArray[np.int64]
+    sequences: Sequences
     width: int
-    lengths: NDArray[np.int32]
     hashes: dict[str, NDArray[np.uint64]]
     sequence: NDArray[Any]
     sizes: NDArray[np.int32]
 
     def __len__(self) -> int:
         """Number of sequences."""
-        return self.lengths.size
+        return len(self.sequences)
 
     def record(self, here: slice) -> NDArray[np.int64]:
         """Return the record of each of some sequences."""
-        return self.keys[here] // self.width
+        return self._places[here] // self.width
 
     def start(self, here: slice) -> NDArray[np.int64]:
         """Return where each of some sequences begins in its record."""
-        return self.keys[here] % self.width
+        return self._places[here] % self.width
 
     def between(self, first: int, last: int) -> slice:
         """Return which sequences are of the records from `first` to before `last`."""
-        beyond = int(self.keys[-1]) + 1 if self.keys.size else 0  # what a manifest states may be any number
-        begin, end = (int(np.searchsorted(self.keys, min(at * self.width, beyond))) for at in (first, last))
+        places = self._places
+        beyond = int(places[-1]) + 1 if places.size else 0  # what a manifest states may be any number
+        begin, end = (int(np.searchsorted(places, min(at * self.width, beyond))) for at in (first, last))
         return slice(begin, end)
 
     def forget_places(self) -> None:
         """Free all but the lengths and the packs."""
-        self.keys, self.hashes = np.zeros(0, dtype=np.int64), {}
+        self.sequences, self.hashes = replace(self.sequences, values={}), {}
+
+    @property
+    def _places(self) -> NDArray[np.int64]:
+        places: NDArray[np.int64] = self.sequences.values["place"]
+        return places
 
     def chunks(self, here: slice | None = None) -> Iterator[slice]:
         """Yield slices that cover some sequences, or all, a few at a time."""
@@ -130,26 +135,25 @@ class _Gathering:
         """Sort everything by record and start; ValueError where no source has so many records with such starts."""
         n, columns = self._at, self._columns
         none = np.zeros(0, dtype=np.int64)
-        keys = columns.pop("record", none)[:n]
+        places = columns.pop("record", none)[:n]
         start = columns.pop("start", none)[:n]
         lengths = columns.pop("lengths", none.astype(np.int32))[:n]
         width = int(start.max(initial=0)) + 1
-        if (int(keys.max(initial=0)) + 1) * width >= 2**63:
-            raise ValueError(f"a record has the number {keys.max():,}, a piece of one begins at token {width - 1:,}")
+        if (int(places.max(initial=0)) + 1) * width >= 2**63:
+            raise ValueError(f"a record has the number {places.max():,}, a piece of one begins at token {width - 1:,}")
         if width > 1:
-            keys *= width
-            keys += start
+            places *= width
+            places += start
         del start
-        order = np.argsort(keys).astype(index_dtype(n))
-        keys.sort()
+        order = np.argsort(places).astype(index_dtype(n))
+        places.sort()
         sequence = np.empty_like(order)
         for begin in range(0, n, _CHUNK):
             here = order[begin : begin + _CHUNK]
             sequence[here] = np.arange(begin, begin + here.size, dtype=order.dtype)
         return Content(
-            keys=keys,
+            sequences=Sequences(seq_lengths=_permuted(lengths, order), values={"place": places}),
             width=width,
-            lengths=_permuted(lengths, order),
             hashes={
                 name.removeprefix("hash "): _permuted(columns.pop(name)[:n], order)
                 for name in [*columns]
@@ -237,13 +241,13 @@ def _misplaced(block: Block, m: Manifest) -> set[int]:
 
 def content_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
     """Every sequence exactly once, of the lengths that the plan covers, pieces without a gap."""
-    if content.lengths.min(initial=1) < 1:
+    if content.sequences.seq_lengths.min(initial=1) < 1:
         return []
     special = len(m.tokenizer["prefix"]) + len(m.tokenizer["suffix"]) if m.tokenizer else 0
     problems, gaps, checksum = _sequence_problems(content, special if m.options["special_tokens"] else 0)
     if len(content) != m.sequences:
         problems.append(f"{MANIFEST} states {m.sequences:,} sequences, the packs hold {len(content):,}")
-    if Histogram.from_lengths(content.lengths) != plan.histogram:
+    if Histogram.from_lengths(content.sequences.seq_lengths) != plan.histogram:
         problems.append(f"the lengths in the packs are not those that {PLAN} covers")
     if checksum != m.sequence_checksum:
         problems.append(
@@ -261,7 +265,7 @@ def _sequence_problems(content: Content, special: int) -> tuple[list[str], list[
     gaps: list[str] = []
     checksum, last = 0, (-1, 0, 0)  # record, start and end of the sequence before
     for here in content.chunks():
-        record, start, lengths = content.record(here), content.start(here), content.lengths[here]
+        record, start, lengths = content.record(here), content.start(here), content.sequences.seq_lengths[here]
         ends = start + lengths - special
         first = np.diff(record, prepend=last[0]) != 0
         same = ~first & (np.diff(start, prepend=last[1]) == 0)
@@ -309,9 +313,9 @@ def _dealt_as_stated(content: Content, m: Manifest, plan: Plan) -> bool:
         window = m.options.get("arrival_window")
         if m.algorithm in ARRIVAL_ALGORITHMS or window is not None:
             what = {"depth": m.depth, "algorithm": m.algorithm, "arrival_window": window, **plan.options}
-            packs = pack(content.lengths, m.capacity, **what, **how)
+            packs = pack(content.sequences.seq_lengths, m.capacity, **what, **how)
         else:
-            packs = assign(plan, content.lengths, **how)
+            packs = assign(plan, content.sequences.seq_lengths, **how)
     except InputError:  # a seed or an order that does not exist
         return False
     return np.array_equal(packs.sequence, content.sequence) and np.array_equal(np.diff(packs.indptr), content.sizes)

@@ -25,7 +25,7 @@ def source_problems(
 ) -> list[str]:
     """Make the sequences again from their source and compare each one."""
     problems: list[str] = []
-    lengths = content.lengths
+    lengths = content.sequences.seq_lengths
     chosen = Chosen(m)
     if isinstance(source, LengthsFile):
         given = np.asarray(source.lengths)
