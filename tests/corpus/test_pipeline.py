@@ -12,6 +12,7 @@ from nopad.corpus import (
     CHAIN_START,
     CorpusOptions,
     Counts,
+    DictSource,
     IterableSource,
     Source,
     Tokenizer,
@@ -285,3 +286,13 @@ def test_stopping_early_leaves_no_thread(words):
 
 def test_an_empty_source_gives_nothing(words):
     assert run(IterableSource([]), words, CorpusOptions(capacity=5)) == ([], Counts())
+
+
+@pytest.mark.parametrize("make", [IterableSource, lambda rows: DictSource([{"input_ids": row} for row in rows])])
+def test_a_record_with_more_ids_than_a_length_can_say_is_bad(monkeypatch, make):
+    monkeypatch.setattr("nopad.corpus.records.MAX_TOKENS", 3)
+    source = make([[1, 2, 3], [1, 2, 3, 4], [5]])
+    with pytest.raises(RecordError, match="4 ids, above the 3 that a record may have; divide it"):
+        list(sequences(source.blocks(), None, CorpusOptions(capacity=9)))
+    out, counts = run(source, None, CorpusOptions(capacity=9, on_bad_record="skip"))
+    assert (out, counts.bad_skipped) == ([([1, 2, 3], 0, 0), ([5], 2, 0)], 1)

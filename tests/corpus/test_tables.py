@@ -183,7 +183,7 @@ class TestJsonl:
     def test_text_with_a_field(self, tmp_path):
         source = self.lines(tmp_path, {"text": "a", "id": "x"}, {"text": "b", "id": "y"}, carry=["id"])
         [run] = [found for block in source.blocks() for found in block.records()]
-        assert (run.texts, run.sequence_columns["id"].to_pylist()) == (["a", "b"], ["x", "y"])
+        assert (run.texts, run.values["id"].to_pylist()) == (["a", "b"], ["x", "y"])
         assert self.lines(tmp_path, {"text": "a", "id": "x"}).left_out == ("id",)
 
     def test_a_field_that_the_first_object_lacks(self, tmp_path):
