@@ -208,6 +208,57 @@ def test_flash_arguments():
             "the attention_mask of feature 0 has a hole",
         ),
         (
+            lambda: PackedBatch.from_features(
+                [{"input_ids": [1], "attention_mask": [1], "a": [1]}, {"input_ids": [1], "attention_mask": [1], "a": 1}]
+            ),
+            BatchError,
+            "'a' is a list in feature 0 and 1 in feature 1; give lists, or values, to all",
+        ),
+        (
+            lambda: PackedBatch.from_features([{"input_ids": [1], "attention_mask": None}]),
+            BatchError,
+            "the attention_mask of feature 0 is None; wanted is a list of 0 and 1",
+        ),
+        (
+            lambda: PackedBatch.from_features({"input_ids": [1]}),
+            BatchError,
+            "features are of type dict; wanted is a list",
+        ),
+        (lambda: PackedBatch.from_features(["a"]), BatchError, "feature 0 is of type str; wanted is a dict of columns"),
+        (lambda: PackedBatch.from_rows([{"input_ids": [1]}]), BatchError, "row 0 is of type dict; wanted are rows of"),
+        (
+            lambda: PackedBatch.from_features([{"input_ids": [1, 2], "seq_lengths": 2}]),
+            BatchError,
+            "column 'seq_lengths' of row 0 is of int64 in 0 dimensions; wanted is a list",
+        ),
+        (
+            lambda: PackedBatch.from_features([{"input_ids": [1.5, 2], "seq_lengths": [2]}]),
+            BatchError,
+            "input_ids of row 0 are of float64 in 1 dimensions; wanted are integers",
+        ),
+        (
+            lambda: PackedBatch.from_features([{"input_ids": [1, 2], "seq_lengths": [2], "a": ["x", "y"]}]),
+            BatchError,
+            "column 'a' is of object per token; wanted are numbers: leave it out",
+        ),
+        (
+            lambda: PackedBatch.from_features([{"input_ids": [], "seq_lengths": []}]),
+            BatchError,
+            "a batch needs at least one sequence",
+        ),
+        (
+            lambda: PackedBatch.from_sequences(5),
+            BatchError,
+            "input_ids are of type int; wanted is a list with an entry",
+        ),
+        (lambda: PackedBatch.from_sequences("abc"), BatchError, "input_ids are of type str; wanted is a list"),
+        (
+            lambda: PackedBatch.from_sequences([[1]], columns={"a": 5}),
+            BatchError,
+            "a are of type int; wanted is a list",
+        ),
+        (lambda: PackedBatch.from_sequences([[1]]).to("nowhere"), OptionError, "'nowhere' is no torch device"),
+        (
             lambda: PackedBatch.from_features([{"input_ids": [1, 2], "attention_mask": [0, 0]}]),
             LengthError,
             "feature 0 has no real token",

@@ -10,7 +10,7 @@ import torch
 from zoo import build
 
 import nopad
-from nopad.model import fast_linear, linear
+from nopad.model import fast_linear, linear, static_inputs
 
 
 @pytest.fixture
@@ -111,6 +111,24 @@ def test_where_it_stays_off(chosen, called, sequences, why):
         else:
             states(model, batch)
     assert not called
+
+
+@pytest.mark.parametrize("what", ["the model", "its layers"])
+def test_what_is_compiled_is_left_to_the_compiler(chosen, sequences, what):
+    torch._dynamo.reset()
+    model = nopad.packed(build("bert", dtype=torch.float32), backend="mask")
+    batch = nopad.PackedBatch.from_sequences(sequences, nopad.Rows(40))
+    real = batch.layout.sequence_ids > 0
+    wanted = states(model, batch)[real]
+    if what == "its layers":
+        for layer in model.encoder.layer:
+            layer.compile(backend="eager")
+        found = fast(model, batch)[real]
+    else:
+        compiled = torch.compile(model, fullgraph=True, backend="eager")
+        with fast_linear(model):
+            found = states(compiled, static_inputs(model, batch))[real]
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_an_error_leaves_no_mode_behind(chosen, sequences):

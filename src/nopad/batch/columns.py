@@ -110,11 +110,15 @@ def _plain_features(features: Sequence[Mapping[str, Any]], names: Sequence[str])
     kept = [name for name in names if name != MASK]
     given = {name: [feature[name] for feature in features] for name in kept}
     if MASK in names:
+        for n, feature in enumerate(features):
+            if not _is_list(feature[MASK]):
+                raise BatchError(f"the {MASK} of feature {n} is {feature[MASK]!r}; wanted is a list of 0 and 1")
         spans = [_span(feature[MASK], n) for n, feature in enumerate(features)]
         for name, entries in given.items():
             if _is_list(entries[0]):
                 _check_widths(name, entries, features)
-                given[name] = [entry[begin:end] for entry, (begin, end) in zip(entries, spans, strict=True)]
+                pairs = zip(entries, spans, strict=True)
+                given[name] = [e if end - begin == len(e) else e[begin:end] for e, (begin, end) in pairs]
     return Columns.of_sequences(given.pop("input_ids"), given)
 
 
@@ -150,6 +154,10 @@ def _labelled(stacked: Columns) -> Columns:
 
 def _check_widths(name: str, entries: Sequence[Any], features: Sequence[Mapping[str, Any]]) -> None:
     for n, (entry, feature) in enumerate(zip(entries, features, strict=True)):
+        if not _is_list(entry):
+            raise BatchError(
+                f"{name!r} is a list in feature 0 and {entry!r} in feature {n}; give lists, or values, to all"
+            )
         if len(entry) != len(feature[MASK]):
             raise BatchError(f"{name!r} has {len(entry)} values for the {len(feature[MASK])} of {MASK} in feature {n}")
 
@@ -316,6 +324,8 @@ def _wide(column: NDArray[Any]) -> NDArray[Any]:
 
 def _span(mask: Any, n: int) -> tuple[int, int]:
     """Where the ones of a mask begin and end."""
+    if type(mask) is list and mask and mask.count(1) == len(mask):  # the usual case, without an array
+        return 0, len(mask)
     found = _array(mask, MASK, n)
     ones = np.flatnonzero(found)
     if not ones.size:
