@@ -20,12 +20,13 @@ import pyarrow.parquet as pq
 from inputs import PeakAnonymous, docstring_ids, machine, wikipedia_like
 
 import nopad
-from nopad.store.shards import _PARQUET, Columns, Layout, gather, write_shards
+from nopad.sequences import Sequences
+from nopad.store.shards import _PARQUET, Layout, gather, schema_of, write_shards
 
 TOKENS = int(float(sys.argv[1])) if len(sys.argv) > 1 else 1_500_000_000
 
 
-def make(folder: Path) -> tuple[Columns, np.ndarray]:
+def make(folder: Path) -> tuple[Sequences, np.ndarray]:
     """Write a token file of about TOKENS tokens and map it."""
     ids, lengths, rng = docstring_ids(), wikipedia_like(TOKENS), np.random.default_rng(0)
     n = lengths.size
@@ -37,7 +38,9 @@ def make(folder: Path) -> tuple[Columns, np.ndarray]:
             left -= drawn.size
     begin = np.concatenate([[0], np.cumsum(lengths[:-1])]).astype(np.int64)
     tokens = np.memmap(folder / "tokens.bin", dtype=np.int32, mode="r")
-    columns = Columns(lengths=lengths, record=np.arange(n), start=None, begin=begin, tokens={"input_ids": tokens})
+    columns = Sequences(
+        seq_lengths=lengths, values={"seq_index": np.arange(n)}, begin=begin, tokens={"input_ids": tokens}
+    )
     return columns, lengths
 
 
@@ -67,7 +70,7 @@ def main() -> None:
                 f"{size / seconds / 1e6:.0f} MB/s to disk, anonymous memory peak {memory.peak / 1e6:.0f} MB"
             )
         print(f"  median of {len(rates)} passes: {np.median(rates):.0f} M tokens/s")
-        schema, scratch = columns.schema(), {}
+        schema, scratch = schema_of(columns), {}
         some = packs[: layout.rows_per_shard]
         start = time.perf_counter()
         for at in range(0, len(some), layout.rows_per_group):

@@ -81,7 +81,7 @@ class Sequences:
             self,
             seq_lengths=self.seq_lengths[at],
             values={name: of(column) for name, column in self.values.items()},
-            begin=self.begins[at],
+            begin=self.begins[at] if self.tokens else None,
         )
 
 

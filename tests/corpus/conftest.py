@@ -44,7 +44,7 @@ def one_by_one():
             elif one.texts is not None:
                 yield from (Record(line=int(line), text=text) for line, text in zip(one.lines, one.texts, strict=True))
             else:
-                pieces = np.split(one.tokens, np.cumsum(one.lengths)[:-1])
+                pieces = np.split(one.ids.tokens["input_ids"], np.cumsum(one.ids.seq_lengths)[:-1])
                 yield from (Record(line=int(line), ids=ids) for line, ids in zip(one.lines, pieces, strict=True))
 
     return one_by_one

@@ -31,7 +31,10 @@ def test_sources_in_turn_under_their_names(files):
 def test_a_group_is_of_one_source(files):
     source = open_source({"web": files / "a", "code": files / "b"})
     groups = list(sequences(source.blocks(), None, CorpusOptions(capacity=8)))
-    assert [(group.blocks[0].part, group.batch.record.tolist()) for group in groups] == [("web", [0, 1]), ("code", [2])]
+    assert [(group.blocks[0].part, group.batch.values["seq_index"].tolist()) for group in groups] == [
+        ("web", [0, 1]),
+        ("code", [2]),
+    ]
 
 
 def test_objects_and_files_mix(files):
@@ -39,7 +42,7 @@ def test_objects_and_files_mix(files):
 
     source = open_source({"web": files / "a", "given": datasets.Dataset.from_list([{"input_ids": [9, 9]}])})
     groups = list(sequences(source.blocks(), None, CorpusOptions(capacity=8)))
-    assert [group.batch.tokens.tolist() for group in groups] == [[1, 2, 3], [9, 9]]
+    assert [group.batch.tokens["input_ids"].tolist() for group in groups] == [[1, 2, 3], [9, 9]]
 
 
 def test_what_does_not_fit_together(files):

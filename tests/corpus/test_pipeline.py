@@ -12,6 +12,7 @@ from nopad.corpus import (
     CHAIN_START,
     CorpusOptions,
     Counts,
+    DictSource,
     IterableSource,
     Source,
     Tokenizer,
@@ -35,12 +36,14 @@ def run(source: Source, tokenizer, options: CorpusOptions, **kwargs):
     out, counts = [], Counts()
     for group in sequences(source.blocks(), tokenizer, options, **kwargs):
         batch = group.batch
-        assert [batch.tokens.dtype, batch.lengths.dtype] == [np.int32, np.int32]
-        assert [batch.record.dtype, batch.start.dtype] == [np.int64, np.int64]
-        ends = np.cumsum(batch.lengths)
-        assert batch.tokens.size == batch.lengths.sum()
-        pieces = [batch.tokens[end - n : end].tolist() for end, n in zip(ends, batch.lengths, strict=True)]
-        out += zip(pieces, batch.record.tolist(), batch.start.tolist(), strict=True)
+        ids, lengths = batch.tokens["input_ids"], batch.seq_lengths
+        record, start = batch.values["seq_index"], batch.values["seq_start"]
+        assert [ids.dtype, lengths.dtype] == [np.int32, np.int32]
+        assert [record.dtype, start.dtype] == [np.int64, np.int64]
+        ends = np.cumsum(lengths)
+        assert ids.size == lengths.sum()
+        pieces = [ids[end - n : end].tolist() for end, n in zip(ends, lengths, strict=True)]
+        out += zip(pieces, record.tolist(), start.tolist(), strict=True)
         counts += group.counts
     return out, counts
 
@@ -128,8 +131,10 @@ def test_a_job_can_go_on_behind_any_group(words, content, block_records, group_b
     for again, before in zip(rest, groups[k:], strict=True):
         assert again.counts == before.counts
         assert again.blocks == before.blocks
-        for name in ("tokens", "lengths", "record", "start"):
-            np.testing.assert_array_equal(getattr(again.batch, name), getattr(before.batch, name))
+        np.testing.assert_array_equal(again.batch.seq_lengths, before.batch.seq_lengths)
+        np.testing.assert_array_equal(again.batch.tokens["input_ids"], before.batch.tokens["input_ids"])
+        for name in ("seq_index", "seq_start"):
+            np.testing.assert_array_equal(again.batch.values[name], before.batch.values[name])
 
 
 def test_block_size_changes_the_fingerprint_and_not_the_sequences(tmp_path, words):
@@ -290,4 +295,14 @@ def test_texts_too_long_to_tokenise_at_once(words, monkeypatch):
     with pytest.raises(RecordError, match="2: a text of 21 bytes, above"):
         list(sequences(source.blocks(), words, CorpusOptions(capacity=16)))
     [group] = sequences(source.blocks(), words, CorpusOptions(capacity=16, on_bad_record="skip"))
-    assert (group.counts.bad_skipped, group.batch.record.tolist()) == (2, [0, 3])
+    assert (group.counts.bad_skipped, group.batch.values["seq_index"].tolist()) == (2, [0, 3])
+
+
+@pytest.mark.parametrize("make", [IterableSource, lambda rows: DictSource([{"input_ids": row} for row in rows])])
+def test_a_record_with_more_ids_than_a_length_can_say_is_bad(monkeypatch, make):
+    monkeypatch.setattr("nopad.corpus.records.MAX_TOKENS", 3)
+    source = make([[1, 2, 3], [1, 2, 3, 4], [5]])
+    with pytest.raises(RecordError, match="4 ids, above the 3 that a record may have; divide it"):
+        list(sequences(source.blocks(), None, CorpusOptions(capacity=9)))
+    out, counts = run(source, None, CorpusOptions(capacity=9, on_bad_record="skip"))
+    assert (out, counts.bad_skipped) == ([([1, 2, 3], 0, 0), ([5], 2, 0)], 1)

@@ -22,15 +22,16 @@ def decode(batch: pa.RecordBatch, first: int = 1, **reading) -> list[tuple]:
             out.append((found.line, found.reason))
             continue
         assert isinstance(found, Records)
-        ends = np.cumsum(found.lengths) if found.lengths is not None else np.zeros(found.lines.size, int)
+        ids = found.ids
+        ends = np.cumsum(ids.seq_lengths) if ids is not None else np.zeros(found.lines.size, int)
         for at, line in enumerate(found.lines.tolist()):
-            values = {name: column[at].as_py() for name, column in found.sequence_columns.items()}
+            values = {name: column[at].as_py() for name, column in found.values.items()}
             if found.texts is not None:
                 out.append((line, found.texts[at], values))
                 continue
-            piece = slice(ends[at] - found.lengths[at], ends[at])
-            values |= {name: column[piece].tolist() for name, column in found.token_columns.items()}
-            out.append((line, found.tokens[piece].tolist(), values))
+            piece = slice(ends[at] - ids.seq_lengths[at], ends[at])
+            values |= {name: column[piece].tolist() for name, column in ids.tokens.items()}
+            out.append((line, values.pop("input_ids"), values))
     return out
 
 

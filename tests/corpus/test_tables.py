@@ -23,7 +23,7 @@ def write(path, rows=ROWS, **columns):
 def counted(source, **options):
     options = CorpusOptions(**{"capacity": 64} | options)
     groups = list(sequences(source.blocks(), None, options))
-    tokens = [token for group in groups for token in group.batch.tokens.tolist()]
+    tokens = [token for group in groups for token in group.batch.tokens["input_ids"].tolist()]
     return tokens, sum((group.counts for group in groups[1:]), groups[0].counts)
 
 
@@ -172,9 +172,9 @@ class TestJsonl:
         _, counts = counted(source, on_bad_record="skip")
         assert (counts.records, counts.sequences, counts.bad_skipped) == (6, 2, 4)
         group = next(sequences(source.blocks(), None, CorpusOptions(capacity=8, on_bad_record="skip")))
-        assert group.batch.record.tolist() == [0, 5]
-        assert group.batch.token_columns["labels"].tolist() == [3, 4, 14]
-        assert group.batch.sequence_columns["name"].to_pylist() == ["a", "c"]
+        assert group.batch.values["seq_index"].tolist() == [0, 5]
+        assert group.batch.tokens["labels"].tolist() == [3, 4, 14]
+        assert group.batch.values["name"].to_pylist() == ["a", "c"]
 
     def test_a_mask_is_used(self, tmp_path):
         source = self.lines(tmp_path, {"input_ids": [1, 0], "attention_mask": [1, 0]})
@@ -183,7 +183,7 @@ class TestJsonl:
     def test_text_with_a_field(self, tmp_path):
         source = self.lines(tmp_path, {"text": "a", "id": "x"}, {"text": "b", "id": "y"}, carry=["id"])
         [run] = [found for block in source.blocks() for found in block.records()]
-        assert (run.texts, run.sequence_columns["id"].to_pylist()) == (["a", "b"], ["x", "y"])
+        assert (run.texts, run.values["id"].to_pylist()) == (["a", "b"], ["x", "y"])
         assert self.lines(tmp_path, {"text": "a", "id": "x"}).left_out == ("id",)
 
     def test_a_field_that_the_first_object_lacks(self, tmp_path):
@@ -208,10 +208,10 @@ class TestArrays:
         )
         source = open_source(folder)
         [group] = sequences(source.blocks(), None, CorpusOptions(capacity=8))
-        assert group.batch.tokens.tolist() == [1, 2, 3, 4, 5]
-        assert group.batch.record.tolist() == [0, 2]
-        assert group.batch.token_columns["labels"].dtype == np.int8
-        assert group.batch.sequence_columns["weight"].to_pylist() == [0.5, 2]
+        assert group.batch.tokens["input_ids"].tolist() == [1, 2, 3, 4, 5]
+        assert group.batch.values["seq_index"].tolist() == [0, 2]
+        assert group.batch.tokens["labels"].dtype == np.int8
+        assert group.batch.values["weight"].to_pylist() == [0.5, 2]
         assert group.counts.empty_skipped == 1
 
     @pytest.mark.parametrize("block_bytes", [8, 40, 1 << 20])
@@ -425,7 +425,7 @@ class TestWhatAStrangerFound:
                 list(sequences(source.blocks(), None, CorpusOptions(capacity=8)))
         source = open_source(path, carry=(), mask_field=None)
         found = list(sequences(source.blocks(), None, CorpusOptions(capacity=8)))
-        assert sum(group.batch.lengths.size for group in found) == 1201
+        assert sum(len(group.batch) for group in found) == 1201
 
     def test_a_stream_cut_between_two_batches(self, tmp_path):
         table = pa.table({"input_ids": [[1], [2], [3]]})

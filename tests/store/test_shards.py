@@ -12,33 +12,33 @@ from hypothesis import strategies as st
 import nopad
 from nopad.errors import StorageError
 from nopad.files import sha256_file
-from nopad.store.shards import GROUP_TOKENS, Columns, Layout, write_shards
+from nopad.sequences import Sequences
+from nopad.store.shards import GROUP_TOKENS, Layout, schema_of, write_shards
 
 CAPACITY = 1 << 15
 
 
-def make_columns(n: int, *, high: int, split: bool = False, **more) -> Columns:
+def make_columns(n: int, *, high: int, split: bool = False, **more) -> Sequences:
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, high + 1, n).astype(np.int32)
     tokens = rng.integers(0, 50_000, int(lengths.sum()), dtype=np.int32)
-    return Columns(
-        lengths=lengths,
-        record=np.arange(n, dtype=np.int64) * 2,
-        start=np.arange(n, dtype=np.int64) if split else None,
+    return Sequences(
+        seq_lengths=lengths,
+        values={"seq_index": np.arange(n) * 2, **({"seq_start": np.arange(n)} if split else {})},
         begin=np.cumsum(lengths, dtype=np.int64) - lengths,
         tokens={"input_ids": tokens, **{name: tokens.astype(dtype) for name, dtype in more.items()}},
     )
 
 
 @pytest.fixture(scope="module")
-def columns() -> Columns:
+def columns() -> Sequences:
     """About 1.3 million tokens: two shards of two row groups and one of one, at the capacity above."""
     return make_columns(160, high=CAPACITY // 2)
 
 
 @pytest.fixture(scope="module")
 def packs(columns):
-    return nopad.pack(columns.lengths, CAPACITY)
+    return nopad.pack(columns.seq_lengths, CAPACITY)
 
 
 def check(folder, shards, packs, columns) -> None:
@@ -46,12 +46,12 @@ def check(folder, shards, packs, columns) -> None:
     rows = [(shard, row) for shard in shards for row in pq.read_table(folder / shard.file).to_pylist()]
     assert len(rows) == len(packs)
     for members, (_, row) in zip(packs, rows, strict=True):
-        assert row["seq_lengths"] == columns.lengths[members].tolist()
-        assert row["seq_index"] == columns.record[members].tolist()
-        if columns.start is not None:
-            assert row["seq_start"] == columns.start[members].tolist()
+        assert row["seq_lengths"] == columns.seq_lengths[members].tolist()
+        assert row["seq_index"] == columns.values["seq_index"][members].tolist()
+        if "seq_start" in columns.values:
+            assert row["seq_start"] == columns.values["seq_start"][members].tolist()
         for name, flat in columns.tokens.items():
-            wanted = [flat[columns.begin[i] : columns.begin[i] + columns.lengths[i]] for i in members]
+            wanted = [flat[columns.begin[i] : columns.begin[i] + columns.seq_lengths[i]] for i in members]
             np.testing.assert_array_equal(row[name], np.concatenate(wanted))
     for shard in shards:
         mine = [row for other, row in rows if other is shard]
@@ -90,7 +90,7 @@ def test_shards_hold_the_packs(tmp_path, columns, packs, threads):
     assert layout.rows_per_shard == 2 * layout.rows_per_group
     check(tmp_path, shards, packs, columns)
     assert sorted(told, key=lambda shard: shard.file) == list(shards)
-    assert sum(tokens) == columns.lengths.sum()
+    assert sum(tokens) == columns.seq_lengths.sum()
     assert sorted(os.listdir(tmp_path / "shards")) == [os.path.basename(shard.file) for shard in shards]
     for shard in shards:
         metadata = pq.read_metadata(tmp_path / shard.file)
@@ -106,17 +106,17 @@ def test_shards_hold_the_packs(tmp_path, columns, packs, threads):
 def test_more_columns(tmp_path, kind, arrow):
     (tmp_path / "shards").mkdir()
     columns = make_columns(200, high=9, split=True, more=kind)
-    packs = nopad.pack(columns.lengths, 16)
+    packs = nopad.pack(columns.seq_lengths, 16)
     shards = write_shards(packs, columns, tmp_path, Layout.of(len(packs), 16, 300))
     check(tmp_path, shards, packs, columns)
-    assert [str(field.type) for field in columns.schema()] == [
+    assert [str(field.type) for field in schema_of(columns)] == [
         f"list<element: {name} not null>" for name in ("int32", "int64", "int64", "int32", arrow)
     ]
 
 
 def test_the_index_width_of_the_packs_does_not_matter(tmp_path):
     columns = make_columns(100, high=9)
-    packs = nopad.pack(columns.lengths, 16)
+    packs = nopad.pack(columns.seq_lengths, 16)
     wide = type(packs)(packs.capacity, packs.depth, packs.indptr.astype(np.int64), packs.sequence.astype(np.int64))
     made = []
     for name, some in (("narrow", packs), ("wide", wide)):
@@ -128,7 +128,7 @@ def test_the_index_width_of_the_packs_does_not_matter(tmp_path):
 def test_finished_shards_are_left_alone(tmp_path):
     (tmp_path / "shards").mkdir()
     columns = make_columns(200, high=9)
-    packs = nopad.pack(columns.lengths, 16)
+    packs = nopad.pack(columns.seq_lengths, 16)
     layout = Layout.of(len(packs), 16, 300)
     shards = write_shards(packs, columns, tmp_path, layout)
     assert len(shards) > 3
@@ -145,7 +145,7 @@ def test_finished_shards_are_left_alone(tmp_path):
 def test_a_full_disk_stops_all_writers_and_leaves_no_partial_file(tmp_path, break_at, disk_full, match):
     (tmp_path / "shards").mkdir()
     columns = make_columns(2000, high=9)
-    packs = nopad.pack(columns.lengths, 16)
+    packs = nopad.pack(columns.seq_lengths, 16)
     layout = Layout.of(len(packs), 16, 300)
     told = []
     break_at(disk_full, at=4, match=match)
@@ -167,7 +167,7 @@ def test_an_error_in_a_callback_stops_the_writers(tmp_path):
 
     (tmp_path / "shards").mkdir()
     columns = make_columns(2000, high=9)
-    packs = nopad.pack(columns.lengths, 16)
+    packs = nopad.pack(columns.seq_lengths, 16)
     layout = Layout.of(len(packs), 16, 300)
     with pytest.raises(KeyboardInterrupt):
         write_shards(packs, columns, tmp_path, layout, on_shard=stop, threads=1)

@@ -51,14 +51,18 @@ def test_progress_lines():
 def test_columns_are_the_batches_joined(tmp_path, groups):
     spool = fill(Spool(tmp_path), groups.groups)
     spool.finish()
-    columns, plain = spool.columns(split=True), spool.columns(split=False)
-    arrays = (columns.tokens["input_ids"], columns.lengths, columns.record, columns.start)
-    for name, found in zip(FILES, arrays, strict=True):
-        wanted = np.concatenate([getattr(group.batch, name) for group in groups.groups])
+    columns, plain = spool.sequences(split=True), spool.sequences(split=False)
+    for array_of in (
+        lambda made: made.tokens["input_ids"],
+        lambda made: made.seq_lengths,
+        lambda made: made.values["seq_index"],
+        lambda made: made.values["seq_start"],
+    ):
+        found, wanted = array_of(columns), np.concatenate([array_of(group.batch) for group in groups.groups])
         np.testing.assert_array_equal(found, wanted)
         assert found.dtype == wanted.dtype
-    np.testing.assert_array_equal(columns.begin, np.cumsum(columns.lengths) - columns.lengths)
-    assert plain.start is None
+    np.testing.assert_array_equal(columns.begin, np.cumsum(columns.seq_lengths) - columns.seq_lengths)
+    assert list(plain.values) == ["seq_index"]
     assert spool.progress.counts == sum((group.counts for group in groups.groups), Counts())
     assert spool.progress.blocks == len(list(groups.source.blocks()))
     assert spool.progress.consumed_bytes == groups.source.total_bytes
@@ -76,7 +80,8 @@ def test_what_was_committed_is_there_again_and_nothing_else(half, groups):
     assert third.progress == again.history[-1]
     fill(third, groups.groups[done:]).finish()
     np.testing.assert_array_equal(
-        third.columns(split=True).tokens["input_ids"], np.concatenate([g.batch.tokens for g in groups.groups])
+        third.sequences(split=True).tokens["input_ids"],
+        np.concatenate([g.batch.tokens["input_ids"] for g in groups.groups]),
     )
 
 

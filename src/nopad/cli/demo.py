@@ -121,10 +121,10 @@ def _lengths_in_source_order(out: Path) -> NDArray[np.int32]:
     """Read the lengths of a packed dataset back in the order in which its source gave them."""
     dataset = open_packed(out)
     blocks = [block.sequences for block in dataset.iter_blocks(range(dataset.blocks))]
-    columns = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
-    start = columns.get("seq_start", np.zeros(columns["seq_index"].size))
-    lengths: NDArray[np.int32] = columns["seq_lengths"][np.lexsort((start, columns["seq_index"]))]
-    return lengths
+    lengths = np.concatenate([block.seq_lengths for block in blocks])
+    values = {name: np.concatenate([block.values[name] for block in blocks]) for name in blocks[0].values}
+    order = np.lexsort((values.get("seq_start", np.zeros(lengths.size)), values["seq_index"]))
+    return lengths[order]
 
 
 def _write_texts(folder: Path) -> Path:

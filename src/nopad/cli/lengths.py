@@ -138,7 +138,7 @@ def _lengths(
     records = dict.fromkeys(source.parts, 0)
     for group in sequences(source.blocks(), tokenizer, options):
         monitor.advance(sum(block.size for block in group.blocks), group.counts.tokens)
-        lengths.append(group.batch.lengths)
-        record.append(group.batch.record)
+        lengths.append(group.batch.seq_lengths)
+        record.append(group.batch.values["seq_index"])
         records[group.blocks[0].part] += group.counts.records
     return shares.of(np.concatenate(record), np.concatenate(lengths), records)

@@ -9,7 +9,7 @@ from nopad.corpus.discover import open_source
 from nopad.corpus.lengths import LengthsFile
 from nopad.corpus.objects import DatasetSource, DictSource
 from nopad.corpus.options import CorpusOptions, Counts, Empty, OnBadRecord, OverLong
-from nopad.corpus.pipeline import Group, SequenceBatch, sequences
+from nopad.corpus.pipeline import Group, sequences
 from nopad.corpus.records import BadRecord, Carried, Record, Records
 from nopad.corpus.source import CHAIN_START, Block, IterableSource, Source, chain
 from nopad.corpus.stdlib import stdlib_texts
@@ -34,7 +34,6 @@ __all__ = [
     "OverLong",
     "Record",
     "Records",
-    "SequenceBatch",
     "Source",
     "TextUnit",
     "Tokenizer",

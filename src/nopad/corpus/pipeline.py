@@ -10,20 +10,21 @@ no extra time while the tokeniser is busy. Memory: two groups. When reading fail
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nopad.corpus.options import CorpusOptions, Counts
 from nopad.corpus.policy import assemble, cut, cut_counts
-from nopad.corpus.records import BadRecord, Record, Records, run_of, within_document, within_vocabulary
+from nopad.corpus.records import BadRecord, Record, Records, run_of, within_document, within_length, within_vocabulary
 from nopad.corpus.source import Block
 from nopad.corpus.tokenizer import Tokenizer
 from nopad.errors import OptionError, RecordError, SourceError
+from nopad.sequences import Sequences
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,32 +32,19 @@ if TYPE_CHECKING:
 GROUP_BYTES = 2 << 20
 
 _NONE = np.empty(0, dtype=np.int32)
-_NO_LENGTHS = np.empty(0, dtype=np.int64)
 
-_Tokens = Callable[[], tuple[NDArray[np.int32], NDArray[np.int64]]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceBatch:
-    """n sequences, one after the other.
-
-    `tokens`: int32[sum of lengths]. `lengths`: int32[n]. `record`: int64[n], number of the record in its source,
-    counted from 0 over all records, skipped ones included. `start`: int64[n], where in the record's content the
-    sequence starts; 0 unless split. Carried: `token_columns` like `tokens`, `sequence_columns` as Arrow arrays [n].
-    """
-
-    tokens: NDArray[np.int32]
-    lengths: NDArray[np.int32]
-    record: NDArray[np.int64]
-    start: NDArray[np.int64]
-    token_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    sequence_columns: Mapping[str, pa.Array] = field(default_factory=dict)
+_Content = Callable[[], Sequences]
 
 
 class Group(NamedTuple):
-    """The sequences of a run of blocks, what was counted in it, and the blocks."""
+    """The sequences of a run of blocks, what was counted in it, and the blocks.
 
-    batch: SequenceBatch
+    The columns of `batch`, end to end: ``input_ids``, int32; ``seq_index``, number of the record in its source, counted
+    from 0 over all records, skipped ones included; ``seq_start``, where in the record's content the sequence starts, 0
+    unless split; and those that are carried, Arrow arrays where they are per sequence.
+    """
+
+    batch: Sequences
     counts: Counts
     blocks: list[Block]
 
@@ -122,16 +110,16 @@ def _groups(
 ) -> Iterator[Group]:
     """See `sequences`. While group k comes out, k + 1 is being tokenised."""
     first: dict[bool, str] = {}
-    waiting: tuple[_Gathered, _Tokens] | None = None
+    waiting: tuple[_Gathered, _Content] | None = None
     with ThreadPoolExecutor(1, thread_name_prefix="nopad-tokenize") as pool:
         for group in _runs(blocks, group_bytes):
             gathered = _gather(group, record, options)
             _check_kind(gathered, first)
             record += gathered.records
-            tokens = _start(gathered, tokenizer, pool)
+            content = _start(gathered, tokenizer, pool)
             if waiting:
                 yield _finish(*waiting, tokenizer, options)
-            waiting = gathered, tokens
+            waiting = gathered, content
         if waiting:
             yield _finish(*waiting, tokenizer, options)
 
@@ -184,7 +172,7 @@ def _columns(found: Iterable[Record | Records | BadRecord], options: CorpusOptio
 
 def _runs_of(found: Iterable[Record | Records | BadRecord]) -> Iterator[Records | BadRecord]:
     single: list[Record] = []
-    for one in found:
+    for one in (within_length(one) if isinstance(one, Record) else one for one in found):
         if isinstance(one, Record):
             single.append(one)
             continue
@@ -204,21 +192,35 @@ def _check_kind(gathered: _Gathered, first: dict[bool, str]) -> None:
         raise SourceError(f"{first[True]} is text and {first[False]} is ready-made ids; pack them in two separate jobs")
 
 
-def _start(gathered: _Gathered, tokenizer: Tokenizer | None, pool: Executor) -> _Tokens:
-    """Begin to tokenise; calling the result waits and gives (content tokens int32[sum], lengths int64[n])."""
+def _start(gathered: _Gathered, tokenizer: Tokenizer | None, pool: Executor) -> _Content:
+    """Begin to tokenise; calling the result waits and gives the content of each record, end to end, uncut."""
     if not gathered.is_text:
-        tokens = np.concatenate([_NONE, *(p.run.tokens for p in gathered.parts if p.run.tokens is not None)])
-        lengths = np.concatenate([_NO_LENGTHS, *(p.run.lengths for p in gathered.parts if p.run.lengths is not None)])
-        return lambda: (tokens, lengths)
+        ids = _end_to_end([part.run.ids for part in gathered.parts if part.run.ids is not None])
+        return lambda: ids
     if tokenizer is None:
         raise OptionError(f"{gathered.place(0)} is text, and no tokenizer was given; give one")
     encodings = pool.submit(tokenizer.encodings, [t for part in gathered.parts for t in part.run.texts or ()])
-    return lambda: tokenizer.flatten(encodings.result())
+
+    def tokenised() -> Sequences:
+        tokens, lengths = tokenizer.flatten(encodings.result())
+        return Sequences(seq_lengths=lengths.astype(np.int32), tokens={"input_ids": tokens})
+
+    return tokenised
 
 
-def _finish(gathered: _Gathered, tokens: _Tokens, tokenizer: Tokenizer | None, options: CorpusOptions) -> Group:
+def _end_to_end(parts: Sequence[Sequences]) -> Sequences:
+    """Put the per-token columns of several together; all have the same."""
+    names = parts[0].tokens if parts else ["input_ids"]
+    return Sequences(
+        seq_lengths=np.concatenate([_NONE, *(part.seq_lengths for part in parts)]),
+        tokens={name: np.concatenate([part.tokens[name] for part in parts] or [_NONE]) for name in names},
+    )
+
+
+def _finish(gathered: _Gathered, wait: _Content, tokenizer: Tokenizer | None, options: CorpusOptions) -> Group:
     """Apply the policies and add the special tokens."""
-    content, lengths = tokens()
+    content = wait()
+    lengths = content.seq_lengths.astype(np.int64)
     tokenizer = tokenizer if gathered.is_text else None
     room, special = options.room(tokenizer), options.special(tokenizer)
     _check_lengths(gathered, lengths, room, special, options)
@@ -227,24 +229,22 @@ def _finish(gathered: _Gathered, tokens: _Tokens, tokenizer: Tokenizer | None, o
     pieces = cut(lengths, room, options.over_long)
     around = (tokenizer.prefix, tokenizer.suffix) if tokenizer and special else (_NONE, _NONE)
     runs = [part.run for part in gathered.parts]
-    batch = SequenceBatch(
-        tokens=assemble(content, lengths, pieces, *around),
-        lengths=(pieces.length + special).astype(np.int32),
-        record=gathered.record[pieces.row],
-        start=pieces.start,
-        token_columns={
-            name: assemble(np.concatenate([run.token_columns[name] for run in runs]), lengths, pieces)
-            for name in (runs[0].token_columns if runs else ())
-        },
-        sequence_columns={
-            name: _joined([run.sequence_columns[name] for run in runs]).take(pieces.row)
-            for name in (runs[0].sequence_columns if runs else ())
-        },
+    tokens = {
+        name: assemble(column, lengths, pieces, *(around if name == "input_ids" else ()))
+        for name, column in content.tokens.items()
+    }
+    values = {
+        name: _joined([run.values[name] for run in runs]).take(pieces.row) for name in (runs[0].values if runs else ())
+    }
+    batch = Sequences(
+        seq_lengths=(pieces.length + special).astype(np.int32),
+        tokens=tokens,
+        values={"seq_index": gathered.record[pieces.row], "seq_start": pieces.start, **values},
     )
     counts = Counts(
         records=gathered.records,
-        sequences=batch.lengths.size,
-        tokens=batch.tokens.size,
+        sequences=len(batch),
+        tokens=tokens["input_ids"].size,
         empty_skipped=int((lengths == 0).sum()),
         bad_skipped=gathered.bad,
         stripped=sum(int(np.count_nonzero(run.padding)) for run in runs if run.padding is not None),

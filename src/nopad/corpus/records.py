@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from nopad.sequences import Sequences
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
     "DOCUMENT_BYTES",
     "MAX_ID",
+    "MAX_TOKENS",
     "TOO_LONG",
     "BadRecord",
     "Carried",
@@ -31,11 +34,14 @@ __all__ = [
     "shown",
     "text_record",
     "text_run",
+    "too_many",
     "within_document",
+    "within_length",
     "within_vocabulary",
 ]
 
 MAX_ID = 2**31 - 1
+MAX_TOKENS = 2**31 - 1  # of one record: lengths are int32
 DOCUMENT_BYTES = 8 << 20  # a tokenizer takes about 110 bytes of memory for each
 TOO_LONG = (
     f", above the {DOCUMENT_BYTES:,} that are tokenised at once (it takes 110 times as much memory); divide it into "
@@ -89,36 +95,24 @@ class Records:
     Attributes:
         lines: 1-based position of each in its file; int64 ``[n]``.
         texts: of each; None when they are ready-made ids.
-        tokens: ids of all, end to end; int32 ``[sum of lengths]``; None when they are texts.
-        lengths: of each in tokens; int64 ``[n]``; None when they are texts.
-        token_columns: carried, end to end like `tokens`.
-        sequence_columns: carried, Arrow arrays ``[n]``.
+        ids: ready-made ``input_ids``, int32, and carried per-token columns, end to end; None when they are texts.
+        values: carried per-sequence columns, Arrow arrays ``[n]``.
         padding: how much was removed from each; int64 ``[n]``; None where nothing marks padding.
     """
 
     lines: NDArray[np.int64]
     texts: list[str] | None = None
-    tokens: NDArray[np.int32] | None = None
-    lengths: NDArray[np.int64] | None = None
-    token_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    sequence_columns: Mapping[str, pa.Array] = field(default_factory=dict)
+    ids: Sequences | None = None
+    values: Mapping[str, pa.Array] = field(default_factory=dict)
     padding: NDArray[np.int64] | None = None
 
     def part(self, begin: int, end: int) -> Records:
         """Return records `begin` to `end`."""
-        columns = {name: values.slice(begin, end - begin) for name, values in self.sequence_columns.items()}
-        if self.texts is not None:
-            return Records(lines=self.lines[begin:end], texts=self.texts[begin:end], sequence_columns=columns)
-        assert self.tokens is not None
-        assert self.lengths is not None
-        bounds = np.concatenate([[0], np.cumsum(self.lengths)])
-        tokens = slice(int(bounds[begin]), int(bounds[end]))
         return Records(
             lines=self.lines[begin:end],
-            tokens=self.tokens[tokens],
-            lengths=self.lengths[begin:end],
-            token_columns={name: values[tokens] for name, values in self.token_columns.items()},
-            sequence_columns=columns,
+            texts=None if self.texts is None else self.texts[begin:end],
+            ids=None if self.ids is None else self.ids.part(begin, end),
+            values={name: column[begin:end] for name, column in self.values.items()},
             padding=None if self.padding is None else self.padding[begin:end],
         )
 
@@ -140,30 +134,42 @@ def run_of(records: Sequence[Record]) -> Iterator[Records]:
             yield Records(lines=lines, texts=[record.text for record in run if record.text is not None])
         else:
             ids = [record.ids for record in run if record.ids is not None]
-            lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-            yield Records(lines=lines, tokens=np.concatenate(ids), lengths=lengths)
+            lengths = np.fromiter(map(len, ids), np.int32, len(ids))
+            yield Records(lines=lines, ids=Sequences(seq_lengths=lengths, tokens={"input_ids": np.concatenate(ids)}))
         begin = end
 
 
 def within_vocabulary(run: Records, vocab_size: int | None) -> Iterator[Records | BadRecord]:
     """Yield a run of ids without the records that hold an id of `vocab_size` or above, and these as bad ones."""
-    if vocab_size is None or run.tokens is None or run.lengths is None or run.tokens.max(initial=0) < vocab_size:
+    if vocab_size is None or run.ids is None or run.ids.tokens["input_ids"].max(initial=0) < vocab_size:
         yield run
         return
-    ends = np.cumsum(run.lengths)
+    ids, begins = run.ids.tokens["input_ids"], run.ids.begins
+    ends = begins + run.ids.seq_lengths
     at = 0
-    for place in np.flatnonzero(run.tokens >= vocab_size).tolist():
+    for place in np.flatnonzero(ids >= vocab_size).tolist():
         row = int(np.searchsorted(ends, place, side="right"))
         if row < at:
             continue  # the second one of that record
         if row > at:
             yield run.part(at, row)
-        inside = place - int(ends[row] - run.lengths[row])
-        reason = f"token {inside} has the id {run.tokens[place]}, beyond the vocabulary of {vocab_size}"
+        reason = f"token {place - begins[row]} has the id {ids[place]}, beyond the vocabulary of {vocab_size}"
         yield BadRecord(line=int(run.lines[row]), reason=reason)
         at = row + 1
     if at < run.lines.size:
         yield run.part(at, run.lines.size)
+
+
+def within_length(record: Record) -> Record | BadRecord:
+    """A record, or a bad one where it has more ids than a length can say."""
+    if record.ids is None or record.ids.size <= MAX_TOKENS:
+        return record
+    return BadRecord(line=record.line, reason=too_many(record.ids.size))
+
+
+def too_many(ids: int) -> str:
+    """Why a record of so many ids is bad."""
+    return f"{ids:,} ids, above the {MAX_TOKENS:,} that a record may have; divide it"
 
 
 def within_document(run: Records) -> Iterator[Records | BadRecord]:

@@ -15,9 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from nopad.corpus import records
 from nopad.corpus.inputs import not_utf8
 from nopad.corpus.records import MAX_ID, BadRecord, Records
 from nopad.corpus.selection import Selection, is_string
+from nopad.sequences import Sequences
 
 __all__ = ["decode_rows", "numbers"]
 
@@ -49,7 +51,7 @@ def decode_rows(
                 yield BadRecord(line=int(rows[begin]), reason=why_not)
             else:
                 columns = {name: values.slice(begin, end - begin) for name, values in carried.items()}
-                yield Records(lines=rows[begin:end], texts=texts[begin:end], sequence_columns=columns)
+                yield Records(lines=rows[begin:end], texts=texts[begin:end], values=columns)
         return
     yield from _decode_ids(batch, rows, selection, bad)
 
@@ -60,6 +62,8 @@ def _decode_ids(
     ids = _Ragged.of(batch.column(selection.content), selection.content)
     for row, reason in ids.bad.items():
         bad.setdefault(row, reason)
+    for row in np.flatnonzero(ids.lengths > records.MAX_TOKENS).tolist():
+        bad.setdefault(row, records.too_many(int(ids.lengths[row])))
     outside = np.flatnonzero((ids.values < 0) | (ids.values > MAX_ID))
     _mark_first(
         bad,
@@ -90,15 +94,15 @@ def _decode_ids(
             yield BadRecord(line=int(rows[first]), reason=why_not)
             continue
         here = slice(first, end)
+        taken = _taken(ids.values, begin[here], length[here]).astype(np.int32, copy=False)
+        others = {
+            name: _taken(column.values, (begin + column.begins - ids.begins)[here], length[here])
+            for name, column in beside.items()
+        }
         yield Records(
             lines=rows[here],
-            tokens=_taken(ids.values, begin[here], length[here]).astype(np.int32, copy=False),
-            lengths=length[here],
-            token_columns={
-                name: _taken(column.values, (begin + column.begins - ids.begins)[here], length[here])
-                for name, column in beside.items()
-            },
-            sequence_columns={name: values.slice(first, end - first) for name, values in carried.items()},
+            ids=Sequences(seq_lengths=length[here].astype(np.int32), tokens={"input_ids": taken, **others}),
+            values={name: values.slice(first, end - first) for name, values in carried.items()},
             padding=(ids.lengths - length)[here] if padded else None,
         )
 

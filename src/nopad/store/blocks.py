@@ -11,35 +11,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nopad.corpus.selection import OWN
+from nopad.sequences import Sequences
 from nopad.store.manifest import Manifest
 
 __all__ = ["Block", "PackedRow", "block_problems"]
 
 
 class Block:
-    """Some packs in a row, as flat arrays.
+    """Some packs in a row.
 
     Attributes:
-        indptr: where each pack begins in the per-sequence columns; ``[packs + 1]``.
+        indptr: where each pack begins in the sequences; ``[packs + 1]``.
         token_indptr: where each pack begins in the per-token columns; ``[packs + 1]``.
-        sequences: per-sequence columns: ``seq_lengths``, ``seq_index``, ``seq_start`` when records were split,
-            ``seq_source`` when sources were named.
-        tokens: per-token columns, without padding; none in an index-only dataset.
+        sequences: of all packs, end to end without padding; ``seq_index``, ``seq_start`` when records were split and
+            ``seq_source`` when sources were named are among its values; no tokens in an index-only dataset.
         bounds, token_bounds: the two index arrays as lists: slicing with their integers is three times as fast.
     """
 
-    __slots__ = ("bounds", "indptr", "sequences", "token_bounds", "token_indptr", "tokens")
+    __slots__ = ("bounds", "indptr", "sequences", "token_bounds", "token_indptr")
 
-    def __init__(
-        self,
-        indptr: NDArray[Any],
-        token_indptr: NDArray[Any],
-        sequences: dict[str, NDArray[Any]],
-        tokens: dict[str, NDArray[Any]],
-    ) -> None:
+    def __init__(self, indptr: NDArray[Any], token_indptr: NDArray[Any], sequences: Sequences) -> None:
         """Keep the arrays, without a copy."""
-        self.indptr, self.token_indptr = indptr, token_indptr
-        self.sequences, self.tokens = sequences, tokens
+        self.indptr, self.token_indptr, self.sequences = indptr, token_indptr, sequences
         self.bounds: list[int] = indptr.tolist()
         self.token_bounds: list[int] = token_indptr.tolist()
 
@@ -70,28 +64,30 @@ class PackedRow(Mapping[str, NDArray[Any]]):
     def __getitem__(self, name: str) -> NDArray[Any]:
         """Return a stored column of this pack: per token or per sequence."""
         block, at = self._block, self._at
-        column = block.tokens.get(name)
+        column = block.sequences.tokens.get(name)
         if column is not None:
             return column[block.token_bounds[at] : block.token_bounds[at + 1]]
-        column = block.sequences.get(name)
+        column = block.sequences.seq_lengths if name == "seq_lengths" else block.sequences.values.get(name)
         if column is not None:
-            return column[block.bounds[at] : block.bounds[at + 1]]
-        have = ", ".join([*block.sequences, *block.tokens])
-        hint = "" if block.tokens else "; an index-only dataset leaves the tokens in its source"
-        raise KeyError(f"no column {name!r}; there are: {have}{hint}")
+            found: NDArray[Any] = column[block.bounds[at] : block.bounds[at + 1]]
+            return found
+        hint = "" if block.sequences.tokens else "; an index-only dataset leaves the tokens in its source"
+        raise KeyError(f"no column {name!r}; there are: {', '.join(self)}{hint}")
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names of the stored columns."""
-        return iter([*self._block.sequences, *self._block.tokens])
+        per_token, per_sequence = self.column_names
+        return iter([*per_sequence, *per_token])
 
     def __len__(self) -> int:
         """Number of stored columns."""
-        return len(self._block.sequences) + len(self._block.tokens)
+        return sum(map(len, self.column_names))
 
     @property
     def column_names(self) -> tuple[list[str], list[str]]:
-        """Names of the stored columns: those with a value a token, and those with one a sequence."""
-        return list(self._block.tokens), list(self._block.sequences)
+        """Names of the stored columns: those per token, and those per sequence."""
+        sequences = self._block.sequences
+        return list(sequences.tokens), ["seq_lengths", *sequences.values]
 
     __eq__ = object.__eq__  # arrays do not compare to one truth
     __hash__ = object.__hash__
@@ -100,7 +96,7 @@ class PackedRow(Mapping[str, NDArray[Any]]):
     def seq_lengths(self) -> NDArray[np.int32]:
         """Length of each sequence in tokens; ``[sequences]``."""
         block, at = self._block, self._at
-        return block.sequences["seq_lengths"][block.bounds[at] : block.bounds[at + 1]]
+        return block.sequences.seq_lengths[block.bounds[at] : block.bounds[at + 1]]
 
     @property
     def seq_index(self) -> NDArray[np.int64]:
@@ -110,7 +106,7 @@ class PackedRow(Mapping[str, NDArray[Any]]):
     @property
     def seq_start(self) -> NDArray[np.int64]:
         """Where each sequence begins in its record's content: 0 unless the record was split; ``[sequences]``."""
-        if "seq_start" in self._block.sequences:
+        if "seq_start" in self._block.sequences.values:
             return self["seq_start"]
         return np.zeros(self.seq_lengths.size, dtype=np.int64)
 
@@ -118,9 +114,10 @@ class PackedRow(Mapping[str, NDArray[Any]]):
     def input_ids(self) -> NDArray[np.int32]:
         """Token ids, sequence after sequence, without padding; ``[tokens]``."""
         block, at = self._block, self._at
-        if "input_ids" not in block.tokens:
+        tokens = block.sequences.tokens
+        if "input_ids" not in tokens:
             return self["input_ids"]  # says which columns there are
-        return block.tokens["input_ids"][block.token_bounds[at] : block.token_bounds[at + 1]]
+        return tokens["input_ids"][block.token_bounds[at] : block.token_bounds[at + 1]]
 
     @property
     def cu_seqlens(self) -> NDArray[np.int32]:
@@ -143,13 +140,13 @@ class PackedRow(Mapping[str, NDArray[Any]]):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle this row alone, not the block it is a view into."""
         block, at = self._block, self._at
-        row = Block(
-            indptr=block.indptr[at : at + 2] - block.indptr[at],
-            token_indptr=block.token_indptr[at : at + 2] - block.token_indptr[at],
-            sequences={name: self[name].copy() for name in block.sequences},
-            tokens={name: self[name].copy() for name in block.tokens},
+        sequences = Sequences(
+            seq_lengths=self.seq_lengths.copy(),
+            tokens={name: self[name].copy() for name in block.sequences.tokens},
+            values={name: self[name].copy() for name in block.sequences.values},
         )
-        return PackedRow, (row, 0)
+        bounds, token_bounds = (ends[at : at + 2] - ends[at] for ends in (block.indptr, block.token_indptr))
+        return PackedRow, (Block(bounds, token_bounds, sequences), 0)
 
     def __repr__(self) -> str:
         """One line."""
@@ -161,7 +158,7 @@ def block_problems(block: Block, first: int, m: Manifest) -> list[str]:
 
     No pack and no sequence is empty, none exceeds capacity or depth, and there are as many tokens as the lengths say.
     """
-    lens, sizes = block.sequences["seq_lengths"], np.diff(block.indptr)
+    lens, sizes = block.sequences.seq_lengths, np.diff(block.indptr)
     if sizes.min(initial=1) < 1 or lens.min(initial=1) < 1:
         return [f"a pack from {first} on is empty, or a sequence in it is"]
     problems: list[str] = []
@@ -174,7 +171,8 @@ def block_problems(block: Block, first: int, m: Manifest) -> list[str]:
         problems.append(f"pack {first + p} holds {tokens[p]} tokens, above the capacity of {m.capacity}")
     for p in np.flatnonzero(sizes > m.depth)[:3] if m.depth is not None else ():
         problems.append(f"pack {first + p} holds {sizes[p]} sequences, above the depth of {m.depth}")
-    for name in block.sequences.keys() & {"seq_index", "seq_start", "seq_source"}:
-        if block.sequences[name].min(initial=0) < 0:
+    values = block.sequences.values
+    for name in OWN:
+        if name in values and values[name].min(initial=0) < 0:
             problems.append(f"a pack from {first} on has a negative number in {name}")
     return problems

@@ -1,4 +1,4 @@
-"""One dataset of a job: columns -> plan -> packs -> shards or index -> manifest, resumable at every step."""
+"""One dataset of a job: sequences -> plan -> packs -> shards or index -> manifest, resumable at every step."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from nopad.files import storage_errors
 from nopad.packs import Packs
 from nopad.planning.front import ARRIVAL_ALGORITHMS, complete_options, plan, summarise
 from nopad.planning.plan import Plan
+from nopad.sequences import Sequences
 from nopad.store.index import selection, write_index
 from nopad.store.manifest import PLAN, Manifest, Shard
 from nopad.store.monitor import Monitor
 from nopad.store.options import PackOptions
-from nopad.store.shards import Columns, Layout, write_shards
+from nopad.store.shards import Layout, schema_of, write_shards
 from nopad.store.workspace import Workspace
 
 __all__ = ["Builder"]
@@ -43,20 +44,20 @@ class Builder:
     index_only: bool
     monitor: Monitor
 
-    def build(self, columns: Columns, **known: Any) -> Manifest:
+    def build(self, sequences: Sequences, **known: Any) -> Manifest:
         """Do what is left to do of the dataset of these sequences; `known` are the other fields of its manifest."""
         with storage_errors("creating", self.workspace.work):
             self.workspace.work.mkdir(parents=True, exist_ok=True)
         if not self.index_only:
             self.workspace.take_back("shards")
         finished = self.workspace.finished_files(self.origin)
-        made, packs = self._plan_and_assign(columns, PLAN in finished)
+        made, packs = self._plan_and_assign(sequences, PLAN in finished)
         packs = replace(packs, selection=selection(known["counts"], known["tokenizer"]))
         layout = Layout.of(len(packs), self.capacity, self.packing.shard_tokens)
-        shards = self._write(packs, columns, layout, finished)
-        return self._publish(made, columns, layout, shards, known)
+        shards = self._write(packs, sequences, layout, finished)
+        return self._publish(made, sequences, layout, shards, known)
 
-    def _plan_and_assign(self, columns: Columns, stored: bool) -> tuple[Plan, Packs]:
+    def _plan_and_assign(self, sequences: Sequences, stored: bool) -> tuple[Plan, Packs]:
         """Plan, or reread the stored plan; then deal the sequences out."""
         self.monitor.stage("planning", None, "")
         path = self.workspace.work / PLAN
@@ -65,37 +66,39 @@ class Builder:
         capacity, options = self.capacity, self.packing.options
         if self.packing.algorithm in ARRIVAL_ALGORITHMS or self.packing.arrival_window is not None:
             packs = pack(
-                columns.lengths, capacity, arrival_window=self.packing.arrival_window, **what, **how, **options
+                sequences.seq_lengths, capacity, arrival_window=self.packing.arrival_window, **what, **how, **options
             )
-            made = self._summary(packs, columns)
+            made = self._summary(packs, sequences)
         else:
-            made = Plan.load(path) if stored else plan(columns.lengths, capacity, **what, **options)
-            packs = assign(made, columns.lengths, **how)
+            made = Plan.load(path) if stored else plan(sequences.seq_lengths, capacity, **what, **options)
+            packs = assign(made, sequences.seq_lengths, **how)
         if not stored:
             made.save(path)
             self.workspace.note(PLAN, self.origin, sha256=made.fingerprint)
         return made, packs
 
-    def _summary(self, packs: Packs, columns: Columns) -> Plan:
+    def _summary(self, packs: Packs, sequences: Sequences) -> Plan:
         """Describe packs that came without a plan; say what a window costs."""
         algorithm, depth = self.packing.algorithm, self.packing.depth
         own, conditions = complete_options(algorithm, self.packing.options)
         notes: tuple[str, ...] = ()
         window = self.packing.arrival_window
         if window is not None:
-            free = plan(columns.lengths, packs.capacity, depth=depth, algorithm=algorithm, **self.packing.options).packs
+            free = plan(
+                sequences.seq_lengths, packs.capacity, depth=depth, algorithm=algorithm, **self.packing.options
+            ).packs
             notes = (f"packed {window:,} sequences at a time: {len(packs) - free:+,} packs against all at once",)
-        return summarise(packs, columns.lengths, algorithm=algorithm, options={**own, **conditions}, notes=notes)
+        return summarise(packs, sequences.seq_lengths, algorithm=algorithm, options={**own, **conditions}, notes=notes)
 
     def _write(
-        self, packs: Packs, columns: Columns, layout: Layout, finished: Mapping[str, Mapping[str, Any]]
+        self, packs: Packs, sequences: Sequences, layout: Layout, finished: Mapping[str, Mapping[str, Any]]
     ) -> tuple[Shard, ...]:
         """Write the shards that are not finished yet, or the index."""
         work = self.workspace.work
         if self.index_only:
             self.monitor.stage("writing the index", None, "")
-            return write_index(packs, columns, work)
-        self.monitor.stage("writing", int(columns.lengths.sum(dtype=np.int64)), "tokens")
+            return write_index(packs, sequences, work)
+        self.monitor.stage("writing", int(sequences.seq_lengths.sum(dtype=np.int64)), "tokens")
         names = {layout.name(number) for number in range(layout.shards)}
         done = {name: Shard(**finished[name]) for name in names & finished.keys()}
         with storage_errors("creating", work / "shards"):
@@ -107,7 +110,7 @@ class Builder:
         self.monitor.advance(tokens, tokens)
         return write_shards(
             packs,
-            columns,
+            sequences,
             work,
             layout,
             finished=done,
@@ -116,14 +119,15 @@ class Builder:
         )
 
     def _publish(
-        self, made: Plan, columns: Columns, layout: Layout, shards: tuple[Shard, ...], known: Mapping[str, Any]
+        self, made: Plan, sequences: Sequences, layout: Layout, shards: tuple[Shard, ...], known: Mapping[str, Any]
     ) -> Manifest:
         """Move the finished files into place and write the manifest last."""
         from nopad.store import _kernels
 
         zeros = np.zeros(1, dtype=np.int64)
-        start = np.broadcast_to(zeros, columns.record.shape) if columns.start is None else columns.start
-        checksum = _kernels.tag_sum(columns.record, start, columns.lengths)
+        record, start = sequences.values["seq_index"], sequences.values.get("seq_start")
+        start = np.broadcast_to(zeros, record.shape) if start is None else start
+        checksum = _kernels.tag_sum(record, start, sequences.seq_lengths)
         manifest = Manifest(
             **known,
             packs=made.packs,
@@ -131,7 +135,7 @@ class Builder:
             tokens=made.tokens,
             plan_sha256=made.fingerprint,
             sequence_checksum=f"{int(checksum):016x}",
-            columns={} if self.index_only else {f.name: str(f.type) for f in columns.schema()},
+            columns={} if self.index_only else {f.name: str(f.type) for f in schema_of(sequences)},
             rows_per_group=layout.rows_per_group,
             shards=shards,
         )

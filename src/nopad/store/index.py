@@ -21,9 +21,9 @@ from nopad.arrow import write_arrow
 from nopad.errors import CorruptError
 from nopad.files import sha256_file
 from nopad.packs import Packs
+from nopad.sequences import Sequences
 from nopad.store.blocks import Block
 from nopad.store.manifest import Manifest, Shard
-from nopad.store.shards import Columns
 
 __all__ = ["PACKS", "SEQUENCES", "Index", "read_index", "selection", "write_index"]
 
@@ -53,24 +53,21 @@ _SELECTED = {
 }
 
 
-def write_index(packs: Packs, columns: Columns, folder: Path) -> tuple[Shard, ...]:
+def write_index(packs: Packs, sequences: Sequences, folder: Path) -> tuple[Shard, ...]:
     """Write both files under `folder` and describe them.
 
     Raises:
         StorageError: the disk is full, or a write failed.
     """
     packs.save(folder / PACKS)
-    longest = int(columns.lengths.max(initial=0))
-    fields = {"length": columns.lengths.astype(np.min_scalar_type(longest))}
-    if columns.start is not None or not np.array_equal(columns.record, np.arange(columns.record.size)):
-        fields["record"] = columns.record
-    if columns.start is not None:
-        fields["start"] = columns.start
-    if columns.source is not None:
-        fields["source"] = columns.source
-    table = pa.table({name: pa.array(values) for name, values in fields.items()})
+    lengths, values = sequences.seq_lengths, sequences.values
+    fields = {"length": lengths.astype(np.min_scalar_type(int(lengths.max(initial=0))))}
+    if "seq_start" in values or not np.array_equal(values["seq_index"], np.arange(lengths.size)):
+        fields["record"] = values["seq_index"]
+    fields |= {name.removeprefix("seq_"): values[name] for name in ("seq_start", "seq_source") if name in values}
+    table = pa.table({name: pa.array(field) for name, field in fields.items()})
     write_arrow(folder / SEQUENCES, table)
-    tokens = int(columns.lengths.sum(dtype=np.int64))
+    tokens = int(lengths.sum(dtype=np.int64))
     return tuple(
         Shard(
             file=name,
@@ -105,12 +102,13 @@ class Index:
         chosen = self.packs[first:last]
         sequence = chosen.sequence
         record = sequence.astype(np.int64) if self.record is None else self.record[sequence]
-        sequences = {"seq_lengths": self.lengths[sequence].astype(np.int32), "seq_index": record}
+        values = {"seq_index": record}
         if self.start is not None:
-            sequences["seq_start"] = self.start[sequence]
+            values["seq_start"] = self.start[sequence]
         if self.source is not None:
-            sequences["seq_source"] = self.source[sequence]
-        return Block(chosen.indptr, np.zeros(len(chosen) + 1, dtype=np.int64), sequences, {})
+            values["seq_source"] = self.source[sequence]
+        sequences = Sequences(seq_lengths=self.lengths[sequence].astype(np.int32), values=values)
+        return Block(chosen.indptr, np.zeros(len(chosen) + 1, dtype=np.int64), sequences)
 
 
 def read_index(folder: Path, m: Manifest) -> Index:

@@ -30,12 +30,12 @@ from nopad.files import local_path
 from nopad.histogram import as_lengths
 from nopad.options import check_sizes
 from nopad.planning.front import check_algorithm, complete_options
+from nopad.sequences import Sequences
 from nopad.store.build import Builder
 from nopad.store.choice import check_shares, choose
 from nopad.store.manifest import POLICIES, SPLITS, Manifest, tool_versions
 from nopad.store.monitor import Monitor, Silent
 from nopad.store.options import PackOptions
-from nopad.store.shards import Columns
 from nopad.store.spool import Progress, Spool
 from nopad.store.workspace import Workspace
 
@@ -199,27 +199,28 @@ class _Job:
         return manifests[0]
 
     def _choose(
-        self, columns: Columns, parts: dict[str, Counts]
-    ) -> dict[str | None, tuple[Columns, dict[str, Counts]]]:
+        self, columns: Sequences, parts: dict[str, Counts]
+    ) -> dict[str | None, tuple[Sequences, dict[str, Counts]]]:
         """Return the sequences of each dataset, and what became of the records of each part of the source."""
         if not self.packing.validation and self.packing.weights is None and self.source.parts == ("",):
             return {None: (columns, parts)}
+        record, lengths = columns.values["seq_index"], columns.seq_lengths
         choice = choose(
-            columns.record,
-            columns.lengths,
+            record,
+            lengths,
             {name: counts.records for name, counts in parts.items()},
             weights=self.packing.weights,
             validation=self.packing.validation,
             seed=self.packing.seed,
         )
         if self.source.parts != ("",):
-            columns = replace(columns, source=choice.part)
+            columns = replace(columns, values={**columns.values, "seq_source": choice.part})
         return {
-            split: (columns.take(choice.of(split)), choice.counts(parts, columns.record, columns.lengths, split))
+            split: (columns.take(choice.of(split)), choice.counts(parts, record, lengths, split))
             for split in self.splits
         }
 
-    def _build(self, split: str | None, progress: Progress, columns: Columns, parts: dict[str, Counts]) -> Manifest:
+    def _build(self, split: str | None, progress: Progress, columns: Sequences, parts: dict[str, Counts]) -> Manifest:
         """Make one dataset, or reuse it where an interrupted run has finished it."""
         workspace = self.workspace.part(split)
         if split and workspace.has_manifest():
@@ -248,17 +249,17 @@ class _Job:
             carried={} if self.index_only else {column.name: column.per for column in self.source.carried},
         )
 
-    def _warn_of_padding(self, columns: Columns) -> None:
+    def _warn_of_padding(self, columns: Sequences) -> None:
         """Say that all sequences are equally long where that looks like padding nobody has marked."""
-        n, first = columns.lengths.size, int(columns.lengths[0])
-        if self.source.kind == "ids" and n >= SUSPICIOUS and first > 1 and bool((columns.lengths == first).all()):
+        n, first = len(columns), int(columns.seq_lengths[0])
+        if self.source.kind == "ids" and n >= SUSPICIOUS and first > 1 and bool((columns.seq_lengths == first).all()):
             warnings.warn(
                 f"all {n:,} sequences have {first} tokens: if they are padded, name the mask (mask_field, "
                 "--mask-field) or the padding id (pad_id, --pad-id), or padding is packed as content",
                 stacklevel=2,
             )
 
-    def _spool(self, commit_every_s: float) -> tuple[Progress, Columns]:
+    def _spool(self, commit_every_s: float) -> tuple[Progress, Sequences]:
         """Tokenise what is not in the spool yet."""
         spool = Spool(
             self.workspace.work,
@@ -284,9 +285,9 @@ class _Job:
             spool.finish()
         finally:
             spool.close()
-        return spool.progress, spool.columns(split=counts.split > 0)
+        return spool.progress, spool.sequences(split=counts.split > 0)
 
-    def _lengths(self) -> tuple[Progress, Columns]:
+    def _lengths(self) -> tuple[Progress, Sequences]:
         """Take lengths as they are: there is nothing to spool."""
         assert isinstance(self.source, LengthsFile)
         if not self.index_only:
@@ -297,10 +298,9 @@ class _Job:
             digest = chain(digest, block)
         counts = Counts(records=lengths.size, sequences=lengths.size, tokens=int(lengths.sum(dtype=np.int64)))
         _check_any(counts)
-        nothing = np.zeros(0, dtype=np.int64)
-        columns = Columns(lengths=lengths, record=np.arange(lengths.size), start=None, begin=nothing, tokens={})
+        made = Sequences(seq_lengths=lengths, values={"seq_index": np.arange(lengths.size)})
         size = self.source.total_bytes or 0
-        return Progress(chain=digest.hex(), consumed_bytes=size, parts={"": counts}, complete=True), columns
+        return Progress(chain=digest.hex(), consumed_bytes=size, parts={"": counts}, complete=True), made
 
 
 def _check_any(counts: Counts) -> None:

@@ -24,7 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.arrow import list_parts
+from nopad.corpus.selection import OWN
 from nopad.errors import CorruptError
+from nopad.sequences import Sequences
 from nopad.store.blocks import Block
 from nopad.store.manifest import Manifest
 
@@ -37,7 +39,6 @@ _AHEAD = 8  # blocks
 _SCANNED = 64  # blocks that are handed to Arrow at once
 _FOOTERS = 32
 _OPEN = 8  # files that a thread keeps open
-_PER_SEQUENCE = ("seq_lengths", "seq_index", "seq_start", "seq_source")
 
 
 class ShardFiles:
@@ -47,7 +48,7 @@ class ShardFiles:
         """Open nothing yet."""
         self._folder, self._manifest = folder, manifest
         carried = [name for name, per in manifest.carried.items() if per == "sequence"]
-        self._per_sequence = [name for name in (*_PER_SEQUENCE, *carried) if name in manifest.columns]
+        self._per_sequence = [name for name in (*OWN, *carried) if name in manifest.columns]
         self._per_token = [name for name in manifest.columns if name not in self._per_sequence]
         self._lock = threading.Lock()
         self._fragments: OrderedDict[int, Any] = OrderedDict()
@@ -188,12 +189,13 @@ class ShardFiles:
             for name in names:
                 if not np.array_equal(parts[name][0], bounds):
                     raise ValueError(f"column {name} in row group {group} has lists of other lengths than {names[0]}")
-        return Block(
-            indptr,
-            token_indptr,
-            {name: parts[name][1] for name in self._per_sequence},
-            {name: parts[name][1] for name in self._per_token},
+        flat = {name: values for name, (_, values) in parts.items()}
+        sequences = Sequences(
+            seq_lengths=flat.pop("seq_lengths"),
+            tokens={name: flat.pop(name) for name in self._per_token},
+            values=flat,
         )
+        return Block(indptr, token_indptr, sequences)
 
     def _lists(self, column: pa.Array | pa.ChunkedArray) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return offsets and values of a column of lists, checked by Arrow; ValueError where there is a null."""

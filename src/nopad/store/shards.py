@@ -1,4 +1,4 @@
-"""Shards: packs and columns -> Parquet files, one row a pack.
+"""Shards: packs and sequences -> Parquet files, one row a pack.
 
 Per-token columns are flat lists without padding; ``position_ids``, masks and ``cu_seqlens`` are derived, never stored.
 zstd-1 over byte-stream-split pages, row groups of a fixed number of packs. Each shard is gathered and encoded by one
@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from nopad.arrow import list_array
-from nopad.corpus.selection import FORMAT_KEY, is_string
+from nopad.corpus.selection import FORMAT_KEY, OWN, is_string
 from nopad.files import preparing, replacing, sha256_file
 from nopad.packs import Packs
+from nopad.sequences import Sequences
 from nopad.store import _kernels
 from nopad.store.manifest import FORMAT, FORMAT_VERSION, Shard
 
-__all__ = ["Columns", "Layout", "write_shards"]
+__all__ = ["Layout", "gather", "schema_of", "write_shards"]
 
 _PARQUET: dict[str, Any] = {
     "use_dictionary": False,
@@ -43,56 +44,24 @@ GROUP_TOKENS = 1 << 18
 SHARD_TOKENS = 1 << 26
 
 
-@dataclass(frozen=True, kw_only=True)
-class Columns:
-    """Everything known of the sequences, by sequence number.
+def schema_of(sequences: Sequences) -> pa.Schema:
+    """Return the Arrow schema of a shard of these, with nopad's mark; nothing in it is nullable."""
+    own = {name: sequences.values[name] for name in OWN if name in sequences.values}
+    columns = {"seq_lengths": sequences.seq_lengths, **own, **sequences.values, **sequences.tokens}
+    return pa.schema(
+        [
+            pa.field(name, pa.list_(pa.field("element", _kind(column), nullable=False)), nullable=False)
+            for name, column in columns.items()
+        ],
+        metadata={FORMAT_KEY: FORMAT, b"nopad.format_version": str(FORMAT_VERSION)},
+    )
 
-    Attributes:
-        lengths: int32 ``[n]``, tokens of each sequence.
-        record: int64 ``[n]``, record number in the source.
-        start: int64 ``[n]``, where a piece begins in its record's content; None when no record is split.
-        begin: int64 ``[n]``, where each sequence begins in the token columns.
-        tokens: per-token columns, name -> flat array, usually memory-mapped.
-        values: per-sequence columns that ride along, name -> Arrow array ``[n]``.
-        source: number of the source that each comes from, where they are named; int32 ``[n]``.
-    """
 
-    lengths: NDArray[np.int32]
-    record: NDArray[np.int64]
-    start: NDArray[np.int64] | None
-    begin: NDArray[np.int64]
-    tokens: Mapping[str, NDArray[Any]]
-    values: Mapping[str, pa.Array] = field(default_factory=dict)
-    source: NDArray[np.int32] | None = None
-
-    def take(self, chosen: NDArray[np.int64]) -> Columns:
-        """Return the sequences of these numbers; the token columns stay as they are."""
-        return replace(
-            self,
-            lengths=self.lengths[chosen],
-            record=self.record[chosen],
-            start=None if self.start is None else self.start[chosen],
-            begin=self.begin[chosen] if self.begin.size else self.begin,
-            values={name: column.take(pa.array(chosen)) for name, column in self.values.items()},
-            source=None if self.source is None else self.source[chosen],
-        )
-
-    def schema(self) -> pa.Schema:
-        """Return the Arrow schema of a shard, with nopad's mark; nothing in it is nullable."""
-        kinds = {"seq_lengths": pa.int32(), "seq_index": pa.int64()}
-        if self.start is not None:
-            kinds["seq_start"] = pa.int64()
-        if self.source is not None:
-            kinds["seq_source"] = pa.int32()
-        kinds |= {n: pa.string() if is_string(column.type) else column.type for n, column in self.values.items()}
-        kinds |= {name: pa.from_numpy_dtype(column.dtype) for name, column in self.tokens.items()}
-        return pa.schema(
-            [
-                pa.field(name, pa.list_(pa.field("element", kind, nullable=False)), nullable=False)
-                for name, kind in kinds.items()
-            ],
-            metadata={FORMAT_KEY: FORMAT, b"nopad.format_version": str(FORMAT_VERSION)},
-        )
+def _kind(column: Any) -> pa.DataType:
+    """The Arrow type of the values of a NumPy or Arrow array."""
+    if isinstance(column, np.ndarray):
+        return pa.from_numpy_dtype(column.dtype)
+    return pa.string() if is_string(column.type) else column.type
 
 
 @dataclass(frozen=True)
@@ -126,7 +95,7 @@ class Layout:
 
 def write_shards(
     packs: Packs,
-    columns: Columns,
+    sequences: Sequences,
     folder: Path,
     layout: Layout,
     *,
@@ -154,7 +123,7 @@ def write_shards(
         finishing: set[Future[Shard]] = set()
 
         def write(shard: int) -> Future[Shard]:
-            written = _write_shard(packs, columns, folder, layout, shard, stop, on_tokens)
+            written = _write_shard(packs, sequences, folder, layout, shard, stop, on_tokens)
             return finishers.submit(_finish_shard, folder, written)  # from here: whatever is written gets finished
 
         try:
@@ -181,7 +150,7 @@ class _Stopped(Exception):
 
 def _write_shard(
     packs: Packs,
-    columns: Columns,
+    sequences: Sequences,
     folder: Path,
     layout: Layout,
     shard: int,
@@ -191,7 +160,7 @@ def _write_shard(
     """Write one shard under its temporary name; size and checksum are still open."""
     path = folder / layout.name(shard)
     rows = layout.rows(shard)
-    schema = columns.schema()
+    schema = schema_of(sequences)
     encoding = {f"{f.name}.list.element": _encoding(f.type.value_type) for f in schema}
     tokens, scratch = 0, dict[str, NDArray[Any]]()
     with (
@@ -203,12 +172,12 @@ def _write_shard(
             if stop.is_set():
                 raise _Stopped
             group = packs[begin : min(begin + layout.rows_per_group, rows.stop)]
-            table, group_tokens = gather(group, columns, schema, scratch)
+            table, group_tokens = gather(group, sequences, schema, scratch)
             writer.write_table(table, row_group_size=layout.rows_per_group)
             tokens += group_tokens
             on_tokens(group_tokens)
-    sequences = int(packs.indptr[rows.stop]) - int(packs.indptr[rows.start])
-    return Shard(file=layout.name(shard), packs=len(rows), sequences=sequences, tokens=tokens, bytes=0, sha256="")
+    held = int(packs.indptr[rows.stop]) - int(packs.indptr[rows.start])
+    return Shard(file=layout.name(shard), packs=len(rows), sequences=held, tokens=tokens, bytes=0, sha256="")
 
 
 def _finish_shard(folder: Path, shard: Shard) -> Shard:
@@ -217,32 +186,28 @@ def _finish_shard(folder: Path, shard: Shard) -> Shard:
         return replace(shard, bytes=partial.stat().st_size, sha256=sha256_file(partial))
 
 
-def gather(packs: Packs, columns: Columns, schema: pa.Schema, scratch: dict[str, NDArray[Any]]) -> tuple[pa.Table, int]:
+def gather(
+    packs: Packs, sequences: Sequences, schema: pa.Schema, scratch: dict[str, NDArray[Any]]
+) -> tuple[pa.Table, int]:
     """Return the rows of these packs as an Arrow table, and how many tokens they hold.
 
     The table lies in `scratch`, which is reused: it is overwritten by the next call (fresh memory for every row group
     would cost a third of the gather in page faults).
     """
-    lengths = columns.lengths[packs.sequence]
+    chosen = sequences.take(packs.sequence)
     indptr = packs.indptr.astype(np.int32)
-    ends = np.concatenate([[0], np.cumsum(lengths)])[indptr].astype(np.int32)
-    lists = {"seq_lengths": (indptr, lengths), "seq_index": (indptr, columns.record[packs.sequence])}
-    if columns.start is not None:
-        lists["seq_start"] = (indptr, columns.start[packs.sequence])
-    if columns.source is not None:
-        lists["seq_source"] = (indptr, columns.source[packs.sequence])
-    begin = columns.begin[packs.sequence]
-    for name, column in columns.tokens.items():
+    ends = np.concatenate([[0], np.cumsum(chosen.seq_lengths)])[indptr].astype(np.int32)
+    arrays = {}
+    for name, column in {"seq_lengths": chosen.seq_lengths, **chosen.values}.items():
+        kind = schema.field(name).type
+        values = pa.array(column) if isinstance(column, np.ndarray) else column.cast(kind.value_type)
+        arrays[name] = pa.ListArray.from_arrays(pa.array(indptr), values, type=kind)
+    for name, column in chosen.tokens.items():
         if name not in scratch or scratch[name].size < ends[-1]:
             scratch[name] = np.empty(int(ends[-1]), dtype=column.dtype)
         out = scratch[name][: ends[-1]]
-        _kernels.gather_tokens(as_integers(column), begin, lengths, as_integers(out))
-        lists[name] = (ends, out)
-    arrays = {name: list_array(*parts) for name, parts in lists.items()}
-    for name, column in columns.values.items():
-        kind = schema.field(name).type
-        taken = column.take(pa.array(packs.sequence)).cast(kind.value_type)
-        arrays[name] = pa.ListArray.from_arrays(pa.array(indptr), taken, type=kind)
+        _kernels.gather_tokens(as_integers(column), chosen.begins, chosen.seq_lengths, as_integers(out))
+        arrays[name] = list_array(ends, out)
     return pa.table([arrays[name] for name in schema.names], schema=schema), int(ends[-1])
 
 

@@ -23,11 +23,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from nopad.corpus import CHAIN_START, Block, Carried, Counts, SequenceBatch, Source, chain
+from nopad.corpus import CHAIN_START, Block, Carried, Counts, Source, chain
 from nopad.errors import ResumeError
 from nopad.files import fsync_folder, storage_errors
+from nopad.sequences import Sequences
 from nopad.store.seal import sealed_line, sealed_lines
-from nopad.store.shards import Columns
 from nopad.store.spool_files import spool_files, text_array
 
 __all__ = ["Progress", "Spool"]
@@ -132,12 +132,12 @@ class Spool:
                 f"the source became shorter since this job started (after {before or 'its start'}); {_WAY_OUT}"
             )
 
-    def append(self, batch: SequenceBatch, counts: Counts, blocks: list[Block]) -> None:
+    def append(self, batch: Sequences, counts: Counts, blocks: list[Block]) -> None:
         """Add the sequences of `blocks`, all of one part; they count once committed: by itself now and then."""
         if not self._files:
             self._open()
         with storage_errors("spooling tokens to", self._folder):
-            for name, file in self._layout.items() if batch.lengths.size else ():
+            for name, file in self._layout.items() if len(batch) else ():
                 values = np.ascontiguousarray(file.values(batch), dtype=file.dtype)
                 if file.per == "end" and values.size:
                     values = values + self._bytes[name.removesuffix("-ends")]  # written before its text
@@ -193,13 +193,13 @@ class Spool:
                 file.close()
         self._files = {}
 
-    def columns(self, *, split: bool) -> Columns:
-        """Map the finished spool; `split` keeps the piece starts. About 8 bytes a sequence are in memory."""
+    def sequences(self, *, split: bool) -> Sequences:
+        """Map the finished spool; `split` keeps ``seq_start``. About 8 bytes a sequence are in memory."""
         arrays = {name: self._map(name) for name in self._layout}
         begin = np.zeros(arrays["lengths"].size, dtype=np.int64)
         np.cumsum(arrays["lengths"][:-1], out=begin[1:])
         tokens = {"input_ids": arrays["tokens"]} if "tokens" in arrays else {}
-        values = {}
+        values = {"seq_index": arrays["record"], **({"seq_start": arrays["start"]} if split else {})}
         for at, column in enumerate(self._carried):
             array = arrays[f"column-{at}"]
             if column.per == "token":
@@ -208,14 +208,7 @@ class Spool:
                 values[column.name] = text_array(arrays[f"column-{at}-ends"], array)
             else:
                 values[column.name] = pa.array(array)
-        return Columns(
-            lengths=arrays["lengths"],
-            record=arrays["record"],
-            start=arrays["start"] if split else None,
-            begin=begin,
-            tokens=tokens,
-            values=values,
-        )
+        return Sequences(seq_lengths=arrays["lengths"], tokens=tokens, values=values, begin=begin if tokens else None)
 
     def _map(self, name: str) -> NDArray[Any]:
         dtype = np.dtype(self._layout[name].dtype)

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from nopad.corpus import Carried, SequenceBatch
+from nopad.corpus import Carried
+from nopad.sequences import Sequences
 
 __all__ = ["SpoolFile", "spool_files", "text_array"]
 
@@ -29,19 +30,20 @@ class SpoolFile:
 
     dtype: Any
     per: Literal["token", "sequence", "end", "text"]
-    values: Callable[[SequenceBatch], Any]
+    values: Callable[[Sequences], Any]
 
 
 def spool_files(keep_tokens: bool, carried: Sequence[Carried]) -> dict[str, SpoolFile]:
     """Return the files of a spool by name; carried columns are numbered, for their names may be anything."""
-    files = {"tokens": SpoolFile(dtype=np.int32, per="token", values=lambda batch: batch.tokens)} if keep_tokens else {}
-    files |= {
-        "lengths": SpoolFile(dtype=np.int32, per="sequence", values=lambda batch: batch.lengths),
-        "record": SpoolFile(dtype=np.int64, per="sequence", values=lambda batch: batch.record),
-        "start": SpoolFile(dtype=np.int64, per="sequence", values=lambda batch: batch.start),
+    files = {
+        "lengths": SpoolFile(dtype=np.int32, per="sequence", values=lambda batch: batch.seq_lengths),
+        "record": SpoolFile(dtype=np.int64, per="sequence", values=lambda batch: batch.values["seq_index"]),
+        "start": SpoolFile(dtype=np.int64, per="sequence", values=lambda batch: batch.values["seq_start"]),
     }
     if not keep_tokens:
         return files
+    ids = SpoolFile(dtype=np.int32, per="token", values=partial(_of_tokens, "input_ids"))
+    files = {"tokens": ids, **files}
     for at, column in enumerate(carried):
         name = f"column-{at}"
         if column.type == "string":
@@ -59,28 +61,28 @@ def text_array(ends: NDArray[np.int64], text: NDArray[np.uint8]) -> pa.LargeStri
     return pa.LargeStringArray.from_buffers(ends.size - 1, pa.py_buffer(ends), pa.py_buffer(text))
 
 
-def _of_tokens(name: str, batch: SequenceBatch) -> NDArray[Any]:
-    return batch.token_columns[name]
+def _of_tokens(name: str, batch: Sequences) -> NDArray[Any]:
+    return batch.tokens[name]
 
 
-def _of_sequences(name: str, batch: SequenceBatch) -> NDArray[Any]:
-    values: NDArray[Any] = batch.sequence_columns[name].to_numpy(zero_copy_only=False)
+def _of_sequences(name: str, batch: Sequences) -> NDArray[Any]:
+    values: NDArray[Any] = batch.values[name].to_numpy(zero_copy_only=False)
     return values
 
 
-def _offsets(name: str, batch: SequenceBatch) -> tuple[NDArray[np.int64], Any]:
-    array = batch.sequence_columns[name].cast(pa.large_string())
+def _offsets(name: str, batch: Sequences) -> tuple[NDArray[np.int64], Any]:
+    array = batch.values[name].cast(pa.large_string())
     offsets = np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array) + 1]
     return offsets, array.buffers()[2]
 
 
-def _ends(name: str, batch: SequenceBatch) -> NDArray[np.int64]:
+def _ends(name: str, batch: Sequences) -> NDArray[np.int64]:
     offsets, _ = _offsets(name, batch)
     ends: NDArray[np.int64] = offsets[1:] - offsets[0]
     return ends
 
 
-def _text(name: str, batch: SequenceBatch) -> NDArray[np.uint8]:
+def _text(name: str, batch: Sequences) -> NDArray[np.uint8]:
     offsets, data = _offsets(name, batch)
     if data is None or not offsets.size:
         return np.empty(0, dtype=np.uint8)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.corpus import Counts, SequenceBatch
+from nopad.corpus import Counts
+from nopad.sequences import Sequences
 from nopad.store.choice import Choice, choose
 from nopad.store.manifest import Manifest
 from nopad.store.verification.content import Content
@@ -39,12 +40,13 @@ class Chosen:
             self._record.append(record)
             self._lengths.append(lengths)
 
-    def present(self, batch: SequenceBatch, content: Content, at: int) -> SequenceBatch:
+    def present(self, batch: Sequences, content: Content, at: int) -> Sequences:
         """Return the sequences of a batch whose records are packed; `content` from `at` on was not seen yet."""
-        if not self.partly or not batch.record.size:
+        if not self.partly or not len(batch):
             return batch
-        until = content.between(0, int(batch.record[-1]) + 1).stop
-        return _taken(batch, np.isin(batch.record, content.record(slice(at, until))))
+        record = batch.values["seq_index"]
+        until = content.between(0, int(record[-1]) + 1).stop
+        return batch.take(np.flatnonzero(np.isin(record, content.record(slice(at, until))))).gathered()
 
     def numbers(self, parts: Mapping[str, Counts]) -> NDArray[np.int64] | slice:
         """Return the numbers of the chosen sequences, or all."""
@@ -69,18 +71,3 @@ class Chosen:
             how: dict[str, Any] = {"weights": self._weights, "validation": self._validation, "seed": self._seed}
             self._made = choose(record, lengths, records, **how), record, lengths
         return self._made
-
-
-def _taken(batch: SequenceBatch, mask: NDArray[np.bool_]) -> SequenceBatch:
-    """Return the sequences of a batch where `mask` is set."""
-    import pyarrow as pa
-
-    tokens = np.repeat(mask, batch.lengths)
-    return SequenceBatch(
-        tokens=batch.tokens[tokens],
-        lengths=batch.lengths[mask],
-        record=batch.record[mask],
-        start=batch.start[mask],
-        token_columns={name: column[tokens] for name, column in batch.token_columns.items()},
-        sequence_columns={name: column.filter(pa.array(mask)) for name, column in batch.sequence_columns.items()},
-    )

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.assignment import assign, pack
+from nopad.corpus.selection import OWN
 from nopad.errors import InputError, NopadError
 from nopad.histogram import Histogram
 from nopad.packs import index_dtype
 from nopad.planning.front import ARRIVAL_ALGORITHMS
 from nopad.planning.plan import Plan
+from nopad.sequences import Sequences
 from nopad.store import _kernels
 from nopad.store.blocks import Block, block_problems
 from nopad.store.manifest import MANIFEST, PLAN, Manifest
@@ -29,7 +31,7 @@ from nopad.store.shards import as_integers
 LOST = ("dropped", "empty_skipped", "bad_skipped", "other_split", "left_by_weight")  # counts of records not packed
 _CHUNK = 1 << 16  # sequences that are looked at together
 
-__all__ = ["Content", "content_problems", "dealing_problems", "hash_tokens", "hash_values", "read_content"]
+__all__ = ["Content", "content_problems", "dealing_problems", "hashes_of", "read_content"]
 
 
 @dataclass(kw_only=True)
@@ -37,42 +39,47 @@ class Content:
     """All sequences of a dataset, in source order, and how they are packed.
 
     Attributes:
-        keys: where each comes from, ascending: its record times `width`, plus its start in it; int64 ``[n]``.
+        sequences: their lengths, and ``place`` among their values, where each comes from, ascending: its record times
+            `width`, plus its start in it; int64 ``[n]``. No tokens.
         width: above every start.
-        lengths: int32 ``[n]``.
         hashes: of the tokens and of each carried column, name -> uint64 ``[n]``; empty when not asked for.
         sequence: number (place in source order) of the sequence in each slot, pack after pack; ``[n]``.
         sizes: sequences in each pack; ``[packs]``.
     """
 
-    keys: NDArray[np.int64]
+    sequences: Sequences
     width: int
-    lengths: NDArray[np.int32]
     hashes: dict[str, NDArray[np.uint64]]
     sequence: NDArray[Any]
     sizes: NDArray[np.int32]
 
     def __len__(self) -> int:
         """Number of sequences."""
-        return self.lengths.size
+        return len(self.sequences)
 
     def record(self, here: slice) -> NDArray[np.int64]:
         """Return the record of each of some sequences."""
-        return self.keys[here] // self.width
+        return self._places[here] // self.width
 
     def start(self, here: slice) -> NDArray[np.int64]:
         """Return where each of some sequences begins in its record."""
-        return self.keys[here] % self.width
+        return self._places[here] % self.width
 
     def between(self, first: int, last: int) -> slice:
         """Return which sequences are of the records from `first` to before `last`."""
-        beyond = int(self.keys[-1]) + 1 if self.keys.size else 0  # what a manifest states may be any number
-        begin, end = (int(np.searchsorted(self.keys, min(at * self.width, beyond))) for at in (first, last))
+        places = self._places
+        beyond = int(places[-1]) + 1 if places.size else 0  # what a manifest states may be any number
+        begin, end = (int(np.searchsorted(places, min(at * self.width, beyond))) for at in (first, last))
         return slice(begin, end)
 
     def forget_places(self) -> None:
         """Free all but the lengths and the packs."""
-        self.keys, self.hashes = np.zeros(0, dtype=np.int64), {}
+        self.sequences, self.hashes = replace(self.sequences, values={}), {}
+
+    @property
+    def _places(self) -> NDArray[np.int64]:
+        places: NDArray[np.int64] = self.sequences.values["place"]
+        return places
 
     def chunks(self, here: slice | None = None) -> Iterator[slice]:
         """Yield slices that cover some sequences, or all, a few at a time."""
@@ -102,17 +109,14 @@ class _Gathering:
 
     def add(self, block: Block) -> None:
         """Keep the sequences of a block, and the hashes of their tokens when those will be compared."""
-        lens = block.sequences["seq_lengths"]
-        found = {"lengths": lens, "record": block.sequences["seq_index"]}
-        if "seq_start" in block.sequences:
-            found["start"] = block.sequences["seq_start"]
+        lens, values = block.sequences.seq_lengths, block.sequences.values
+        found = {"lengths": lens, "record": values["seq_index"]}
+        if "seq_start" in values:
+            found["start"] = values["seq_start"]
         if self._hashed:
-            for name, column in block.tokens.items():
-                found[f"hash {name}"] = hash_tokens(column, lens)
-            for name in block.sequences.keys() - {"seq_lengths", "seq_index", "seq_start", "seq_source"}:
-                found[f"hash {name}"] = hash_values(block.sequences[name])
-        for name, values in found.items():
-            self._put(name, values, self._at, self._size)
+            found |= {f"hash {name}": hashes for name, hashes in hashes_of(block.sequences).items()}
+        for name, column in found.items():
+            self._put(name, column, self._at, self._size)
         self._put("sizes", np.diff(block.indptr).astype(np.int32), self.packs, self._packs)
         self._at += lens.size
         self.packs += len(block)
@@ -131,26 +135,25 @@ class _Gathering:
         """Sort everything by record and start; ValueError where no source has so many records with such starts."""
         n, columns = self._at, self._columns
         none = np.zeros(0, dtype=np.int64)
-        keys = columns.pop("record", none)[:n]
+        places = columns.pop("record", none)[:n]
         start = columns.pop("start", none)[:n]
         lengths = columns.pop("lengths", none.astype(np.int32))[:n]
         width = int(start.max(initial=0)) + 1
-        if (int(keys.max(initial=0)) + 1) * width >= 2**63:
-            raise ValueError(f"a record has the number {keys.max():,}, a piece of one begins at token {width - 1:,}")
+        if (int(places.max(initial=0)) + 1) * width >= 2**63:
+            raise ValueError(f"a record has the number {places.max():,}, a piece of one begins at token {width - 1:,}")
         if width > 1:
-            keys *= width
-            keys += start
+            places *= width
+            places += start
         del start
-        order = np.argsort(keys).astype(index_dtype(n))
-        keys.sort()
+        order = np.argsort(places).astype(index_dtype(n))
+        places.sort()
         sequence = np.empty_like(order)
         for begin in range(0, n, _CHUNK):
             here = order[begin : begin + _CHUNK]
             sequence[here] = np.arange(begin, begin + here.size, dtype=order.dtype)
         return Content(
-            keys=keys,
+            sequences=Sequences(seq_lengths=_permuted(lengths, order), values={"place": places}),
             width=width,
-            lengths=_permuted(lengths, order),
             hashes={
                 name.removeprefix("hash "): _permuted(columns.pop(name)[:n], order)
                 for name in [*columns]
@@ -169,20 +172,30 @@ def _permuted(values: NDArray[Any], order: NDArray[Any]) -> NDArray[Any]:
     return out
 
 
-def hash_tokens(tokens: NDArray[Any], lengths: NDArray[np.int32]) -> NDArray[np.uint64]:
+def hashes_of(sequences: Sequences) -> dict[str, NDArray[np.uint64]]:
+    """Hash everything that is packed of each sequence: column -> uint64 ``[n]``; per-token columns end to end."""
+    carried = {name: column for name, column in sequences.values.items() if name not in OWN}
+    return {
+        **{name: _hash_tokens(column, sequences.seq_lengths) for name, column in sequences.tokens.items()},
+        **{name: _hash_values(column) for name, column in carried.items()},
+    }
+
+
+def _hash_tokens(tokens: NDArray[Any], lengths: NDArray[np.int32]) -> NDArray[np.uint64]:
     """Return a 64-bit hash of each run of values of any fixed width."""
     out = np.empty(lengths.size, dtype=np.uint64)
     _kernels.token_hashes(as_integers(tokens), lengths, out)
     return out
 
 
-def hash_values(values: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return a 64-bit hash of each value: a number, a boolean, or a string (an object array)."""
+def _hash_values(column: Any) -> NDArray[np.uint64]:
+    """Return a 64-bit hash of each value: a number, a boolean, or a string (an object array, or an Arrow array)."""
+    values = column if isinstance(column, np.ndarray) else column.to_numpy(zero_copy_only=False)
     if values.dtype != object:
-        return hash_tokens(np.ascontiguousarray(values), np.ones(values.size, dtype=np.int32))
+        return _hash_tokens(np.ascontiguousarray(values), np.ones(values.size, dtype=np.int32))
     encoded = [text.encode() for text in values]
     lengths = np.fromiter(map(len, encoded), np.int32, len(encoded))
-    return hash_tokens(np.frombuffer(b"".join(encoded), np.int8), lengths)
+    return _hash_tokens(np.frombuffer(b"".join(encoded), np.int8), lengths)
 
 
 def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -> tuple[Content | None, list[str]]:
@@ -200,7 +213,7 @@ def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -
             problems += block_problems(block, found.packs, m)
             misplaced |= _misplaced(block, m)
             found.add(block)
-            tokens = int(block.sequences["seq_lengths"].sum(dtype=np.int64))
+            tokens = int(block.sequences.seq_lengths.sum(dtype=np.int64))
             monitor.advance(tokens, tokens)
         for number in sorted(misplaced):
             name = m.sources[number]["name"]
@@ -215,8 +228,8 @@ def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -
 
 def _misplaced(block: Block, m: Manifest) -> set[int]:
     """Return the named sources of which a sequence has another number than theirs."""
-    record = block.sequences["seq_index"]
-    source = block.sequences.get("seq_source", np.zeros(record.size, dtype=np.int32))
+    record = block.sequences.values["seq_index"]
+    source = block.sequences.values.get("seq_source", np.zeros(record.size, dtype=np.int32))
     return {
         number
         for number, part in enumerate(m.sources)
@@ -228,13 +241,13 @@ def _misplaced(block: Block, m: Manifest) -> set[int]:
 
 def content_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
     """Every sequence exactly once, of the lengths that the plan covers, pieces without a gap."""
-    if content.lengths.min(initial=1) < 1:
+    if content.sequences.seq_lengths.min(initial=1) < 1:
         return []
     special = len(m.tokenizer["prefix"]) + len(m.tokenizer["suffix"]) if m.tokenizer else 0
     problems, gaps, checksum = _sequence_problems(content, special if m.options["special_tokens"] else 0)
     if len(content) != m.sequences:
         problems.append(f"{MANIFEST} states {m.sequences:,} sequences, the packs hold {len(content):,}")
-    if Histogram.from_lengths(content.lengths) != plan.histogram:
+    if Histogram.from_lengths(content.sequences.seq_lengths) != plan.histogram:
         problems.append(f"the lengths in the packs are not those that {PLAN} covers")
     if checksum != m.sequence_checksum:
         problems.append(
@@ -252,7 +265,7 @@ def _sequence_problems(content: Content, special: int) -> tuple[list[str], list[
     gaps: list[str] = []
     checksum, last = 0, (-1, 0, 0)  # record, start and end of the sequence before
     for here in content.chunks():
-        record, start, lengths = content.record(here), content.start(here), content.lengths[here]
+        record, start, lengths = content.record(here), content.start(here), content.sequences.seq_lengths[here]
         ends = start + lengths - special
         first = np.diff(record, prepend=last[0]) != 0
         same = ~first & (np.diff(start, prepend=last[1]) == 0)
@@ -300,9 +313,9 @@ def _dealt_as_stated(content: Content, m: Manifest, plan: Plan) -> bool:
         window = m.options.get("arrival_window")
         if m.algorithm in ARRIVAL_ALGORITHMS or window is not None:
             what = {"depth": m.depth, "algorithm": m.algorithm, "arrival_window": window, **plan.options}
-            packs = pack(content.lengths, m.capacity, **what, **how)
+            packs = pack(content.sequences.seq_lengths, m.capacity, **what, **how)
         else:
-            packs = assign(plan, content.lengths, **how)
+            packs = assign(plan, content.sequences.seq_lengths, **how)
     except InputError:  # a seed or an order that does not exist
         return False
     return np.array_equal(packs.sequence, content.sequence) and np.array_equal(np.diff(packs.indptr), content.sizes)

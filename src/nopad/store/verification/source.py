@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.corpus import CHAIN_START, CorpusOptions, Counts, Group, SequenceBatch, Source, Tokenizer, chain, sequences
+from nopad.corpus import CHAIN_START, CorpusOptions, Counts, Group, Source, Tokenizer, chain, sequences
 from nopad.corpus.lengths import LengthsFile
 from nopad.errors import RecordError
+from nopad.sequences import Sequences
 from nopad.store.manifest import MANIFEST, POLICIES, Manifest
 from nopad.store.monitor import Monitor
 from nopad.store.verification.chosen import Chosen
-from nopad.store.verification.content import Content, hash_tokens, hash_values
+from nopad.store.verification.content import Content, hashes_of
 
 __all__ = ["source_problems"]
 
@@ -24,7 +25,7 @@ def source_problems(
 ) -> list[str]:
     """Make the sequences again from their source and compare each one."""
     problems: list[str] = []
-    lengths = content.lengths
+    lengths = content.sequences.seq_lengths
     chosen = Chosen(m)
     if isinstance(source, LengthsFile):
         given = np.asarray(source.lengths)
@@ -54,22 +55,22 @@ def source_problems(
             digest = chain(digest, block)
             size += block.size
             monitor.advance(block.size)
-        chosen.add(group.batch.record, group.batch.lengths)
+        chosen.add(group.batch.values["seq_index"], group.batch.seq_lengths)
         batch = chosen.present(group.batch, content, at)
-        here = slice(at, at + batch.lengths.size)
+        here = slice(at, at + len(batch))
         pairs: list[tuple[NDArray[Any], NDArray[Any]]] = [
-            (content.record(here), batch.record),
-            (content.start(here), batch.start),
-            (lengths[here], batch.lengths),
+            (content.record(here), batch.values["seq_index"]),
+            (content.start(here), batch.values["seq_start"]),
+            (lengths[here], batch.seq_lengths),
         ]
         for i in _first_difference(pairs):
             problems.append(_differs(batch, i, "the tokens"))
             return problems
-        for name, hashes in _hashes(batch).items() if content.hashes else ():
+        for name, hashes in hashes_of(batch).items() if content.hashes else ():
             for i in _first_difference([(content.hashes[name][here], hashes)]):
                 problems.append(_differs(batch, i, "the tokens" if name == "input_ids" else f"the values of {name!r}"))
                 return problems
-        at += batch.lengths.size
+        at += len(batch)
     if at != len(content):
         problems.append(f"the source gives {at:,} sequences, the packs hold {len(content):,}")
     if digest.hex() != m.source["sha256"]:
@@ -105,17 +106,9 @@ def _count_problems(content: Content, m: Manifest, chosen: Chosen, parts: dict[s
     return problems
 
 
-def _differs(batch: SequenceBatch, i: int, what: str) -> str:
-    return f"record {batch.record[i]}, piece from token {batch.start[i]}: not {what} that this source gives"
-
-
-def _hashes(batch: SequenceBatch) -> dict[str, NDArray[np.uint64]]:
-    """Hash everything that was packed of each sequence."""
-    tokens = {"input_ids": batch.tokens, **batch.token_columns}
-    return {
-        **{name: hash_tokens(column, batch.lengths) for name, column in tokens.items()},
-        **{name: hash_values(v.to_numpy(zero_copy_only=False)) for name, v in batch.sequence_columns.items()},
-    }
+def _differs(batch: Sequences, i: int, what: str) -> str:
+    record, start = batch.values["seq_index"][i], batch.values["seq_start"][i]
+    return f"record {record}, piece from token {start}: not {what} that this source gives"
 
 
 def _groups(
