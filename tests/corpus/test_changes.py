@@ -212,7 +212,7 @@ class TestEveryBatchIsProven:
             options = CorpusOptions(capacity=4, on_bad_record="skip")
             [group] = sequences(source.blocks(), None, options)
             assert group.batch.tokens.tolist() == [1, 3]
-            assert group.batch.sequence_columns["name"].to_pylist() == ["one", "très"]
+            assert group.batch.values["name"].to_pylist() == ["one", "très"]
             assert group.counts.bad_skipped == 2
 
     def test_string_views(self, tmp_path):
@@ -220,7 +220,7 @@ class TestEveryBatchIsProven:
         with pa.ipc.new_file(tmp_path / "a.arrow", made.schema) as writer:
             writer.write_table(made)
         [group] = sequences(open_source(tmp_path / "a.arrow").blocks(), None, CorpusOptions(capacity=4))
-        assert group.batch.sequence_columns["name"].to_pylist() == ["a", "a longer one than that"]
+        assert group.batch.values["name"].to_pylist() == ["a", "a longer one than that"]
 
     def test_names_that_come_twice(self, tmp_path):
         made = pa.table([pa.array([[1]]), pa.array([1]), pa.array([2])], names=["input_ids", "x", "x"])
@@ -248,7 +248,7 @@ class TestEveryBatchIsProven:
         np.save(tmp_path / "score.npy", np.array([0.5, 1.5], order + "f8"))
         [group] = sequences(open_source(tmp_path).blocks(), None, CorpusOptions(capacity=4))
         assert group.batch.tokens.tolist() == [1, 2, 70_000]
-        assert group.batch.sequence_columns["score"].to_pylist() == [0.5, 1.5]
+        assert group.batch.values["score"].to_pylist() == [0.5, 1.5]
 
 
 def test_the_fuzz_judge_sees_our_errors():
