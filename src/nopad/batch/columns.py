@@ -1,10 +1,14 @@
-"""What batches are built of, in columns: sequences, rows of a packed dataset, or dicts -> one flat array a column."""
+"""What batches are built of, as `Sequences`: from lists, rows of a packed dataset, or dicts; one flat array a column.
+
+Per-token columns are numbers, ``input_ids`` among them, integers as int64; per-sequence columns are NumPy arrays,
+strings as object arrays.
+"""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +17,12 @@ from numpy.typing import NDArray
 
 from nopad.batch.layout import checked
 from nopad.errors import BatchError, LengthError
+from nopad.sequences import Sequences
 
 if TYPE_CHECKING:
     from nopad.store.reader import PackedRow
 
-__all__ = ["Columns", "from_features", "from_rows", "per_sequence"]
+__all__ = ["Records", "from_features", "from_rows", "from_sequences", "per_sequence"]
 
 LENGTHS = "seq_lengths"  # of a row of a packed dataset
 RECORDS = ("seq_index", "seq_start", "seq_source")  # where a sequence of a packed dataset comes from
@@ -26,60 +31,43 @@ MASK = "attention_mask"
 POSITIONS = "position_ids"  # made again
 LABEL = ("label", "label_ids")  # what transformers' collators call labels
 
+Records = Mapping[str, NDArray[Any]]  # where each sequence of a packed dataset comes from, by name: ``[n]``
 
-@dataclass(frozen=True)
-class Columns:
-    """n sequences.
 
-    Attributes:
-        seq_lengths: int32 ``[n]``.
-        tokens: one value a token, end to end, by name; ``input_ids`` among them, int64.
-        values: one value per sequence, by name; ``[n]``; strings as an object array.
-        records: where each sequence comes from, as a packed dataset has it: ``seq_index`` and its like; ``[n]``.
+def from_sequences(sequences: Sequence[Any], columns: Mapping[str, Any], *, name: str = "input_ids") -> Sequences:
+    """Lay sequences, and columns with a list or a value for each, end to end; `name`: of the sequences, in errors.
+
+    Raises:
+        LengthError: a sequence without a token.
+        BatchError: a column has another number of lists or values, or a list of another length.
     """
-
-    seq_lengths: NDArray[np.int32]
-    tokens: Mapping[str, NDArray[Any]]
-    values: Mapping[str, NDArray[Any]]
-    records: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-
-    @classmethod
-    def of_sequences(cls, sequences: Sequence[Any], columns: Mapping[str, Any], *, name: str = "input_ids") -> Columns:
-        """Lay sequences, and columns with a list or a value for each, end to end; `name`: of the sequences, in errors.
-
-        Raises:
-            LengthError: a sequence without a token.
-            BatchError: a column has another number of lists or values, or a list of another length.
-        """
-        ids, lens = _flat(_listed(sequences, name), name)
-        if not lens.all():
-            raise LengthError(f"sequence {int(lens.argmin())} has no token; leave empty ones out")
-        if ids.dtype.kind not in "iu":
-            raise BatchError(f"{name} must be integers, got {ids.dtype}")
-        tokens: dict[str, NDArray[Any]] = {"input_ids": ids.astype(np.int64, copy=False)}
-        values: dict[str, NDArray[Any]] = {}
-        for column, entries in columns.items():
-            given = _listed(entries, column)
-            if len(given) != lens.size:
-                raise BatchError(f"column {column!r} has {len(given)} entries for {lens.size} sequences")
-            if len(given) and _is_list(given[0]):
-                flat, other = _flat(given, column)
-                if not np.array_equal(other, lens):
-                    at = int((other != lens).argmax())
-                    raise BatchError(
-                        f"column {column!r} has {other[at]} values for the {lens[at]} tokens of sequence {at}"
-                    )
-                tokens[column] = _wide(flat)
-            else:
-                for n, entry in enumerate(given):
-                    if _is_list(entry):
-                        raise BatchError(f"column {column!r} has one value for sequence 0 and a list for sequence {n}")
-                values[column] = _values(given, column)
-        return cls(lens.astype(np.int32), tokens, values)
+    ids, lens = _flat(_listed(sequences, name), name)
+    if not lens.all():
+        raise LengthError(f"sequence {int(lens.argmin())} has no token; leave empty ones out")
+    if ids.dtype.kind not in "iu":
+        raise BatchError(f"{name} must be integers, got {ids.dtype}")
+    tokens: dict[str, NDArray[Any]] = {"input_ids": ids.astype(np.int64, copy=False)}
+    values: dict[str, NDArray[Any]] = {}
+    for column, entries in columns.items():
+        given = _listed(entries, column)
+        if len(given) != lens.size:
+            raise BatchError(f"column {column!r} has {len(given)} entries for {lens.size} sequences")
+        if len(given) and _is_list(given[0]):
+            flat, other = _flat(given, column)
+            if not np.array_equal(other, lens):
+                at = int((other != lens).argmax())
+                raise BatchError(f"column {column!r} has {other[at]} values for the {lens[at]} tokens of sequence {at}")
+            tokens[column] = _wide(flat)
+        else:
+            for n, entry in enumerate(given):
+                if _is_list(entry):
+                    raise BatchError(f"column {column!r} has one value for sequence 0 and a list for sequence {n}")
+            values[column] = _values(given, column)
+    return Sequences(seq_lengths=lens.astype(np.int32), tokens=tokens, values=values)
 
 
-def from_features(features: Sequence[Mapping[str, Any]]) -> Columns:
-    """Put dicts into columns: one per sequence, or one per row of a packed dataset.
+def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Records]:
+    """Put dicts into columns: one per sequence, or one per row of a packed dataset, which also has records.
 
     Lists are per token, single values per sequence. ``attention_mask`` cuts padding off; ``position_ids`` are made
     again; ``label`` and ``label_ids`` become ``labels``, as transformers' collators have it, where there are none.
@@ -101,11 +89,12 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> Columns:
         if feature.keys() != features[0].keys():
             odd = ", ".join(sorted(feature.keys() ^ features[0].keys()))
             raise BatchError(f"features 0 and {n} do not have the same keys: {odd}")
-    stacked = _packed_features(features) if LENGTHS in names else _plain_features(features, names)
-    return _labelled(_without_positions(stacked))
+    packed = LENGTHS in names
+    stacked, records = _packed_features(features) if packed else (_plain_features(features, names), {})
+    return _labelled(_without_positions(stacked)), records
 
 
-def _plain_features(features: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Columns:
+def _plain_features(features: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Sequences:
     """One dict per sequence; padding is cut off by their mask."""
     kept = [name for name in names if name != MASK]
     given = {name: [feature[name] for feature in features] for name in kept}
@@ -119,17 +108,16 @@ def _plain_features(features: Sequence[Mapping[str, Any]], names: Sequence[str])
                 _check_widths(name, entries, features)
                 pairs = zip(entries, spans, strict=True)
                 given[name] = [e if end - begin == len(e) else e[begin:end] for e, (begin, end) in pairs]
-    return Columns.of_sequences(given.pop("input_ids"), given)
+    return from_sequences(given.pop("input_ids"), given)
 
 
-def _without_positions(stacked: Columns) -> Columns:
+def _without_positions(stacked: Sequences) -> Sequences:
     """Leave position_ids out, which the layout gives, when they are what it gives."""
     given = stacked.tokens.get(POSITIONS)
     if given is None and POSITIONS not in stacked.values:
         return stacked
     lens = stacked.seq_lengths
-    begins = np.cumsum(lens, dtype=np.int64) - lens
-    if given is None or not np.array_equal(given, np.arange(int(lens.sum())) - np.repeat(begins, lens)):
+    if given is None or not np.array_equal(given, np.arange(int(lens.sum())) - np.repeat(stacked.begins, lens)):
         raise BatchError(
             f"{POSITIONS} are made by the layout, 0, 1, 2, ... in each sequence, and the given ones are others; leave "
             "them out, and where they are on purpose run these sequences without packs"
@@ -137,7 +125,7 @@ def _without_positions(stacked: Columns) -> Columns:
     return replace(stacked, tokens={name: column for name, column in stacked.tokens.items() if name != POSITIONS})
 
 
-def _labelled(stacked: Columns) -> Columns:
+def _labelled(stacked: Sequences) -> Sequences:
     """Call ``label`` or ``label_ids`` ``labels``, where nothing has that name."""
     names = [*stacked.tokens, *stacked.values]
     found = [name for name in LABEL if name in names]
@@ -162,7 +150,7 @@ def _check_widths(name: str, entries: Sequence[Any], features: Sequence[Mapping[
             raise BatchError(f"{name!r} has {len(entry)} values for the {len(feature[MASK])} of {MASK} in feature {n}")
 
 
-def _packed_features(features: Sequence[Mapping[str, Any]]) -> Columns:
+def _packed_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Records]:
     """Take the rows of a packed dataset apart; padding is cut off by their mask."""
     rows = [_row({name: _of_row(value, name, n) for name, value in row.items()}, n) for n, row in enumerate(features)]
     lens = checked(np.concatenate([row[LENGTHS] for row in rows]))
@@ -184,7 +172,7 @@ def _packed_features(features: Sequence[Mapping[str, Any]]) -> Columns:
         else:
             raise BatchError(f"column {name!r} has neither one value per token nor one per sequence")
     records = {name: values.pop(name) for name in RECORDS if name in values}
-    return Columns(lens, tokens, values, records)
+    return Sequences(seq_lengths=lens, tokens=tokens, values=values), records
 
 
 def _of_row(value: Any, name: str, n: int) -> NDArray[Any]:
@@ -213,8 +201,8 @@ def _row(row: dict[str, NDArray[Any]], n: int) -> dict[str, NDArray[Any]]:
     return {name: value[begin:end] if value.size == width and name != LENGTHS else value for name, value in row.items()}
 
 
-def from_rows(rows: Sequence[PackedRow]) -> tuple[Columns, NDArray[np.int64]]:
-    """Put rows of a packed dataset into columns; the second result is how many sequences each row has.
+def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np.int64]]:
+    """Put rows of a packed dataset into columns; the third result is how many sequences each row has.
 
     Raises:
         BatchError: no row, or rows without tokens (of an index-only dataset).
@@ -230,14 +218,15 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Columns, NDArray[np.int64]]:
     per_token, per_sequence = rows[0].column_names
     if "input_ids" not in per_token:
         raise BatchError("these rows hold no tokens (an index-only dataset); take the tokens from their source")
-    stacked = Columns(
-        np.concatenate([row.seq_lengths for row in rows]),
-        {name: _wide(np.concatenate([row[name] for row in rows])) for name in per_token},
-        {name: np.concatenate([row[name] for row in rows]) for name in per_sequence if name not in OWN},
-        {name: np.concatenate([row[name] for row in rows]) for name in per_sequence if name in RECORDS},
+    values = {name: np.concatenate([row[name] for row in rows]) for name in per_sequence if name != LENGTHS}
+    records = {name: values.pop(name) for name in RECORDS if name in values}
+    stacked = Sequences(
+        seq_lengths=np.concatenate([row.seq_lengths for row in rows]),
+        tokens={name: _wide(np.concatenate([row[name] for row in rows])) for name in per_token},
+        values=values,
     )
     per_row = np.array([row.seq_lengths.size for row in rows], dtype=np.int64)
-    return _labelled(_without_positions(stacked)), per_row
+    return _labelled(_without_positions(stacked)), records, per_row
 
 
 def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any]:

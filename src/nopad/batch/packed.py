@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.batch.columns import Columns, from_features, from_rows, per_sequence
+from nopad.batch.columns import Records, from_features, from_rows, from_sequences, per_sequence
 from nopad.batch.form import Flat, Form, check_form
 from nopad.batch.guard import PackedMask, layout_of, mark
 from nopad.batch.layout import Layout
 from nopad.errors import BatchError, OptionError
+from nopad.sequences import Sequences
 
 if TYPE_CHECKING:
     from nopad.store.reader import PackedRow
@@ -104,10 +105,9 @@ class PackedBatch(MutableMapping[str, Any]):
                     f"{name} is the layout's, and is no column: give sequences without padding, or dicts with an "
                     "attention_mask to from_features"
                 )
-        stacked = Columns.of_sequences(sequences, columns)
+        stacked = from_sequences(sequences, columns)
         if sequence_columns:
-            count = stacked.seq_lengths.size
-            arrays = {name: per_sequence(name, given, count) for name, given in sequence_columns.items()}
+            arrays = {name: per_sequence(name, given, len(stacked)) for name, given in sequence_columns.items()}
             stacked = replace(stacked, values={**stacked.values, **arrays})
         return cls._filled(stacked, form.layout(stacked.seq_lengths), pad_id, fill)
 
@@ -126,8 +126,8 @@ class PackedBatch(MutableMapping[str, Any]):
         `from_sequences`.
         """
         form = check_form(form)
-        stacked, per_row = from_rows(rows)
-        return cls._filled(stacked, form.keep(stacked.seq_lengths, per_row), pad_id, fill)
+        stacked, records, per_row = from_rows(rows)
+        return cls._filled(stacked, form.keep(stacked.seq_lengths, per_row), pad_id, fill, records)
 
     @classmethod
     def from_features(
@@ -147,13 +147,20 @@ class PackedBatch(MutableMapping[str, Any]):
         loops count the others.
         """
         form = check_form(form)
-        stacked = from_features(features)
+        stacked, records = from_features(features)
         if causal and "labels" in stacked.tokens:
-            stacked.tokens["labels"][np.cumsum(stacked.seq_lengths) - stacked.seq_lengths] = -100
-        return cls._filled(stacked, form.layout(stacked.seq_lengths), pad_id, fill)
+            stacked.tokens["labels"][stacked.begins] = -100
+        return cls._filled(stacked, form.layout(stacked.seq_lengths), pad_id, fill, records)
 
     @classmethod
-    def _filled(cls, stacked: Columns, layout: Layout, pad_id: int, fill: Mapping[str, Any] | None) -> PackedBatch:
+    def _filled(
+        cls,
+        stacked: Sequences,
+        layout: Layout,
+        pad_id: int,
+        fill: Mapping[str, Any] | None,
+        records: Records | None = None,
+    ) -> PackedBatch:
         """Lay columns out."""
         fills = {"input_ids": pad_id, **_named("fill", fill)}
         for name, value in fills.items():
@@ -165,7 +172,7 @@ class PackedBatch(MutableMapping[str, Any]):
             name: layout.scatter(column, fills.get(name, -100 if name.endswith("labels") else 0))
             for name, column in stacked.tokens.items()
         }
-        layout = replace(layout, records=stacked.records) if stacked.records else layout
+        layout = replace(layout, records=records) if records else layout
         fields["position_ids"] = layout.position_ids
         return cls({**fields, **stacked.values, MASK: PackedMask(layout)})
 
@@ -321,7 +328,7 @@ class PackedBatch(MutableMapping[str, Any]):
         Raises:
             BatchError: another number of targets than of sequences, or one that is no list of ids, without padding.
         """
-        stacked = Columns.of_sequences(targets, {}, name="targets")
+        stacked = from_sequences(targets, {}, name="targets")
         lens = stacked.seq_lengths
         if lens.size != self.layout.sequences:
             raise BatchError(f"{lens.size} targets for {self.layout.sequences} sequences; one for each is wanted")
@@ -336,8 +343,8 @@ class PackedBatch(MutableMapping[str, Any]):
         if isinstance(start_id, bool) or not isinstance(start_id, int | np.integer) or start_id < 0:
             raise OptionError(f"start_id is {start_id!r}; it is a token, mostly model.config.decoder_start_token_id")
         shifted = np.roll(labels, 1)
-        shifted[np.cumsum(lens) - lens] = start_id
-        both = Columns(lens, {"input_ids": shifted, "labels": labels}, {})
+        shifted[stacked.begins] = start_id
+        both = replace(stacked, tokens={"input_ids": shifted, "labels": labels})
         decoder = PackedBatch._filled(both, check_form(form).layout(lens), pad_id, None)
         added = {"decoder_input_ids": decoder["input_ids"], "labels": decoder["labels"]}
         return PackedBatch({**self._fields, **added, "decoder_attention_mask": decoder._fields[MASK]})
