@@ -49,14 +49,16 @@ def pack(
         capacity: most tokens a pack may hold.
         depth: most sequences a pack may hold; None = unlimited.
         algorithm: one of `nopad.ALGORITHMS`.
-        seed: random seed, of which sequences share packs and in which order packs come.
+        seed: random seed; decides which sequences share packs and in which order packs come.
         order: "random" (seeded) or "source" (close to arrival order).
-        arrival_window: keep near arrival order: pack every so many sequences on their own. Costs packs.
+        arrival_window: pack each run of this many sequences by itself, which keeps packs near arrival order and costs
+            some more of them; None: pack all together.
         options: of the algorithm, and conditions, see `nopad.plan`.
 
     Raises:
         LengthError: a length is < 1, not an integer, or above `capacity`.
-        OptionError: an option has no such value, or the algorithm has no such option.
+        OptionError: capacity, depth, seed, order, algorithm or an option has no such value, or the algorithm has no
+            such option.
 
     >>> import nopad
     >>> packs = nopad.pack([5, 3, 4, 2, 8], capacity=8)

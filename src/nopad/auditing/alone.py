@@ -23,7 +23,7 @@ class Alone:
     """Outputs and gradients of each sequence of a trial by itself.
 
     Attributes:
-        trial: of which.
+        trial: whose sequences these are.
         outputs: by name, for each sequence.
         kinds: which outputs are per token, and which per sequence.
         graph: whether gradients can be had.

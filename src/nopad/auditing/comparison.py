@@ -81,9 +81,10 @@ class Found:
 def compare(
     alone: Alone, dtype: torch.dtype, truth: Truth | None = None, *, forms: Sequence[str] | None = None, label: str = ""
 ) -> Found:
-    """Run packed in every form, or in these, and compare: outputs, and gradients where `alone` has them.
+    """Run the sequences packed and compare with `alone`: outputs, and gradients where it has them.
 
-    `truth` is what gradients are in float64, where this is another dtype; `label` goes into the checks' names.
+    Packed in each of `forms`; None: in all that the trial has. `truth`: the gradients in float64, for when `dtype` is
+    another one. `label`: ends the checks' names.
     """
     found = Found()
     for form in alone.trial.forms if forms is None else forms:

@@ -82,7 +82,7 @@ def find(batch: Mapping[str, Any], sequences: Sequence[Sequence[int]]) -> Places
     """Find where the sequences lie in a batch of any collator, by their tokens.
 
     Raises:
-        BatchError: one is not there whole, or a mask says that there is more, so there is nothing to compare.
+        BatchError: a sequence is not there in one piece within a row, or the mask has more tokens than the sequences.
     """
     ids = batch["input_ids"]
     shape = (int(ids.shape[0]), int(ids.shape[1]))

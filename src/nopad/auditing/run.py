@@ -1,6 +1,6 @@
 """Run sequences alone and packed, and compare outputs, gradients, poison, layers (docs/audit.md: what each proves).
 
-The model is copied, once a dtype: nothing of the caller's changes. In float64, outputs and gradients are compared on
+The model is copied once per dtype: nothing of the caller's changes. In float64, outputs and gradients are compared on
 packs of the capacity; what costs more, poison, and all of it in the model's own dtype, on packs of a quarter of it.
 """
 

@@ -57,7 +57,7 @@ def steady(trial: Trial) -> bool:
 def looked_for(trial: Trial, tokens: Tokens) -> dict[str, int]:
     """Special tokens that the model itself looks for, by name: positions or results depend on where they are.
 
-    Such a model gives another result of the ids than of their embeddings, which tell the same of every token.
+    Such a model gives one result for the ids, and another one for their embeddings, which do not say which is special.
     """
     length = min(6, max(map(len, trial.sequences)))
 

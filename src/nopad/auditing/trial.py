@@ -37,7 +37,7 @@ class Trial:
         capacity: of packs.
         seed: of everything that is drawn.
         start: what a decoder's input begins with.
-        partly: it computes some of it in float32, even in float64.
+        partly: whether the model computes some of its results in float32, even when it is in float64.
     """
 
     model: Any

@@ -1,4 +1,4 @@
-"""What batches are built of, as `Sequences`: from lists, rows of a packed dataset, or dicts; one flat array a column.
+"""What batches are built of, as `Sequences`: from lists, rows of a packed dataset, or dicts; one flat array per column.
 
 Per-token columns are numbers, ``input_ids`` among them, integers as int64; per-sequence columns are NumPy arrays,
 strings as object arrays.

@@ -126,12 +126,12 @@ class Placement:
 
 
 class Cross:
-    """Attention from the sequences of one placement to those of the same number in another one.
+    """Cross attention: each sequence of `queries` attends to the sequence of the same number in `keys`.
 
-    `pairs`: where in the stream of the keys the partner of each sequence in the stream of the queries is.
+    `pairs`: for each sequence of the queries, which sequence of the keys that is; both counted in stream order, from 0.
 
     Raises:
-        BatchError: a source has no target, or a target no source.
+        BatchError: the two have different numbers of sequences.
     """
 
     def __init__(self, queries: Placement, keys: Placement) -> None:

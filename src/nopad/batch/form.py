@@ -148,7 +148,7 @@ def check_form(form: Any) -> Form:
     """Return the form of a batch.
 
     Raises:
-        OptionError: it is none.
+        OptionError: it is no form.
     """
     if not isinstance(form, Flat | Rows):
         raise OptionError(f"form is {form!r}; it is nopad.Flat() or nopad.Rows(capacity)")

@@ -45,7 +45,8 @@ class PackedBatch(MutableMapping[str, Any]):
     Attributes:
         layout: where everything lies (`Layout`).
         seq_lengths: lengths in the order given; int32 ``[S]``, on the host.
-        cu_seqlens: where sequences begin in the stream without padding, row after row; int32 ``[S + 1]``, on the host.
+        cu_seqlens: where sequences begin in the stream without padding, row after row, and where the last one ends;
+            int32 ``[S + 1]``, on the host.
         max_seqlen: the longest length.
         records: where each sequence of a packed dataset comes from: ``seq_index``, and ``seq_start`` and
             ``seq_source`` when there; ``[S]`` each, on the host. No column, so no model is given them.
@@ -124,6 +125,11 @@ class PackedBatch(MutableMapping[str, Any]):
 
         `form`: `nopad.Rows(capacity)`, with the capacity of the dataset, or `nopad.Flat()`; `pad_id` and `fill` as in
         `from_sequences`.
+
+        Raises:
+            LengthError: a row is above the capacity.
+            OptionError: no form, or one that would move the sequences to other rows; a `fill` of no column.
+            BatchError: no row, or rows without tokens (of an index-only dataset).
         """
         form = check_form(form)
         stacked, records, per_row = from_rows(rows)
@@ -145,6 +151,12 @@ class PackedBatch(MutableMapping[str, Any]):
         ``label`` and ``label_ids`` become ``labels``. `form`, `pad_id` and `fill` as in `from_sequences`.
         `causal`: for causal language models: ``labels`` of first tokens become -100, since nothing predicts them, and
         loops count the others.
+
+        Raises:
+            LengthError: a sequence is empty or above the capacity.
+            OptionError: no form, or one that these sequences do not fit; a `fill` of no column.
+            BatchError: dicts with other keys than the first, without ``input_ids``, a mask with a hole, other lengths;
+                ``position_ids`` that do not count from 0 in each sequence.
         """
         form = check_form(form)
         stacked, records = from_features(features)
@@ -225,7 +237,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def position_ids(self) -> Any:
-        """Position of each token in its sequence, from 0 ``[R, L]``, torch; models that count otherwise are served."""
+        """Position of each token in its sequence, from 0; int64 ``[R, L]``, torch. 0 in padding."""
         return self["position_ids"]
 
     @property
@@ -240,7 +252,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def cu_seqlens(self) -> NDArray[np.int32]:
-        """Where sequences begin in the stream without padding, row after row; int32 ``[S + 1]``, on the host."""
+        """Where sequences begin in the stream without padding, and the last ends; int32 ``[S + 1]``, on the host."""
         return self.layout.cu_seqlens
 
     @property
@@ -257,7 +269,7 @@ class PackedBatch(MutableMapping[str, Any]):
         """Return this batch on a torch device.
 
         Raises:
-            OptionError: `device` is none, or a dtype: ids and labels keep theirs.
+            OptionError: `device` is no torch device, or is a dtype: ids and labels keep theirs.
         """
         import torch
 
@@ -326,7 +338,9 @@ class PackedBatch(MutableMapping[str, Any]):
         in the same row.
 
         Raises:
-            BatchError: another number of targets than of sequences, or one that is no list of ids, without padding.
+            BatchError: another number of targets than of sequences, or a target that is no list of ids or has padding.
+            LengthError: a target is empty or above the capacity.
+            OptionError: `start_id` is no token, or `form` no form that these targets fit.
         """
         stacked = from_sequences(targets, {}, name="targets")
         lens = stacked.seq_lengths
@@ -381,7 +395,7 @@ def _shape(values: Any) -> Any:
     """The shape of an array.
 
     Raises:
-        BatchError: it is none.
+        BatchError: it is no array.
     """
     if isinstance(values, Mapping):
         names = ", ".join(f".{name}" for name, value in values.items() if hasattr(value, "shape"))

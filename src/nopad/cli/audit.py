@@ -164,6 +164,8 @@ def _imported(name: str) -> Any:
 def load_model(spec: str, attention: str | None = None) -> Any:
     """Load a transformers model with the head its configuration names, in its own dtype.
 
+    `spec`: a folder, or a name on the hub; `attention`: as transformers' `attn_implementation`, None: its default.
+
     Raises:
         MissingExtraError: torch or transformers is not installed.
         FormatError: there is no model at that place, or transformers cannot read it; or the hub is out of reach.

@@ -12,7 +12,7 @@ __all__ = ["Bars"]
 
 
 class _Rate(ProgressColumn):
-    """Tokens a second, where a stage counts tokens."""
+    """Tokens per second, where a stage counts tokens."""
 
     def render(self, task: Task) -> Text:
         """Show millions or thousands of tokens per second."""

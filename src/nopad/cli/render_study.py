@@ -86,7 +86,7 @@ def counts_table(counted: Sequence[StrategyCount]) -> Group:
 
 
 def residuals_table(compared: Sequence[Compared], histogram: Histogram, capacity: int, width: int) -> Group:
-    """Return both columns of ours beside the values of the text."""
+    """Return our values, with all weights 1 and weighted, beside the published ones where there are any."""
     title = f"supplement, Figures 10 and 11: {histogram.sequences:,} sequences, capacity {capacity}, depth 3"
 
     def make(left_out: Sequence[str]) -> Grid:
@@ -112,7 +112,7 @@ def residuals_table(compared: Sequence[Compared], histogram: Histogram, capacity
 
 
 def distributions_table(found: Sequence[Distribution], width: int) -> Group:
-    """Return one row a corpus."""
+    """Return one row per corpus."""
     columns: dict[str, Callable[[Distribution], str]] = {
         "capacity": lambda one: f"{one.capacity:,}",
         "sequences": lambda one: f"{one.histogram.sequences:,}",

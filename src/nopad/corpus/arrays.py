@@ -25,7 +25,7 @@ _OFFSETS_AT_ONCE = 1 << 20
 class ArrayFolder(TableSource):
     """A folder of arrays: ``ids.npy`` with all ids end to end, ``offsets.npy`` ``[n + 1]``.
 
-    Any other ``NAME.npy`` is a column: as long as ``ids.npy``, one value a token; ``[n]``, one value a sequence.
+    Any other ``NAME.npy`` is a column: as long as ``ids.npy``, one value per token; ``[n]``, one per sequence.
 
     Raises:
         SourceError: an array is missing, of the wrong shape or type, or its length fits neither.

@@ -3,7 +3,7 @@
 What a library gave is held against the schema that was chosen from: the columns are there, once, and of the same types.
 Then Arrow proves each batch in full, so that nothing behind reads beyond a buffer: a damaged file is an error with its
 rows, never a crash. Text that is no UTF-8 is let through: it belongs to single records, which `rows` marks as bad.
-O(values), about 0.1 ns a byte.
+O(values), about 0.1 ns per byte.
 """
 
 from __future__ import annotations

@@ -133,7 +133,13 @@ class InputFile:
             self.prove(opened, done=True)
 
     def prove(self, opened: Any, *, done: bool = False) -> None:
-        """Refuse a file that was written to, or replaced, since it was found; a remote one is asked once, when done."""
+        """Refuse a file that was written to, or replaced, since it was found.
+
+        `opened`: the file, open; `done`: reading it has ended. A remote file is looked at only then.
+
+        Raises:
+            SourceError: it was written to or replaced.
+        """
         if self.remote is None:
             info = os.fstat(opened.fileno())
             size, stamp = info.st_size, _stamp(info)

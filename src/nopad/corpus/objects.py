@@ -47,7 +47,7 @@ class DatasetSource(TableSource):
         super().__init__(name, name, schema, how or Reading())
 
     def blocks(self) -> Iterator[Block]:
-        """One block a batch."""
+        """One block per batch."""
         return super().blocks() if self._dicts is None else self._dicts.blocks()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -135,7 +135,7 @@ class DictSource(TableSource):
         return (batch for batch, _ in self._converted())
 
     def blocks(self) -> Iterator[Block]:
-        """One block a batch; it knows which rows did not fit."""
+        """One block per batch; it knows which rows did not fit."""
         row = 1
         for batch, bad in self._converted():
             decoder = partial(decode_rows, selection=self.selection, known_bad=bad)

@@ -67,11 +67,11 @@ class Counts:
     """What became of the records; `a + b` is what reading both in one go would have counted.
 
     `records`: all of them, skipped ones included (empty lines of a JSONL file are none). `sequences`, `tokens`: what
-    came out, special tokens included. `truncated`, `split`, `dropped`: records over the room for content, by policy;
-    `*_tokens`: content tokens that did not come out. `empty_skipped`, `bad_skipped`: records. `stripped`: records that
-    came padded, `stripped_tokens`: their padding, which is no content. Of a dataset made of a part of a source:
-    `other_split`: records in the other one, held out or not; `left_by_weight`: records in none, so that the sources
-    have their weights; `*_tokens`: theirs, special tokens included.
+    came out, special tokens included. `truncated`, `split`, `dropped`: records longer than `CorpusOptions.room`, by
+    policy; `*_tokens` of these: content tokens that did not come out. `empty_skipped`, `bad_skipped`: records.
+    `stripped`: records that came padded, `stripped_tokens`: their padding, which is no content. Of a dataset made of a
+    part of a source: `other_split`: records in the other dataset, held out or not; `left_by_weight`: records in none,
+    so that the sources have their weights; `*_tokens` of these: theirs, special tokens included.
     """
 
     records: int = 0

@@ -1,4 +1,4 @@
-"""What to do with records that are too long: array arithmetic only, about 12 ns a token, no loop over records."""
+"""What to do with records that are too long: array arithmetic only, about 12 ns per token, no loop over records."""
 
 from __future__ import annotations
 

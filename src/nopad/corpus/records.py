@@ -61,7 +61,7 @@ class Record:
 
     @property
     def content(self) -> str | NDArray[np.int32]:
-        """Whichever of the two is set."""
+        """The text or the ids, whichever this record has."""
         if self.text is not None:
             return self.text
         assert self.ids is not None
@@ -78,7 +78,7 @@ class BadRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """A column that rides along: `per` "token", one value beside each id, or "sequence", one for each record.
+    """A column that rides along: `per` "token", one value for each id, or "sequence", one for each record.
 
     `type` is the Arrow name of one value, such as "int64", "float" or "string".
     """
@@ -191,7 +191,7 @@ def within_document(run: Records) -> Iterator[Records | BadRecord]:
 
 
 def text_run(texts: list[str], lines: NDArray[np.int64], label: str) -> Iterator[Records | Record | BadRecord]:
-    """A run of texts, in one piece unless one of them is bad: a tenth of the time of one record after the other."""
+    """A run of texts, in one piece (a tenth of the time of single records) unless one of them is bad."""
     try:
         "".join([text for text in texts if not text.isascii()]).encode()
     except UnicodeEncodeError:

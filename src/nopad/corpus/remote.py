@@ -36,13 +36,16 @@ class Remote:
         return self.filesystem.open_input_stream(self.path, compression=None)
 
     def now(self) -> tuple[int, tuple[int, int] | None]:
-        """Its size now, and the time of its last write where the store tells it."""
+        """Its size in bytes now, and its `stamp_of`."""
         info = self.filesystem.get_file_info(self.path)
         return int(info.size or 0), stamp_of(info)
 
 
 def stamp_of(info: Any) -> tuple[int, int] | None:
-    """What tells a file from another one of its name and size, as `nopad.corpus.inputs.InputFile` keeps it."""
+    """What tells a file from another one of its name and size, as `nopad.corpus.inputs.InputFile` keeps it.
+
+    (time of the last write in ns, 0); None where the store does not tell the time.
+    """
     return None if info.mtime_ns is None else (int(info.mtime_ns), 0)
 
 

@@ -1,7 +1,7 @@
 """Arrow tables as records: rows as runs of good records in columns, and bad ones with the reason.
 
-Array arithmetic, about 3 ns a token; only bad rows cost Python time. Padding is cut off where an attention mask, or a
-padding id that the user names, marks it.
+Array arithmetic, about 3 ns per token; only bad rows cost Python time. Padding is cut off where an attention mask, or
+a padding id that the user names, marks it.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def _taken(values: NDArray[Any], begins: NDArray[np.int64], lengths: NDArray[np.
 
 
 def _sequence_columns(batch: pa.RecordBatch, selection: Selection) -> dict[str, pa.Array]:
-    """Return the carried columns of one value a row, in their plain types."""
+    """Return the carried columns of one value per row, in their plain types."""
     found = {}
     for column in selection.carried:
         if column.per == "sequence":

@@ -63,12 +63,12 @@ class Selection:
     """Which columns of a table are read: the same for all tables of a source.
 
     Attributes:
-        content: holds text or ids.
+        content: name of the column that holds text or ids.
         kind: which of the two.
-        mask: marks padding; None: none does.
-        pad_id: marks padding; None: none does.
-        carried: ride along.
-        left_out: do not.
+        mask: name of the column that marks padding; None: no column does.
+        pad_id: the id that marks padding; None: no id does.
+        carried: columns that ride along.
+        left_out: columns that do not.
         known: names of all columns that were there when these were chosen.
         new: which other columns may not turn up later: "all" where all that can ride along, "mask", or "none".
     """

@@ -39,7 +39,7 @@ class Block:
 
     `name` goes into fingerprints: a POSIX path relative to the input folder, or a bare file name, never absolute.
     `path` goes into messages: where the user finds it. `whole`: the block is one document, so lines mean nothing.
-    `part`: which of several sources in one it belongs to.
+    `part`: name of the source that it belongs to, where several were named; else "".
     """
 
     name: str
@@ -115,7 +115,7 @@ class Source(ABC):
 
 
 class IterableSource(Source):
-    """Texts, or lists of ids, from memory; `block_records` to a block.
+    """Texts, or lists of ids, from memory; a block holds `block_records` of them.
 
     Raises SourceError when texts and ids are mixed. The line of a record is its 1-based position.
     """

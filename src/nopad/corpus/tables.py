@@ -61,7 +61,7 @@ class TableSource(Source):
         return self._how.settings()
 
     def blocks(self) -> Iterator[Block]:
-        """One block a batch."""
+        """One block per batch."""
         decoder = partial(decode_rows, selection=self.selection)
         row = 1
         for batch in self.batches():

@@ -38,7 +38,7 @@ class TextFile(Source):
             self._check_size(self.total_bytes or 0)
 
     def blocks(self) -> Iterator[Block]:
-        """One block for a whole-file document, else blocks of whole lines."""
+        """The whole file as one block where it is one document; else blocks of whole lines."""
         file, path = self._file, str(self._file.path)
         if self._unit == "file":
             data = file.whole(DOCUMENT_BYTES)

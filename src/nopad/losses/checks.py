@@ -22,7 +22,7 @@ def check_tensors(**given: Any) -> None:
     """Refuse what is no tensor, by the names of the arguments.
 
     Raises:
-        BatchError: one is none.
+        BatchError: one is no tensor.
     """
     for name, value in given.items():
         if not isinstance(value, Tensor):
@@ -33,17 +33,17 @@ def check_batch(batch: Any) -> None:
     """Refuse what is no packed batch.
 
     Raises:
-        BatchError: it is none.
+        BatchError: it is no packed batch.
     """
     if not isinstance(batch, PackedBatch):
         raise BatchError(f"the batch is of type {type(batch).__name__}; wanted is the PackedBatch that the model got")
 
 
 def check_per(per: str) -> None:
-    """Refuse what a mean is not taken per.
+    """Refuse a `per` that is neither "token" nor "sequence".
 
     Raises:
-        OptionError: neither token nor sequence.
+        OptionError: it is neither.
     """
     if per not in ("token", "sequence"):
         raise OptionError(f"unknown per {per!r}; it is 'token' or 'sequence'")
@@ -87,7 +87,7 @@ def check_denominator(denominator: Any) -> None:
     """Refuse a denominator that is no number.
 
     Raises:
-        BatchError: it is none.
+        BatchError: it is no number.
     """
     single = isinstance(denominator, Tensor) and denominator.numel() == 1
     if not (denominator is None or single or isinstance(denominator, int | float)):

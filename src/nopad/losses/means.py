@@ -64,7 +64,7 @@ def token_loss(
         logits: ``[R, L, C]``.
         labels: ``[R, L]``, -100 where nothing is to be learnt.
         batch: whose layout both have.
-        per: what weighs the same, see above.
+        per: "token" or "sequence": what weighs the same (see the module).
         causal: the logits of a token are for the next one's label; none are for a sequence's first.
         weights: of sequences, ``[S]``, in the order given as all that is per sequence; None: all 1.
         denominator: divide by this instead of by `token_denominator` of this batch, counted with the same `per`,

@@ -82,7 +82,7 @@ class Accuracy(_Counts):
 
 
 class Confusion(_Counts):
-    """How often each class was given for each: accuracy and F1 of classification, of sequences or of tokens.
+    """How often each class was predicted for each true one: accuracy and F1 of classification, of sequences or tokens.
 
     >>> import torch
     >>> from nopad.losses import Confusion

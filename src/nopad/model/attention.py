@@ -46,7 +46,7 @@ def packed_attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer: ``[R, L, H, D]`` of queries, keys and values ``[R, H, L, D]``.
+    """Attention of one layer: from queries, keys and values ``[R, H, L, D]`` to ``[R, L, H, D]``.
 
     Raises:
         UnsupportedModelError: the layer wants what no backend has, or does not say how it attends.

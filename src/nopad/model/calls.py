@@ -136,7 +136,7 @@ class Cell:
 
     @property
     def static(self) -> Static:
-        """The call of static shapes under way; without ids where there is none."""
+        """The call of static shapes under way; where there is none, a `Static` whose `ids` are None."""
         return self.compiled if torch.compiler.is_compiling() else self.calls.static
 
 

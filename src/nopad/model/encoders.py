@@ -1,7 +1,7 @@
 """Models whose layers do not call a registered attention (DeBERTa, MPNet): hooks around their own.
 
-With `mask` the encoder gets a dense block mask. With `segments` and `repack` each attention module gets one sequence a
-row, as PopRT does: unpack before it, its own attention on ``[S, longest]``, pack again behind it. Gradient
+With `mask` the encoder gets a dense block mask. With `segments` and `repack` each attention module gets one sequence
+per row, as PopRT does: unpack before it, its own attention on ``[S, longest]``, pack again behind it. Gradient
 checkpointing runs attention again when no call is under way, so all that these hooks need hangs on the mask.
 """
 

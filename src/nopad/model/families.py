@@ -32,11 +32,11 @@ class Family:
         attention: for "encoder mask": class names of the modules between which sequences are unpacked and repacked.
         after_padding: its positions are counted as RoBERTa's are, from `padding_idx + 1` of its embeddings on, pad ids
             left out (`nopad.model.positions`). Others count from 0.
-        mask: for "encoder mask": "bool" or "additive".
+        mask: for "encoder mask": what its mask is: "bool", or "additive", numbers that are added to scores.
         head: module of the sequence classification head that gets the pooled states, by name, and how many dimensions
             it wants: ``[S, 1, H]`` (3) or ``[S, H]`` (2); 0: it scores every token, and one of them is read.
-        pooled: which token a sequence's result is read from; "config": `classifier_pooling` says; "eos": the base
-            model reads its first end-of-sequence token (CLIP).
+        pooled: which token a sequence's result is read from: its "first", its "last"; "config": as the configuration's
+            `classifier_pooling` says; "eos": the base model reads its first end-of-sequence token (CLIP).
         pads_inside: whether pad ids may stand inside a sequence that is classified; not where versions of transformers
             read different tokens then.
         pooler: module of the base model that gets ``[S, 1, H]`` (3) or ``[S, H]`` (2); None: there is none.

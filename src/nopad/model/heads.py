@@ -1,9 +1,9 @@
 """Results per sequence from the model's own heads: each is handed its sequence's states, where it would take a row's.
 
 Heads that speak per token (masked and causal language models, token classification) keep the layout of the batch:
-`PackedBatch.unpack` splits it. Heads that pool give ``[S, ...]``, in the order in which sequences were given. Question
-answering gives ``[S, longest]``, and what is behind a sequence's end is minus infinity, so no other sequence's token
-can be an answer.
+`PackedBatch.unpack_tokens` splits it. Heads that pool give ``[S, ...]``, in the order in which sequences were given.
+Question answering gives ``[S, longest]``, and what is behind a sequence's end is minus infinity, so no other sequence's
+token can be an answer.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class UnpackFirst(Hook):
 
 @dataclass(eq=False)
 class PackAgain(Hook):
-    """Packs what such a module gave again."""
+    """Packs again what came out of a module that got one sequence per row (`UnpackFirst`)."""
 
     moment: Literal["before", "after"] = "after"
 
@@ -160,7 +160,7 @@ class NoPositions(Hook):
 
 @dataclass(eq=False)
 class Positions(Hook):
-    """Looks such positions up again, of each token in its sequence."""
+    """Looks learned positions up anew, by the place of each token in its sequence (after `NoPositions`)."""
 
     moment: Literal["before", "after"] = "after"
 

@@ -27,10 +27,10 @@ def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside:
         config: of the model.
         ids: token ids ``[R, L]``, or None.
         placed: the batch's layout.
-        pads_inside: whether pad ids may stand before a sequence's last token that is none.
+        pads_inside: whether pad ids may stand before a sequence's last token that is no pad id.
 
     Raises:
-        BatchError: they do and may not.
+        BatchError: pad ids stand there and may not.
     """
     padding = config.get_text_config().pad_token_id
     if ids is None or padding is None:

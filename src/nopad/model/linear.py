@@ -1,7 +1,7 @@
 """Inference on CPUs: linear layers on whichever kernel is faster here, inside `fast_linear(model)`.
 
 PyTorch multiplies float32 matrices by MKL. On CPUs with AVX-512 that are not Intel's, oneDNN with weights laid out
-beforehand is up to 1.85 times as fast; on CPUs with AVX2 only, MKL is. So both are timed once in a process for each
+beforehand is up to 1.85 times as fast; on CPUs with AVX2 only, MKL is. So both are timed once per process for each
 size of layer, and the answer is logged. Parameters and `state_dict` stay as they are: laid-out copies live beside them,
 as much memory again, and no longer than the scope. Weights are not to change inside: what PyTorch counts as a change,
 or a parameter that got other memory, is laid out anew, and a write through ``.data`` cannot be seen.
@@ -94,7 +94,7 @@ class _FastLinear(TorchFunctionMode):
 
 @cache
 def _gain(inputs: int, outputs: int) -> float:
-    """How many times as fast oneDNN is as PyTorch's own on one linear layer; tried once in a process, and logged."""
+    """How many times as fast oneDNN is as PyTorch's own on one linear layer; tried once per process, and logged."""
     states, weight = torch.ones(TRIED_TOKENS, inputs), torch.ones(outputs, inputs)
     with torch.inference_mode():
         laid_out = _lay_out(weight)

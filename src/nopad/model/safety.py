@@ -110,7 +110,7 @@ def bare(model: Any) -> Any:
     """Return the transformers model inside wrappers of PEFT, DDP and torch.compile.
 
     Raises:
-        OptionError: there is none.
+        OptionError: there is no transformers model inside.
         UnsupportedModelError: PEFT adds tokens to its input.
     """
     seen = model

@@ -46,7 +46,7 @@ class State:
         takes: names of its arguments.
         before: the attention that it had before; "": it was not changed.
         cell: what its hooks share.
-        modules: all of the model when hooks were last put on; others, and they are put on again.
+        modules: those of the model when hooks were last put on; where it has others now, they are put on again.
         roles: of the hooks that run once in a call.
     """
 
@@ -298,7 +298,7 @@ class Enter(Hook):
 
 @dataclass(eq=False)
 class Leave(Hook):
-    """Closes it, also when it raised."""
+    """Closes each call of the whole model, also when it raised."""
 
     state: Any = None
 

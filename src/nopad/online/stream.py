@@ -9,8 +9,8 @@ A sequence of the full capacity is a pack at once. None waits while more than `p
 the next pack. The packs are a function of the lengths alone, however they are cut into pushes, and `state_dict`
 continues in the middle to the byte.
 
-O(1 + capacity / 64) a sequence; about 12 bytes a token of capacity and 40 a place of the buffer. Loses to a plan of
-the whole corpus where few lengths fit together (SQuAD); `docs/streaming.md` has the table.
+O(1 + capacity / 64) per sequence; about 12 bytes per token of capacity and 40 per place of the buffer. Loses to a plan
+of the whole corpus where few lengths fit together (SQuAD); `docs/streaming.md` has the table.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def first_fit(
 
     A tournament: the leaves are open packs in order of opening, each inner node knows the largest room below it. When
     all leaves are taken (`leaves` at first, a power of two), those that closed are dropped; when more than half stay,
-    their number doubles. So the tree has O(open packs) leaves, and dropping costs O(1) a pack.
+    their number doubles. So the tree has O(open packs) leaves, and dropping costs O(1) per pack.
     """
     tree = np.zeros(2 * leaves, np.int32)
     numbers, used = np.empty(leaves, pack_of.dtype), np.empty(leaves, np.int32)
@@ -141,7 +141,7 @@ def highest_bit(word: int) -> int:
 
 @njit(cache=True, nogil=True)
 def at_least(words: NDArray[Any], begin: NDArray[Any], value: int) -> int:
-    """Return the smallest member >= `value`, -1 when there is none."""
+    """Return the smallest member >= `value` of a set; -1 when there is none."""
     for level in range(begin.shape[0]):
         bits = words[begin[level] + (value >> 5)] >> (value & 31)
         if bits:
@@ -158,7 +158,7 @@ def at_least(words: NDArray[Any], begin: NDArray[Any], value: int) -> int:
 
 @njit(cache=True, nogil=True)
 def at_most(words: NDArray[Any], begin: NDArray[Any], value: int) -> int:
-    """Return the largest member <= `value`, -1 when there is none."""
+    """Return the largest member <= `value` of a set; -1 when there is none."""
     for level in range(begin.shape[0]):
         bits = words[begin[level] + (value >> 5)] & ((2 << (value & 31)) - 1)
         if bits:

@@ -177,7 +177,9 @@ def complete_options(algorithm: str, options: Mapping[str, Any]) -> tuple[dict[s
 
 
 def quick_algorithms(options: Mapping[str, Any]) -> list[str]:
-    """Return the algorithms of a table: of `QUICK_ALGORITHMS` those that know these options, or all where none does.
+    """Return the algorithms to compare where none is named: those of `QUICK_ALGORITHMS` that know all these options.
+
+    All of `QUICK_ALGORITHMS` where none of them does; conditions are known to each.
 
     >>> quick_algorithms({"programs": 9, "align": 8}), quick_algorithms({}) == list(QUICK_ALGORITHMS)
     (['auto'], True)

@@ -3,7 +3,8 @@
 For any algorithm: plan ``rounded_histogram(histogram, g, capacity)`` at capacity ``whole_capacity(g, capacity)``, then
 `real_strategies` hands every slot a real length. What fits rounded fits for real, so such a plan covers the real
 histogram exactly; and where each sequence of a pack begins at a multiple of g, it still fits. O(k + strategies) for k
-distinct lengths. It loses the tokens of rounding, (g - 1) / 2 a sequence on average, unless the rooms are filled later.
+distinct lengths. It loses the tokens of rounding, (g - 1) / 2 per sequence on average, unless free room is filled
+later.
 
 Source: the supplement to arXiv 2107.02027, D.5.1, proposes even lengths to bring depth 4 into reach.
 """

@@ -114,7 +114,10 @@ def _solve(
 
 
 def nnls(matrix: NDArray[np.float64], target: NDArray[np.float64], maxiter: int) -> tuple[NDArray[np.float64], float]:
-    """SciPy's solver, imported on first use: it takes longer to import than all of nopad."""
+    """Return the x >= 0 with the least norm of `matrix` x - `target`, and that norm.
+
+    SciPy's solver, imported on first use: it takes longer to import than all of nopad.
+    """
     import scipy.optimize
 
     mixture, residual = scipy.optimize.nnls(matrix, target, maxiter=maxiter)

@@ -1,7 +1,7 @@
 """`Plan`: strategies with counts that cover a histogram exactly, and the bound that says how good that is.
 
 A strategy is a multiset of lengths that shares one pack. A plan never names a sequence: `nopad.assign` deals the
-sequences out. It is small, readable and diffable (``*.plan.json``: one strategy a line) and carries everything that
+sequences out. It is small, readable and diffable (``*.plan.json``: one strategy per line) and carries everything that
 `Plan.problems` needs to prove it again.
 """
 

@@ -190,7 +190,7 @@ def _weigh(
     names: Sequence[str],
     drawn: Sequence[tuple[int, NDArray[np.int64], NDArray[np.uint64]]],
 ) -> None:
-    """Mark the records to train on that are too many for the weights as left."""
+    """Mark as LEFT those records to train on that are too many for the weights."""
     totals = [int(tokens[(part == place) & (fate == TRAIN)].sum()) for place in range(len(names))]
     for name, total in zip(names, totals, strict=True):
         if not total:

@@ -1,6 +1,6 @@
 """Index-only datasets: which sequence goes where, beside a source that stays untouched (virtual packing).
 
-``packs.arrow`` is `Packs.save`'s file: sequence numbers by pack. ``sequences.arrow`` has one row a sequence: its
+``packs.arrow`` is `Packs.save`'s file: sequence numbers by pack. ``sequences.arrow`` has one row per sequence: its
 `length` in the narrowest unsigned type, `record` and `start` where they are not simply 0, 1, 2, ... and 0, and `source`
 where sources are named. What was done to the records before their lengths were taken travels in the header of
 ``packs.arrow``, so that nobody applies the index to records to which it was not done.
@@ -88,7 +88,8 @@ class Index:
     Attributes:
         packs: sequence numbers by pack, mapped.
         lengths: of each sequence, unsigned ``[n]``, mapped.
-        record, start, source: of each sequence ``[n]``; None where they are simply 0, 1, 2, ...; 0; and not named.
+        record, start, source: of each sequence ``[n]``; None where records are simply 0, 1, 2, ..., where every start
+            is 0, where sources are not named.
     """
 
     packs: Packs

@@ -3,7 +3,7 @@
 Everything unfinished lives in ``OUT/.work``; the manifest is written last, so a folder with a manifest is whole. A
 killed job goes on where its last commit was when the same call is made again, and gives the same bytes as one that was
 never interrupted. Other inputs or settings than those it was started with are refused, as is a folder that holds
-anything else. Memory: about 16 bytes a sequence, plus a few row groups; tokens stay on disk.
+anything else. Memory: about 16 bytes per sequence, plus a few row groups; tokens stay on disk.
 """
 
 from __future__ import annotations

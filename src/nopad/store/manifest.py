@@ -202,7 +202,7 @@ def split_folders(folder: str | Path) -> list[Path]:
 
 
 def tool_versions(*packages: str) -> dict[str, str]:
-    """Return the installed versions of the packages that shape the bytes."""
+    """Return the installed versions of nopad and of these packages, by name."""
     from importlib.metadata import version
 
     import nopad

@@ -255,7 +255,11 @@ class PackedDataset:
             yield self._checked(block, number)
 
     def unchecked_blocks(self, numbers: Iterable[int]) -> Iterator[Block]:
-        """Iterate over blocks that can be decoded, and may hold packs that cannot be: for `nopad.verify`."""
+        """Iterate over blocks as they are decoded, wrong packs and all: for `nopad.verify`, which says what is wrong.
+
+        Raises:
+            CorruptError: a shard is missing, or cannot be decoded.
+        """
         if self.manifest.kind == "index":
             return map(self._index_block, numbers)
         return self._files.scan(self._place(number) for number in numbers)

@@ -1,4 +1,4 @@
-"""Shards: packs and sequences -> Parquet files, one row a pack.
+"""Shards: packs and sequences -> Parquet files, one row per pack.
 
 Per-token columns are flat lists without padding; ``position_ids``, masks and ``cu_seqlens`` are derived, never stored.
 zstd-1 over byte-stream-split pages, row groups of a fixed number of packs. Each shard is gathered and encoded by one
@@ -66,7 +66,12 @@ def _kind(column: Any) -> pa.DataType:
 
 @dataclass(frozen=True)
 class Layout:
-    """How packs are laid out in files: a pure function of capacity, number of packs and tokens a shard."""
+    """How packs are laid out in files: a pure function of capacity, number of packs and tokens per shard.
+
+    Attributes:
+        packs: how many in all.
+        rows_per_group, rows_per_shard: packs in each row group and in each shard; the last ones may have fewer.
+    """
 
     packs: int
     rows_per_group: int
@@ -212,7 +217,7 @@ def gather(
 
 
 def as_integers(column: NDArray[Any]) -> NDArray[Any]:
-    """View any fixed-width values as integers of their width, so that a kernel is compiled once a width."""
+    """View any fixed-width values as integers of their width, so that a kernel is compiled once per width."""
     return column.view(f"i{column.dtype.itemsize}")
 
 

@@ -66,7 +66,7 @@ class Progress:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Progress:
-        """Return the progress of a line that was read back; ValueError, TypeError or KeyError when it is none."""
+        """Return the progress of a line that was read back; ValueError, TypeError or KeyError when it holds none."""
         parts = {name: Counts.from_dict(counts) for name, counts in document["parts"].items()}
         files = {name: (size, digest) for name, (size, digest) in document["files"].items()}
         return cls(**{**document, "parts": parts, "files": files})
@@ -75,8 +75,8 @@ class Progress:
 class Spool:
     """Appends sequences and commits them; opens where the last commit left off.
 
-    Cost: a commit fsyncs its files, four and one or two for each carried column, so it happens at most every
-    `commit_every_s` seconds and at the end.
+    Cost: a commit fsyncs all its files: four, and one or two more for each carried column. So it happens at most every
+    `commit_every_s` seconds, and at the end.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class Spool:
         self._files = {}
 
     def sequences(self, *, split: bool) -> Sequences:
-        """Map the finished spool; `split` keeps ``seq_start``. About 8 bytes a sequence are in memory."""
+        """Map the finished spool; `split` keeps ``seq_start``. About 8 bytes per sequence are in memory."""
         arrays = {name: self._map(name) for name in self._layout}
         begin = np.zeros(arrays["lengths"].size, dtype=np.int64)
         np.cumsum(arrays["lengths"][:-1], out=begin[1:])

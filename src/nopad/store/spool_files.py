@@ -23,8 +23,8 @@ class SpoolFile:
 
     Attributes:
         dtype: of its values.
-        per: how many there are: one a token, one a sequence, one a sequence and a leading 0 ("end": where each string
-            ends), or one a byte of all strings ("text").
+        per: how many there are: "token" and "sequence": one per token, one per sequence; "end": one per sequence and a
+            leading 0, where each string ends; "text": one per byte of all strings.
         values: of a batch; ends are counted from 0 in each batch.
     """
 

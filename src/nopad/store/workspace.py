@@ -58,7 +58,7 @@ class Workspace:
 
         Raises:
             OutputExistsError: it was made with other settings or of another source.
-            CorruptError: a file of it is missing or damaged; the plan is one.
+            CorruptError: one of its files, the plan among them, is missing or damaged.
         """
         manifest = Manifest.load(self.out)
         wanted = {name: value for name, value in settings.items() if name != "tool_versions"}
@@ -140,10 +140,10 @@ class Workspace:
             return {name: known for name, known in noted.items() if _holds(self.work / name, known["sha256"])}
 
     def take_back(self, name: str) -> None:
-        """Move a folder that a run killed while publishing had moved into place back into the work folder.
+        """Move a folder back into the work folder, where a run put it in place and was killed before it finished.
 
         Raises:
-            ResumeError: it is in both.
+            ResumeError: the work folder has one of this name too.
         """
         if not (self.out / name).exists():
             return

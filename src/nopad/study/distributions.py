@@ -2,7 +2,7 @@
 
 The theoretical speed-up is capacity x sequences / tokens: no padding, no overhead. The achieved one is the packing
 factor. What the papers' algorithm (`spfhp` without a depth limit) leaves between the two is what a better plan can
-still get; what is above the factor of the proven bound, no plan can. Milliseconds to seconds a corpus.
+still get; what is above the factor of the proven bound, no plan can. Milliseconds to seconds per corpus.
 
 Source: arXiv 2107.02027, section 2 and figure 1.
 """

@@ -51,11 +51,12 @@ def embed(
         batch: on the model's device.
         pooling: the "mean" of a sequence's states, or its "first" or "last".
         normalize: to length 1; in float32 at least.
-        skip: so many first tokens of each sequence, a prompt's, are no part of the mean.
+        skip: how many first tokens of each sequence, those of a prompt, are left out of the mean.
 
     Raises:
-        OptionError: another pooling, `skip` with another one than the mean, or a model with a head.
-        LengthError: a sequence has no token behind those.
+        OptionError: an unknown pooling, a `skip` below 0 or with another pooling than the mean, or a model with a head.
+        LengthError: a sequence has no more than `skip` tokens.
+        BatchError: the batch is no `PackedBatch`.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertModel
@@ -115,7 +116,7 @@ class Embedder:
         `tokenizer`: anything that `nopad.load_tokenizer` takes. `max_tokens`: None: as many as the model has positions.
 
         Raises:
-            OptionError: another pooling, or more tokens than the model has positions.
+            OptionError: an unknown pooling, no tokenizer, or more tokens than the model has positions.
             UnsupportedModelError: nopad refuses this model, with the reason.
         """
         if pooling not in POOLINGS:
@@ -141,10 +142,11 @@ class Embedder:
     def from_folder(cls, folder: str | Path | None = None, **how: Any) -> Embedder:
         """Load a folder of sentence-transformers, or of transformers; None: all-MiniLM-L6-v2, where it is installed.
 
-        What `how` does not say (as for the class itself) is taken from the folder.
+        `how`: arguments of the class, other than `model` and `tokenizer`; the folder says what is not given here.
 
         Raises:
             FormatError: no model in the folder, or one that pools in a way that `embed` does not.
+            OptionError, UnsupportedModelError: as for the class.
             MissingExtraError: no folder is given, and the package with the default model is not installed.
         """
         path = _default_folder() if folder is None else Path(folder)
@@ -177,13 +179,13 @@ class Embedder:
         Args:
             texts: n texts.
             prompt: what is put before each of them; "" for nothing.
-            prompt_name: which of the model's own prompts is (`texts.prompts`). Without either it is the default one of
-                the model's folder, where that has one.
+            prompt_name: the same by its name among the model's own prompts (`texts.prompts`). Without either it is the
+                default one of the model's folder, where that has one.
             over_long: what to do with texts above `max_tokens`: refuse them, or cut them and count them (`truncated`).
 
         Raises:
             LengthError: a text is too long, and `over_long` is "error"; or nothing of it is left behind its prompt.
-            OptionError: there is no prompt of this name, or another `over_long`.
+            OptionError: there is no prompt of this name, `prompt` is given too, or `over_long` is something else.
         """
         if isinstance(texts, str):
             raise OptionError("one text was given where a list of texts is wanted; give [text]")

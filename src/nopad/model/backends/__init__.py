@@ -1,4 +1,4 @@
-"""Attention that keeps sequences apart: one way a file, all with the same signature.
+"""Attention that keeps sequences apart: one way per file, all with the same signature.
 
 Each takes queries, keys and values as transformers hands them out, ``[R, H, L, D]`` (keys and values may have fewer
 heads), and returns ``[R, L, H, D]``. A new way: a new file, and a line in `BACKENDS`.

@@ -1,4 +1,4 @@
-"""What every backend shares: how a layer attends (`Heads`), and attention of one block under a mask."""
+"""What every backend shares: how a layer attends (`Heads`), and attention under one mask."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Heads:
         dropout: of the weights, a probability.
         bias: added to the scores, ``[1, H, L, L]``, a function of the distance alone (T5); or None.
         softcap: scores are squashed to at most this (Gemma 2); None: not.
-        sinks: a score of each head that takes part in the softmax and leads nowhere, ``[H]`` (GPT-OSS); or None.
+        sinks: one score per head, ``[H]``, that takes part in the softmax and leads nowhere (GPT-OSS); or None.
     """
 
     scaling: float | None = None

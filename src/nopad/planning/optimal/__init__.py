@@ -42,6 +42,8 @@ def optimal(
 ) -> Planned:
     """Return the best plan found, and the certificate of its bound.
 
+    The budget: at most so many linear `programs`, and no new one after `seconds` (None: no limit of time).
+
     >>> made = optimal(Histogram.from_lengths([5, 5, 4, 4, 3, 3, 3, 3, 2]), 10, None)
     >>> sum(count for count, _ in made.strategies), made.facts
     (4, {'linear_programs': 0})
@@ -52,7 +54,9 @@ def optimal(
 def auto(
     histogram: Histogram, capacity: int, depth: int | None, *, programs: int = 150, seconds: int | None = None
 ) -> Planned:
-    """Return a plan within one pack of its bound where the budget allows; the heuristics alone when they are.
+    """Return a plan within one pack of its bound where the budget allows; the heuristics' own where that is one.
+
+    The budget is that of `optimal`.
 
     >>> made = auto(Histogram.from_lengths([5, 5, 4, 4, 3, 3, 3, 3, 2]), 10, None)
     >>> sum(count for count, _ in made.strategies), made.facts

@@ -1,8 +1,8 @@
 """Column generation and rounding for items in units: from demand to whole packs and the values that prove a bound.
 
 Each round solves the master over the patterns known so far, prices the duals, and adds the best patterns around
-single items. Every round's duals, made integers, prove a bound; the search ends when it meets the rounded-up optimum of
-the linear program, when no pattern is worth adding, or when the budget is spent.
+single items. Every round's duals, made integers, prove a bound; the search ends when the best bound meets the optimum
+of the linear program, rounded up, when no pattern is worth adding, or when the budget is spent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Relaxed", "Solved", "polish", "relax", "solve"]
 
 
 _SLACK = 0.002  # patterns this much worse than the best are forgotten before rounding
-_COLUMNS = 60  # added a round
+_COLUMNS = 60  # added per round
 _POLISH_COPIES = 40
 
 

@@ -1,6 +1,6 @@
 """What the packs hold: every sequence exactly once, nothing above capacity or depth, just as the plan deals it out.
 
-24 bytes a sequence at most, where no record is split 20, and 8 more for each column that is compared with a source.
+At most 24 bytes per sequence (20 where no record is split), and 8 more for each column that is compared with a source.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Content:
             yield slice(at, min(at + _CHUNK, end))
 
     def distinct(self, here: slice) -> int:
-        """Return of how many records some sequences are; those of one record must all be among them."""
+        """Return how many records some sequences come from; those of one record must all be among them."""
         count, before = 0, -1
         for chunk in self.chunks(here):
             record = self.record(chunk)
