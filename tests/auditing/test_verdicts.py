@@ -191,7 +191,9 @@ class TestRight:
         model = build(kind, "conditional generation", dtype=torch.float32)
         verdict = nopad.audit(model, backend=backend, capacity=32)
         assert verdict.isolated, str(verdict)
-        assert next(c.detail for c in verdict.checks if c.name == "attention ran once a layer") == "6 times in 6 layers"
+        assert (
+            next(c.detail for c in verdict.checks if c.name == "attention ran once per layer") == "6 times in 6 layers"
+        )
 
     def test_a_pad_that_is_a_token_too(self):
         model = build("llama", vocab_size=12, bos_token_id=None, eos_token_id=None)

@@ -100,7 +100,7 @@ def test_bars_fit_80_columns():
 def test_outcome():
     plan = nopad.plan([5, 3, 4, 2, 8], capacity=8)
     text = outcome(manifest(), plan).plain
-    assert "packs: 3 for 5 sequences (1.67 a pack), exactly the proven minimum of 3" in text
+    assert "packs: 3 for 5 sequences (1.67 per pack), exactly the proven minimum of 3" in text
     assert text.endswith("records: 5 records\n")
     counts = manifest().counts | {"split": 2, "truncated": 3, "dropped": 4, "empty_skipped": 5, "bad_skipped": 6}
     counts |= {"stripped": 8, "stripped_tokens": 9000}

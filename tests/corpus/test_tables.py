@@ -235,7 +235,7 @@ class TestArrays:
             ({"ids": [1, 2], "offsets": [1, 2]}, "offsets.npy goes from [1] to [2]"),
             (
                 {"ids": [1, 2], "offsets": [0, 2], "x": [1, 2, 3]},
-                "x.npy has 3 values; one a token would be 2, one a sequence 1",
+                "x.npy has 3 values; one per token would be 2, one per sequence 1",
             ),
             ({"ids": [[1, 2]], "offsets": [0, 2]}, "ids.npy: an array of shape (1, 2) and type int64; columns are"),
             ({"ids": ["a"], "offsets": [0, 1]}, "ids.npy: an array of shape (1,) and type <U1; columns are"),

@@ -178,7 +178,7 @@ def once_a_layer(trial: Trial, counts: dict[int, int]) -> Check:
     if not shared:
         wrong = max(wrong, max((abs(n - attends) for n in counts.values()), default=1))
     return Check(
-        name="attention ran once a layer",
+        name="attention ran once per layer",
         passed=wrong == 0,
         value=wrong,
         limit=0,

@@ -124,7 +124,7 @@ def outcome(manifest: Manifest, plan: Plan) -> Text:
     """Return the summary that ends `nopad pack`: bars, packs against the bound, what became of the records."""
     text = bars(manifest)
     text.append(f"  packs: {plan.packs:,} for {counted(plan.sequences, 'sequence')} (")
-    text.append(f"{plan.packing_factor:.2f} a pack", style="bold")
+    text.append(f"{plan.packing_factor:.2f} per pack", style="bold")
     above = plan.packs - plan.lower_bound
     text.append(f"), {'exactly' if not above else f'{above:,} above'} the proven minimum of {plan.lower_bound:,}\n")
     counts = manifest.counts

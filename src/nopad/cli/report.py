@@ -27,7 +27,7 @@ def report(
         Path | None, typer.Option("--png", metavar="FOLDER", help="Save the charts as PNG too, in this folder.")
     ] = None,
     throughput: Annotated[
-        float, typer.Option("--throughput", metavar="N", help="Slots a second and accelerator, for the hours saved.")
+        float, typer.Option("--throughput", metavar="N", help="Slots per second and accelerator, for the hours saved.")
     ] = THROUGHPUT,
 ) -> None:
     r"""Write one offline page: padding before and after, packs as coloured bars, lengths, efficiency against the bound.

@@ -58,8 +58,8 @@ class ArrayFolder(TableSource):
         for name, array in self._arrays.items():
             if name not in self._tokens and array.size != offsets.size - 1:
                 raise SourceError(
-                    f"{folder}: {name}.npy has {array.size} values; one a token would be "
-                    f"{self._arrays['ids'].size}, one a sequence {offsets.size - 1}"
+                    f"{folder}: {name}.npy has {array.size} values; one per token would be "
+                    f"{self._arrays['ids'].size}, one per sequence {offsets.size - 1}"
                 )
         kinds = {n: pa.from_numpy_dtype(array.dtype.newbyteorder("=")) for n, array in self._arrays.items()}
         schema = pa.schema({n: pa.list_(kind) if n in self._tokens else kind for n, kind in kinds.items()})

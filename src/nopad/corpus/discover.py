@@ -179,7 +179,7 @@ def _refuse_tables(inputs: Any) -> None:
     if hasattr(inputs, "__array__"):
         raise SourceError(
             f"{name} of shape {tuple(getattr(inputs, 'shape', ()))} is no corpus: give a list of one-dimensional "
-            "arrays, one a sequence (of padded rows: list(array) with pad_id)"
+            "arrays, one per sequence (of padded rows: list(array) with pad_id)"
         )
 
 

@@ -266,7 +266,7 @@ class _Answers(Head):
             if given is None or tuple(given.shape) != placed.layout.shape:
                 raise UnsupportedModelError(
                     f"{type(self.model).__name__} gives no {name} per token, as question answering of transformers "
-                    "does; run the base model, and unpack its states with batch.unpack"
+                    "does; run the base model, and unpack its states with batch.unpack_tokens"
                 )
             output[name] = placed.to_padded(placed.stream(output[name]), fill=-torch.inf)
             wanted = call.labels[f"{side}_positions"]

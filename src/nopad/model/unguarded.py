@@ -58,7 +58,7 @@ def check_rows(model: nn.Module, base: Any) -> None:
                 raise UnsupportedModelError(
                     f"the head of {type(model).__name__} has a {type(module).__name__}{f' ({name})' if name else ''}, "
                     "which goes along a row, across the borders of sequences; run the base model, and the head on each "
-                    "sequence's states (batch.unpack)"
+                    "sequence's states (batch.unpack_tokens)"
                 )
 
 
