@@ -83,7 +83,7 @@ def ids_of(blocks):
     return [
         token
         for group in sequences(blocks, None, CorpusOptions(capacity=64), group_bytes=1)
-        for token in group.batch.tokens.tolist()
+        for token in group.batch.tokens["input_ids"].tolist()
     ]
 
 
@@ -211,7 +211,7 @@ class TestEveryBatchIsProven:
                 ids_of(source.blocks())
             options = CorpusOptions(capacity=4, on_bad_record="skip")
             [group] = sequences(source.blocks(), None, options)
-            assert group.batch.tokens.tolist() == [1, 3]
+            assert group.batch.tokens["input_ids"].tolist() == [1, 3]
             assert group.batch.values["name"].to_pylist() == ["one", "très"]
             assert group.counts.bad_skipped == 2
 
@@ -247,7 +247,7 @@ class TestEveryBatchIsProven:
         np.save(tmp_path / "offsets.npy", np.array([0, 2, 3], order + "i8"))
         np.save(tmp_path / "score.npy", np.array([0.5, 1.5], order + "f8"))
         [group] = sequences(open_source(tmp_path).blocks(), None, CorpusOptions(capacity=4))
-        assert group.batch.tokens.tolist() == [1, 2, 70_000]
+        assert group.batch.tokens["input_ids"].tolist() == [1, 2, 70_000]
         assert group.batch.values["score"].to_pylist() == [0.5, 1.5]
 
 

@@ -101,9 +101,13 @@ def test_refusals():
     mean = build("modernbert", "sequence classification", classifier_pooling="mean")
     with pytest.raises(UnsupportedModelError, match="takes means by its own mask, which static shapes do not give"):
         static_inputs(nopad.packed(mean, max_sequences=15), drawn(0))
-    with pytest.raises(BatchError, match="12 sequences, and this model was made pack-safe for 11; plan with fewer"):
+    with pytest.raises(
+        BatchError, match="12 sequences, and this model was made pack-safe for 11; plan with a smaller depth"
+    ):
         static_inputs(nopad.packed(build("bert"), max_sequences=11), drawn(0))
-    with pytest.raises(BatchError, match="12 sequences, and this model was made pack-safe for 3; plan with fewer"):
+    with pytest.raises(
+        BatchError, match="12 sequences, and this model was made pack-safe for 3; plan with a smaller depth"
+    ):
         nopad.packed(build("bert"), max_sequences=3)(**drawn(0))
     long = nopad.PackedBatch.from_sequences([[5] * 79], form=nopad.Rows(80))
     with pytest.raises(BatchError, match="sequence 0 has 79 tokens, and RobertaModel has 78 positions"):
