@@ -50,12 +50,12 @@ class TestExperts:
 
     def test_made_pack_safe(self, mixtral, monkeypatch):
         monkeypatch.setitem(FAMILIES, "mixtral", FAMILIES["mistral"])
-        before = mixtral.get_experts_implementation()
+        before = mixtral.config._experts_implementation
         verdict = isolated(nopad.audit(mixtral, capacity=32))
         poisoned = [check for check in verdict.checks if check.name.startswith("float64 poison")]
         assert len(poisoned) == 3
         assert all(check.limit < 1e-14 for check in poisoned)  # a few roundings
-        assert mixtral.get_experts_implementation() == before
+        assert mixtral.config._experts_implementation == before
 
     def test_rounding_is_no_excuse_where_shapes_stay(self):
         model = build("bert")

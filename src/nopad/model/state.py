@@ -87,9 +87,25 @@ class State:
                     f"{type(model).__name__} of transformers {transformers.__version__} does not take a registered "
                     "attention; newer versions may (T5 does from 5.20)"
                 )
+            self._check_parts()
         attach(model, Enter(self.cell, "enter", state=self))
         attach(model, Leave(self.cell, "leave", "after", state=self))
         self.renew()
+
+    def _check_parts(self) -> None:
+        """Refuse parts with a configuration of their own, which older versions of transformers do not set with it.
+
+        Raises:
+            UnsupportedModelError: there is one.
+        """
+        for part in _walk(self.model):
+            own = getattr(getattr(part, "config", None), "_attn_implementation", attention.NAME)
+            if own != attention.NAME:
+                self.model.set_attn_implementation(self.before)
+                raise UnsupportedModelError(
+                    f"the {type(part).__name__} in this {type(self.model).__name__} has a configuration of its own, "
+                    f"and its attention stays {own!r}; give both the same config object, or take a newer transformers"
+                )
 
     def remove(self) -> None:
         """Take all of it off again."""
