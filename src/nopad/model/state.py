@@ -98,9 +98,11 @@ class State:
         Raises:
             UnsupportedModelError: there is one.
         """
+        from transformers import PreTrainedModel
+
         for part in _walk(self.model):
             own = getattr(getattr(part, "config", None), "_attn_implementation", attention.NAME)
-            if own != attention.NAME:
+            if own != attention.NAME and isinstance(part, PreTrainedModel):
                 self.model.set_attn_implementation(self.before)
                 raise UnsupportedModelError(
                     f"the {type(part).__name__} in this {type(self.model).__name__} has a configuration of its own, "
