@@ -167,7 +167,12 @@ def plan(
         )
     if as_json:
         print(json.dumps(rows, indent=1))
-        return
+    else:
+        _show(rows, histogram, capacity, output)
+
+
+def _show(rows: list[dict[str, Any]], histogram: Histogram, capacity: int, output: Path | None) -> None:
+    """Print the table, what its plans have to say, and the bound."""
     out = console()
     out.print(describe_histogram(histogram, capacity))
     out.print(plan_table(rows, out.width))
