@@ -22,6 +22,7 @@ QUICK = (
     "materialise",
     "reader",
     "batch",
+    "audit",
 )
 
 for name in sys.argv[1:] or QUICK:

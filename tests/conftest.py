@@ -1,4 +1,4 @@
-"""What several test rooms share: the published histograms, exact messages, hypothesis settings, one thread each."""
+"""What several test folders share: the published histograms, exact messages, hypothesis settings, one thread each."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from nopad.planning import ALGORITHMS, Plan, plan
 if TYPE_CHECKING:
     from nopad.auditing import audit
     from nopad.batch import Flat, PackedBatch, Rows
-    from nopad.corpus import CorpusOptions, load_tokenizer, open_source
+    from nopad.corpus import CorpusOptions, ReaderOptions, load_tokenizer, open_source
     from nopad.model import packed, unpacked
     from nopad.online import StreamPacker, stream_pack
     from nopad.store import PackOptions, open_packed, pack_corpus, to_dataset, verify
@@ -35,6 +35,7 @@ __all__ = [
     "PackedBatch",
     "Packs",
     "Plan",
+    "ReaderOptions",
     "Rows",
     "StreamPacker",
     "assign",
@@ -61,6 +62,7 @@ _LAZY = {
     "packed": "nopad.model",
     "unpacked": "nopad.model",
     "CorpusOptions": "nopad.corpus",
+    "ReaderOptions": "nopad.corpus",
     "load_tokenizer": "nopad.corpus",
     "open_source": "nopad.corpus",
     "PackOptions": "nopad.store",

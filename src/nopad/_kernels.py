@@ -1,4 +1,4 @@
-"""Compiled loops that several rooms use; those of one room are in its own `_kernels` module, and nowhere else.
+"""Compiled loops that several packages use; those of one package are in its own `_kernels` module, and nowhere else.
 
 Kernels take and return plain arrays, release the GIL, cache their compilation and hold no policy: their callers
 validate. Each is also run as plain Python (``kernel.py_func``) by the tests, which hold both forms equal.

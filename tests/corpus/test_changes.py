@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import nopad
 from nopad.corpus import CorpusOptions, LengthsFile, open_source, sequences
 from nopad.errors import FormatError, NopadError, RecordError, SourceError
 
@@ -227,7 +228,7 @@ class TestEveryBatchIsProven:
         pq.write_table(made, tmp_path / "a.parquet")
         with pytest.raises(SourceError, match=r"a.parquet: 2 columns 'x'; .* name the columns to carry with --carry"):
             open_source(tmp_path / "a.parquet")
-        assert ids_of(open_source(tmp_path / "a.parquet", carry=()).blocks()) == [1]
+        assert ids_of(open_source(tmp_path / "a.parquet", nopad.ReaderOptions(carry=())).blocks()) == [1]
 
     def test_offsets_that_point_nowhere(self, tmp_path):
         offsets = pa.py_buffer(np.array([0, 2, 1 << 30, 4], np.int32).tobytes())

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+import nopad
 from nopad.corpus import open_source
-from nopad.errors import OptionError, SourceError
+from nopad.errors import SourceError
 
 
 def write(root: Path, files: dict[str, bytes]) -> Path:
@@ -70,15 +71,15 @@ def test_links_are_followed_but_not_round_in_circles(tmp_path):
 
 def test_lines_of_a_text_file(tmp_path, one_by_one):
     write(tmp_path, {"a.txt": b"a\nb\n"})
-    [block] = open_source(tmp_path, text_unit="line").blocks()
+    [block] = open_source(tmp_path, nopad.ReaderOptions(text_unit="line")).blocks()
     assert [record.text for record in one_by_one(block.records())] == ["a", "b"]
 
 
 def test_fields(tmp_path, one_by_one):
     write(tmp_path, {"a.jsonl": b'{"text": "x", "t": "y", "i": [1]}'})
-    [block] = open_source(tmp_path, text_field="t").blocks()
+    [block] = open_source(tmp_path, nopad.ReaderOptions(text_field="t")).blocks()
     assert [record.text for record in one_by_one(block.records())] == ["y"]
-    source = open_source(tmp_path, ids_field="i", carry=())
+    source = open_source(tmp_path, nopad.ReaderOptions(ids_field="i", carry=()))
     assert source.kind == "ids"
     assert source.left_out == ("text", "t")
     assert [record.ids.tolist() for block in source.blocks() for record in one_by_one(block.records())] == [[1]]
@@ -154,13 +155,6 @@ def test_the_same_file_twice(tmp_path):
     )
 
 
-def test_options(tmp_path):
-    assert message(tmp_path, text_unit="page", error=OptionError) == "text_unit is 'page'; it must be 'file' or 'line'"
-    assert message(tmp_path, text_field="a", ids_field="b", error=OptionError) == (
-        "text_field 'a' and ids_field 'b' exclude each other; give one of them"
-    )
-
-
 @pytest.mark.parametrize("name", ["train.json", "table.CSV", "a.parquet.gz", "a.tar.gz", "ids.npy"])
 def test_what_is_known_not_to_be_text_is_not_read_as_text(tmp_path, name):
     path = tmp_path / name
@@ -208,4 +202,4 @@ def test_one_large_text(tmp_path, monkeypatch, packed):
     size = "more than 1,000 bytes" if packed else "1,005 bytes"
     with pytest.raises(SourceError, match=rf"{path.name}: one document of {size}, above .* with --text-unit line"):
         list(open_source(path).blocks())
-    assert sum(len(block.data) for block in open_source(path, text_unit="line").blocks()) == 1005
+    assert sum(len(block.data) for block in open_source(path, nopad.ReaderOptions(text_unit="line")).blocks()) == 1005

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nopad.corpus import BadRecord, Record
 from nopad.corpus.inputs import InputFile
 from nopad.corpus.jsonl import Field, JsonlFile, decode_objects
-from nopad.corpus.selection import Reading
+from nopad.corpus.options import ReaderOptions
 from nopad.errors import SourceError
 
 TEXT = Field(name="text", kind="text")
@@ -65,7 +65,7 @@ def test_neither_field(tmp_path):
 
 
 def test_a_named_field_is_read_whatever_else_is_there(tmp_path, records):
-    source = opened(tmp_path, b'{"input_ids": [1], "body": "x"}\n', how=Reading(text_field="body"))
+    source = opened(tmp_path, b'{"input_ids": [1], "body": "x"}\n', options=ReaderOptions(text_field="body"))
     assert source.kind == "text"
     assert records(source) == [Record(line=1, text="x")]
 

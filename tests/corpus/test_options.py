@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
-from nopad.corpus import CorpusOptions, Counts
-from nopad.errors import FormatError, OptionError
+import nopad
+from nopad.corpus import CorpusOptions, Counts, ReaderOptions
+from nopad.errors import FormatError, OptionError, SourceError
 
 
 @pytest.mark.parametrize(
@@ -27,12 +29,51 @@ def test_values_that_are_none(options, expected):
     assert str(caught.value) == expected
 
 
-def test_room(words):
-    assert CorpusOptions(capacity=3).room(words) == 1
-    assert CorpusOptions(capacity=3, special_tokens=False).room(words) == 3
-    assert CorpusOptions(capacity=1).room(None) == 1
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"text_unit": "page"}, "text_unit is 'page'; it must be 'file' or 'line'"),
+        (
+            {"text_field": "a", "ids_field": "b"},
+            "text_field 'a' and ids_field 'b' exclude each other; give one of them",
+        ),
+        ({"ids_field": ["a"]}, "ids_field is ['a']; it must be the name of a column, or None"),
+        ({"carry": "label"}, "carry is 'label'; it must be a list of names of columns, or 'auto'"),
+        ({"carry": [1]}, "carry is [1]; it must be a list of names of columns, or 'auto'"),
+        ({"pad_id": -1}, "pad_id is -1; it must be an integer from 0 to 2147483647"),
+        ({"pad_id": True}, "pad_id is True; it must be an integer from 0 to 2147483647"),
+        ({"pad_id": 0, "mask_field": "m"}, "mask_field and pad_id exclude each other; give one of them"),
+    ],
+)
+def test_reader_options_that_are_none(options, expected):
     with pytest.raises(OptionError) as caught:
-        CorpusOptions(capacity=2).room(words)
+        ReaderOptions(**options)
+    assert str(caught.value).startswith(expected)
+
+
+def test_reader_options_come_back_from_a_manifest():
+    options = ReaderOptions(ids_field="tokens", carry=["label"], mask_field=None, pad_id=0)
+    assert options.carry == ("label",)
+    assert ReaderOptions.from_settings({**options.settings(), "shard_tokens": 5}) == options
+    assert ReaderOptions.from_settings({}) == ReaderOptions()
+
+
+def test_no_option_is_passed_over_for_lists_from_python():
+    source = nopad.open_source(list(np.array([[1, 2, 0], [3, 0, 0]])), ReaderOptions(pad_id=0))
+    [found] = [records.ids for block in source.blocks() for records in block.records()]
+    assert (found.seq_lengths.tolist(), found.tokens["input_ids"].tolist()) == ([2, 1], [1, 2, 3])
+    with pytest.raises(SourceError, match="no column 'tokens'; it has the columns"):
+        nopad.open_source([[1, 2]], ReaderOptions(ids_field="tokens"))
+    with pytest.raises(SourceError, match="no column 'label'"):
+        nopad.open_source([[1, 2]], ReaderOptions(carry=["label"]))
+
+
+def test_room(words):
+    assert CorpusOptions(capacity=3).content_capacity(words) == 1
+    assert CorpusOptions(capacity=3, special_tokens=False).content_capacity(words) == 3
+    assert CorpusOptions(capacity=1).content_capacity(None) == 1
+    with pytest.raises(OptionError) as caught:
+        CorpusOptions(capacity=2).content_capacity(words)
     assert str(caught.value) == (
         "capacity is 2, and 2 special tokens leave no room for content; "
         "choose a capacity of at least 3, or --no-special-tokens"

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nopad.corpus import BadRecord, Records
+from nopad.corpus.options import ReaderOptions
 from nopad.corpus.rows import decode_rows
-from nopad.corpus.selection import Reading, select
+from nopad.corpus.selection import select
 
 ROWS = st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=12)
 PADDING = st.tuples(st.integers(0, 3), st.integers(0, 3))
@@ -17,7 +18,7 @@ PADDING = st.tuples(st.integers(0, 3), st.integers(0, 3))
 def decode(batch: pa.RecordBatch, first: int = 1, **reading) -> list[tuple]:
     """Every row: (row, ids or text, carried values), or (row, reason)."""
     out: list[tuple] = []
-    for found in decode_rows(batch, first, selection=select(batch.schema, Reading(**reading), "t")):
+    for found in decode_rows(batch, first, selection=select(batch.schema, ReaderOptions(**reading), "t")):
         if isinstance(found, BadRecord):
             out.append((found.line, found.reason))
             continue
@@ -65,7 +66,7 @@ def test_padding_is_cut_off_by_a_mask(rows):
     )
     assert decode(batch) == wanted
     removed = sum(left + right for _, (left, right) in rows)
-    found = list(decode_rows(batch, 1, selection=select(batch.schema, Reading(), "t")))
+    found = list(decode_rows(batch, 1, selection=select(batch.schema, ReaderOptions(), "t")))
     assert sum(int(run.padding.sum()) for run in found) == removed
 
 

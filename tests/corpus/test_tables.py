@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nopad.corpus import ArrayFolder, CorpusOptions, DatasetSource, DictSource, open_source, sequences
-from nopad.corpus.selection import Reading
+from nopad.corpus.options import ReaderOptions
 from nopad.errors import MissingExtraError, RecordError, SourceError
 
 ROWS = [{"input_ids": [i, i + 1], "labels": [i, -1], "label": i} for i in range(100)]
@@ -29,7 +29,7 @@ def counted(source, **options):
 
 def refusal(*inputs, **options) -> str:
     with pytest.raises(SourceError) as caught:
-        open_source(list(inputs), **options)
+        open_source(list(inputs), ReaderOptions(**options))
     return str(caught.value)
 
 
@@ -64,7 +64,7 @@ class TestFiles:
         assert refusal(tmp_path, carry=["labels"]) == (
             f'{tmp_path}/13.parquet: no column \'labels\'; it has the columns "input_ids", "label"'
         )
-        assert open_source(tmp_path, carry=["label"]).left_out == ("labels",)
+        assert open_source(tmp_path, ReaderOptions(carry=["label"])).left_out == ("labels",)
 
     def test_a_type_that_changes_between_files(self, tmp_path):
         write(tmp_path / "a.parquet")
@@ -142,7 +142,7 @@ class TestJsonl:
     def lines(self, tmp_path, *rows, **options):
         path = tmp_path / "a.jsonl"
         path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-        return open_source(path, **options)
+        return open_source(path, ReaderOptions(**options))
 
     def test_fields_ride_along_and_bad_ones_are_told(self, tmp_path):
         source = self.lines(
@@ -220,7 +220,7 @@ class TestArrays:
         folder = self.arrays(
             tmp_path / "a", ids=np.arange(lengths.sum()), offsets=np.concatenate([[0], np.cumsum(lengths)])
         )
-        source = ArrayFolder(folder, open_source(folder)._files[0]._how, block_bytes=block_bytes)
+        source = ArrayFolder(folder, ReaderOptions(ids_field="ids"), block_bytes=block_bytes)
         assert counted(source)[0] == list(range(lengths.sum()))
 
     @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ class TestPython:
     )
     def test_nothing_is_made_to_fit(self, good, bad):
         rows = [{"input_ids": [1], "x": value} for value in (good, bad, None)]
-        _, counts = counted(DictSource(rows, Reading(carry=("x",)), rows=1), on_bad_record="skip")
+        _, counts = counted(DictSource(rows, ReaderOptions(carry=("x",)), rows=1), on_bad_record="skip")
         assert (counts.sequences, counts.bad_skipped) == (1, 2)
 
     @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ class TestPython:
     )
     def test_what_fits_as_it_is(self, first, also):
         rows = [{"input_ids": [1], "x": value} for value in (first, also)]
-        assert counted(DictSource(rows, Reading(carry=("x",))))[1].sequences == 2
+        assert counted(DictSource(rows, ReaderOptions(carry=("x",))))[1].sequences == 2
 
     def test_an_iterator_can_be_read_once(self):
         source = open_source(iter(ROWS))
@@ -411,7 +411,7 @@ class TestWhatAStrangerFound:
             SourceError, match=r"padding marked by 'attention_mask' in .*a.parquet, no mask in .*b.parquet"
         ):
             open_source(tmp_path)
-        assert open_source(tmp_path, mask_field=None, carry=()).mask is None
+        assert open_source(tmp_path, ReaderOptions(mask_field=None, carry=())).mask is None
 
     @pytest.mark.parametrize("name", ["label", "attention_mask"])
     @pytest.mark.parametrize("carried", [False, True])
@@ -423,7 +423,7 @@ class TestWhatAStrangerFound:
         for source in (open_source(path), open_source(rows)):
             with pytest.raises(RecordError, match=rf"(line|row) 1201: has '{name}', which the first records have not"):
                 list(sequences(source.blocks(), None, CorpusOptions(capacity=8)))
-        source = open_source(path, carry=(), mask_field=None)
+        source = open_source(path, ReaderOptions(carry=(), mask_field=None))
         found = list(sequences(source.blocks(), None, CorpusOptions(capacity=8)))
         assert sum(len(group.batch) for group in found) == 1201
 
@@ -490,7 +490,7 @@ class TestWhatAStrangerFound:
             (lambda: {"a.jsonl"}, "set is no input"),
             (lambda: b"a.jsonl", "bytes is no input"),
             (lambda: ["a.jsonl", 7], "a.jsonl|int in a list of paths"),
-            (lambda: [[1], 7], "record 2 is int, neither text nor a list of ids"),
+            (lambda: [[1], 7], "record 2 is int, not a list of ids as the first is"),
         ],
     )
     def test_objects_that_are_no_corpus(self, make, message):

@@ -77,17 +77,23 @@ def test_the_command_makes_the_dataset_again(subjects, dataset, rows, tmp_path):
 
 def test_every_option_that_is_not_the_default_is_in_the_command(tmp_path):
     rows = [{"ids": [1, 2, 0], "m": [1, 1, 0], "label": 3}, {"ids": [4, 5, 6], "m": [1, 1, 1], "label": 4}]
-    source = nopad.open_source(rows, ids_field="ids", mask_field="m", carry=["label"])
+    source = nopad.open_source(rows, nopad.ReaderOptions(ids_field="ids", mask_field="m", carry=["label"]))
     options = nopad.CorpusOptions(
         capacity=8, over_long="drop", empty="error", on_bad_record="skip", vocab_size=9, special_tokens=False
     )
-    packing = nopad.PackOptions(algorithm="best_fit", order="source", arrival_window=7)
+    packing = nopad.PackOptions(
+        algorithm="best_fit", order="source", arrival_window=7, shard_tokens=5, options={"pack_multiple": 2}
+    )
     nopad.pack_corpus(source, tmp_path / "packed", options, packing=packing)
     words = read_subject(tmp_path / "packed").command
     for part in (
         "--over-long drop --empty error --on-bad-record skip",
-        "--ids-field ids --mask-field m --vocab-size 9 --arrival-window 7",
+        "--vocab-size 9",
+        "--ids-field ids --mask-field m",
+        "--arrival-window 7",
         "--order source --algorithm best_fit",
+        "--shard-tokens 5",
+        "--option pack_multiple=2",
         "--carry label",
         "--no-special-tokens",
     ):

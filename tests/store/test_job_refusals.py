@@ -164,7 +164,7 @@ def test_a_damaged_dataset_is_not_reused(tmp_path, pack, name):
 def two_fields(tmp_path):
     path = tmp_path / "two.jsonl"
     path.write_text("".join(f'{{"a": {[n] * (1 + n % 2)}, "b": {[n] * (1 + n % 2)}}}\n' for n in range(500)))
-    return lambda field: open_source(path, ids_field=field, block_bytes=256)
+    return lambda field: open_source(path, nopad.ReaderOptions(ids_field=field), block_bytes=256)
 
 
 def test_the_same_file_read_in_another_way_is_another_job(tmp_path, pack, two_fields, interrupt):

@@ -112,4 +112,4 @@ def test_columns_called_as_nopads(name):
     rows = [{"input_ids": [1, 2], name: 7}]
     with pytest.raises(SourceError, match=f"the column '{name}' cannot ride along: nopad writes one of that name"):
         nopad.open_source(rows)
-    assert nopad.open_source(rows, carry=()).left_out == (name,)
+    assert nopad.open_source(rows, nopad.ReaderOptions(carry=())).left_out == (name,)

@@ -41,9 +41,9 @@ def contents(rows) -> list[tuple[list[int], bytes]]:
 
 
 def test_blocks_are_row_groups(large):
-    assert large.blocks > 4
+    assert large.row_groups > 4
     assert len(large.manifest.shards) > 2
-    blocks = list(large.iter_blocks(range(large.blocks)))
+    blocks = list(large.iter_row_groups(range(large.row_groups)))
     assert sum(map(len, blocks)) == len(large) == large.manifest.packs
     full = large.manifest.rows_per_group
     assert {len(block) for block in blocks[:-1]} == {full}
@@ -150,7 +150,7 @@ def test_what_is_read_in_an_order_is_decoded_once_a_block(large, monkeypatch):
     monkeypatch.setattr(ShardFiles, "scan", scan)
     order = large.order(3)
     list(large.read(order))
-    assert len(scanned) == len(set(scanned)) == large.blocks
+    assert len(scanned) == len(set(scanned)) == large.row_groups
     scanned.clear()
     list(large.read(order[-1:]))
     assert len(scanned) == 1
@@ -248,7 +248,7 @@ def test_a_pickled_row_reads_the_same(large):
 
 
 def test_decoded_blocks_are_kept_up_to_a_limit(large, monkeypatch):
-    dataset = PackedDataset(large.path, cached_blocks=2)
+    dataset = PackedDataset(large.path, cached_row_groups=2)
     decoded = []
     real = dataset._decode
     monkeypatch.setattr(dataset, "_decode", lambda number: decoded.append(number) or real(number))
@@ -261,7 +261,7 @@ def test_decoded_blocks_are_kept_up_to_a_limit(large, monkeypatch):
 @pytest.mark.filterwarnings("ignore:packs are read at random")
 def test_threads_may_share_it(large):
     expected = contents(large)
-    dataset = PackedDataset(large.path, cached_blocks=1)
+    dataset = PackedDataset(large.path, cached_row_groups=1)
     wrong = []
 
     def read(seed: int) -> None:
@@ -333,12 +333,12 @@ def test_torch_loader_with_workers(dataset):
 def test_a_pickled_row_is_small_and_whole(large):
     row = large[len(large) - 1]
     data = pickle.dumps(row)
-    assert len(data) < len(pickle.dumps(row._block))
+    assert len(data) < len(pickle.dumps(row._row_group))
     assert contents([pickle.loads(data)]) == contents([row])
 
 
 @pytest.mark.parametrize("number", [-1, 6, 10**9])
-def test_a_block_that_is_not_there(large, number):
-    for read in (large.block, lambda at: next(large.iter_blocks([at]))):
-        with pytest.raises(IndexError, match=f"^block {number} of 6 blocks$"):
+def test_a_row_group_that_is_not_there(large, number):
+    for read in (large.row_group, lambda at: next(large.iter_row_groups([at]))):
+        with pytest.raises(IndexError, match=f"^row group {number} of 6 row groups$"):
             read(number)

@@ -13,7 +13,7 @@ import nopad
 from nopad.errors import StorageError
 from nopad.files import sha256_file
 from nopad.sequences import Sequences
-from nopad.store.shards import GROUP_TOKENS, Layout, schema_of, write_shards
+from nopad.store.shards import GROUP_TOKENS, ShardLayout, schema_of, write_shards
 
 CAPACITY = 1 << 15
 
@@ -64,7 +64,7 @@ def check(folder, shards, packs, columns) -> None:
 
 @given(st.integers(0, 5000), st.integers(1, 70_000), st.integers(1, 1 << 20))
 def test_a_layout_holds_every_pack_once(packs, capacity, shard_tokens):
-    layout = Layout.of(packs, capacity, shard_tokens)
+    layout = ShardLayout.of(packs, capacity, shard_tokens)
     assert [p for shard in range(layout.shards) for p in layout.rows(shard)] == list(range(packs))
     assert layout.rows_per_shard % layout.rows_per_group == 0
     assert layout.rows_per_group == 1 or layout.rows_per_group * capacity <= min(GROUP_TOKENS, shard_tokens)
@@ -73,7 +73,7 @@ def test_a_layout_holds_every_pack_once(packs, capacity, shard_tokens):
 
 
 def test_names_say_which_of_how_many():
-    layout = Layout.of(25, 10, 100)
+    layout = ShardLayout.of(25, 10, 100)
     assert [layout.name(shard) for shard in range(3)] == [f"shards/0000{i}-of-00003.parquet" for i in range(3)]
     assert [len(layout.rows(shard)) for shard in range(3)] == [10, 10, 5]
 
@@ -81,7 +81,7 @@ def test_names_say_which_of_how_many():
 @pytest.mark.parametrize("threads", [None, 1, 3])
 def test_shards_hold_the_packs(tmp_path, columns, packs, threads):
     (tmp_path / "shards").mkdir()
-    layout = Layout.of(len(packs), CAPACITY, 2 * GROUP_TOKENS)
+    layout = ShardLayout.of(len(packs), CAPACITY, 2 * GROUP_TOKENS)
     told, tokens = [], []
     shards = write_shards(
         packs, columns, tmp_path, layout, on_shard=told.append, on_tokens=tokens.append, threads=threads
@@ -107,7 +107,7 @@ def test_more_columns(tmp_path, kind, arrow):
     (tmp_path / "shards").mkdir()
     columns = make_columns(200, high=9, split=True, more=kind)
     packs = nopad.pack(columns.seq_lengths, 16)
-    shards = write_shards(packs, columns, tmp_path, Layout.of(len(packs), 16, 300))
+    shards = write_shards(packs, columns, tmp_path, ShardLayout.of(len(packs), 16, 300))
     check(tmp_path, shards, packs, columns)
     assert [str(field.type) for field in schema_of(columns)] == [
         f"list<element: {name} not null>" for name in ("int32", "int64", "int64", "int32", arrow)
@@ -121,7 +121,7 @@ def test_the_index_width_of_the_packs_does_not_matter(tmp_path):
     made = []
     for name, some in (("narrow", packs), ("wide", wide)):
         (tmp_path / name / "shards").mkdir(parents=True)
-        made.append(write_shards(some, columns, tmp_path / name, Layout.of(len(packs), 16, 300)))
+        made.append(write_shards(some, columns, tmp_path / name, ShardLayout.of(len(packs), 16, 300)))
     assert made[0] == made[1]
 
 
@@ -129,7 +129,7 @@ def test_finished_shards_are_left_alone(tmp_path):
     (tmp_path / "shards").mkdir()
     columns = make_columns(200, high=9)
     packs = nopad.pack(columns.seq_lengths, 16)
-    layout = Layout.of(len(packs), 16, 300)
+    layout = ShardLayout.of(len(packs), 16, 300)
     shards = write_shards(packs, columns, tmp_path, layout)
     assert len(shards) > 3
     finished = {shard.file: shard for shard in shards[1:3]}
@@ -146,7 +146,7 @@ def test_a_full_disk_stops_all_writers_and_leaves_no_partial_file(tmp_path, brea
     (tmp_path / "shards").mkdir()
     columns = make_columns(2000, high=9)
     packs = nopad.pack(columns.seq_lengths, 16)
-    layout = Layout.of(len(packs), 16, 300)
+    layout = ShardLayout.of(len(packs), 16, 300)
     told = []
     break_at(disk_full, at=4, match=match)
     with pytest.raises(StorageError) as caught:
@@ -168,7 +168,7 @@ def test_an_error_in_a_callback_stops_the_writers(tmp_path):
     (tmp_path / "shards").mkdir()
     columns = make_columns(2000, high=9)
     packs = nopad.pack(columns.seq_lengths, 16)
-    layout = Layout.of(len(packs), 16, 300)
+    layout = ShardLayout.of(len(packs), 16, 300)
     with pytest.raises(KeyboardInterrupt):
         write_shards(packs, columns, tmp_path, layout, on_shard=stop, threads=1)
     assert 1 <= len(os.listdir(tmp_path / "shards")) < layout.shards

@@ -13,6 +13,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
+import nopad
 from nopad import open_packed, pack_corpus, verify
 from nopad.corpus import CorpusOptions, open_source, sequences
 from nopad.corpus.objects import DatasetSource, DictSource
@@ -315,11 +316,15 @@ def test_padding_that_nobody_marked_is_warned_of(tmp_path):
     padded = [{"input_ids": [i % 7 + 1] * (i % 5 + 1) + [0] * (4 - i % 5)} for i in range(16)]
     with pytest.warns(UserWarning, match=r"all 16 sequences have 5 tokens: if they are padded, name the mask"):
         pack_corpus(DictSource(padded), tmp_path / "a", CorpusOptions(capacity=8))
-    made = pack_corpus(open_source(padded, pad_id=0), tmp_path / "b", CorpusOptions(capacity=8))
+    made = pack_corpus(open_source(padded, nopad.ReaderOptions(pad_id=0)), tmp_path / "b", CorpusOptions(capacity=8))
     assert (made.counts["stripped"], made.counts["stripped_tokens"]) == (13, sum(4 - i % 5 for i in range(16)))
 
 
 def test_other_columns_are_another_job(rows, tmp_path):
     pack_corpus(open_source(rows[:50]), tmp_path / "packed", CorpusOptions(capacity=CAPACITY))
     with pytest.raises(OutputExistsError, match=r"carry was auto, now \['label'\]"):
-        pack_corpus(open_source(rows[:50], carry=["label"]), tmp_path / "packed", CorpusOptions(capacity=CAPACITY))
+        pack_corpus(
+            open_source(rows[:50], nopad.ReaderOptions(carry=["label"])),
+            tmp_path / "packed",
+            CorpusOptions(capacity=CAPACITY),
+        )

@@ -76,9 +76,9 @@ def _rows(lengths: Sequence[int], capacity: int) -> Numbers:
     """First fit, longest first: no plan, and nothing to compile, for six sequences."""
     rows: Numbers = []
     for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
-        room = next((row for row in rows if sum(lengths[n] for n in row) + lengths[number] <= capacity), None)
-        if room is None:
+        row = next((row for row in rows if sum(lengths[n] for n in row) + lengths[number] <= capacity), None)
+        if row is None:
             rows.append([number])
         else:
-            room.append(number)
+            row.append(number)
     return rows

@@ -25,7 +25,7 @@ from nopad.planning import Plan
 from nopad.planning.comparison import DEPTHS
 from nopad.planning.front import QUICK_ALGORITHMS
 from nopad.report import read_subject, write_report
-from nopad.report.subject import ALGORITHMS
+from nopad.report.subject import COMPARED
 from nopad.store import PackOptions, open_packed, pack_corpus
 from nopad.store import verify as find_problems
 from nopad.store.manifest import MANIFEST, PLAN
@@ -54,7 +54,7 @@ def demo(
         text = _write_texts(folder)
         out = folder / "packed"
         reused = (out / MANIFEST).exists()
-        source = open_source([text], text_unit="file")
+        source = open_source([text])
         loaded = load_tokenizer(tokenizer)
         manifest = pack_corpus(
             source,
@@ -109,7 +109,7 @@ def demo(
 
 def _draw(out: Path, path: Path, rows: list[dict[str, Any]]) -> Path | None:
     """Write the report where its libraries are installed."""
-    known = [row for row in rows if row["algorithm"] in ALGORITHMS]
+    known = [row for row in rows if row["algorithm"] in COMPARED]
     try:
         write_report([read_subject(out, comparison=known)], path)
     except MissingExtraError:
@@ -120,7 +120,7 @@ def _draw(out: Path, path: Path, rows: list[dict[str, Any]]) -> Path | None:
 def _lengths_in_source_order(out: Path) -> NDArray[np.int32]:
     """Read the lengths of a packed dataset back in the order in which its source gave them."""
     dataset = open_packed(out)
-    blocks = [block.sequences for block in dataset.iter_blocks(range(dataset.blocks))]
+    blocks = [block.sequences for block in dataset.iter_row_groups(range(dataset.row_groups))]
     lengths = np.concatenate([block.seq_lengths for block in blocks])
     values = {name: np.concatenate([block.values[name] for block in blocks]) for name in blocks[0].values}
     order = np.lexsort((values.get("seq_start", np.zeros(lengths.size)), values["seq_index"]))

@@ -45,7 +45,8 @@ def embedding_lines(path: Path) -> Iterator[str]:
         return
     texts = longer_texts(path, TEXTS)
     around = embedder.tokenizer.prefix, embedder.tokenizer.suffix
-    ids = [np.concatenate([around[0], one[: embedder.room], around[1]]) for one in embedder.tokenizer.encode(texts)]
+    most = embedder.content_capacity
+    ids = [np.concatenate([around[0], one[:most], around[1]]) for one in embedder.tokenizer.encode(texts)]
     tokens = sum(map(len, ids))
     with Bars() as monitor:
         monitor.stage("embedding: packed", None, "")

@@ -7,8 +7,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from nopad.cli.options import NO_READER
-from nopad.corpus import CorpusOptions, LengthsFile, Source, open_source
+from nopad.corpus import CorpusOptions, LengthsFile, ReaderOptions, Source, open_source
 from nopad.corpus.mixture import NAME
 from nopad.errors import OptionError
 
@@ -17,12 +16,12 @@ __all__ = ["open_inputs", "refuse_policies"]
 _DEFAULTS = {f.name: f.default for f in fields(CorpusOptions) if f.default is not MISSING}
 
 
-def open_inputs(inputs: Sequence[str], reader: Mapping[str, Any], policies: Mapping[str, Any] | None = None) -> Source:
+def open_inputs(inputs: Sequence[str], reader: ReaderOptions, policies: Mapping[str, Any] | None = None) -> Source:
     """Open what the user named: one ``.npy`` of lengths, a corpus, or several with a name each.
 
     Args:
         inputs: as on the command line.
-        reader: options of `open_source`.
+        reader: what is read of a corpus.
         policies: options of `CorpusOptions`; refused where there are only lengths.
 
     Raises:
@@ -40,21 +39,21 @@ def open_inputs(inputs: Sequence[str], reader: Mapping[str, Any], policies: Mapp
         if equals and NAME.fullmatch(name) and not Path(given).exists():
             named.setdefault(name, []).append(path)
     if not named:
-        return open_source(inputs, **reader)
+        return open_source(inputs, reader)
     if sum(map(len, named.values())) < len(inputs):
         plain = next(given for given in inputs if given.partition("=")[0] not in named)
         raise OptionError(f"{plain} has no name, and others have; write NAME={plain}, or name none")
-    return open_source(named, **reader)
+    return open_source(named, reader)
 
 
-def refuse_policies(file: str, reader: Mapping[str, Any], policies: Mapping[str, Any]) -> None:
+def refuse_policies(file: str, reader: ReaderOptions, policies: Mapping[str, Any]) -> None:
     """Refuse options of a corpus for a file of lengths, which would be passed over.
 
     Raises:
         OptionError: one of them is not as it is where nobody gives it.
     """
-    usual = {**NO_READER, **_DEFAULTS}
-    for name, value in {**reader, **policies}.items():
+    usual = {**ReaderOptions().settings(), **_DEFAULTS}
+    for name, value in {**reader.settings(), **policies}.items():
         if value != usual[name]:
             option = "--no-special-tokens" if name == "special_tokens" else "--" + name.replace("_", "-")
             raise OptionError(f"{option} is for corpora: {file} holds lengths, not records; change the lengths in it")

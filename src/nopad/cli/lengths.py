@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.cli.inputs import open_inputs, refuse_policies
-from nopad.corpus import CorpusOptions, LengthsFile, Source, Tokenizer, load_tokenizer, sequences
+from nopad.corpus import CorpusOptions, LengthsFile, ReaderOptions, Source, Tokenizer, load_tokenizer, sequences
 from nopad.corpus.hub import HUB
 from nopad.corpus.remote import is_url
 from nopad.errors import OptionError, SourceError
@@ -44,7 +44,7 @@ def read_given(
     *,
     tokenizer: str | None,
     policies: Mapping[str, Any],
-    reader: Mapping[str, Any],
+    reader: ReaderOptions,
     shares: Shares | None = None,
 ) -> Given:
     """Read a histogram (.json), lengths (.npy) or a corpus; `policies` and `reader` matter only for a corpus.
@@ -110,7 +110,7 @@ def _read_histogram(
     inputs: Sequence[str],
     capacity: int | None,
     policies: Mapping[str, Any],
-    reader: Mapping[str, Any],
+    reader: ReaderOptions,
     shares: Shares,
 ) -> Given:
     """Read a histogram, which stands alone."""

@@ -12,7 +12,6 @@ from nopad.errors import OptionError
 from nopad.planning.conditions import CONDITIONS
 
 __all__ = [
-    "NO_READER",
     "AlgorithmOptions",
     "Carry",
     "EmptyPolicy",
@@ -167,8 +166,8 @@ def parse_reader(
     carry: list[str] | None,
     mask_field: str | None,
     pad_id: int | None,
-) -> dict[str, Any]:
-    """Return the options of `open_source`; "none" stands for nothing at all.
+) -> corpus.ReaderOptions:
+    """Return what is read of a corpus; "none" stands for nothing at all.
 
     Raises:
         OptionError: "none" beside names.
@@ -176,17 +175,14 @@ def parse_reader(
     names = carry or []
     if "none" in names and len(names) > 1:
         raise OptionError(f"--carry none stands alone, and here with {', '.join(n for n in names if n != 'none')}")
-    return {
-        "text_unit": text_unit,
-        "text_field": text_field,
-        "ids_field": ids_field,
-        "carry": "auto" if not names else () if names == ["none"] else tuple(names),
-        "mask_field": "auto" if mask_field is None else None if mask_field == "none" else mask_field,
-        "pad_id": pad_id,
-    }
-
-
-NO_READER = parse_reader("file", None, None, None, None, None)  # where nobody gives any of them
+    return corpus.ReaderOptions(
+        text_unit=text_unit,
+        text_field=text_field,
+        ids_field=ids_field,
+        carry="auto" if not names else () if names == ["none"] else names,
+        mask_field="auto" if mask_field is None else None if mask_field == "none" else mask_field,
+        pad_id=pad_id,
+    )
 
 
 def parse_weights(given: list[str] | None) -> dict[str, float] | None:

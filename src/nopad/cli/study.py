@@ -12,7 +12,7 @@ import typer
 
 from nopad.cli.lengths import read_given
 from nopad.cli.monitor import Bars
-from nopad.cli.options import OverLong, TextUnit, TokenizerSpec, parse_reader
+from nopad.cli.options import OverLong, TextUnit, TokenizerSpec
 from nopad.cli.render import console
 from nopad.cli.render_study import (
     counts_table,
@@ -22,6 +22,7 @@ from nopad.cli.render_study import (
     redone_table,
     residuals_table,
 )
+from nopad.corpus import ReaderOptions
 from nopad.errors import OptionError
 from nopad.histogram import Histogram, read_histogram
 from nopad.planning.nnlshp import SHORT_WEIGHT
@@ -216,7 +217,7 @@ def _distribution(
         monitor,
         tokenizer=tokenizer,
         policies={"over_long": over_long},
-        reader=parse_reader(text_unit, None, None, None, None, None),
+        reader=ReaderOptions(text_unit=text_unit),
     )
     monitor.stage(f"packing {file}", None, "")
     return distribution(Path(file).stem or file, given.histogram, given.capacity)

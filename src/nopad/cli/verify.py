@@ -14,7 +14,7 @@ from nopad.cli.monitor import Bars
 from nopad.cli.options import TokenizerSpec
 from nopad.cli.render import console, counted
 from nopad.corpus import load_tokenizer
-from nopad.corpus.discover import READER_OPTIONS
+from nopad.corpus.options import ReaderOptions
 from nopad.errors import CorruptError, FormatError, OptionError
 from nopad.planning import Plan
 from nopad.store import Manifest
@@ -73,8 +73,7 @@ def _problems(path: Path, inputs: list[str], tokenizer: str | None) -> list[str]
     except (CorruptError, FormatError) as error:
         return [str(error)]
     if manifest:
-        reader = {name: manifest.options[name] for name in READER_OPTIONS if name in manifest.options}
-        against["source"] = open_inputs(inputs, reader)
+        against["source"] = open_inputs(inputs, ReaderOptions.from_settings(manifest.options))
         against["tokenizer"] = load_tokenizer(tokenizer) if manifest.tokenizer else None
     with Bars() as monitor:
         try:

@@ -8,12 +8,11 @@ from nopad.corpus.arrays import ArrayFolder
 from nopad.corpus.discover import open_source
 from nopad.corpus.lengths import LengthsFile
 from nopad.corpus.objects import DatasetSource, DictSource
-from nopad.corpus.options import CorpusOptions, Counts, Empty, OnBadRecord, OverLong
+from nopad.corpus.options import CorpusOptions, Counts, Empty, OnBadRecord, OverLong, ReaderOptions, TextUnit
 from nopad.corpus.pipeline import Group, sequences
 from nopad.corpus.records import BadRecord, Carried, Record, Records
 from nopad.corpus.source import CHAIN_START, Block, IterableSource, Source, chain
 from nopad.corpus.stdlib import stdlib_texts
-from nopad.corpus.text import TextUnit
 from nopad.corpus.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
@@ -32,6 +31,7 @@ __all__ = [
     "LengthsFile",
     "OnBadRecord",
     "OverLong",
+    "ReaderOptions",
     "Record",
     "Records",
     "Source",

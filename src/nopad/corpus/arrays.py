@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from nopad.corpus.npy import NpyFile, Read
+from nopad.corpus.options import ReaderOptions
 from nopad.corpus.records import MAX_ID
-from nopad.corpus.selection import Reading
 from nopad.corpus.source import BLOCK_BYTES
 from nopad.corpus.tables import TableSource
 from nopad.errors import SourceError
@@ -31,7 +32,7 @@ class ArrayFolder(TableSource):
         SourceError: an array is missing, of the wrong shape or type, or its length fits neither.
     """
 
-    def __init__(self, folder: Path, how: Reading, *, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(self, folder: Path, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
         """Read the headers, and the offsets' ends."""
         self._arrays = {path.stem: NpyFile(path) for path in sorted(folder.glob("*.npy"))}
         self._files = [(array.path.name, array.bytes) for array in self._arrays.values()]
@@ -63,12 +64,9 @@ class ArrayFolder(TableSource):
                 )
         kinds = {n: pa.from_numpy_dtype(array.dtype.newbyteorder("=")) for n, array in self._arrays.items()}
         schema = pa.schema({n: pa.list_(kind) if n in self._tokens else kind for n, kind in kinds.items()})
-        how = (
-            how
-            if how.ids_field
-            else Reading(ids_field="ids", carry=how.carry, mask_field=how.mask_field, pad_id=how.pad_id)
-        )
-        super().__init__(folder.name, str(folder), schema, how)
+        if options.ids_field is None and options.text_field is None:
+            options = replace(options, ids_field="ids")
+        super().__init__(folder.name, str(folder), schema, options)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """As many sequences as hold about a million tokens."""

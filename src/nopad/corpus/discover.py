@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from nopad.corpus.arrays import ArrayFolder
 from nopad.corpus.hub import HUB, load_hub
@@ -21,12 +21,12 @@ from nopad.corpus.inputs import COMPRESSIONS, InputFile, reading
 from nopad.corpus.jsonl import JsonlFile
 from nopad.corpus.mixture import MixtureSource
 from nopad.corpus.objects import DatasetSource, DictSource
+from nopad.corpus.options import ReaderOptions
 from nopad.corpus.remote import find_remote, is_url
-from nopad.corpus.selection import Reading
-from nopad.corpus.source import BLOCK_BYTES, Block, IterableSource, Source
+from nopad.corpus.source import BLOCK_BYTES, Block, Source
 from nopad.corpus.tables import ArrowFile, ParquetFile
-from nopad.corpus.text import TextFile, TextUnit
-from nopad.errors import OptionError, SourceError
+from nopad.corpus.text import TextFile
+from nopad.errors import SourceError
 
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
@@ -38,7 +38,6 @@ MAGIC = {b"PAR1": ".parquet", b"ARROW1": ".arrow", b"\x1f\x8b": ".gz", b"\x28\xb
 MANIFEST = "nopad.json"  # in every folder that nopad has packed
 BESIDE = ("state.json", "dataset_info.json")  # what `save_to_disk` writes beside its Arrow files
 ARCHIVES = (".bz2", ".xz", ".lz4", ".zip", ".tar", ".7z")
-READER_OPTIONS = ("text_unit", "text_field", "ids_field", "carry", "mask_field", "pad_id")  # of `open_source`
 _READS = f"{', '.join(SUFFIXES)}, text and JSONL also with {' or '.join(COMPRESSIONS)}"
 
 
@@ -81,62 +80,48 @@ class FileSource(Source):
         return [entry for file in self._files for entry in file.inventory()]
 
     def settings(self) -> dict[str, Any]:
-        """The options of `open_source`."""
+        """The `ReaderOptions`, by name."""
         return self._settings
 
 
 def open_source(
     inputs: Any,
+    options: ReaderOptions | None = None,
     *,
-    text_unit: TextUnit = "file",
-    text_field: str | None = None,
-    ids_field: str | None = None,
-    carry: Sequence[str] | Literal["auto"] = "auto",
-    mask_field: str | None = "auto",
-    pad_id: int | None = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> Source:
-    r"""The source that reads `inputs`; see `Reading` for what is read of them.
+    r"""The source that reads `inputs`; `options` say what of them.
 
     `inputs`: a path, URL or ``hf:NAME``, or several in the order in which they are read; a `datasets.Dataset` or
     `IterableDataset`; or dicts: a list, an iterator, or a function that returns a new iterator. A mapping of names to
     such inputs is a mixture, each of which is counted apart and may get a weight (`PackOptions.weights`).
 
-    Raises OptionError for options that no reader has, SourceError for a path that is missing, unreadable, given twice
+    Raises SourceError for a path that is missing, unreadable, given twice
     or without anything to read, for text and ready-made ids in one job, and for files whose columns differ; each names
     the path and the way out.
 
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.jsonl"
     >>> _ = path.write_text('{"tokens": [7, 8, 9]}\n{"tokens": [5]}\n')
-    >>> source = open_source(path, ids_field="tokens")
+    >>> source = open_source(path, ReaderOptions(ids_field="tokens"))
     >>> [record.ids.tolist() for block in source.blocks() for record in block.records()]
     [[7, 8, 9], [5]]
     """
-    if text_unit not in get_args(TextUnit):
-        raise OptionError(f"text_unit is {text_unit!r}; it must be 'file' or 'line'")
-    how = Reading(
-        text_field=text_field,
-        ids_field=ids_field,
-        carry="auto" if carry == "auto" else tuple(carry),
-        mask_field=mask_field,
-        pad_id=pad_id,
-    )
+    options = options or ReaderOptions()
     if isinstance(inputs, Mapping):
         if hasattr(inputs, "with_format"):
             splits = ", ".join(map(str, inputs))
             raise SourceError(f"this DatasetDict holds several splits ({splits}); give one of them, or a dict of those")
         if not inputs:
             raise SourceError("the mapping of named inputs is empty; give at least one NAME: INPUT")
-        options: dict[str, Any] = {**vars(how), "text_unit": text_unit, "block_bytes": block_bytes}
-        sources = {name: open_source(given, **options) for name, given in inputs.items()}
+        sources = {name: open_source(given, options, block_bytes=block_bytes) for name, given in inputs.items()}
         for at in range(len(sources)):
             _check_alike(list(sources.values())[: at + 1], list(sources)[: at + 1])
         return MixtureSource(sources)
-    from_python = _from_python(inputs, how)
+    from_python = _from_python(inputs, options)
     if from_python is not None:
         return from_python
-    finder = _Finder(how=how, text_unit=text_unit, block_bytes=block_bytes)
+    finder = _Finder(options=options, block_bytes=block_bytes)
     finder.find_all([inputs] if isinstance(inputs, str | os.PathLike) else inputs)
     files: list[Source] = []
     places: list[str] = []
@@ -144,17 +129,16 @@ def open_source(
         files.append(found.open())
         places.append(found.place)
         _check_alike(files, places)
-    settings = {"text_unit": text_unit, **how.settings()}
-    return FileSource(files, ignored=finder.ignored, folders=finder.folders, settings=settings)
+    return FileSource(files, ignored=finder.ignored, folders=finder.folders, settings=options.settings())
 
 
-def _from_python(inputs: Any, how: Reading) -> Source | None:
+def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:
     """Return the source of Python objects; None for paths."""
     if hasattr(inputs, "with_format"):
-        return DatasetSource(inputs, how)
+        return DatasetSource(inputs, options)
     _refuse_tables(inputs)
     if isinstance(inputs, Iterator) or callable(inputs):
-        return DictSource(inputs, how)
+        return DictSource(inputs, options)
     if isinstance(inputs, str | os.PathLike):
         return None
     if not isinstance(inputs, Sequence) or isinstance(inputs, bytes | bytearray):
@@ -163,8 +147,13 @@ def _from_python(inputs: Any, how: Reading) -> Source | None:
         )
     first = inputs[0] if len(inputs) else None
     if isinstance(first, Mapping):
-        return DictSource(inputs, how)
-    return IterableSource(inputs) if isinstance(first, list | tuple) or hasattr(first, "__array__") else None
+        return DictSource(inputs, options)
+    if isinstance(first, list | tuple) or hasattr(first, "__array__"):
+        for number, ids in enumerate(inputs, 1):
+            if not (isinstance(ids, list | tuple) or hasattr(ids, "__array__")):
+                raise SourceError(f"memory: record {number} is {type(ids).__name__}, not a list of ids as the first is")
+        return DictSource(lambda: ({"input_ids": ids} for ids in inputs), options)
+    return None
 
 
 def _refuse_tables(inputs: Any) -> None:
@@ -202,8 +191,7 @@ class _Finder:
         folders: that were walked.
     """
 
-    how: Reading
-    text_unit: TextUnit
+    options: ReaderOptions
     block_bytes: int
     found: list[_Found] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
@@ -218,7 +206,7 @@ class _Finder:
                 raise SourceError(f"{type(given).__name__} in a list of paths; give paths and URLs, or a list of dicts")
             text = os.fspath(given)
             if text.startswith(HUB):
-                self.found.append(_Found(text, text, partial(load_hub, text, self.how)))
+                self.found.append(_Found(text, text, partial(load_hub, text, self.options)))
             elif is_url(text):
                 self._at_url(text)
             else:
@@ -263,7 +251,7 @@ class _Finder:
         elif (path / MANIFEST).is_file():
             raise SourceError(f"{path}: {_PACKED_FOLDER}")
         elif (path / "offsets.npy").is_file():
-            opened = partial(ArrayFolder, path, self.how, block_bytes=self.block_bytes)
+            opened = partial(ArrayFolder, path, self.options, block_bytes=self.block_bytes)
             self.found.append(_Found(str(path), os.path.realpath(path), opened))
         else:
             files, ignored = _find_in(path)
@@ -275,16 +263,16 @@ class _Finder:
     def _opened(self, file: InputFile) -> Source:
         """Give a file to its reader."""
         if file.suffix in JSONL_SUFFIXES:
-            return JsonlFile(file, how=self.how, block_bytes=self.block_bytes)
+            return JsonlFile(file, options=self.options, block_bytes=self.block_bytes)
         if file.suffix in TABLE_SUFFIXES:
             kind = ParquetFile if file.suffix == ".parquet" else ArrowFile
-            return kind(file, self.how, block_bytes=self.block_bytes)
+            return kind(file, self.options, block_bytes=self.block_bytes)
         if file.suffix not in TEXT_SUFFIXES:
             start = next(file.lines(), b"")
             for magic, suffix in MAGIC.items():
                 if start.startswith(magic):
                     raise SourceError(f"{file.path}: its content is that of a {suffix} file; rename it so")
-        return TextFile(file, unit=self.text_unit, block_bytes=self.block_bytes)
+        return TextFile(file, unit=self.options.text_unit, block_bytes=self.block_bytes)
 
 
 _PACKED_FOLDER = "a packed dataset already; open it with nopad.open_packed, or give its source"

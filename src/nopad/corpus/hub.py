@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from nopad.corpus.network import NOT_REACHED, hub_in_reach
 from nopad.corpus.objects import DatasetSource
-from nopad.corpus.selection import Reading
+from nopad.corpus.options import ReaderOptions
 from nopad.errors import MissingExtraError, SourceError
 
 __all__ = ["HUB", "load_hub"]
@@ -16,7 +16,7 @@ __all__ = ["HUB", "load_hub"]
 HUB = "hf:"
 
 
-def load_hub(spec: str, how: Reading) -> DatasetSource:
+def load_hub(spec: str, options: ReaderOptions) -> DatasetSource:
     """Load a dataset by name; the split is "train" where none is named.
 
     Raises:
@@ -40,4 +40,4 @@ def load_hub(spec: str, how: Reading) -> DatasetSource:
                 f"{spec}: could not be had from the Hugging Face hub ({reason if online else NOT_REACHED}); "
                 "check the name and the network, or give files"
             ) from error
-    return DatasetSource(loaded, how, name=spec)
+    return DatasetSource(loaded, options, name=spec)

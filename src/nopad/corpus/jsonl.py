@@ -21,9 +21,10 @@ import pyarrow as pa
 
 from nopad.corpus.inputs import InputFile, not_utf8
 from nopad.corpus.objects import schema_of, to_batch
+from nopad.corpus.options import ReaderOptions
 from nopad.corpus.records import BadRecord, Kind, Record, Records, ids_record, shown, text_run
 from nopad.corpus.rows import decode_rows
-from nopad.corpus.selection import Reading, Selection, select
+from nopad.corpus.selection import Selection, select
 from nopad.corpus.source import BLOCK_BYTES, Block, Decoder, Source
 from nopad.errors import SourceError
 
@@ -40,17 +41,17 @@ class Field:
 
 
 class JsonlFile(Source):
-    """One JSON Lines file; its first objects decide what is read where `how` leaves it open.
+    """One JSON Lines file; its first objects decide what is read where `options` leaves it open.
 
     `kind` is None only when no line of the file is a JSON object. Raises SourceError when the first object has no field
     to read, or when what is to ride along is not there.
     """
 
-    def __init__(self, file: InputFile, *, how: Reading | None = None, block_bytes: int = BLOCK_BYTES):
-        how = how or Reading()
+    def __init__(self, file: InputFile, *, options: ReaderOptions | None = None, block_bytes: int = BLOCK_BYTES):
+        options = options or ReaderOptions()
         self._file = file
         self._block_bytes = block_bytes
-        self._field = _named_field(how) or detect_field(file)
+        self._field = _named_field(options) or detect_field(file)
         self.kind = self._field.kind if self._field else None
         self.total_bytes = None if file.compression else file.size
         self._selection: Selection | None = None  # where more than the content is read
@@ -59,7 +60,7 @@ class JsonlFile(Source):
         if self._field and typical:
             line = typical[0][0]
             name, is_text = self._field.name, self._field.kind == "text"
-            named = replace(how, text_field=name if is_text else None, ids_field=None if is_text else name)
+            named = replace(options, text_field=name if is_text else None, ids_field=None if is_text else name)
             schema = schema_of([item for _, item in typical])
             selection = select(schema, named, f"{file.path}, line {line}")
             self.carried, self.left_out, self.mask = selection.carried, selection.left_out, selection.mask
@@ -82,10 +83,10 @@ class JsonlFile(Source):
         return [(self._file.name, self._file.size)]
 
 
-def _named_field(how: Reading) -> Field | None:
-    if how.ids_field is not None:
-        return Field(name=how.ids_field, kind="ids")
-    return Field(name=how.text_field, kind="text") if how.text_field is not None else None
+def _named_field(options: ReaderOptions) -> Field | None:
+    if options.ids_field is not None:
+        return Field(name=options.ids_field, kind="ids")
+    return Field(name=options.text_field, kind="text") if options.text_field is not None else None
 
 
 def detect_field(file: InputFile) -> Field | None:

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from nopad.corpus.options import ReaderOptions
 from nopad.corpus.records import shown
 from nopad.corpus.rows import decode_rows
-from nopad.corpus.selection import Reading, Selection, is_list, is_string
+from nopad.corpus.selection import Selection, is_list, is_string
 from nopad.corpus.source import Block
 from nopad.corpus.tables import TableSource
 from nopad.errors import SourceError
@@ -29,7 +30,9 @@ class DatasetSource(TableSource):
         SourceError: it is a dict of splits, or has a transform, which is Python code that only its own reader runs.
     """
 
-    def __init__(self, dataset: Any, how: Reading | None = None, *, name: str = "dataset", rows: int = 1000) -> None:
+    def __init__(
+        self, dataset: Any, options: ReaderOptions | None = None, *, name: str = "dataset", rows: int = 1000
+    ) -> None:
         """Look at the columns; an iterable dataset without features gives its first rows for that."""
         if isinstance(dataset, Mapping):
             raise SourceError(f"{name}: a DatasetDict of several splits ({', '.join(dataset)}); give one of them")
@@ -39,12 +42,12 @@ class DatasetSource(TableSource):
         self._dicts: DictSource | None = None
         if dataset.features is None:
             plain = dataset.with_format(None)
-            self._dicts = DictSource(lambda: iter(plain), how, name=name, rows=rows)
+            self._dicts = DictSource(lambda: iter(plain), options, name=name, rows=rows)
             schema = self._dicts.schema
         else:
             names = (getattr(dataset, "format", None) or {}).get("columns") or list(dataset.features)
             schema = pa.schema([field for field in dataset.features.arrow_schema if field.name in names])
-        super().__init__(name, name, schema, how or Reading())
+        super().__init__(name, name, schema, options or ReaderOptions())
 
     def blocks(self) -> Iterator[Block]:
         """One block per batch."""
@@ -100,7 +103,7 @@ class DictSource(TableSource):
     def __init__(
         self,
         items: Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]],
-        how: Reading | None = None,
+        options: ReaderOptions | None = None,
         *,
         name: str = "memory",
         rows: int = 1000,
@@ -116,7 +119,7 @@ class DictSource(TableSource):
         self.schema = schema_of(first)
         if isinstance(items, Iterator):
             self._once = _again(first, chunks)
-        super().__init__(name, name, self.schema, how or Reading())
+        super().__init__(name, name, self.schema, options or ReaderOptions())
 
     def _chunks(self, name: str) -> Iterator[list[Mapping[str, Any]]]:
         chunk: list[Mapping[str, Any]] = []

@@ -1,18 +1,71 @@
-"""What a corpus pipeline is told (`CorpusOptions`) and what it reports (`Counts`)."""
+"""What is read of a corpus (`ReaderOptions`), what its records become (`CorpusOptions`), what did (`Counts`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from nopad.corpus.records import MAX_ID
-from nopad.corpus.tokenizer import Tokenizer
 from nopad.errors import FormatError, OptionError
 
+if TYPE_CHECKING:
+    from nopad.corpus.tokenizer import Tokenizer
+
+TextUnit = Literal["file", "line"]
 OverLong = Literal["error", "truncate", "split", "drop"]
 Empty = Literal["skip", "error"]
 OnBadRecord = Literal["error", "skip"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderOptions:
+    """What is read of files, tables and objects. Raises OptionError for any other value, and where two say otherwise.
+
+    `text_unit`: one document of a text file is the whole file, or each line. `text_field`, `ids_field`: the column, or
+    the field of an object, that holds text, or ready-made ids; None, None: ``input_ids`` where there is one, else
+    ``text``. `carry`: names of columns that ride along; "auto": all that can, beside ready-made ids; none, beside text.
+    `mask_field`: which marks padding with 0; "auto": ``attention_mask`` where there is one; None: none does. `pad_id`:
+    cut off runs of this id at both ends.
+
+    With the same bytes, other options are another source: a job that was started with others is not resumed.
+    """
+
+    text_unit: TextUnit = "file"
+    text_field: str | None = None
+    ids_field: str | None = None
+    carry: Sequence[str] | Literal["auto"] = "auto"
+    mask_field: str | None = "auto"
+    pad_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.text_unit not in get_args(TextUnit):
+            raise OptionError(f"text_unit is {self.text_unit!r}; it must be 'file' or 'line'")
+        for name in ("text_field", "ids_field", "mask_field"):
+            value = getattr(self, name)
+            if not isinstance(value, str | None):
+                raise OptionError(f"{name} is {value!r}; it must be the name of a column, or None")
+        if self.text_field is not None and self.ids_field is not None:
+            raise OptionError(
+                f"text_field {self.text_field!r} and ids_field {self.ids_field!r} exclude each other; give one of them"
+            )
+        if self.carry != "auto":
+            if isinstance(self.carry, str) or not all(isinstance(name, str) for name in self.carry):
+                raise OptionError(f"carry is {self.carry!r}; it must be a list of names of columns, or 'auto'")
+            object.__setattr__(self, "carry", tuple(self.carry))
+        if self.pad_id is not None and not (type(self.pad_id) is int and 0 <= self.pad_id <= MAX_ID):
+            raise OptionError(f"pad_id is {self.pad_id!r}; it must be an integer from 0 to {MAX_ID}")
+        if self.pad_id is not None and self.mask_field not in ("auto", None):
+            raise OptionError("mask_field and pad_id exclude each other; give one of them")
+
+    def settings(self) -> dict[str, Any]:
+        """All of it, JSON-ready, for a manifest."""
+        return {**asdict(self), "carry": self.carry if self.carry == "auto" else list(self.carry)}
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> ReaderOptions:
+        """The inverse of `settings`, which may have other keys too; what it lacks is as it is where nobody gives it."""
+        return cls(**{field.name: settings[field.name] for field in fields(cls) if field.name in settings})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +97,7 @@ class CorpusOptions:
             if value not in values:
                 raise OptionError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, values))}")
 
-    def room(self, tokenizer: Tokenizer | None) -> int:
+    def content_capacity(self, tokenizer: Tokenizer | None) -> int:
         """Content tokens that fit beside the special tokens of `tokenizer` (None: ready-made ids).
 
         Raises OptionError when there is room for none.
@@ -67,8 +120,9 @@ class Counts:
     """What became of the records; `a + b` is what reading both in one go would have counted.
 
     `records`: all of them, skipped ones included (empty lines of a JSONL file are none). `sequences`, `tokens`: what
-    came out, special tokens included. `truncated`, `split`, `dropped`: records longer than `CorpusOptions.room`, by
-    policy; `*_tokens` of these: content tokens that did not come out. `empty_skipped`, `bad_skipped`: records.
+    came out, special tokens included. `truncated`, `split`, `dropped`: records with more tokens than
+    `CorpusOptions.content_capacity`, by policy; `*_tokens` of these: content tokens that did not come out.
+    `empty_skipped`, `bad_skipped`: records.
     `stripped`: records that came padded, `stripped_tokens`: their padding, which is no content. Of a dataset made of a
     part of a source: `other_split`: records in the other dataset, held out or not; `left_by_weight`: records in none,
     so that the sources have their weights; `*_tokens` of these: theirs, special tokens included.

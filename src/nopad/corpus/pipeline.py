@@ -101,7 +101,7 @@ def sequences(
     record in order that the options do not allow, SourceError when text and ids are mixed or reading fails, OptionError
     when text comes without a tokenizer; and OptionError at once when the capacity holds no content.
     """
-    options.room(tokenizer)
+    options.content_capacity(tokenizer)
     return _groups(blocks, tokenizer, options, first_record, group_bytes)
 
 
@@ -222,7 +222,7 @@ def _finish(gathered: _Gathered, wait: _Content, tokenizer: Tokenizer | None, op
     content = wait()
     lengths = content.seq_lengths.astype(np.int64)
     tokenizer = tokenizer if gathered.is_text else None
-    room, special = options.room(tokenizer), options.special(tokenizer)
+    room, special = options.content_capacity(tokenizer), options.special(tokenizer)
     _check_lengths(gathered, lengths, room, special, options)
     if gathered.failure:
         raise gathered.failure

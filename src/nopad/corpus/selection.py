@@ -7,55 +7,22 @@ made of.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from nopad.corpus.records import MAX_ID, Carried, Kind, shown
-from nopad.errors import OptionError, SourceError
+from nopad.corpus.options import ReaderOptions
+from nopad.corpus.records import Carried, Kind, shown
+from nopad.errors import SourceError
 
-__all__ = ["Reading", "Selection", "is_list", "is_string", "select"]
+__all__ = ["Selection", "is_list", "is_string", "select"]
 
 MASK = "attention_mask"
 # what nopad itself writes
 OWN = ("seq_lengths", "seq_index", "seq_start", "seq_source")
 RESERVED = ("input_ids", *OWN)
 FORMAT_KEY = b"nopad.format"  # in the metadata of every table that nopad writes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """What the user says about the columns of tables and the fields of objects.
-
-    Attributes:
-        text_field, ids_field: which holds text, or ready-made ids; None, None: ``input_ids`` where there is one, else
-            ``text``.
-        carry: names of columns that ride along; "auto": all that can, beside ready-made ids; none, beside text.
-        mask_field: which marks padding with 0; "auto": ``attention_mask`` where there is one; None: none does.
-        pad_id: cut off runs of this id at both ends.
-    """
-
-    text_field: str | None = None
-    ids_field: str | None = None
-    carry: tuple[str, ...] | Literal["auto"] = "auto"
-    mask_field: str | None = "auto"
-    pad_id: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.text_field is not None and self.ids_field is not None:
-            raise OptionError(
-                f"text_field {self.text_field!r} and ids_field {self.ids_field!r} exclude each other; give one of them"
-            )
-        if self.pad_id is not None and not (type(self.pad_id) is int and 0 <= self.pad_id <= MAX_ID):
-            raise OptionError(f"pad_id is {self.pad_id!r}; it must be an integer from 0 to {MAX_ID}")
-        if self.pad_id is not None and self.mask_field not in ("auto", None):
-            raise OptionError("mask_field and pad_id exclude each other; give one of them")
-
-    def settings(self) -> dict[str, Any]:
-        """Return all of it, JSON-ready: with the same bytes, another reading is another source."""
-        carry = self.carry if self.carry == "auto" else list(self.carry)
-        return {**asdict(self), "carry": carry}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +74,7 @@ _PACKED = (
 )
 
 
-def select(schema: pa.Schema, reading: Reading, place: str) -> Selection:
+def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
     """Choose the columns of a table.
 
     Raises:
@@ -116,35 +83,35 @@ def select(schema: pa.Schema, reading: Reading, place: str) -> Selection:
 
     >>> ids = pa.list_(pa.int64())
     >>> schema = pa.schema({"input_ids": ids, "attention_mask": ids, "label": pa.int64()})
-    >>> chosen = select(schema, Reading(), "a.parquet")
+    >>> chosen = select(schema, ReaderOptions(), "a.parquet")
     >>> chosen.content, chosen.mask, chosen.carried
     ('input_ids', 'attention_mask', (Carried(name='label', per='sequence', type='int64'),))
     """
     if FORMAT_KEY in (schema.metadata or {}):
         raise SourceError(f"{place}: {_PACKED}")
-    content, kind = _content(schema, reading, place)
+    content, kind = _content(schema, options, place)
     mask = None
-    if kind == "ids" and reading.pad_id is None and reading.mask_field is not None:
-        mask = _mask(schema, reading.mask_field, place)
+    if kind == "ids" and options.pad_id is None and options.mask_field is not None:
+        mask = _mask(schema, options.mask_field, place)
     others = [name for name in schema.names if name not in (content, mask)]
-    asked = [] if reading.carry == "auto" else [_asked(schema, name, kind, content, place) for name in reading.carry]
+    asked = [] if options.carry == "auto" else [_asked(schema, name, kind, content, place) for name in options.carry]
     lengths = [field.type for field in schema if field.name == "seq_lengths"]
     if kind == "ids" and any(map(is_list, lengths)):  # rewritten by another tool, or packed by another
         raise SourceError(f"{place}: {_PACKED}")
-    if reading.carry == "auto" and kind == "ids":
+    if options.carry == "auto" and kind == "ids":
         carried = [c for name in others if (c := _found(schema, name, place)) and name not in RESERVED]
     else:
         carried = asked
     names = {column.name for column in carried}
     watched: Literal["all", "mask", "none"] = "none"
     if kind == "ids":
-        by_mask = reading.pad_id is None and reading.mask_field == "auto"
-        watched = "all" if reading.carry == "auto" else "mask" if by_mask else "none"
+        by_mask = options.pad_id is None and options.mask_field == "auto"
+        watched = "all" if options.carry == "auto" else "mask" if by_mask else "none"
     return Selection(
         content=content,
         kind=kind,
         mask=mask,
-        pad_id=reading.pad_id if kind == "ids" else None,
+        pad_id=options.pad_id if kind == "ids" else None,
         carried=tuple(carried),
         left_out=tuple(name for name in others if name not in names),
         known=frozenset(schema.names),
@@ -152,9 +119,9 @@ def select(schema: pa.Schema, reading: Reading, place: str) -> Selection:
     )
 
 
-def _content(schema: pa.Schema, reading: Reading, place: str) -> tuple[str, Kind]:
+def _content(schema: pa.Schema, options: ReaderOptions, place: str) -> tuple[str, Kind]:
     """Find the column of text or ids, and check its type."""
-    name = reading.ids_field or reading.text_field
+    name = options.ids_field or options.text_field
     if name is None:
         name = next((n for n in ("input_ids", "text") if n in schema.names), None)
         if name is None:
@@ -163,7 +130,7 @@ def _content(schema: pa.Schema, reading: Reading, place: str) -> tuple[str, Kind
                 "choose one with --text-field or --ids-field"
             )
     _check_once(schema, name, place)
-    kind: Kind = "text" if name == reading.text_field or (name == "text" and not reading.ids_field) else "ids"
+    kind: Kind = "text" if name == options.text_field or (name == "text" and not options.ids_field) else "ids"
     found = schema.field(name).type
     fits = is_string(found) if kind == "text" else is_list(found) and pa.types.is_integer(found.value_type)
     if not fits:

@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 
 from nopad.corpus.batches import checked, cut, rows_of
 from nopad.corpus.inputs import InputFile
+from nopad.corpus.options import ReaderOptions
 from nopad.corpus.rows import decode_rows
-from nopad.corpus.selection import Reading, Selection, select
+from nopad.corpus.selection import Selection, select
 from nopad.corpus.source import BLOCK_BYTES, Block, Source
 from nopad.errors import NopadError, SourceError
 
@@ -36,12 +37,12 @@ class TableSource(Source):
         SourceError: a column that is wanted is missing, or of a type that cannot be read.
     """
 
-    def __init__(self, name: str, path: str, schema: pa.Schema, how: Reading) -> None:
+    def __init__(self, name: str, path: str, schema: pa.Schema, options: ReaderOptions) -> None:
         """Choose the columns."""
         self._name = name
         self._path = path
-        self._how = how
-        self.selection: Selection = select(schema, how, path)
+        self._options = options
+        self.selection: Selection = select(schema, options, path)
         self._columns = pa.schema([schema.field(name) for name in self.selection.columns])
         self.kind = self.selection.kind
         self.carried = self.selection.carried
@@ -57,8 +58,8 @@ class TableSource(Source):
         yield batch
 
     def settings(self) -> dict[str, Any]:
-        """Which columns are read, and how."""
-        return self._how.settings()
+        """Which columns are read, and options."""
+        return self._options.settings()
 
     def blocks(self) -> Iterator[Block]:
         """One block per batch."""
@@ -73,14 +74,14 @@ class TableSource(Source):
 class ParquetFile(TableSource):
     """One Parquet file. Its footer is read when it is opened; a file cut short is found there."""
 
-    def __init__(self, file: InputFile, how: Reading, *, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(self, file: InputFile, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
         """Read the footer."""
         self._file = file
         self._block_bytes = block_bytes
         with file.random() as opened, _library_errors(file, "Parquet"):
             self._metadata = pq.read_metadata(opened)
             schema = self._metadata.schema.to_arrow_schema()
-        super().__init__(file.name, str(file.path), schema, how)
+        super().__init__(file.name, str(file.path), schema, options)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Row groups, cut into batches of about `block_bytes`."""
@@ -107,13 +108,13 @@ class ParquetFile(TableSource):
 class ArrowFile(TableSource):
     """One Arrow (Feather) file, or a stream as `datasets` saves it."""
 
-    def __init__(self, file: InputFile, how: Reading, *, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(self, file: InputFile, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
         """Read the schema."""
         self._file = file
         self._block_bytes = block_bytes
         with file.random() as opened, _library_errors(file, "Arrow"):
             schema = _opened(opened).schema
-        super().__init__(file.name, str(file.path), schema, how)
+        super().__init__(file.name, str(file.path), schema, options)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The file's own batches."""

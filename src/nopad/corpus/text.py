@@ -8,14 +8,12 @@ is read, and tokenised on one core, as a whole; a file above `DOCUMENT_BYTES` is
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 from nopad.corpus.inputs import InputFile, not_utf8
+from nopad.corpus.options import TextUnit
 from nopad.corpus.records import DOCUMENT_BYTES, TOO_LONG, BadRecord, Kind, Record
 from nopad.corpus.source import BLOCK_BYTES, Block, Source
 from nopad.errors import SourceError
-
-TextUnit = Literal["file", "line"]
 
 BYTE_ORDER_MARK = "\ufeff"
 

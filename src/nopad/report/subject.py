@@ -19,12 +19,14 @@ from nopad.errors import FormatError, OptionError
 from nopad.histogram import Histogram, read_histogram
 from nopad.planning import Plan, plan
 from nopad.planning.comparison import DEPTHS, compare
+from nopad.planning.front import complete_options
+from nopad.report.command import option_words, pack_command
 from nopad.store import Manifest, PackedRow, open_packed
 from nopad.store.manifest import PLAN
 
 __all__ = ["Subject", "read_subject"]
 
-ALGORITHMS = ("auto", "lpfhp", "spfhp")
+COMPARED = ("auto", "lpfhp", "spfhp")
 SHOWN_PACKS = 120
 SHOWN_SEQUENCES = 4000
 
@@ -41,7 +43,7 @@ class Subject:
         packs: a sample; each pack as (length, which record or "") pairs.
         outcome: what became of the records, (what, how many) pairs; empty where there were none.
         facts: fingerprints and versions, (name, value) pairs.
-        command: that makes it again, with INPUT for what is not known.
+        command: that makes it again, with INPUT and TOKENIZER for what is known by its SHA-256 only.
         sources: what the manifest says of each named source.
         split: "train" or "validation" where a share was held out.
     """
@@ -105,7 +107,7 @@ def read_subject(path: Path, *, comparison: Sequence[Mapping[str, Any]] | None =
         except FormatError as error:
             raise FormatError(f"{path} is neither a plan ({not_a_plan}) nor a histogram ({error})") from error
         return _histogram(path, histogram, capacity)
-    comparison = compare(made.histogram, made.histogram, made.capacity, ALGORITHMS, DEPTHS)
+    comparison = compare(made.histogram, made.histogram, made.capacity, COMPARED, DEPTHS)
     return Subject(
         name=path.name.removesuffix(".json").removesuffix(".plan"),
         kind="plan",
@@ -128,7 +130,7 @@ def _histogram(path: Path, histogram: Histogram, capacity: int | None) -> Subjec
         name=path.stem,
         kind="histogram",
         plan=made,
-        comparison=compare(histogram, histogram, capacity, ALGORITHMS, DEPTHS),
+        comparison=compare(histogram, histogram, capacity, COMPARED, DEPTHS),
         packs=_strategies(made),
         facts=[("histogram, SHA-256", histogram.fingerprint)],
         command=shlex.join(["nopad", "plan", path.name, *_plan_arguments(made)]),
@@ -157,7 +159,7 @@ def _dataset(path: Path, comparison: Sequence[Mapping[str, Any]] | None) -> Subj
         name=f"{path.resolve().parent.name}/{path.name}" if split else path.name,
         kind="dataset",
         plan=made,
-        comparison=comparison or compare(made.histogram, made.histogram, made.capacity, ALGORITHMS, DEPTHS),
+        comparison=comparison or compare(made.histogram, made.histogram, made.capacity, COMPARED, DEPTHS),
         packs=_real_packs(path, manifest),
         outcome=[(what, count) for what, count in named.items() if count],
         facts=[
@@ -167,45 +169,20 @@ def _dataset(path: Path, comparison: Sequence[Mapping[str, Any]] | None) -> Subj
             ("columns", ", ".join(manifest.columns) or "none: an index beside its source"),
             ("made with", ", ".join(f"{name} {version}" for name, version in manifest.tool_versions.items())),
         ],
-        command=_pack_command(manifest, path.resolve().parent.name if split else path.name),
+        command=pack_command(manifest, path.resolve().parent.name if split else path.name),
         notes=made.notes,
         sources=manifest.sources,
         split=split,
     )
 
 
-def _pack_command(manifest: Manifest, out: str) -> str:
-    """Return the command that makes a dataset again; where its source lies is not stored."""
-    given: dict[str, Any] = {"--capacity": manifest.capacity, "--seed": manifest.seed or None}
-    given |= {"--depth": manifest.depth, "--order": manifest.order if manifest.order != "random" else None}
-    given["--algorithm"] = manifest.algorithm if manifest.algorithm != "auto" else None
-    defaults = {
-        "over_long": "error",
-        "empty": "skip",
-        "on_bad_record": "error",
-        "text_unit": "file",
-    }
-    names = (*defaults, "text_field", "ids_field", "mask_field", "pad_id", "vocab_size", "arrival_window", "validation")
-    for name in names:
-        value = manifest.options.get(name, defaults.get(name))
-        if value not in (defaults.get(name), "auto"):
-            given[f"--{name.replace('_', '-')}"] = "none" if value is None else value
-    inputs = [f"{part['name']}=INPUT" for part in manifest.sources] or ["INPUT"]
-    words = ["nopad", "pack", *inputs, "-o", out]
-    words += [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    for name, weight in (manifest.options.get("weights") or {}).items():
-        words += ["--weight", f"{name}={weight:g}"]
-    carry = manifest.options.get("carry", "auto")
-    for name in [] if carry == "auto" else carry or ["none"]:
-        words += ["--carry", name]
-    if not manifest.options["special_tokens"]:
-        words.append("--no-special-tokens")
-    return shlex.join([*words, *(["--index-only"] if manifest.kind == "index" else [])])
-
-
 def _plan_arguments(made: Plan) -> list[str]:
     depth = "none" if made.depth is None else str(made.depth)
-    return ["--capacity", str(made.capacity), "--algorithm", made.algorithm, "--depth", depth]
+    words = ["--capacity", str(made.capacity), "--algorithm", made.algorithm, "--depth", depth]
+    own, conditions = complete_options(made.algorithm, {})
+    usual = {**own, **conditions}
+    asked = {name: value for name, value in made.options.items() if value != usual[name]}
+    return [*words, *option_words(asked)]
 
 
 def _plan_facts(made: Plan) -> list[tuple[str, str]]:

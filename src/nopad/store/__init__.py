@@ -5,16 +5,16 @@ from nopad.store.job import pack_corpus
 from nopad.store.manifest import Manifest, Shard
 from nopad.store.monitor import Monitor, Silent
 from nopad.store.options import PackOptions
-from nopad.store.reader import Block, PackedDataset, PackedRow, open_packed
+from nopad.store.reader import PackedDataset, PackedRow, RowGroup, open_packed
 from nopad.store.verification import verify
 
 __all__ = [
-    "Block",
     "Manifest",
     "Monitor",
     "PackOptions",
     "PackedDataset",
     "PackedRow",
+    "RowGroup",
     "Shard",
     "Silent",
     "open_packed",

@@ -18,7 +18,7 @@ from nopad.store.index import selection, write_index
 from nopad.store.manifest import PLAN, Manifest, Shard
 from nopad.store.monitor import Monitor
 from nopad.store.options import PackOptions
-from nopad.store.shards import Layout, schema_of, write_shards
+from nopad.store.shards import ShardLayout, schema_of, write_shards
 from nopad.store.workspace import Workspace
 
 __all__ = ["Builder"]
@@ -53,7 +53,7 @@ class Builder:
         finished = self.workspace.finished_files(self.origin)
         made, packs = self._plan_and_assign(sequences, PLAN in finished)
         packs = replace(packs, selection=selection(known["counts"], known["tokenizer"]))
-        layout = Layout.of(len(packs), self.capacity, self.packing.shard_tokens)
+        layout = ShardLayout.of(len(packs), self.capacity, self.packing.shard_tokens)
         shards = self._write(packs, sequences, layout, finished)
         return self._publish(made, sequences, layout, shards, known)
 
@@ -91,7 +91,7 @@ class Builder:
         return summarise(packs, sequences.seq_lengths, algorithm=algorithm, options={**own, **conditions}, notes=notes)
 
     def _write(
-        self, packs: Packs, sequences: Sequences, layout: Layout, finished: Mapping[str, Mapping[str, Any]]
+        self, packs: Packs, sequences: Sequences, layout: ShardLayout, finished: Mapping[str, Mapping[str, Any]]
     ) -> tuple[Shard, ...]:
         """Write the shards that are not finished yet, or the index."""
         work = self.workspace.work
@@ -119,7 +119,7 @@ class Builder:
         )
 
     def _publish(
-        self, made: Plan, sequences: Sequences, layout: Layout, shards: tuple[Shard, ...], known: Mapping[str, Any]
+        self, made: Plan, sequences: Sequences, layout: ShardLayout, shards: tuple[Shard, ...], known: Mapping[str, Any]
     ) -> Manifest:
         """Move the finished files into place and write the manifest last."""
         from nopad.store import _kernels

@@ -22,8 +22,8 @@ from nopad.errors import CorruptError
 from nopad.files import sha256_file
 from nopad.packs import Packs
 from nopad.sequences import Sequences
-from nopad.store.blocks import Block
 from nopad.store.manifest import Manifest, Shard
+from nopad.store.row_groups import RowGroup
 
 __all__ = ["PACKS", "SEQUENCES", "Index", "read_index", "selection", "write_index"]
 
@@ -98,7 +98,7 @@ class Index:
     start: NDArray[np.int64] | None = None
     source: NDArray[np.int32] | None = None
 
-    def block(self, first: int, last: int) -> Block:
+    def row_group(self, first: int, last: int) -> RowGroup:
         """Cut some packs out."""
         chosen = self.packs[first:last]
         sequence = chosen.sequence
@@ -109,7 +109,7 @@ class Index:
         if self.source is not None:
             values["seq_source"] = self.source[sequence]
         sequences = Sequences(seq_lengths=self.lengths[sequence].astype(np.int32), values=values)
-        return Block(chosen.indptr, np.zeros(len(chosen) + 1, dtype=np.int64), sequences)
+        return RowGroup(chosen.indptr, np.zeros(len(chosen) + 1, dtype=np.int64), sequences)
 
 
 def read_index(folder: Path, m: Manifest) -> Index:

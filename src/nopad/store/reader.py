@@ -1,11 +1,11 @@
 """Read a packed dataset: any pack by its number, all in order, or all in an order of your own.
 
-A block is a row group: decoded whole, cached, and read ahead by Arrow's threads while iterating, so a pass runs at
-the speed of Parquet decoding. Random access costs one block (about 2^18 tokens) when it is not cached, a slice when it
-is. Files are opened when they are needed. Every block is held against the manifest before anybody sees it, so a file
-that is missing, damaged, or written by something else is a `CorruptError` and never fewer packs. Framework-neutral: a
-row is flat NumPy arrays, and `PackedDataset` has what map-style loaders ask for (``__len__``, ``__getitem__``,
-picklable for workers) without importing any of them.
+Row groups are decoded whole, cached, and read ahead by Arrow's threads while iterating, so a pass runs at the speed of
+Parquet decoding. Random access costs one row group (about 2^18 tokens) when it is not cached, a slice when it is. Files
+are opened when they are needed. Every row group is held against the manifest before anybody sees it, so a file that is
+missing, damaged, or written by something else is a `CorruptError` and never fewer packs. Framework-neutral: a row is
+flat NumPy arrays, and `PackedDataset` has what map-style loaders ask for (``__len__``, ``__getitem__``, picklable for
+workers) without importing any of them.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from numpy.typing import ArrayLike, NDArray
 from nopad import random
 from nopad.errors import CorruptError
 from nopad.packs import index_dtype
-from nopad.store.blocks import Block, PackedRow, block_problems
 from nopad.store.index import Index, read_index
 from nopad.store.manifest import Manifest
+from nopad.store.row_groups import PackedRow, RowGroup, row_group_problems
 from nopad.store.shard_files import ShardFiles
 
-__all__ = ["Block", "PackedDataset", "PackedRow", "open_packed"]
+__all__ = ["PackedDataset", "PackedRow", "RowGroup", "open_packed"]
 
-_LOOK_EVERY = 64  # decoded blocks: how often it is asked whether rows are read at random
-_FEW = 2  # rows of each decoded block
+_LOOK_EVERY = 64  # decoded row groups: how often it is asked whether rows are read at random
+_FEW = 2  # rows of each decoded row group
 
 
-def open_packed(path: str | Path, *, cached_blocks: int = 16) -> PackedDataset:
-    """Open a packed or index-only dataset folder; at most `cached_blocks` decoded blocks (about 1 MiB each) are kept.
+def open_packed(path: str | Path, *, cached_row_groups: int = 16) -> PackedDataset:
+    """Open a packed or index-only dataset folder; the last `cached_row_groups` (about 1 MiB each) are kept decoded.
 
     Nothing but the manifest is read before the first pack is. Reading checks pages by their checksums and packs by
     their lengths, not files by their SHA-256: `nopad.verify` does.
@@ -46,7 +46,7 @@ def open_packed(path: str | Path, *, cached_blocks: int = 16) -> PackedDataset:
         FormatError: the folder is no packed dataset, or of an unknown format version.
         CorruptError: its job has not finished, or its manifest is damaged.
     """
-    return PackedDataset(path, cached_blocks=cached_blocks)
+    return PackedDataset(path, cached_row_groups=cached_row_groups)
 
 
 class PackedDataset:
@@ -57,21 +57,21 @@ class PackedDataset:
         manifest: the content of ``nopad.json``.
     """
 
-    def __init__(self, path: str | Path, *, cached_blocks: int = 16) -> None:
-        """Open `path`; at most `cached_blocks` decoded blocks (about 1 MiB each) are kept."""
+    def __init__(self, path: str | Path, *, cached_row_groups: int = 16) -> None:
+        """Open `path`; at most `cached_row_groups` decoded row groups (about 1 MiB each) are kept."""
         self.path = Path(path).absolute()  # pyarrow takes a relative one such as run-12:30 for a URL
         self.manifest = Manifest.load(path)
-        self._cached_blocks = cached_blocks
+        self._cached_row_groups = cached_row_groups
         m = self.manifest
         packs_of = [m.packs] if m.kind == "index" else [shard.packs for shard in m.shards]
-        # (file, first pack) of every block: row groups have the same number of packs but for the last of a file.
+        # (file, first pack) of every row group: they have the same number of packs but for the last of a file.
         self._first_pack_of_file = [0, *accumulate(packs_of)]
         groups = [-(-packs // m.rows_per_group) for packs in packs_of]
-        self._first_block_of_file = [0, *accumulate(groups)]
+        self._first_of_file = [0, *accumulate(groups)]
         self._reset()
 
     def _reset(self) -> None:
-        self._cache: OrderedDict[int, Block] = OrderedDict()
+        self._cache: OrderedDict[int, RowGroup] = OrderedDict()
         self._lock = threading.Lock()
         self._files = ShardFiles(self.path, self.manifest)
         self._index: Index | None = None
@@ -79,7 +79,7 @@ class PackedDataset:
         self._warned = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave open files and decoded blocks behind: a worker opens its own."""
+        """Leave open files and decoded row groups behind: a worker opens its own."""
         private = {"_cache", "_lock", "_files", "_index"}
         return {name: value for name, value in vars(self).items() if name not in private}
 
@@ -93,9 +93,9 @@ class PackedDataset:
         return self.manifest.packs
 
     @property
-    def blocks(self) -> int:
-        """Number of blocks (row groups)."""
-        return self._first_block_of_file[-1]
+    def row_groups(self) -> int:
+        """Number of row groups."""
+        return self._first_of_file[-1]
 
     @property
     def capacity(self) -> int:
@@ -119,20 +119,20 @@ class PackedDataset:
         at = int(at) % packs
         file = bisect_right(self._first_pack_of_file, at) - 1
         group, row = divmod(at - self._first_pack_of_file[file], self.manifest.rows_per_group)
-        block = self.block(self._first_block_of_file[file] + group)
+        row_group = self.row_group(self._first_of_file[file] + group)
         self._rows += 1
         if self._decoded >= _LOOK_EVERY:
             self._look_for_random_reads()
-        return PackedRow(block, row)
+        return PackedRow(row_group, row)
 
     def _look_for_random_reads(self) -> None:
-        """Warn once where most rows cost the decoding of a whole block."""
+        """Warn once where most rows cost the decoding of a whole row group."""
         rows, self._rows, decoded, self._decoded = self._rows, 0, self._decoded, 0
         if self._warned or rows >= _FEW * decoded or self.manifest.rows_per_group <= _FEW:
             return
         self._warned = True
         warnings.warn(
-            f"packs are read at random: the last {rows:,} of them cost the decoding of {decoded:,} blocks of "
+            f"packs are read at random: the last {rows:,} of them cost the decoding of {decoded:,} row groups of "
             f"{self.manifest.rows_per_group:,} packs, a hundred times what it costs in order. Read "
             "dataset.read(dataset.order(seed, epoch)) instead, or give that order to your loader as its sampler; or "
             "read in order (shuffle=False): packs are stored in random order unless they were packed with another",
@@ -146,11 +146,11 @@ class PackedDataset:
 
     def __iter__(self) -> Iterator[PackedRow]:
         """Iterate over all packs in stored order, reading ahead."""
-        for block in self.iter_blocks(range(self.blocks)):
-            yield from map(PackedRow, repeat(block), range(len(block)))
+        for row_group in self.iter_row_groups(range(self.row_groups)):
+            yield from map(PackedRow, repeat(row_group), range(len(row_group)))
 
     def order(self, seed: int, epoch: int = 0) -> NDArray[Any]:
-        """Return all pack numbers in a random order that is quick to read: blocks shuffled, and packs in each block.
+        """Return all pack numbers in a random order that is quick to read: shuffled row groups, and packs in each.
 
         A pure function of the dataset's layout, `seed` and `epoch` (see `nopad.random`): int32 (int64 from 2^31 packs
         on) ``[packs]``. What is left of an epoch after `n` packs is ``order(seed, epoch)[n:]``.
@@ -169,19 +169,19 @@ class PackedDataset:
         dtype = index_dtype(len(self))
         bounds = self._bounds().astype(dtype)
         numbers = np.arange(len(self), dtype=dtype)
-        keys = random.keys(np.arange(self.blocks), seed, random.STREAM_BLOCK_ORDER, epoch)
+        keys = random.keys(np.arange(self.row_groups), seed, random.STREAM_BLOCK_ORDER, epoch)
         _deal_kernels.shuffle_segments(numbers, bounds.astype(np.int64), keys)
-        blocks = np.arange(self.blocks)
-        _kernels.shuffle(blocks, np.uint64(random.key(seed, random.STREAM_BLOCK_ORDER, epoch)))
+        row_groups = np.arange(self.row_groups)
+        _kernels.shuffle(row_groups, np.uint64(random.key(seed, random.STREAM_BLOCK_ORDER, epoch)))
         out = np.empty_like(numbers)
-        _kernels.permute_packs(bounds, numbers, blocks, np.zeros(self.blocks + 1, dtype=dtype), out)
+        _kernels.permute_packs(bounds, numbers, row_groups, np.zeros(self.row_groups + 1, dtype=dtype), out)
         return out
 
     def read(self, numbers: ArrayLike) -> Iterator[PackedRow]:
         """Iterate over the packs of these numbers, in this order, reading ahead.
 
-        Each run of numbers of one block costs one decoding of it: an `order`, or any part of one, is read at the speed
-        of plain iteration.
+        Each run of numbers of one row group costs one decoding of it: an `order`, or any part of one, is read at the
+        speed of plain iteration.
 
         Raises:
             IndexError: there is no such pack.
@@ -196,23 +196,23 @@ class PackedDataset:
 
     def _read(self, wanted: NDArray[Any]) -> Iterator[PackedRow]:
         runs, ahead = tee(self._runs(wanted))
-        for (_, rows), block in zip(runs, self.iter_blocks(number for number, _ in ahead), strict=True):
-            yield from map(PackedRow, repeat(block), rows.tolist())
+        for (_, rows), row_group in zip(runs, self.iter_row_groups(number for number, _ in ahead), strict=True):
+            yield from map(PackedRow, repeat(row_group), rows.tolist())
 
     def _runs(self, wanted: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Yield (block, which of its packs) for each run of pack numbers that lie in one block."""
+        """Yield (row group, which of its packs) for each run of pack numbers that lie in one row group."""
         bounds, begin = self._bounds(), 0
         while begin < wanted.size:
-            block = int(np.searchsorted(bounds, wanted[begin], side="right")) - 1
-            first, last = int(bounds[block]), int(bounds[block + 1])
+            row_group = int(np.searchsorted(bounds, wanted[begin], side="right")) - 1
+            first, last = int(bounds[row_group]), int(bounds[row_group + 1])
             here = wanted[begin : begin + last - first]  # a longer run repeats packs: then it is read as two
             outside = np.flatnonzero((here < first) | (here >= last))
             rows = here[: int(outside[0])] if outside.size else here
-            yield block, rows - first
+            yield row_group, rows - first
             begin += rows.size
 
     def _bounds(self) -> NDArray[np.int64]:
-        """Where each block begins, in packs; ``[blocks + 1]``."""
+        """Where each row group begins, in packs; ``[row_groups + 1]``."""
         rows, parts = self.manifest.rows_per_group, []
         for begin, end in zip(self._first_pack_of_file, self._first_pack_of_file[1:], strict=False):
             parts.append(np.arange(begin, end, rows, dtype=np.int64))
@@ -244,28 +244,28 @@ class PackedDataset:
             raise CorruptError(f"{self.path} holds other sequences than its manifest states; see `nopad verify`")
         return indptr, lengths
 
-    def iter_blocks(self, numbers: Iterable[int]) -> Iterator[Block]:
-        """Iterate over whole blocks in this order; the fastest way to read everything.
+    def iter_row_groups(self, numbers: Iterable[int]) -> Iterator[RowGroup]:
+        """Iterate over whole row groups in this order; the fastest way to read everything.
 
         Raises:
             CorruptError: a shard is missing or damaged.
         """
         numbers, ahead = tee(numbers)
-        for number, block in zip(numbers, self.unchecked_blocks(ahead), strict=True):
-            yield self._checked(block, number)
+        for number, row_group in zip(numbers, self.unchecked_row_groups(ahead), strict=True):
+            yield self._checked(row_group, number)
 
-    def unchecked_blocks(self, numbers: Iterable[int]) -> Iterator[Block]:
-        """Iterate over blocks as they are decoded, wrong packs and all: for `nopad.verify`, which says what is wrong.
+    def unchecked_row_groups(self, numbers: Iterable[int]) -> Iterator[RowGroup]:
+        """Iterate over row groups as they are decoded, wrong packs and all: for `nopad.verify`, which says what is.
 
         Raises:
             CorruptError: a shard is missing, or cannot be decoded.
         """
         if self.manifest.kind == "index":
-            return map(self._index_block, numbers)
+            return map(self._index_row_group, numbers)
         return self._files.scan(self._place(number) for number in numbers)
 
-    def block(self, number: int) -> Block:
-        """Return one decoded block, from the cache when it is there.
+    def row_group(self, number: int) -> RowGroup:
+        """Return one decoded row group, from the cache when it is there.
 
         Raises:
             CorruptError: its file is missing or damaged.
@@ -276,35 +276,35 @@ class PackedDataset:
                 self._cache.move_to_end(number)
                 return found
         if self.manifest.kind == "index":
-            block = self._index_block(number)
+            row_group = self._index_row_group(number)
         else:
-            block = self._decode(number)
+            row_group = self._decode(number)
             self._decoded += 1
-        self._checked(block, number)
+        self._checked(row_group, number)
         with self._lock:
-            self._cache[number] = block
-            while len(self._cache) > self._cached_blocks:
+            self._cache[number] = row_group
+            while len(self._cache) > self._cached_row_groups:
                 self._cache.popitem(last=False)
-        return block
+        return row_group
 
-    def _decode(self, number: int) -> Block:
+    def _decode(self, number: int) -> RowGroup:
         return self._files.read(*self._place(number))
 
     def _place(self, number: int) -> tuple[int, int]:
-        """Return the file of a block, and its row group there."""
-        if not 0 <= number < self.blocks:
-            raise IndexError(f"block {number} of {self.blocks} blocks")
-        file = bisect_right(self._first_block_of_file, number) - 1
-        return file, number - self._first_block_of_file[file]
+        """Return the file of a row group, and its row group there."""
+        if not 0 <= number < self.row_groups:
+            raise IndexError(f"row group {number} of {self.row_groups} row groups")
+        file = bisect_right(self._first_of_file, number) - 1
+        return file, number - self._first_of_file[file]
 
-    def _checked(self, block: Block, number: int) -> Block:
-        """Return a block that is what the manifest says of it."""
+    def _checked(self, row_group: RowGroup, number: int) -> RowGroup:
+        """Return a row group that is what the manifest says of it."""
         file, group = self._place(number)
         first = self._first_pack_of_file[file] + group * self.manifest.rows_per_group
-        problems = block_problems(block, first, self.manifest)
+        problems = row_group_problems(row_group, first, self.manifest)
         if problems:
             raise CorruptError(f"{self.path} is damaged: {problems[0]}; see `nopad verify`")
-        return block
+        return row_group
 
     def _opened_index(self) -> Index:
         with self._lock:
@@ -312,7 +312,7 @@ class PackedDataset:
                 self._index = read_index(self.path, self.manifest)
             return self._index
 
-    def _index_block(self, number: int) -> Block:
-        """Cut block `number` out of the mapped index."""
+    def _index_row_group(self, number: int) -> RowGroup:
+        """Cut row group `number` out of the mapped index."""
         first = number * self.manifest.rows_per_group
-        return self._opened_index().block(first, first + self.manifest.rows_per_group)
+        return self._opened_index().row_group(first, first + self.manifest.rows_per_group)

@@ -6,7 +6,7 @@ other. So whatever was done to a file, reading it is an error that names it, or 
 
 The footers of 32 files are kept for scanning, about 1 MB each with 256 row groups, and 8 files are kept open for each
 thread that reads packs by their numbers; others are opened again when they are needed again (1 ms). Scanning leaves the
-decoding to Arrow's threads, a few blocks ahead. (Python threads would wait for the interpreter, which the loop over
+decoding to Arrow's threads, a few row groups ahead. (Python threads would wait for the interpreter, which the loop over
 rows keeps busy: that read a quarter slower.)
 """
 
@@ -27,16 +27,16 @@ from nopad.arrow import list_parts
 from nopad.corpus.selection import OWN
 from nopad.errors import CorruptError
 from nopad.sequences import Sequences
-from nopad.store.blocks import Block
 from nopad.store.manifest import Manifest
+from nopad.store.row_groups import RowGroup
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["ShardFiles"]
 
-_AHEAD = 8  # blocks
-_SCANNED = 64  # blocks that are handed to Arrow at once
+_AHEAD = 8  # row groups
+_SCANNED = 64  # row groups that are handed to Arrow at once
 _FOOTERS = 32
 _OPEN = 8  # files that a thread keeps open
 
@@ -54,16 +54,16 @@ class ShardFiles:
         self._fragments: OrderedDict[int, Any] = OrderedDict()
         self._local = threading.local()
 
-    def read(self, file: int, group: int) -> Block:
+    def read(self, file: int, group: int) -> RowGroup:
         """Decode one row group.
 
         Raises:
             CorruptError: the file is missing or damaged, or is not what the manifest says.
         """
         with self._reading(file):
-            return self._to_block(self._reader(file).read_row_group(group, use_threads=False), file, group)
+            return self._to_row_group(self._reader(file).read_row_group(group, use_threads=False), file, group)
 
-    def scan(self, places: Iterable[tuple[int, int]]) -> Iterator[Block]:
+    def scan(self, places: Iterable[tuple[int, int]]) -> Iterator[RowGroup]:
         """Decode row groups, each given by (file, row group), in this order.
 
         Raises:
@@ -78,8 +78,8 @@ class ShardFiles:
                     batch = next(batches, None)
                     if batch is None:
                         raise ValueError(f"it ends before row group {group}")
-                    block = self._to_block(batch, file, group)
-                yield block
+                    row_group = self._to_row_group(batch, file, group)
+                yield row_group
 
     def lengths(self, file: int) -> tuple[NDArray[Any], NDArray[np.int32]]:
         """Return where the packs of a file begin in its ``seq_lengths``, and these.
@@ -178,7 +178,7 @@ class ShardFiles:
         readers.move_to_end(file)
         return readers[file]
 
-    def _to_block(self, table: pa.Table | pa.RecordBatch, file: int, group: int) -> Block:
+    def _to_row_group(self, table: pa.Table | pa.RecordBatch, file: int, group: int) -> RowGroup:
         """View the columns of a decoded row group as NumPy arrays; ValueError where they do not fit each other."""
         expected = self._rows(file)[group]
         if table.num_rows != expected:
@@ -195,7 +195,7 @@ class ShardFiles:
             tokens={name: flat.pop(name) for name in self._per_token},
             values=flat,
         )
-        return Block(indptr, token_indptr, sequences)
+        return RowGroup(indptr, token_indptr, sequences)
 
     def _lists(self, column: pa.Array | pa.ChunkedArray) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return offsets and values of a column of lists, checked by Arrow; ValueError where there is a null."""

@@ -29,7 +29,7 @@ from nopad.sequences import Sequences
 from nopad.store import _kernels
 from nopad.store.manifest import FORMAT, FORMAT_VERSION, Shard
 
-__all__ = ["Layout", "gather", "schema_of", "write_shards"]
+__all__ = ["ShardLayout", "gather", "schema_of", "write_shards"]
 
 _PARQUET: dict[str, Any] = {
     "use_dictionary": False,
@@ -65,7 +65,7 @@ def _kind(column: Any) -> pa.DataType:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ShardLayout:
     """How packs are laid out in files: a pure function of capacity, number of packs and tokens per shard.
 
     Attributes:
@@ -78,7 +78,7 @@ class Layout:
     rows_per_shard: int
 
     @classmethod
-    def of(cls, packs: int, capacity: int, shard_tokens: int = SHARD_TOKENS) -> Layout:
+    def of(cls, packs: int, capacity: int, shard_tokens: int = SHARD_TOKENS) -> ShardLayout:
         """Lay out `packs` in row groups of about 2^18 tokens and shards of about `shard_tokens`."""
         group = max(1, min(GROUP_TOKENS, shard_tokens) // capacity)
         return cls(packs, group, group * max(1, shard_tokens // (group * capacity)))
@@ -102,7 +102,7 @@ def write_shards(
     packs: Packs,
     sequences: Sequences,
     folder: Path,
-    layout: Layout,
+    layout: ShardLayout,
     *,
     finished: Mapping[str, Shard] | None = None,
     on_shard: Callable[[Shard], None] = lambda shard: None,
@@ -157,7 +157,7 @@ def _write_shard(
     packs: Packs,
     sequences: Sequences,
     folder: Path,
-    layout: Layout,
+    layout: ShardLayout,
     shard: int,
     stop: threading.Event,
     on_tokens: Callable[[int], None],

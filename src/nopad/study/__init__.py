@@ -1,7 +1,7 @@
 """The papers' tables and figures, redone: each a pure function of a histogram that returns published and own figures.
 
 Nothing here knows a published result when it computes: `published` is only what the result is compared with. Only
-the command line imports this room.
+the command line imports this package.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ class Embedder:
         return cls(model, load_tokenizer(path), **{**read_folder(path, _positions(model)), **how})
 
     @property
-    def room(self) -> int | None:
+    def content_capacity(self) -> int | None:
         """Most tokens of a text besides the special ones; None: as many as one likes."""
         special = self.tokenizer.prefix.size + self.tokenizer.suffix.size
         return None if self.max_tokens is None else max(self.max_tokens - special, 0)
@@ -199,7 +199,7 @@ class Embedder:
             raise OptionError(f"over_long is {over_long!r}; it must be 'error' or 'truncate'")
         before = self.texts.prompt(prompt, prompt_name)
         ready = [self.texts.ready(before + text) for text in texts]
-        around, room, sequences = (self.tokenizer.prefix, self.tokenizer.suffix), self.room, []
+        around, room, sequences = (self.tokenizer.prefix, self.tokenizer.suffix), self.content_capacity, []
         for number, ids in enumerate(self.tokenizer.encode(ready)):
             if room is not None and ids.size > room:
                 if over_long == "error":

@@ -22,10 +22,10 @@ from nopad.planning.front import ARRIVAL_ALGORITHMS
 from nopad.planning.plan import Plan
 from nopad.sequences import Sequences
 from nopad.store import _kernels
-from nopad.store.blocks import Block, block_problems
 from nopad.store.manifest import MANIFEST, PLAN, Manifest
 from nopad.store.monitor import Monitor
 from nopad.store.reader import PackedDataset
+from nopad.store.row_groups import RowGroup, row_group_problems
 from nopad.store.shards import as_integers
 
 LOST = ("dropped", "empty_skipped", "bad_skipped", "other_split", "left_by_weight")  # counts of records not packed
@@ -98,7 +98,7 @@ class Content:
 
 
 class _Gathering:
-    """The same, gathered block by block in the order of the packs."""
+    """The same, gathered row group by row group in the order of the packs."""
 
     def __init__(self, m: Manifest, *, hashes: bool) -> None:
         self._size, self._packs = m.sequences, m.packs
@@ -107,19 +107,19 @@ class _Gathering:
         self._at = 0
         self.packs = 0
 
-    def add(self, block: Block) -> None:
-        """Keep the sequences of a block, and the hashes of their tokens when those will be compared."""
-        lens, values = block.sequences.seq_lengths, block.sequences.values
+    def add(self, row_group: RowGroup) -> None:
+        """Keep the sequences of a row group, and the hashes of their tokens when those will be compared."""
+        lens, values = row_group.sequences.seq_lengths, row_group.sequences.values
         found = {"lengths": lens, "record": values["seq_index"]}
         if "seq_start" in values:
             found["start"] = values["seq_start"]
         if self._hashed:
-            found |= {f"hash {name}": hashes for name, hashes in hashes_of(block.sequences).items()}
+            found |= {f"hash {name}": hashes for name, hashes in hashes_of(row_group.sequences).items()}
         for name, column in found.items():
             self._put(name, column, self._at, self._size)
-        self._put("sizes", np.diff(block.indptr).astype(np.int32), self.packs, self._packs)
+        self._put("sizes", np.diff(row_group.indptr).astype(np.int32), self.packs, self._packs)
         self._at += lens.size
-        self.packs += len(block)
+        self.packs += len(row_group)
 
     def _put(self, name: str, values: NDArray[Any], at: int, size: int) -> None:
         """Write values into a column as long as the manifest says, or longer where that is not true."""
@@ -209,11 +209,11 @@ def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -
     found = _Gathering(m, hashes=hashes)
     misplaced: set[int] = set()
     try:
-        for block in dataset.unchecked_blocks(range(dataset.blocks)):
-            problems += block_problems(block, found.packs, m)
-            misplaced |= _misplaced(block, m)
-            found.add(block)
-            tokens = int(block.sequences.seq_lengths.sum(dtype=np.int64))
+        for row_group in dataset.unchecked_row_groups(range(dataset.row_groups)):
+            problems += row_group_problems(row_group, found.packs, m)
+            misplaced |= _misplaced(row_group, m)
+            found.add(row_group)
+            tokens = int(row_group.sequences.seq_lengths.sum(dtype=np.int64))
             monitor.advance(tokens, tokens)
         for number in sorted(misplaced):
             name = m.sources[number]["name"]
@@ -226,10 +226,10 @@ def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -
         return None, problems
 
 
-def _misplaced(block: Block, m: Manifest) -> set[int]:
+def _misplaced(row_group: RowGroup, m: Manifest) -> set[int]:
     """Return the named sources of which a sequence has another number than theirs."""
-    record = block.sequences.values["seq_index"]
-    source = block.sequences.values.get("seq_source", np.zeros(record.size, dtype=np.int32))
+    record = row_group.sequences.values["seq_index"]
+    source = row_group.sequences.values.get("seq_source", np.zeros(record.size, dtype=np.int32))
     return {
         number
         for number, part in enumerate(m.sources)

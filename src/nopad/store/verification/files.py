@@ -9,7 +9,7 @@ from nopad.files import sha256_file
 from nopad.store.index import PACKS, SEQUENCES
 from nopad.store.manifest import MANIFEST, Manifest, Shard
 from nopad.store.monitor import Monitor
-from nopad.store.shards import Layout
+from nopad.store.shards import ShardLayout
 
 __all__ = ["file_problems"]
 
@@ -18,7 +18,7 @@ def file_problems(folder: Path, m: Manifest, monitor: Monitor) -> tuple[list[str
     """All files are there with their checksums, and no others; the second result is whether all can be read."""
     problems: list[str] = []
     listed = [shard.file for shard in m.shards]
-    one_pack_each = Layout(len(listed), 1, 1)
+    one_pack_each = ShardLayout(len(listed), 1, 1)
     names = [PACKS, SEQUENCES] if m.kind == "index" else [one_pack_each.name(i) for i in range(len(listed))]
     if listed != names:
         wrong = next(i for i, (name, wanted) in enumerate(zip_longest(listed, names)) if name != wanted)

@@ -1,6 +1,6 @@
-"""What reading a packed dataset gives: blocks of packs, and the packs in them (`Block`, `PackedRow`).
+"""What reading a packed dataset gives: row groups of packs, and the packs in them (`RowGroup`, `PackedRow`).
 
-`block_problems` is what every block must be before anybody sees it.
+`row_group_problems` is what every row group must be before anybody sees it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from nopad.corpus.selection import OWN
 from nopad.sequences import Sequences
 from nopad.store.manifest import Manifest
 
-__all__ = ["Block", "PackedRow", "block_problems"]
+__all__ = ["PackedRow", "RowGroup", "row_group_problems"]
 
 
-class Block:
+class RowGroup:
     """Some packs in a row.
 
     Attributes:
@@ -43,7 +43,7 @@ class Block:
 
 
 class PackedRow(Mapping[str, NDArray[Any]]):
-    """One pack: a mapping of its stored columns, flat arrays that are views into its block.
+    """One pack: a mapping of its stored columns, flat arrays that are views into its row group.
 
     >>> import tempfile, nopad
     >>> from nopad.corpus import CorpusOptions, IterableSource
@@ -54,24 +54,24 @@ class PackedRow(Mapping[str, NDArray[Any]]):
     ([7, 8, 9, 5], [3, 1], [0, 1, 2, 0], [1, 1, 1, 2])
     """
 
-    __slots__ = ("_at", "_block")
+    __slots__ = ("_at", "_row_group")
 
-    def __init__(self, block: Block, at: int) -> None:
-        """Row `at` of `block`."""
-        self._block = block
+    def __init__(self, row_group: RowGroup, at: int) -> None:
+        """Row `at` of `row_group`."""
+        self._row_group = row_group
         self._at = at
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """Return a stored column of this pack: per token or per sequence."""
-        block, at = self._block, self._at
-        column = block.sequences.tokens.get(name)
+        row_group, at = self._row_group, self._at
+        column = row_group.sequences.tokens.get(name)
         if column is not None:
-            return column[block.token_bounds[at] : block.token_bounds[at + 1]]
-        column = block.sequences.seq_lengths if name == "seq_lengths" else block.sequences.values.get(name)
+            return column[row_group.token_bounds[at] : row_group.token_bounds[at + 1]]
+        column = row_group.sequences.seq_lengths if name == "seq_lengths" else row_group.sequences.values.get(name)
         if column is not None:
-            found: NDArray[Any] = column[block.bounds[at] : block.bounds[at + 1]]
+            found: NDArray[Any] = column[row_group.bounds[at] : row_group.bounds[at + 1]]
             return found
-        hint = "" if block.sequences.tokens else "; an index-only dataset leaves the tokens in its source"
+        hint = "" if row_group.sequences.tokens else "; an index-only dataset leaves the tokens in its source"
         raise KeyError(f"no column {name!r}; there are: {', '.join(self)}{hint}")
 
     def __iter__(self) -> Iterator[str]:
@@ -86,7 +86,7 @@ class PackedRow(Mapping[str, NDArray[Any]]):
     @property
     def column_names(self) -> tuple[list[str], list[str]]:
         """Names of the stored columns: those per token, and those per sequence."""
-        sequences = self._block.sequences
+        sequences = self._row_group.sequences
         return list(sequences.tokens), ["seq_lengths", *sequences.values]
 
     __eq__ = object.__eq__  # arrays do not compare to one truth
@@ -95,8 +95,8 @@ class PackedRow(Mapping[str, NDArray[Any]]):
     @property
     def seq_lengths(self) -> NDArray[np.int32]:
         """Length of each sequence in tokens; ``[sequences]``."""
-        block, at = self._block, self._at
-        return block.sequences.seq_lengths[block.bounds[at] : block.bounds[at + 1]]
+        row_group, at = self._row_group, self._at
+        return row_group.sequences.seq_lengths[row_group.bounds[at] : row_group.bounds[at + 1]]
 
     @property
     def seq_index(self) -> NDArray[np.int64]:
@@ -106,18 +106,18 @@ class PackedRow(Mapping[str, NDArray[Any]]):
     @property
     def seq_start(self) -> NDArray[np.int64]:
         """Where each sequence begins in its record's content: 0 unless the record was split; ``[sequences]``."""
-        if "seq_start" in self._block.sequences.values:
+        if "seq_start" in self._row_group.sequences.values:
             return self["seq_start"]
         return np.zeros(self.seq_lengths.size, dtype=np.int64)
 
     @property
     def input_ids(self) -> NDArray[np.int32]:
         """Token ids, sequence after sequence, without padding; ``[tokens]``."""
-        block, at = self._block, self._at
-        tokens = block.sequences.tokens
+        row_group, at = self._row_group, self._at
+        tokens = row_group.sequences.tokens
         if "input_ids" not in tokens:
             return self["input_ids"]  # says which columns there are
-        return tokens["input_ids"][block.token_bounds[at] : block.token_bounds[at + 1]]
+        return tokens["input_ids"][row_group.token_bounds[at] : row_group.token_bounds[at + 1]]
 
     @property
     def cu_seqlens(self) -> NDArray[np.int32]:
@@ -138,40 +138,40 @@ class PackedRow(Mapping[str, NDArray[Any]]):
         return np.repeat(np.arange(1, self.seq_lengths.size + 1, dtype=np.int32), self.seq_lengths)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle this row alone, not the block it is a view into."""
-        block, at = self._block, self._at
+        """Pickle this row alone, not the row group it is a view into."""
+        row_group, at = self._row_group, self._at
         sequences = Sequences(
             seq_lengths=self.seq_lengths.copy(),
-            tokens={name: self[name].copy() for name in block.sequences.tokens},
-            values={name: self[name].copy() for name in block.sequences.values},
+            tokens={name: self[name].copy() for name in row_group.sequences.tokens},
+            values={name: self[name].copy() for name in row_group.sequences.values},
         )
-        bounds, token_bounds = (ends[at : at + 2] - ends[at] for ends in (block.indptr, block.token_indptr))
-        return PackedRow, (Block(bounds, token_bounds, sequences), 0)
+        bounds, token_bounds = (ends[at : at + 2] - ends[at] for ends in (row_group.indptr, row_group.token_indptr))
+        return PackedRow, (RowGroup(bounds, token_bounds, sequences), 0)
 
     def __repr__(self) -> str:
         """One line."""
         return f"PackedRow({self.seq_lengths.size} sequences, {int(self.seq_lengths.sum())} tokens)"
 
 
-def block_problems(block: Block, first: int, m: Manifest) -> list[str]:
-    """Return what is wrong with a block whose first pack has number `first`; nothing, where it is as it was written.
+def row_group_problems(row_group: RowGroup, first: int, m: Manifest) -> list[str]:
+    """Return what is wrong with a row group that begins with pack `first`; nothing, where it is as it was written.
 
     No pack and no sequence is empty, none exceeds capacity or depth, and there are as many tokens as the lengths say.
     """
-    lens, sizes = block.sequences.seq_lengths, np.diff(block.indptr)
+    lens, sizes = row_group.sequences.seq_lengths, np.diff(row_group.indptr)
     if sizes.min(initial=1) < 1 or lens.min(initial=1) < 1:
         return [f"a pack from {first} on is empty, or a sequence in it is"]
     problems: list[str] = []
-    tokens = np.add.reduceat(lens, block.indptr[:-1], dtype=np.int64) if sizes.size else sizes
+    tokens = np.add.reduceat(lens, row_group.indptr[:-1], dtype=np.int64) if sizes.size else sizes
     if m.kind == "packed":
-        held = np.diff(block.token_indptr)
+        held = np.diff(row_group.token_indptr)
         for p in np.flatnonzero(tokens != held)[:3]:
             problems.append(f"pack {first + p}: seq_lengths add up to {tokens[p]}, it holds {held[p]} tokens")
     for p in np.flatnonzero(tokens > m.capacity)[:3]:
         problems.append(f"pack {first + p} holds {tokens[p]} tokens, above the capacity of {m.capacity}")
     for p in np.flatnonzero(sizes > m.depth)[:3] if m.depth is not None else ():
         problems.append(f"pack {first + p} holds {sizes[p]} sequences, above the depth of {m.depth}")
-    values = block.sequences.values
+    values = row_group.sequences.values
     for name in OWN:
         if name in values and values[name].min(initial=0) < 0:
             problems.append(f"a pack from {first} on has a negative number in {name}")

@@ -1,0 +1,68 @@
+"""The command that makes a packed dataset again, from its manifest."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from nopad.corpus import CorpusOptions, ReaderOptions
+from nopad.store import Manifest, PackOptions
+
+__all__ = ["option_words", "pack_command"]
+
+# `nopad pack` spells these in another way, or not at all.
+_APART = ("special_tokens", "carry", "weights", "validation", "split")
+_DEFAULTS: dict[str, Any] = {
+    f.name: f.default
+    for kind in (CorpusOptions, ReaderOptions, PackOptions)
+    for f in fields(kind)
+    if f.default is not MISSING
+}
+
+
+def pack_command(manifest: Manifest, out: str) -> str:
+    """Return it as one line for a shell, with every option that is not the default.
+
+    INPUT stands for the source, and TOKENIZER for the tokenizer: no path is stored, so that the same input gives the
+    same bytes wherever it lies; the report names both by their SHA-256.
+    """
+    inputs = [f"{part['name']}=INPUT" for part in manifest.sources] or ["INPUT"]
+    words = ["nopad", "pack", *inputs, "-o", out]
+    if manifest.tokenizer:
+        words += ["--tokenizer", "TOKENIZER"]
+    return shlex.join([*words, *_options(manifest)])
+
+
+def option_words(options: Mapping[str, Any]) -> list[str]:
+    """Return options of an algorithm, and conditions, as words of a command line."""
+    return [
+        word
+        for name, value in options.items()
+        for word in ("--option", f"{name}={value if isinstance(value, str) else json.dumps(value)}")
+    ]
+
+
+def _options(manifest: Manifest) -> Iterator[str]:
+    options = manifest.options
+    given = {name: getattr(manifest, name) for name in ("capacity", "seed", "depth", "order", "algorithm")}
+    for name, value in {**given, **options}.items():
+        if name in _APART or value == _DEFAULTS.get(name):
+            continue
+        if name in _DEFAULTS or name in given:
+            yield from (f"--{name.replace('_', '-')}", "none" if value is None else str(value))
+        else:
+            yield from option_words({name: value})
+    if options.get("validation"):
+        yield from ("--validation", str(options["validation"]))
+    for name, weight in (options.get("weights") or {}).items():
+        yield from ("--weight", f"{name}={int(weight) if weight == int(weight) else weight!r}")
+    carry = options.get("carry", "auto")
+    for name in [] if carry == "auto" else carry or ["none"]:
+        yield from ("--carry", name)
+    if not options["special_tokens"]:
+        yield "--no-special-tokens"
+    if manifest.kind == "index":
+        yield "--index-only"
