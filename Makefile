@@ -1,6 +1,9 @@
 # Every target sets itself up in .venv, from nothing but Python 3.11 or newer and pip, and skips what is already done.
 #   PYTHON=/path/to/python  the interpreter to build .venv with      ARGS="..."  passed on to the command
 
+# The tests start hundreds of processes: each would compile this package anew where bytecode may not be kept.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help run test oldest soak check bench docs clean

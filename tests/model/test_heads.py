@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -18,24 +19,28 @@ from nopad.model import pooled
 EXACT = 1e-12
 
 
-class Own(t.BertPreTrainedModel):
-    """A class of one's own, which reads what a test says."""
+@functools.cache
+def own_class():
+    """A class of one's own, which reads what a test says. (Made when first asked for: transformers takes a second.)"""
 
-    def __init__(self, config, read=lambda out: out.last_hidden_state[:, 0]):
-        super().__init__(config)
-        self.bert = t.BertModel(config)
-        self.classifier = nn.Linear(config.hidden_size, 2)
-        self.read = read
-        self.post_init()
+    class Own(t.BertPreTrainedModel):
+        def __init__(self, config, read=lambda out: out.last_hidden_state[:, 0]):
+            super().__init__(config)
+            self.bert = t.BertModel(config)
+            self.classifier = nn.Linear(config.hidden_size, 2)
+            self.read = read
+            self.post_init()
 
-    def forward(self, input_ids=None, attention_mask=None, position_ids=None):
-        out = self.bert(input_ids, attention_mask=attention_mask, position_ids=position_ids)
-        return SequenceClassifierOutput(logits=self.classifier(self.read(out)))
+        def forward(self, input_ids=None, attention_mask=None, position_ids=None):
+            out = self.bert(input_ids, attention_mask=attention_mask, position_ids=position_ids)
+            return SequenceClassifierOutput(logits=self.classifier(self.read(out)))
+
+    return Own
 
 
 def own(name, *how):
     torch.manual_seed(0)
-    return type(name, (Own,), {})(CONFIGS["bert"](), *how).double().eval()
+    return type(name, (own_class(),), {})(CONFIGS["bert"](), *how).double().eval()
 
 
 def by_pooler(out):
@@ -146,7 +151,7 @@ class TestOwnClasses:
         agrees(nopad.packed(model, head="tokens"), stock, sequences, "rows", "last_hidden_state")
 
     def test_positions_of_ones_own(self, sequences):
-        class Mine(Own):
+        class Mine(own_class()):
             def forward(self, input_ids=None, attention_mask=None):
                 along = torch.arange(input_ids.shape[1])[None]
                 return super().forward(input_ids, attention_mask, along)
@@ -217,7 +222,7 @@ class TestOwnClasses:
             nopad.packed(Mine(CONFIGS["bert"]()), head="classification")
 
     def test_tuples_and_tensors(self, sequences):
-        class Tensor(Own):
+        class Tensor(own_class()):
             def forward(self, **inputs):
                 return super().forward(**inputs).logits
 

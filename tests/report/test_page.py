@@ -133,6 +133,19 @@ class TestInChromium:
         )
         assert widest <= width
 
+    def test_several_are_stacked_on_a_phone(self, opened, subjects):
+        opened.set_viewport_size({"width": 360, "height": 800})
+        shown = opened.locator(".several").inner_text()
+        assert all(subject.name in shown for subject in subjects)
+        assert opened.locator(".several tr").first.is_hidden()  # what it says stands above each value instead
+        cells = opened.evaluate(
+            "[...document.querySelectorAll('.several tr:nth-child(2) td')].map("
+            "e => [getComputedStyle(e, '::before').content, e.getBoundingClientRect().right])"
+        )
+        told = "sequences, capacity, packs, padding before, padding after, factor, above the proven minimum"
+        assert [label for label, _ in cells[1:]] == [f'"{what}"' for what in told.split(", ")]
+        assert max(right for _, right in cells) <= 360
+
     def test_it_prints_light(self, opened):
         opened.emulate_media(media="print")
         assert opened.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"

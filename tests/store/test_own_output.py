@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -71,12 +70,16 @@ def test_shards_that_another_tool_rewrote(corpus, tmp_path):
     for given in (tmp_path / "bare.parquet", tmp_path / "bare.arrow", tmp_path / "bare.jsonl"):
         with pytest.raises(SourceError, match=PACKED):
             nopad.open_source(given)
+    import datasets
+
     for make in (lambda: DatasetSource(datasets.Dataset(table)), lambda: DictSource(table.to_pylist())):
         with pytest.raises(SourceError, match=PACKED):
             make()
 
 
 def test_what_to_dataset_made(tmp_path):
+    import datasets
+
     rows = datasets.Dataset.from_list([{"input_ids": [1, 2]}, {"input_ids": [3]}])
     with pytest.raises(SourceError, match=PACKED):
         DatasetSource(nopad.to_dataset(nopad.pack([2, 1], capacity=4), rows))

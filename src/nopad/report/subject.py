@@ -20,6 +20,7 @@ from nopad.histogram import Histogram, read_histogram
 from nopad.planning import Plan, plan
 from nopad.planning.comparison import DEPTHS, compare
 from nopad.planning.front import complete_options
+from nopad.report.causes import causes_of_padding
 from nopad.report.command import option_words, pack_command
 from nopad.store import Manifest, PackedRow, open_packed
 from nopad.store.manifest import PLAN
@@ -74,6 +75,16 @@ class Subject:
     def padding_after(self) -> float:
         """Share of padding in packs."""
         return 1 - self.plan.efficiency
+
+    @property
+    def causes(self) -> list[str]:
+        """Sentences that say why so much padding is left; none where it is hardly any."""
+        return causes_of_padding(self.plan)
+
+    @property
+    def level(self) -> str:
+        """How much padding is left, in a word: "low" up to 5 %, "high" from 20 % on, "middle" between."""
+        return "low" if self.padding_after <= 0.05 else "middle" if self.padding_after < 0.2 else "high"
 
     def hours_saved(self, throughput: float) -> float:
         """GPU-hours saved per million sequences, at so many slots per second."""

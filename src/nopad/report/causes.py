@@ -1,0 +1,42 @@
+"""Why a plan leaves padding: the share of slots that each of its reasons costs, from proven minimums."""
+
+from __future__ import annotations
+
+from nopad.planning import Plan
+from nopad.planning.bounds import lower_bound
+
+__all__ = ["SMALLEST", "causes_of_padding"]
+
+SMALLEST = 0.01  # share of the slots from which on a reason is told
+
+
+def causes_of_padding(plan: Plan) -> list[str]:
+    """Return a sentence for each reason that costs at least 1 % of the slots, the dearest first.
+
+    Between the tokens and the packs lie the minimum for these lengths, the one at this depth, the one under the plan's
+    conditions, and what the algorithm found: each step up is what one of them costs.
+
+    >>> import nopad
+    >>> causes_of_padding(nopad.plan([10] * 100, 100, depth=2))
+    ['80.0% of all slots: a pack holds at most 2 sequences here. A greater depth would fill them.']
+    """
+    histogram, capacity, certificate = plan.histogram, plan.capacity, plan.bound.certificate
+    free = lower_bound(histogram, capacity, None, certificate if plan.depth is None else None).packs
+    deep = max(free, lower_bound(histogram, capacity, plan.depth).packs)
+    under = max(deep, plan.lower_bound)
+    few = "sequence" if plan.depth == 1 else "sequences"
+    reasons = [
+        (free * capacity - plan.tokens, "no plan at this capacity has less, because of the lengths themselves."),
+        (
+            (deep - free) * capacity,
+            f"a pack holds at most {plan.depth} {few} here. A greater depth would fill them.",
+        ),
+        ((under - deep) * capacity, "the conditions on packs ask for them."),
+        (
+            (plan.packs - under) * capacity,
+            f"{plan.algorithm} needs more packs than the proven minimum. The algorithm auto comes closest to it.",
+        ),
+    ]
+    shares = [(slots / (plan.packs * capacity), reason) for slots, reason in reasons]
+    told = sorted(((share, reason) for share, reason in shares if share >= SMALLEST), reverse=True)
+    return [f"{share:.1%} of all slots: {reason}" for share, reason in told]
