@@ -70,7 +70,7 @@ def test_batches_sorted_by_length_compile_again_and_again(counters):
 
 @pytest.mark.slow
 def test_inductor_gives_the_same_numbers(inductor, counters):
-    model = nopad.packed(build("bert", "masked LM", dtype=torch.float32), backend="mask")
+    model = nopad.packed(build("bert", "masked LM", dtype=torch.float32, num_hidden_layers=1), backend="mask")
     compiled = torch.compile(model, fullgraph=True)
     with torch.no_grad():
         for seed in range(3):
