@@ -22,6 +22,7 @@ def test_the_public_names():
         "PackedBatch",
         "Packs",
         "Plan",
+        "ReaderOptions",
         "Rows",
         "StreamPacker",
         "assign",

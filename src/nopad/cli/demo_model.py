@@ -35,7 +35,7 @@ def longer_texts(path: Path, count: int, seed: int = 0) -> list[str]:
 def embedding_lines(path: Path) -> Iterator[str]:
     """Embed the texts both ways, and say what came out; one line when there is nothing to run."""
     try:
-        import torch  # noqa: F401
+        import torch
 
         from nopad.tasks import Embedder
 
@@ -61,7 +61,8 @@ def embedding_lines(path: Path) -> Iterator[str]:
         monitor.stage("embedding: padded, as they come", None, "")
         arriving_s, _ = _timed(lambda: _padded(embedder.model, ids[:FIRST]))
     difference = float(np.abs(packed - padded).max())
-    yield f"all-MiniLM-L6-v2 on {len(texts):,} of these texts ({tokens:,} tokens), on {_cores()} CPU cores:"
+    cores = torch.get_num_threads()
+    yield f"all-MiniLM-L6-v2 on {len(texts):,} of these texts ({tokens:,} tokens), on {cores} CPU cores:"
     rows = [
         ("packed", len(ids) / packed_s, ""),
         ("padded, sorted", len(ids) / sorted_s, f"packed is {sorted_s / packed_s:.1f} times as fast"),
@@ -82,7 +83,7 @@ def _padded(model: Any, sequences: list[NDArray[Any]]) -> NDArray[np.float32]:
 
     found = []
     with torch.inference_mode():
-        for part in _batched(sequences):
+        for part in (sequences[at : at + BATCH] for at in range(0, len(sequences), BATCH)):
             longest = max(map(len, part))
             ids = torch.zeros(len(part), longest, dtype=torch.long)
             mask = torch.zeros_like(ids)
@@ -95,18 +96,7 @@ def _padded(model: Any, sequences: list[NDArray[Any]]) -> NDArray[np.float32]:
     return np.concatenate(found)
 
 
-def _batched(sequences: list[NDArray[Any]]) -> Iterator[list[NDArray[Any]]]:
-    for at in range(0, len(sequences), BATCH):
-        yield sequences[at : at + BATCH]
-
-
 def _timed(function: Callable[[], NDArray[Any]]) -> tuple[float, NDArray[Any]]:
     start = time.perf_counter()
     result = function()
     return time.perf_counter() - start, result
-
-
-def _cores() -> int:
-    import torch
-
-    return torch.get_num_threads()

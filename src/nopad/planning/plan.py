@@ -260,7 +260,8 @@ class Plan:
         if proof is not None:
             head["certificate"] = [list(step) for step in proof.steps]
         lines = [f'    {{"count": {count}, "lengths": {list(lengths)}}}' for count, lengths in self.strategies]
-        body = _compact_pairs(json.dumps(head, indent=2))[:-2]
+        # Indented JSON, but pairs of integers (a certificate may have thousands) on one line each.
+        body = re.sub(r"\[\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2]", json.dumps(head, indent=2))[:-2]
         return f'{body},\n  "strategies": [' + ("\n" + ",\n".join(lines) + "\n  " if lines else "") + "]\n}\n"
 
     def save(self, path: str | Path) -> None:
@@ -347,8 +348,3 @@ def _certificate(steps: Any) -> Certificate | None:
     if any(type(number) is not int for step in steps for number in step):
         raise ValueError("certificate: needs pairs of integers")
     return Certificate(tuple((length, value) for length, value in steps))
-
-
-def _compact_pairs(text: str) -> str:
-    """Put pairs of integers of indented JSON on one line each."""
-    return re.sub(r"\[\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2]", text)
