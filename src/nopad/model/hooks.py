@@ -83,7 +83,7 @@ class Swap(Hook):
     part: str = "encoder"
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run; see the class."""
+        """Return what the module is given instead, ``(args, kwargs)``; None: as it came."""
         self.cell.refuse_compiling()
         call = self.cell.call
         if call is None:
@@ -110,7 +110,7 @@ class Count(Hook):
     """Hands the base model the positions of the batch, where the class around it does not hand them on."""
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run; see the class."""
+        """Return what the module is given instead, ``(args, kwargs)``; None: as it came."""
         call = self.cell.call
         if call is None:
             return None
@@ -132,7 +132,7 @@ class UnpackFirst(Hook):
     """Hands an attention module of its own kind one sequence per row."""
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run; see the class."""
+        """Return what the module is given instead, ``(args, kwargs)``; None: as it came."""
         return unpack_first(module, args, kwargs)
 
 
@@ -143,7 +143,7 @@ class PackAgain(Hook):
     moment: Literal["before", "after"] = "after"
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-        """Run; see the class."""
+        """Return what the module gives instead of its output; None: its output."""
         return pack_again(kwargs, output)
 
 
@@ -152,7 +152,7 @@ class NoPositions(Hook):
     """Keeps a stack that counts learned positions itself from counting along the whole row, beyond its table (BART)."""
 
     def __call__(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run; see the class."""
+        """Return what the module is given instead, ``(args, kwargs)``; None: as it came."""
         if self.cell.call is None:
             return None
         return args, {**kwargs, "position_ids": torch.zeros(1, dtype=torch.long, device=module.weight.device)}
@@ -165,7 +165,7 @@ class Positions(Hook):
     moment: Literal["before", "after"] = "after"
 
     def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> Any:
-        """Run; see the class."""
+        """Return what the module gives instead of its output; None: its output."""
         call = self.cell.call
         if call is None:
             return None
@@ -188,7 +188,7 @@ class Feed(Hook):
     stock: bool = True
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run; see the class."""
+        """Return what the module is given instead, ``(args, kwargs)``; None: as it came."""
         call, static = self.cell.call, self.cell.static
         if call is not None:
             call.ran[self.role] += 1
@@ -233,7 +233,7 @@ class Keep(Hook):
     first: bool = False
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """Run; see the class."""
+        """Look at what the module gives, and leave it as it is."""
         kept = output[0] if self.first else output
         call, static = self.cell.call, self.cell.static
         if call is not None:

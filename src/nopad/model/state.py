@@ -310,7 +310,7 @@ class Enter(Hook):
     state: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run; see the class."""
+        """Return what the module is given instead, ``(args, kwargs)``; None: as it came."""
         return self.state.enter(module, args, kwargs)
 
 
@@ -321,7 +321,7 @@ class Leave(Hook):
     state: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """Run; see the class."""
+        """Return what the module gives instead of its output; None: its output."""
         return self.state.leave(module, args, kwargs, output)
 
 
