@@ -1,6 +1,6 @@
-"""Packed batches: sequences, rows or features in, one `PackedBatch` out, its layout and its guard.
+"""Packed batches: `PackedBatch` is built from sequences, rows or features, with a layout and a guard mask.
 
-``device`` puts a layout on a torch device; everything else is NumPy.
+`device` puts a layout on a torch device; everything else is NumPy.
 """
 
 from nopad.batch.form import Flat, Rows

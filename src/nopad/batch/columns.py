@@ -1,7 +1,7 @@
-"""What batches are built of, as `Sequences`: from lists, rows of a packed dataset, or dicts; one flat array per column.
+"""Turn what a user gives (lists, rows of a packed dataset, or dicts) into `Sequences`: one flat array per column.
 
-Per-token columns are numbers, ``input_ids`` among them, integers as int64; per-sequence columns are NumPy arrays,
-strings as object arrays.
+Per-token columns, ``input_ids`` among them, hold numbers; integers become int64. Per-sequence columns are NumPy arrays,
+and strings are object arrays.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ Records = Mapping[str, NDArray[Any]]  # where each sequence of a packed dataset 
 
 
 def from_sequences(sequences: Sequence[Any], columns: Mapping[str, Any], *, name: str = "input_ids") -> Sequences:
-    """Lay sequences, and columns with a list or a value for each, end to end; `name`: of the sequences, in errors.
+    """Concatenate the sequences, and the columns that have a list or a single value per sequence.
+
+    `name` is what error messages call the sequences.
 
     Raises:
-        LengthError: a sequence without a token.
-        BatchError: a column has another number of lists or values, or a list of another length.
+        LengthError: a sequence has no token.
+        BatchError: a column does not have one entry per sequence, or a list is not as long as its sequence.
     """
     ids, lens = _flat(_listed(sequences, name), name)
     if not lens.all():
@@ -67,14 +69,15 @@ def from_sequences(sequences: Sequence[Any], columns: Mapping[str, Any], *, name
 
 
 def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Records]:
-    """Put dicts into columns: one per sequence, or one per row of a packed dataset, which also has records.
+    """Turn dicts into columns. Each dict is one sequence, or one row of a packed dataset; only rows also give records.
 
-    Lists are per token, single values per sequence. ``attention_mask`` cuts padding off; ``position_ids`` are made
-    again; ``label`` and ``label_ids`` become ``labels``, as transformers' collators have it, where there are none.
+    A list holds one value per token, a single value belongs to the whole sequence. Padding is removed by
+    ``attention_mask``; ``position_ids`` are dropped, since the layout computes them; without ``labels``, ``label`` or
+    ``label_ids`` is renamed to ``labels``, as transformers' collators do.
 
     Raises:
-        BatchError: dicts with other keys than the first, without ``input_ids``, a mask with a hole, other lengths;
-            ``position_ids`` that do not count from 0 in each sequence.
+        BatchError: a dict has other keys than the first one or no ``input_ids``, a mask has a hole, lengths differ, or
+            ``position_ids`` do not count from 0 in each sequence.
     """
     features = _listed(features, "features")
     if not len(features):
@@ -95,7 +98,7 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
 
 
 def _plain_features(features: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Sequences:
-    """One dict per sequence; padding is cut off by their mask."""
+    """Turn one dict per sequence into columns; each dict's mask removes its padding."""
     kept = [name for name in names if name != MASK]
     given = {name: [feature[name] for feature in features] for name in kept}
     if MASK in names:
@@ -112,7 +115,7 @@ def _plain_features(features: Sequence[Mapping[str, Any]], names: Sequence[str])
 
 
 def _without_positions(stacked: Sequences) -> Sequences:
-    """Leave position_ids out, which the layout gives, when they are what it gives."""
+    """Drop ``position_ids``, which the layout computes; raise BatchError where they differ from the layout's."""
     given = stacked.tokens.get(POSITIONS)
     if given is None and POSITIONS not in stacked.values:
         return stacked
@@ -126,7 +129,7 @@ def _without_positions(stacked: Sequences) -> Sequences:
 
 
 def _labelled(stacked: Sequences) -> Sequences:
-    """Call ``label`` or ``label_ids`` ``labels``, where nothing has that name."""
+    """Rename ``label`` or ``label_ids`` to ``labels``, unless there is a column ``labels``."""
     names = [*stacked.tokens, *stacked.values]
     found = [name for name in LABEL if name in names]
     if not found or "labels" in names:
@@ -151,7 +154,7 @@ def _check_widths(name: str, entries: Sequence[Any], features: Sequence[Mapping[
 
 
 def _packed_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Records]:
-    """Take the rows of a packed dataset apart; padding is cut off by their mask."""
+    """Split rows of a packed dataset into sequences; each row's mask removes its padding."""
     rows = [_row({name: _of_row(value, name, n) for name, value in row.items()}, n) for n, row in enumerate(features)]
     lens = checked(np.concatenate([row[LENGTHS] for row in rows]))
     if not lens.size:
@@ -176,7 +179,7 @@ def _packed_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, 
 
 
 def _of_row(value: Any, name: str, n: int) -> NDArray[Any]:
-    """A column of a row: numbers, or strings per sequence."""
+    """Return one column of row `n` as an array: numbers, or an object array of strings."""
     found = value if type(value) is np.ndarray else _converted(value, name, n)
     if found.ndim != 1 or (found.dtype.kind not in "biufUO" and found.size):
         raise BatchError(f"column {name!r} of row {n} is {_told(found)}; wanted is a list")
@@ -191,7 +194,7 @@ def _told(found: NDArray[Any]) -> str:
 
 
 def _row(row: dict[str, NDArray[Any]], n: int) -> dict[str, NDArray[Any]]:
-    """One row without its padding."""
+    """Return row `n` without its padding."""
     width, tokens = row["input_ids"].size, int(row[LENGTHS].sum())
     begin, end = _span(row[MASK], n) if MASK in row else (0, width)
     if end - begin != tokens:
@@ -202,10 +205,10 @@ def _row(row: dict[str, NDArray[Any]], n: int) -> dict[str, NDArray[Any]]:
 
 
 def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np.int64]]:
-    """Put rows of a packed dataset into columns; the third result is how many sequences each row has.
+    """Turn rows of a packed dataset into columns; the third result is the number of sequences per row, int64 ``[R]``.
 
     Raises:
-        BatchError: no row, or rows without tokens (of an index-only dataset).
+        BatchError: there is no row, or the rows hold no tokens (an index-only dataset).
     """
     if not rows:
         raise BatchError("a batch needs at least one row, and there is none")
@@ -230,10 +233,10 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np
 
 
 def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any]:
-    """Stack arrays of one shape, one per sequence; ``[S, ...]``.
+    """Stack one array per sequence, all of one shape, to ``[S, ...]``.
 
     Raises:
-        BatchError: another number of them, or other shapes.
+        BatchError: there is not one array per sequence, or their shapes differ.
     """
     arrays = [np.asarray(entry.cpu() if hasattr(entry, "cpu") else entry) for entry in given]
     if len(arrays) != sequences or len({array.shape for array in arrays}) > 1:
@@ -265,21 +268,21 @@ def _converted(entry: Any, name: str, n: int) -> NDArray[Any]:
 
 
 def _signed(array: NDArray[Any], name: str, n: int) -> NDArray[np.int64]:
-    """Unsigned integers as signed ones, which they must fit into."""
+    """Convert unsigned integers to int64; raise BatchError where a value does not fit."""
     if array.size and int(array.max()) > np.iinfo(np.int64).max:
         raise BatchError(f"{name} of sequence {n} holds {array.max()}, which is beyond 64-bit integers")
     return array.astype(np.int64)
 
 
 def _listed(given: Any, name: str) -> Sequence[Any]:
-    """What was given for each sequence, as something that has a length."""
+    """Return the entries of a column as a sequence with a length; raise BatchError for anything that is no list."""
     if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__") or getattr(given, "ndim", 1) == 0:
         raise BatchError(f"{name} are of type {type(given).__name__}; wanted is a list with an entry for each sequence")
     return given if hasattr(given, "__len__") else list(given)
 
 
 def _flat(given: Sequence[Any], name: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """End to end, and how long each is."""
+    """Concatenate the lists; return the flat array and the length of each list."""
     if not len(given):
         raise BatchError("a batch needs at least one sequence, and there is none")
     if type(given[0]) is list and given[0] and type(given[0][0]) is int:
@@ -307,12 +310,12 @@ def _values(given: Sequence[Any], name: str) -> NDArray[Any]:
 
 
 def _wide(column: NDArray[Any]) -> NDArray[Any]:
-    """Integers as int64, which embeddings and losses want; all else as it is."""
+    """Convert integers to int64, as embeddings and losses require; return other dtypes unchanged."""
     return column.astype(np.int64) if column.dtype.kind in "iu" else column
 
 
 def _span(mask: Any, n: int) -> tuple[int, int]:
-    """Where the ones of a mask begin and end."""
+    """Return where the ones of a mask begin and end; `n` is the feature's number in error messages."""
     if type(mask) is list and mask and mask.count(1) == len(mask):  # the usual case, without an array
         return 0, len(mask)
     found = _array(mask, MASK, n)

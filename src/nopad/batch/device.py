@@ -1,12 +1,13 @@
-"""A batch's layout on a torch device, and the tensors by which it travels through a model.
+"""A batch's layout on a torch device, and how it travels through a model.
 
-A model hands its attention mask on unchanged when it has four dimensions. So the mask that it gets is the sequence
-numbers, ``[R, 1, 1, L]`` integers, and on that tensor hangs the `Placement`, for the backends that want lengths on the
-host. Nothing else has to know; recomputation (gradient checkpointing) hands on the same tensor.
+transformers passes an attention mask on unchanged when it has four dimensions. So nopad passes a mask ``[R, 1, 1, L]``
+that holds each slot's sequence number, and attaches the `Placement` to this tensor as an attribute, for the backends
+that need the lengths on the host. Gradient checkpointing passes the same tensor on when it recomputes a layer.
 
-The `Placement` is lost where a mask is copied, and in compiled layers. So the mask's dtype says what its numbers alone
-are good for: `NUMBERS` say which slots see each other, `DENSE` is that itself, and `OPAQUE` ones say nothing (rows
-filled end to end, where a sequence goes on in another row; cross attention): attention without the placement raises.
+The attribute is lost where a mask is copied, and in compiled layers. The mask's dtype then says how its numbers may be
+used: with `NUMBERS`, slots of the same number see each other; `DENSE` numbers are the full mask of who sees whom; with
+`OPAQUE` the numbers mean nothing (rows filled end to end, cross attention), and attention without the `Placement`
+raises an error.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ NUMBERS, OPAQUE, DENSE = torch.int32, torch.int16, torch.int8
 
 
 class Placement:
-    """A layout on a device. What is per sequence is in the order given, but `bounds` and `cu_seqlens`.
+    """A layout on a device. Tensors per sequence are in the order given, except `bounds` and `cu_seqlens`.
 
     Attributes:
         layout: S sequences, T tokens, R rows of L slots.
         ids: number of each slot's sequence in the order given, from 1, and 0 in padding; int32 ``[R, L]``.
-        index: place of each token in the rows end to end; int64 ``[T]``; None for the flat form.
+        index: where each token lies in the concatenated rows; int64 ``[T]``; None for the flat form.
         bounds: where sequences begin and end in the stream, in stream order; S + 1 integers on the host.
         backend: name of the attention backend.
     """
@@ -48,29 +49,29 @@ class Placement:
         self._kept: dict[Any, Any] = {}
 
     def keep(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return what was made under this key, making it once."""
+        """Return the value cached under `key`; `make` computes it at the first call."""
         if key not in self._kept:
             self._kept[key] = make()
         return self._kept[key]
 
     @property
     def first(self) -> Tensor:
-        """Place of each sequence's first token in the rows end to end; int64 ``[S]``."""
+        """Where each sequence's first token lies in the concatenated rows; int64 ``[S]``."""
         return self._tensor("first", lambda at: at.starts)
 
     @property
     def last(self) -> Tensor:
-        """Place of each sequence's last token in the rows end to end; int64 ``[S]``."""
+        """Where each sequence's last token lies in the concatenated rows; int64 ``[S]``."""
         return self._tensor("last", lambda at: at.starts + at.seq_lengths - 1)
 
     @property
     def lens(self) -> Tensor:
-        """Tokens of each sequence; int64 ``[S]``."""
+        """Length of each sequence in tokens; int64 ``[S]``."""
         return self._tensor("lens", lambda at: at.seq_lengths.astype("int64"))
 
     @property
     def owner(self) -> Tensor:
-        """Which sequence each token of the stream belongs to, from 0; int64 ``[T]``."""
+        """Number of the sequence that each token of the stream belongs to, from 0; int64 ``[T]``."""
         return self._tensor("owner", lambda at: np.repeat(at.order, at.stream_lengths))
 
     @property
@@ -80,7 +81,9 @@ class Placement:
 
     @property
     def padded_index(self) -> Tensor:
-        """Place of each token of the stream in ``[S, longest]`` end to end; int64 ``[T]``."""
+        """Where each token of the stream lies in a flattened ``[S, longest]`` grid (one sequence per row); int64
+        ``[T]``.
+        """
 
         def made(at: Layout) -> Any:
             starts = at.order * at.max_seqlen - at.cu_seqlens[:-1]
@@ -89,12 +92,12 @@ class Placement:
         return self._tensor("padded", made)
 
     def stream(self, rows: Tensor) -> Tensor:
-        """``[R, L, ...]`` to ``[T, ...]``: the real tokens in stream order."""
+        """Gather the real tokens of rows ``[R, L, ...]`` in stream order: ``[T, ...]``."""
         flat = rows.reshape(-1, *rows.shape[2:])
         return flat if self.index is None else flat[self.index]
 
     def rows(self, stream: Tensor) -> Tensor:
-        """``[T, ...]`` to ``[R, L, ...]``, with 0 in padding; the inverse of `stream`."""
+        """Scatter the stream ``[T, ...]`` into rows ``[R, L, ...]``, with 0 in padding; the inverse of `stream`."""
         shape = (*self.layout.shape, *stream.shape[1:])
         if self.index is None:
             return stream.reshape(shape)
@@ -102,19 +105,24 @@ class Placement:
         return empty.index_copy(0, self.index, stream).reshape(shape)
 
     def to_padded(self, stream: Tensor, fill: float = 0) -> Tensor:
-        """``[T, ...]`` to ``[S, longest, ...]``: each sequence from slot 0 on, in the order given, `fill` behind it."""
+        """Turn the stream ``[T, ...]`` into one row per sequence, ``[S, longest, ...]``, in the order given.
+
+        Padding gets `fill`.
+        """
         shape = (self.layout.sequences, self.layout.max_seqlen, *stream.shape[1:])
         empty = stream.new_full((shape[0] * shape[1], *stream.shape[1:]), fill)
         return empty.index_copy(0, self.padded_index, stream).reshape(shape)
 
     def from_padded(self, padded: Tensor) -> Tensor:
-        """``[S, longest, ...]`` to ``[T, ...]``; the inverse of `to_padded`."""
+        """Turn one row per sequence, ``[S, longest, ...]``, into the stream ``[T, ...]``; the inverse of
+        `to_padded`.
+        """
         return padded.reshape(-1, *padded.shape[2:])[self.padded_index]
 
     def mask(self, opaque: bool = False) -> Tensor:
-        """Return what a model gets as its attention mask; ``[R, 1, 1, L]``, with this placement on it.
+        """Return the attention mask that a model gets, ``[R, 1, 1, L]``, with this placement attached.
 
-        `opaque`: for attention that cannot read sequence numbers.
+        `opaque`: for attention modules that cannot read sequence numbers.
         """
         numbers = torch.zeros_like(self.ids, dtype=OPAQUE) if opaque or self.layout.crossing else self.ids
         carrier = numbers[:, None, None, :]
@@ -128,10 +136,10 @@ class Placement:
 class Cross:
     """Cross attention: each sequence of `queries` attends to the sequence of the same number in `keys`.
 
-    `pairs`: for each sequence of the queries, which sequence of the keys that is; both counted in stream order, from 0.
+    `pairs` gives, for each query sequence, the number of its key sequence; both are counted in stream order, from 0.
 
     Raises:
-        BatchError: the two have different numbers of sequences.
+        BatchError: `queries` and `keys` have different numbers of sequences.
     """
 
     def __init__(self, queries: Placement, keys: Placement) -> None:
@@ -147,32 +155,32 @@ class Cross:
         self._kept: Tensor | None = None
 
     def keep(self, make: Callable[[], Tensor]) -> Tensor:
-        """Return the mask between these two placements, making it once."""
+        """Return the cached mask between queries and keys; `make` computes it at the first call."""
         if self._kept is None:
             self._kept = make()
         return self._kept
 
     def mask(self) -> Tensor:
-        """Return what a decoder gets as its encoder's attention mask; ``[R, 1, 1, L]``, says nothing by itself."""
+        """Return a decoder's mask for its encoder's states: zeros ``[R, 1, 1, L]``, with this object attached."""
         carrier = torch.zeros_like(self.keys.ids, dtype=OPAQUE)[:, None, None, :]
         setattr(carrier, ATTRIBUTE, self)
         return carrier
 
 
 def carried_by(mask: Tensor | None) -> Placement | Cross | None:
-    """Return what hangs on a mask, if anything does."""
+    """Return the placement attached to a mask, or None."""
     return getattr(mask, ATTRIBUTE, None)
 
 
 def is_static(mask: Any) -> bool:
-    """Whether a mask is that of `nopad.model.static_inputs`: sequence numbers, and nothing hangs on it."""
+    """Whether a mask is that of `nopad.model.static_inputs`: it holds sequence numbers and has no placement."""
     if not (isinstance(mask, Tensor) and mask.dtype == torch.int32 and mask.dim() == 4):
         return False
     return torch.compiler.is_compiling() or carried_by(mask) is None
 
 
 def place(mask: PackedMask, device: Any, backend: str) -> Placement:
-    """Put the layout behind a batch's mask on a device, once."""
+    """Return the placement of a batch on a device; it is made once per device and backend."""
     known: dict[Any, Placement] = mask._on_device
     key = (str(device), backend)
     if key not in known:

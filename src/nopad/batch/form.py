@@ -1,7 +1,8 @@
-"""The two forms of a batch: `Flat`, one stream without padding, and `Rows` of one width; each lays sequences out.
+"""The two forms of a batch: `Flat` is one stream without padding, `Rows` are padded rows of one width.
 
-A handful of sequences, as a request or a training step has them, is laid out in microseconds: best fit decreasing on
-a list, which gives exactly the packs of ``nopad.pack(..., algorithm="bfd", order="source")``. Many go through that.
+Up to 256 sequences, as in one request or one training step, are packed in microseconds by best fit decreasing on a
+Python list; the packs are exactly those of ``nopad.pack(..., algorithm="bfd", order="source")``, which packs larger
+batches.
 """
 
 from __future__ import annotations
@@ -30,30 +31,30 @@ ROWS = Option(default=None, none=True, high=MAX_LENGTH, help="rows of a batch")
 
 @dataclass(frozen=True)
 class Flat:
-    """One stream without padding, in the order given."""
+    """One stream without padding; the sequences are in the order given."""
 
     def layout(self, seq_lengths: NDArray[np.int32]) -> Layout:
-        """Lay sequences of these lengths out."""
+        """Return the layout of sequences of these lengths."""
         return Layout.flat(seq_lengths)
 
     def keep(self, seq_lengths: NDArray[np.int32], per_row: NDArray[np.int64]) -> Layout:
-        """Lay sequences out that lie in rows already, `per_row` in each."""
+        """Return the layout of sequences that come in rows, `per_row` in each; the flat form ignores the rows."""
         return Layout.flat(seq_lengths)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of one width, padding at their ends; best fit decreasing decides what shares a row.
+    """Rows of one width with padding at their ends; best fit decreasing decides which sequences share a row.
 
     Attributes:
-        capacity: slots of a row; None: that of the `packs`.
-        depth: most sequences of a row; None: unlimited.
-        packs: which sequences share a row, in which order, instead of best fit.
-        rows: this many rows, with empty ones at the end; None: as many as it takes.
-        end_to_end: fill every row to its end, so that a sequence may go on in the next one (PopRT's fixed grid).
+        capacity: slots per row; None: the capacity of `packs`.
+        depth: most sequences per row; None: unlimited.
+        packs: which sequences share a row, and in which order; replaces best fit decreasing.
+        rows: number of rows; missing ones are added empty at the end. None: as many as are needed.
+        end_to_end: fill every row to its end, so that a sequence may go on in the next row (PopRT's fixed grid).
 
     Raises:
-        OptionError: a value that means nothing, or two that do not go together.
+        OptionError: a value is invalid, or two options contradict each other.
 
     >>> from nopad import PackedBatch, Rows
     >>> PackedBatch.from_sequences([[7, 8, 9], [1, 2]], Rows(4)).input_ids.tolist()
@@ -91,11 +92,11 @@ class Rows:
         object.__setattr__(self, "rows", ROWS.check("rows", self.rows))
 
     def layout(self, seq_lengths: NDArray[np.int32]) -> Layout:
-        """Lay sequences of these lengths out.
+        """Return the layout of sequences of these lengths.
 
         Raises:
-            LengthError: a sequence is above the capacity.
-            OptionError: more rows than there may be, or packs of other sequences.
+            LengthError: a sequence is longer than the capacity.
+            OptionError: more rows are needed than `rows`, or `packs` were made for other sequences.
         """
         assert self.capacity is not None
         if self.end_to_end:
@@ -120,11 +121,11 @@ class Rows:
         return self._placed(seq_lengths, np.diff(packs.indptr), packs.sequence.astype(np.int64))
 
     def keep(self, seq_lengths: NDArray[np.int32], per_row: NDArray[np.int64]) -> Layout:
-        """Lay sequences out that lie in rows already, `per_row` in each: they stay there.
+        """Return the layout of sequences that come in rows, `per_row` in each; every sequence stays in its row.
 
         Raises:
-            LengthError: a row is above the capacity.
-            OptionError: options that would move them.
+            LengthError: a row has more tokens than the capacity.
+            OptionError: an option would move sequences to other rows.
         """
         if self.depth is not None or self.packs is not None or self.end_to_end:
             raise OptionError("rows of a dataset stay the rows they are; give no depth, packs or end_to_end")
@@ -145,10 +146,10 @@ Form = Flat | Rows
 
 
 def check_form(form: Any) -> Form:
-    """Return the form of a batch.
+    """Return `form` after checking its type.
 
     Raises:
-        OptionError: it is no form.
+        OptionError: `form` is neither `Flat` nor `Rows`.
     """
     if not isinstance(form, Flat | Rows):
         raise OptionError(f"form is {form!r}; it is nopad.Flat() or nopad.Rows(capacity)")
@@ -156,7 +157,7 @@ def check_form(form: Any) -> Form:
 
 
 def pack_few(lengths: Sequence[int], capacity: int, depth: int | None) -> list[list[int]]:
-    """Best fit decreasing: which sequences share a row; as `nopad.pack` by "bfd" in order "source" has it.
+    """Return which sequences share a row, by best fit decreasing: the packs of ``nopad.pack`` ("bfd", order "source").
 
     O(n log n) for n lengths, each from 1 to `capacity`.
 
@@ -173,7 +174,7 @@ def pack_few(lengths: Sequence[int], capacity: int, depth: int | None) -> list[l
 
 
 def _best_fit(numbers: dict[int, list[int]], capacity: int, most: int) -> list[tuple[int, ...]]:
-    """The lengths in each pack; as `nopad.planning.lpfhp` on their histogram."""
+    """Return the lengths in each pack; the same result as `nopad.planning.lpfhp` on the histogram of the lengths."""
     rooms: list[int] = []  # of open packs, ascending, each once
     stacks: dict[int, list[tuple[int, ...]]] = {}  # by room; the one opened last is taken first
     packs = []
@@ -205,10 +206,10 @@ def _best_fit(numbers: dict[int, list[int]], capacity: int, most: int) -> list[t
 
 
 def _dealt(lengths: Sequence[int], numbers: dict[int, list[int]], packs: list[tuple[int, ...]]) -> list[list[int]]:
-    """Which sequences are in each pack; as `nopad.assign` in order "source" has it.
+    """Return which sequences are in each pack; the same result as `nopad.assign` in order "source".
 
-    Equal packs are spread evenly; the first sequence not yet dealt opens the next pack that holds its length, and each
-    place takes the next sequence of its length.
+    Packs of equal content are spread evenly over the output. The first sequence without a pack opens the next pack that
+    has a place for its length, and each place takes the next sequence of its length.
     """
     counts = sorted(Counter(packs).items(), reverse=True)
     total = len(packs)

@@ -1,7 +1,7 @@
-"""What stands for ``attention_mask`` in a packed batch: only nopad's attention understands it.
+"""`PackedMask`, the ``attention_mask`` of a packed batch: only nopad's attention understands it.
 
-A model that would ignore where sequences end must not get an answer. Stock models take unknown arguments in silence, so
-the mask itself is the guard: whatever touches it is told what is wrong and how to mend it.
+A model that ignores where sequences end must not return a result. Stock models silently accept arguments that they do
+not know, so the mask itself is the guard: any operation on it raises an error that says what to do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SAYS = (
 
 
 class PackedMask:
-    """The layout of a packed batch, behind a mask that cannot be used by accident.
+    """Holds the layout of a packed batch; every use as an ordinary mask raises NotPackSafeError.
 
     >>> import numpy as np
     >>> mask = PackedMask(Layout.flat(np.array([2, 1])))
@@ -47,7 +47,7 @@ class PackedMask:
         raise NotPackSafeError(_SAYS.format(what=f".{name}"))
 
     def sum(self, *dims: Any, **how: Any) -> Any:
-        """How many real tokens there are, as loops count them (TRL); along no dimension, for that would be of rows."""
+        """Return the number of real tokens, as TRL's loop asks; a sum along a dimension (per row) raises."""
         if dims or how:
             raise NotPackSafeError(_SAYS.format(what=".sum of rows"))
         import torch
@@ -80,16 +80,16 @@ for _name in _TOUCHES.split():
 
 
 def layout_of(mask: PackedMask) -> Layout:
-    """The layout behind a mask; for nopad's own attention."""
+    """Return the layout behind a mask; only nopad's own attention calls this."""
     layout: Layout = object.__getattribute__(mask, "_layout")
     return layout
 
 
 def mark(tensor: Any) -> None:
-    """Mark a tensor as one of a packed batch, which means nothing without its mask."""
+    """Mark a tensor of a packed batch, which must not reach a model without the batch's mask."""
     setattr(tensor, MARK, True)
 
 
 def is_of_batch(value: Any) -> bool:
-    """Whether a value was marked as a tensor of a packed batch."""
+    """Whether `mark` was called on this value."""
     return getattr(value, MARK, False) is True

@@ -1,9 +1,9 @@
-"""Where the tokens of several sequences lie in a batch: in rows of one width, or in one stream. Numbers only.
+"""Where the tokens of several sequences lie in a batch: in rows of one width, or in one stream. Holds numbers only.
 
-Everything follows from the lengths and the rows: offsets, positions, sequence numbers. What is per sequence is in the
-*order given*, whatever row a sequence lies in. Tokens lie in *stream order*: row after row, and in a row one sequence
-after the other; only `order`, `stream_lengths` and `cu_seqlens` list sequences that way. O(tokens), no loop over
-sequences.
+All offsets, positions and sequence numbers follow from the lengths and the rows. Arrays per sequence are in the *order
+given*, whatever row a sequence lies in. Tokens lie in *stream order*: row after row, and within a row sequence after
+sequence; only `order`, `stream_lengths` and `cu_seqlens` list sequences in stream order. Every array is computed in
+O(tokens) without a Python loop over sequences.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Layout:
     Attributes:
         form: "rows", or "flat": one row of T slots and no padding.
         shape: (R, L).
-        seq_lengths: tokens of each sequence, in the order given; int32 ``[S]``.
-        starts: where each sequence begins in the rows laid end to end, in the order given; its tokens follow one after
-            the other, also where they cross into the next row; int64 ``[S]``.
-        order: which sequence comes first, second, ... in the stream, by the number it was given with; int64 ``[S]``.
+        seq_lengths: length of each sequence in tokens, in the order given; int32 ``[S]``.
+        starts: where each sequence begins in the concatenated rows, in the order given; its tokens are contiguous
+            there, also where the sequence crosses into the next row; int64 ``[S]``.
+        order: number of the first, second, ... sequence of the stream, in the order given; int64 ``[S]``.
         crossing: whether a sequence may go on in the next row ("end to end": PopRT's fixed grid without gaps).
-        records: where each sequence comes from, in the order given, as a packed dataset has it: ``seq_index``, and
-            ``seq_start`` and ``seq_source`` when there; ``[S]`` each.
+        records: where each sequence of a packed dataset comes from, in the order given: ``seq_index``, and
+            ``seq_start`` and ``seq_source`` if the dataset has them; ``[S]`` each.
     """
 
     form: Literal["rows", "flat"]
@@ -47,7 +47,7 @@ class Layout:
 
     @classmethod
     def flat(cls, seq_lengths: NDArray[Any]) -> Layout:
-        """One stream without padding, in the order given.
+        """Return the layout of one stream without padding, in the order given.
 
         >>> Layout.flat(np.array([3, 1])).position_ids.tolist()
         [[0, 1, 2, 0]]
@@ -60,9 +60,9 @@ class Layout:
     def rows(
         cls, seq_lengths: NDArray[Any], per_row: NDArray[Any], width: int, order: NDArray[Any] | None = None
     ) -> Layout:
-        """Rows of `width` slots; `per_row` sequences in each, padding at their ends.
+        """Return the layout of rows of `width` slots, with `per_row` sequences in each and padding at their ends.
 
-        `order`: which sequence comes first, second, ...; None: as they are given. Raises LengthError when a row holds
+        `order`: numbers of the sequences, first row first; None: the order given. Raises LengthError when a row holds
         more than `width` tokens.
 
         >>> Layout.rows(np.array([3, 1, 2]), np.array([2, 1]), 4).sequence_ids.tolist()
@@ -91,7 +91,9 @@ class Layout:
 
     @classmethod
     def end_to_end(cls, seq_lengths: NDArray[Any], width: int, rows: int | None = None) -> Layout:
-        """Rows that are filled to the last slot: a sequence goes on in the next row; only the last has padding.
+        """Return the layout of rows filled to the last slot: a sequence may go on in the next row.
+
+        All padding is at the end of the last rows.
 
         >>> Layout.end_to_end(np.array([3, 2]), 4).sequence_ids.tolist()
         [[1, 1, 1, 2], [2, 0, 0, 0]]
@@ -105,22 +107,22 @@ class Layout:
         return cls("rows", (rows or least, width), lens, starts, np.arange(lens.size), crossing=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What follows from the rest is not sent to other processes."""
+        """Return the fields only: cached arrays are not sent to other processes."""
         return {name: self.__dict__[name] for name in self.__dataclass_fields__}
 
     @property
     def sequences(self) -> int:
-        """How many sequences there are: S."""
+        """Number of sequences, S."""
         return self.seq_lengths.size
 
     @property
     def tokens(self) -> int:
-        """How many real tokens there are: T."""
+        """Number of real tokens, T."""
         return self._inside.size
 
     @property
     def slots(self) -> int:
-        """Tokens and padding: R x L."""
+        """Number of slots, tokens and padding together: R x L."""
         return self.shape[0] * self.shape[1]
 
     @cached_property
@@ -131,12 +133,12 @@ class Layout:
 
     @cached_property
     def _places(self) -> NDArray[np.int64]:
-        """Where each token lies in the rows laid end to end; ``[T]``, in the order given."""
+        """Where each token lies in the concatenated rows; int64 ``[T]``, in the order given."""
         return self._inside + self.starts.repeat(self.seq_lengths)
 
     @cached_property
     def index(self) -> NDArray[np.int64]:
-        """Where each token lies in the rows laid end to end; int64 ``[T]``, in stream order, so ascending."""
+        """Where each token lies in the concatenated rows; int64 ``[T]``, in stream order, so ascending."""
         if self.form == "flat" or self.crossing:
             return np.arange(self.tokens)
         offsets = self.starts[self.order] - self.cu_seqlens[:-1]
@@ -144,7 +146,7 @@ class Layout:
 
     @cached_property
     def stream_lengths(self) -> NDArray[np.int32]:
-        """Tokens of each sequence, in stream order; int32 ``[S]``."""
+        """Length of each sequence in tokens, in stream order; int32 ``[S]``."""
         return self.seq_lengths[self.order]
 
     @cached_property
@@ -156,7 +158,7 @@ class Layout:
 
     @cached_property
     def max_seqlen(self) -> int:
-        """The longest length; 0 when there is no sequence."""
+        """Length of the longest sequence; 0 when there is none."""
         return int(self.seq_lengths.max(initial=0))
 
     @cached_property
@@ -177,7 +179,7 @@ class Layout:
         return self.scatter(np.arange(1, self.sequences + 1, dtype=np.int32).repeat(self.seq_lengths), 0)
 
     def scatter(self, tokens: NDArray[Any], fill: Any) -> NDArray[Any]:
-        """Lay ``[T]`` values, sequences in the order given, into the rows: ``[R, L]``, `fill` in padding."""
+        """Place ``[T]`` values, sequences in the order given, into rows ``[R, L]``; padding gets `fill`."""
         if self.form == "flat":
             return tokens.reshape(self.shape)
         out = np.full(self.slots, fill, dtype=tokens.dtype)
@@ -186,7 +188,7 @@ class Layout:
 
 
 def checked(seq_lengths: NDArray[Any]) -> NDArray[np.int32]:
-    """Return lengths as int32; a batch may be empty, a sequence may not."""
+    """Return the lengths as int32 ``[S]``; raise LengthError for an empty sequence. There may be no sequence at all."""
     lens = np.asarray(seq_lengths)
     if lens.ndim != 1 or (lens.size and lens.dtype.kind not in "iu"):
         raise LengthError(f"seq_lengths must be integers in one dimension, got {lens.dtype} of shape {lens.shape}")

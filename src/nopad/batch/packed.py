@@ -1,9 +1,9 @@
-"""`PackedBatch`: several sequences in rows or in one stream, and all that a model needs to keep them apart.
+"""`PackedBatch`: several sequences in rows or in one stream, with all that a model needs to keep them apart.
 
-Built from sequences, from rows of a packed dataset, or from the features that Hugging Face loops collect, in NumPy;
-what is read from it is torch. It is a mapping, so ``model(**batch)`` works, and its ``attention_mask`` is
-a guard (`nopad.batch.guard`): a model that was not made pack-safe fails at first touch. O(tokens) to build, without a
-loop over tokens.
+A batch is built in NumPy from sequences, rows of a packed dataset, or the features that a Hugging Face collator gets;
+its items are read as torch tensors. It is a mapping, so ``model(**batch)`` works. Its ``attention_mask`` is a guard
+(`nopad.batch.guard`): a model that was not made pack-safe raises an error when it uses the mask. Building takes
+O(tokens), without a Python loop over tokens.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ FLASH_KEYS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 class PackedBatch(MutableMapping[str, Any]):
     """S sequences with T tokens in R rows of L slots.
 
-    As a mapping it holds what `model(**batch)` gets: ``input_ids`` and ``position_ids`` ``[R, L]``, every column that
-    was given (``[R, L]`` where it has a value per token, ``[S]`` where it has one per sequence), and the guard as
-    ``attention_mask``. Values are torch tensors when read as items, whatever they are stored as. What is per sequence
-    is in the order given, for rows of a packed dataset in the order of the rows and within them.
+    As a mapping, a batch holds the arguments of ``model(**batch)``: ``input_ids`` and ``position_ids`` ``[R, L]``,
+    every column that was given (``[R, L]`` for a value per token, ``[S]`` for a value per sequence), and the guard as
+    ``attention_mask``. Items are torch tensors when they are read. Values per sequence are in the order given; for rows
+    of a packed dataset, that is row after row.
 
     Attributes:
         layout: where everything lies (`Layout`).
         seq_lengths: lengths in the order given; int32 ``[S]``, on the host.
         cu_seqlens: where sequences begin in the stream without padding, row after row, and where the last one ends;
             int32 ``[S + 1]``, on the host.
-        max_seqlen: the longest length.
-        records: where each sequence of a packed dataset comes from: ``seq_index``, and ``seq_start`` and
-            ``seq_source`` when there; ``[S]`` each, on the host. No column, so no model is given them.
-        position_ids, sequence_ids: of each slot, see `Layout`.
+        max_seqlen: length of the longest sequence.
+        records: where each sequence of a packed dataset comes from: ``seq_index``, and ``seq_start`` and ``seq_source``
+            if the dataset has them; ``[S]`` each, on the host. Records are not items, so a model never gets them.
+        position_ids, sequence_ids: one number per slot, see `Layout`.
 
     >>> from nopad import PackedBatch, Rows
     >>> batch = PackedBatch.from_sequences([[7, 8, 9], [5], [1, 2]], Rows(4))
@@ -61,7 +61,7 @@ class PackedBatch(MutableMapping[str, Any]):
     """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
-        """Take the fields of another batch, perhaps changed; see `from_sequences` for a new one."""
+        """Take the fields of another batch, changed or not; `from_sequences` builds a new batch."""
         mask = fields.get(MASK)
         if not isinstance(mask, PackedMask):
             raise BatchError("a PackedBatch is made of the fields of another one; build it with from_sequences")
@@ -85,15 +85,16 @@ class PackedBatch(MutableMapping[str, Any]):
             sequences: ids of each sequence; n lists or integer arrays ``[length]``.
             form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
             columns: further columns by name: n lists of one value per token, or n single values.
-            sequence_columns: columns of n values per sequence that are arrays themselves, all of one shape: ``[n, C]``
-                labels of several classes.
-            pad_id: of the padding in ``input_ids``.
-            fill: value of the padding in other per-token columns; default 0, and -100 in those named ``labels``.
+            sequence_columns: columns with one array per sequence, all of one shape, such as multi-label targets ``[n,
+                C]``.
+            pad_id: id of the padding in ``input_ids``.
+            fill: padding value of other per-token columns, by name; default 0, and -100 for names that end in
+                ``labels``.
 
         Raises:
-            LengthError: a sequence is empty or above the capacity.
-            OptionError: no form, or one that these sequences do not fit; a `fill` of no column.
-            BatchError: a column of other lengths or of no numbers, or one that the layout itself gives
+            LengthError: a sequence is empty or longer than the capacity.
+            OptionError: `form` is invalid or does not fit these sequences, or `fill` names no column.
+            BatchError: a column has wrong lengths or holds no numbers, or the layout itself provides it
                 (attention_mask, position_ids).
         """
         form = check_form(form)
@@ -121,15 +122,15 @@ class PackedBatch(MutableMapping[str, Any]):
         pad_id: int = 0,
         fill: Mapping[str, Any] | None = None,
     ) -> PackedBatch:
-        """Build a batch of rows of a packed dataset (`nopad.open_packed`), which stay the rows they are.
+        """Build a batch of rows of a packed dataset (`nopad.open_packed`); every sequence stays in its row.
 
         `form`: `nopad.Rows(capacity)`, with the capacity of the dataset, or `nopad.Flat()`; `pad_id` and `fill` as in
         `from_sequences`.
 
         Raises:
-            LengthError: a row is above the capacity.
-            OptionError: no form, or one that would move the sequences to other rows; a `fill` of no column.
-            BatchError: no row, or rows without tokens (of an index-only dataset).
+            LengthError: a row has more tokens than the capacity.
+            OptionError: `form` is invalid or would move sequences to other rows, or `fill` names no column.
+            BatchError: there is no row, or the rows hold no tokens (an index-only dataset).
         """
         form = check_form(form)
         stacked, records, per_row = from_rows(rows)
@@ -145,18 +146,18 @@ class PackedBatch(MutableMapping[str, Any]):
         pad_id: int = 0,
         fill: Mapping[str, Any] | None = None,
     ) -> PackedBatch:
-        """Build a batch of dicts, one per sequence, as Hugging Face datasets give them: a collator.
+        """Build a batch of dicts, one per sequence, as Hugging Face datasets give them; use it as a collator.
 
-        Padding is cut off by ``attention_mask``; rows of a packed dataset (with ``seq_lengths``) are taken apart;
-        ``label`` and ``label_ids`` become ``labels``. `form`, `pad_id` and `fill` as in `from_sequences`.
-        `causal`: for causal language models: ``labels`` of first tokens become -100, since nothing predicts them, and
-        loops count the others.
+        ``attention_mask`` removes padding; rows of a packed dataset (with ``seq_lengths``) are split into sequences;
+        ``label`` and ``label_ids`` become ``labels``. `form`, `pad_id` and `fill` as in `from_sequences`. `causal`: for
+        causal language models; the label of each first token becomes -100, since nothing predicts it and training loops
+        must not count it.
 
         Raises:
-            LengthError: a sequence is empty or above the capacity.
-            OptionError: no form, or one that these sequences do not fit; a `fill` of no column.
-            BatchError: dicts with other keys than the first, without ``input_ids``, a mask with a hole, other lengths;
-                ``position_ids`` that do not count from 0 in each sequence.
+            LengthError: a sequence is empty or longer than the capacity.
+            OptionError: `form` is invalid or does not fit these sequences, or `fill` names no column.
+            BatchError: a dict has other keys than the first one or no ``input_ids``, a mask has a hole, lengths differ,
+                or ``position_ids`` do not count from 0 in each sequence.
         """
         form = check_form(form)
         stacked, records = from_features(features)
@@ -173,7 +174,7 @@ class PackedBatch(MutableMapping[str, Any]):
         fill: Mapping[str, Any] | None,
         records: Records | None = None,
     ) -> PackedBatch:
-        """Lay columns out."""
+        """Place the columns into the layout and build the batch."""
         fills = {"input_ids": pad_id, **_named("fill", fill)}
         for name, value in fills.items():
             if name not in stacked.tokens:
@@ -189,7 +190,7 @@ class PackedBatch(MutableMapping[str, Any]):
         return cls({**fields, **stacked.values, MASK: PackedMask(layout)})
 
     def __getitem__(self, name: str) -> Any:
-        """Return a field as the model gets it: a torch tensor where it is numbers."""
+        """Return an item as the model gets it: numbers as a torch tensor."""
         value = self._fields[name]
         if isinstance(value, np.ndarray) and value.dtype != object:
             import torch
@@ -227,22 +228,22 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def _one_alone(self) -> bool:
-        """Whether this is one sequence without padding, which any model may run as it is."""
+        """Whether the batch is a single sequence without padding, which any model may run without the mask."""
         return self.layout.sequences == 1 and self.layout.tokens == self.layout.slots == self.layout.shape[1]
 
     @property
     def input_ids(self) -> Any:
-        """Ids ``[R, L]``; int64, torch, as ``batch["input_ids"]``."""
+        """Token ids ``[R, L]``: the int64 torch tensor ``batch["input_ids"]``."""
         return self["input_ids"]
 
     @property
     def position_ids(self) -> Any:
-        """Position of each token in its sequence, from 0; int64 ``[R, L]``, torch. 0 in padding."""
+        """Position of each token in its sequence, from 0, and 0 in padding; int64 torch tensor ``[R, L]``."""
         return self["position_ids"]
 
     @property
     def sequence_ids(self) -> NDArray[np.int32]:
-        """Number of each slot's sequence in the order given, from 1, 0 in padding; int32 ``[R, L]``, on the host."""
+        """Number of each slot's sequence, from 1 in the order given; 0 in padding; int32 ``[R, L]``, on the host."""
         return self.layout.sequence_ids
 
     @property
@@ -252,24 +253,26 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def cu_seqlens(self) -> NDArray[np.int32]:
-        """Where sequences begin in the stream without padding, and the last ends; int32 ``[S + 1]``, on the host."""
+        """Where each sequence begins in the unpadded stream, and where the last ends; int32 ``[S + 1]``, on the
+        host.
+        """
         return self.layout.cu_seqlens
 
     @property
     def records(self) -> Mapping[str, NDArray[Any]]:
-        """Where each sequence of a packed dataset comes from, in the order given; ``[S]`` each, on the host."""
+        """Where each sequence of a packed dataset comes from: arrays ``[S]`` by name, in the order given."""
         return self.layout.records
 
     @property
     def max_seqlen(self) -> int:
-        """The longest length."""
+        """Length of the longest sequence."""
         return self.layout.max_seqlen
 
     def to(self, device: Any, non_blocking: bool = False) -> PackedBatch:
         """Return this batch on a torch device.
 
         Raises:
-            OptionError: `device` is no torch device, or is a dtype: ids and labels keep theirs.
+            OptionError: `device` is no torch device, or it is a dtype: the items keep their dtypes.
         """
         import torch
 
@@ -282,7 +285,7 @@ class PackedBatch(MutableMapping[str, Any]):
         return self._mapped(lambda value: value.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> PackedBatch:
-        """Return this batch in page-locked memory."""
+        """Return this batch in pinned (page-locked) memory."""
         return self._mapped(lambda value: value.pin_memory())
 
     def _mapped(self, function: Any) -> PackedBatch:
@@ -291,16 +294,16 @@ class PackedBatch(MutableMapping[str, Any]):
         return PackedBatch({n: function(self[n]) if isinstance(self[n], torch.Tensor) else self[n] for n in self})
 
     def unpack_tokens(self, values: Any) -> list[Any]:
-        """Split values per token into those of each sequence, in the order in which the sequences were given.
+        """Split values per token into one array per sequence, in the order in which the sequences were given.
 
         Args:
-            values: ``[R, L, ...]``, one for each slot; NumPy or torch.
+            values: ``[R, L, ...]``, one value per slot; NumPy or torch.
 
         Returns:
-            ``[length, ...]`` for each sequence.
+            One array ``[length, ...]`` per sequence.
 
         Raises:
-            BatchError: another shape, or no array.
+            BatchError: `values` is no array, or its shape does not begin with ``[R, L]``.
         """
         at = self.layout
         if tuple(_shape(values)[:2]) != at.shape:
@@ -319,10 +322,10 @@ class PackedBatch(MutableMapping[str, Any]):
         """Split values per sequence into a list, in the order in which the sequences were given.
 
         Args:
-            values: ``[S, ...]``, one for each sequence; NumPy or torch.
+            values: ``[S, ...]``, one value per sequence; NumPy or torch.
 
         Raises:
-            BatchError: another shape, or no array.
+            BatchError: `values` is no array, or its shape does not begin with ``[S]``.
         """
         if tuple(_shape(values)[:1]) != (self.layout.sequences,):
             raise BatchError(
@@ -331,16 +334,16 @@ class PackedBatch(MutableMapping[str, Any]):
         return list(values)
 
     def with_decoder(self, targets: Sequence[Any], start_id: int, form: Form = FLAT, *, pad_id: int = 0) -> PackedBatch:
-        """Return this batch with targets for an encoder-decoder model, one for each sequence, in the order given.
+        """Return this batch with targets for an encoder-decoder model, one per sequence, in the order given.
 
-        The decoder gets each target shifted by one place, with `start_id` first; ``labels`` are the targets. Decoder
-        sequences are packed by themselves, as `form` says. With the backend `mask` a sequence and its target must be
-        in the same row.
+        ``decoder_input_ids`` are the targets shifted right by one token, with `start_id` first; ``labels`` are the
+        targets. The decoder's sequences are packed separately, by `form`. With the backend `mask`, a sequence and its
+        target must be in the same row.
 
         Raises:
-            BatchError: another number of targets than of sequences, or a target that is no list of ids or has padding.
-            LengthError: a target is empty or above the capacity.
-            OptionError: `start_id` is no token, or `form` no form that these targets fit.
+            BatchError: there is not one target per sequence, or a target is no list of ids or has padding.
+            LengthError: a target is empty or longer than the capacity.
+            OptionError: `start_id` is no token id, or `form` is invalid or does not fit these targets.
         """
         stacked = from_sequences(targets, {}, name="targets")
         lens = stacked.seq_lengths
@@ -364,10 +367,10 @@ class PackedBatch(MutableMapping[str, Any]):
         return PackedBatch({**self._fields, **added, "decoder_attention_mask": decoder._fields[MASK]})
 
     def as_flash_kwargs(self) -> dict[str, Any]:
-        """Return the arguments with which transformers' own flash attention keeps sequences apart, and no mask.
+        """Return the arguments by which transformers' own flash attention keeps sequences apart, without a mask.
 
-        Only for the flat form, and only for models on flash attention: others take these arguments in silence and let
-        sequences see each other.
+        This works only for the flat form and only for models on flash attention: other attention silently ignores these
+        arguments and lets sequences see each other.
 
         Raises:
             BatchError: the batch is in rows.
@@ -383,7 +386,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
 
 def _index_like(stream: Any, index: NDArray[np.int64]) -> Any:
-    """An index of the same library, on the same device."""
+    """Return `index` for indexing `stream`: a NumPy array, or a tensor on the same device."""
     if isinstance(stream, np.ndarray):
         return index
     import torch
@@ -392,10 +395,10 @@ def _index_like(stream: Any, index: NDArray[np.int64]) -> Any:
 
 
 def _shape(values: Any) -> Any:
-    """The shape of an array.
+    """Return the shape of an array.
 
     Raises:
-        BatchError: it is no array.
+        BatchError: `values` is no array.
     """
     if isinstance(values, Mapping):
         names = ", ".join(f".{name}" for name, value in values.items() if hasattr(value, "shape"))
@@ -415,7 +418,7 @@ def _named(what: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def _check_fill(name: str, value: Any, dtype: np.dtype[Any]) -> None:
-    """Refuse a value that a column cannot hold."""
+    """Refuse a padding value that a column of this dtype cannot hold."""
     number = isinstance(value, int | float | np.number)
     if not number or (dtype.kind in "iub" and value != int(value)):
         kind = "an integer" if dtype.kind in "iub" else "a number"

@@ -1,7 +1,8 @@
-"""Text, JSONL and ready-made ids as a stream of token sequences. Knows nothing of plans, packs or output files.
+"""Text, JSONL and ready-made ids as a stream of token sequences. This package knows no plans, packs or output.
 
-`open_source` finds and opens the input, `load_tokenizer` makes a tokenizer safe to use, `sequences` joins the two under
-`CorpusOptions`; `chain` fingerprints what was read. A new kind of input is a subclass of `Source`.
+`open_source` finds and opens the input, `load_tokenizer` loads a tokenizer without its truncation and padding,
+`sequences` applies one to the other under `CorpusOptions`, and `chain` fingerprints what was read. A new kind of input
+is a subclass of `Source`.
 """
 
 from nopad.corpus.arrays import ArrayFolder

@@ -1,4 +1,4 @@
-"""Arrays as a source: what people save who tokenise once and train often."""
+"""A folder of NumPy arrays as a source, for users who tokenise once and train often."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ _OFFSETS_AT_ONCE = 1 << 20
 
 
 class ArrayFolder(TableSource):
-    """A folder of arrays: ``ids.npy`` with all ids end to end, ``offsets.npy`` ``[n + 1]``.
+    """A folder of arrays: ``ids.npy`` with all ids concatenated, ``offsets.npy`` ``[n + 1]``.
 
-    Any other ``NAME.npy`` is a column: as long as ``ids.npy``, one value per token; ``[n]``, one per sequence.
+    Any other ``NAME.npy`` is a column: with one value per token if it is as long as ``ids.npy``, or one per sequence,
+    ``[n]``.
 
     Raises:
-        SourceError: an array is missing, of the wrong shape or type, or its length fits neither.
+        SourceError: an array is missing, has a wrong shape or type, or its length is neither.
     """
 
     def __init__(self, folder: Path, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
-        """Read the headers, and the offsets' ends."""
+        """Read the headers of all arrays, and the first and last offset."""
         self._arrays = {path.stem: NpyFile(path) for path in sorted(folder.glob("*.npy"))}
         self._files = [(array.path.name, array.bytes) for array in self._arrays.values()]
         for array in self._arrays.values():
@@ -69,18 +70,18 @@ class ArrayFolder(TableSource):
         super().__init__(folder.name, str(folder), schema, options)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """As many sequences as hold about a million tokens."""
+        """Yield batches of as many sequences as hold about a million tokens."""
         with ExitStack() as stack:
             columns = {name: stack.enter_context(self._arrays[name].opened()) for name in self.selection.columns}
             for begin, offsets in self._cuts(stack.enter_context(self._offsets.opened())):
                 yield self._batch(begin, offsets, columns)
 
     def inventory(self) -> list[tuple[str, int]]:
-        """Every array."""
+        """Return the name and size of each array's file."""
         return self._files
 
     def _cuts(self, read: Read) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """(first sequence of a batch, its offsets): the offsets are read a million at a time."""
+        """Yield (first sequence, offsets) of each batch; offsets are read a million at a time."""
         sequences = self._offsets.size - 1
         for first in range(0, sequences, _OFFSETS_AT_ONCE):
             offsets = read(first, min(first + _OFFSETS_AT_ONCE, sequences) + 1).astype(np.int64)

@@ -1,9 +1,9 @@
-"""The one place through which every batch of every table passes, before anything looks into it.
+"""The check that every batch of every table passes before anything else reads it.
 
-What a library gave is held against the schema that was chosen from: the columns are there, once, and of the same types.
-Then Arrow proves each batch in full, so that nothing behind reads beyond a buffer: a damaged file is an error with its
-rows, never a crash. Text that is no UTF-8 is let through: it belongs to single records, which `rows` marks as bad.
-O(values), about 0.1 ns per byte.
+Each batch is compared with the schema from which columns were chosen: every column must be there once, with the same
+type. Then Arrow validates it in full, so that no later code reads beyond a buffer: a damaged file raises an error that
+names its rows, and never crashes. Text that is not UTF-8 is let through, since it concerns single records, which `rows`
+marks as bad. O(values), about 0.1 ns per byte.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ BATCH_ROWS = 1 << 16  # at most; fewer where rows are long
 
 
 def checked(batch: pa.RecordBatch, schema: pa.Schema, place: str, row: int) -> pa.RecordBatch:
-    """Return the columns of `schema`, proven to be of its types and whole.
+    """Return the columns of `schema` from a batch, after checking their types and validating them.
 
     Args:
-        batch: what was read; may have other columns too.
+        batch: the batch that was read; it may have other columns too.
         schema: the columns that are wanted.
-        place: for messages: the file.
+        place: name of the file, for messages.
         row: 1-based position of the batch's first row.
 
     Raises:
-        SourceError: a column is missing or twice there, has changed its type, or is damaged.
+        SourceError: a column is missing or occurs twice, has another type, or is damaged.
 
     >>> checked(pa.record_batch({"a": [1], "b": [2]}), pa.schema({"b": pa.int64()}), "x", 1).schema.names
     ['b']
@@ -56,18 +56,18 @@ def checked(batch: pa.RecordBatch, schema: pa.Schema, place: str, row: int) -> p
 
 
 def cut(batch: pa.RecordBatch, block_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield pieces of about `block_bytes`."""
+    """Yield slices of about `block_bytes` each."""
     rows = rows_of(block_bytes, batch.nbytes, batch.num_rows)
     yield from (batch.slice(at, rows) for at in range(0, batch.num_rows, rows))
 
 
 def rows_of(block_bytes: int, size: int, rows: int) -> int:
-    """Return how many rows make about `block_bytes`."""
+    """Return how many rows take about `block_bytes`, at most 65,536."""
     return min(max(block_bytes * rows // max(size, 1), 1), BATCH_ROWS)
 
 
 def _prove(column: pa.Array, place: str) -> None:
-    """Refuse a column with anything wrong but text that is no UTF-8."""
+    """Refuse a damaged column; text that is not UTF-8 is allowed."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -80,7 +80,7 @@ def _prove(column: pa.Array, place: str) -> None:
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
-    """The same column with text as bytes, of the same buffers; anything else as it is."""
+    """View a text column as bytes in the same buffers; return any other column unchanged."""
     if pa.types.is_dictionary(column.type):
         values = column.dictionary
         return pa.DictionaryArray.from_arrays(column.indices, _as_bytes(values), safe=True)
@@ -93,14 +93,14 @@ def _as_bytes(column: pa.Array) -> pa.Array:
 
 
 def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a column is of the type that was chosen from, or holds nothing that could be of another."""
+    """Whether a column's type equals the wanted type, or its values can be read as that type."""
     if found == wanted or pa.types.is_null(found) or (is_string(found) and is_string(wanted)):
         return True
     return is_list(found) and is_list(wanted) and _alike(found.value_type, wanted.value_type)
 
 
 def _plain(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """A proven column in a type that everything behind can read."""
+    """Return a validated column in a type that all later code can read."""
     if pa.types.is_string_view(column.type):  # pyarrow lacks half of what it has for other strings
         return column.cast(pa.large_string(), safe=False)
     if column.type != wanted and not is_string(column.type):

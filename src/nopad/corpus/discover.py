@@ -1,9 +1,9 @@
-"""From what the user typed to a `Source`: files, folders and URLs, mixed, each file given to the reader of its suffix.
+"""Open what the user gave (files, folders and URLs, mixed) as a `Source`, with a reader per file suffix.
 
-A folder is walked recursively, links to folders included, in the byte order of the paths relative to it; hidden files
-and folders are passed over. What no reader handles, what nopad has packed, and what links lead to a second time is
-listed in `ignored`, never silently dropped. Everything that can be checked without reading the corpus is checked here,
-before anything is written: O(files).
+A folder is walked recursively, including links to folders, in the byte order of relative paths; hidden files and
+folders are skipped. Files without a reader, datasets packed by nopad, and files that links reach a second time are
+listed in `ignored`. Everything that can be checked without reading the corpus is checked here, before anything is
+written: O(files).
 """
 
 from __future__ import annotations
@@ -71,16 +71,16 @@ class FileSource(Source):
         self.left_out = tuple(dict.fromkeys(named))
 
     def blocks(self) -> Iterator[Block]:
-        """The blocks of each file in turn."""
+        """Yield the blocks of each file in turn."""
         for file in self._files:
             yield from file.blocks()
 
     def inventory(self) -> list[tuple[str, int]]:
-        """(name, bytes) of each file, in reading order."""
+        """Return (name, bytes) of each file, in reading order."""
         return [entry for file in self._files for entry in file.inventory()]
 
     def settings(self) -> dict[str, Any]:
-        """The `ReaderOptions`, by name."""
+        """Return the `ReaderOptions` by name."""
         return self._settings
 
 
@@ -90,15 +90,14 @@ def open_source(
     *,
     block_bytes: int = BLOCK_BYTES,
 ) -> Source:
-    r"""The source that reads `inputs`; `options` say what of them.
+    r"""Open `inputs` as a source, read according to `options`.
 
-    `inputs`: a path, URL or ``hf:NAME``, or several in the order in which they are read; a `datasets.Dataset` or
+    `inputs`: a path, URL or ``hf:NAME``, or several of them, read in this order; a `datasets.Dataset` or
     `IterableDataset`; or dicts: a list, an iterator, or a function that returns a new iterator. A mapping of names to
-    such inputs is a mixture, each of which is counted apart and may get a weight (`PackOptions.weights`).
+    such inputs is a mixture: each named source is counted separately and may get a weight (`PackOptions.weights`).
 
-    Raises SourceError for a path that is missing, unreadable, given twice
-    or without anything to read, for text and ready-made ids in one job, and for files whose columns differ; each names
-    the path and the way out.
+    Raises SourceError for a path that is missing, unreadable, given twice or has nothing to read, for text and
+    ready-made ids in one job, and for files whose columns differ; the message names the path and says what to do.
 
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.jsonl"
@@ -133,7 +132,7 @@ def open_source(
 
 
 def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:
-    """Return the source of Python objects; None for paths."""
+    """Return the source of Python objects; None if `inputs` are paths."""
     if hasattr(inputs, "with_format"):
         return DatasetSource(inputs, options)
     _refuse_tables(inputs)
@@ -157,7 +156,7 @@ def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:
 
 
 def _refuse_tables(inputs: Any) -> None:
-    """Say how tables and arrays of other libraries are given."""
+    """Refuse tables and arrays of other libraries; the error says how to give them."""
     module, name = type(inputs).__module__.partition(".")[0], type(inputs).__name__
     if module == "pandas":
         raise SourceError("a DataFrame is read as a dataset: give datasets.Dataset.from_pandas(frame)")
@@ -174,7 +173,7 @@ def _refuse_tables(inputs: Any) -> None:
 
 @dataclass(frozen=True)
 class _Found:
-    """One input: where it is, for messages; what tells it from others; and what opens it."""
+    """One input: its name for messages, an identity by which duplicates are found, and the function that opens it."""
 
     place: str
     identity: str
@@ -183,12 +182,12 @@ class _Found:
 
 @dataclass(kw_only=True)
 class _Finder:
-    """Gathers inputs in reading order; nothing is opened yet.
+    """Finds the inputs in reading order, without opening them.
 
     Attributes:
-        found: them.
+        found: the inputs.
         ignored: names of files that are not read.
-        folders: that were walked.
+        folders: the folders that were walked.
     """
 
     options: ReaderOptions
@@ -198,7 +197,7 @@ class _Finder:
     folders: list[Path] = field(default_factory=list)
 
     def find_all(self, inputs: Sequence[str | os.PathLike[str]]) -> None:
-        """Find what was given, and refuse what was given twice."""
+        """Find all inputs, and refuse an input that was given twice."""
         if not inputs:
             raise SourceError("no input was given; give text files, JSONL files, Parquet files, or folders of them")
         for given in inputs:
@@ -261,7 +260,7 @@ class _Finder:
             self.folders.append(path)
 
     def _opened(self, file: InputFile) -> Source:
-        """Give a file to its reader."""
+        """Open a file with the reader of its suffix."""
         if file.suffix in JSONL_SUFFIXES:
             return JsonlFile(file, options=self.options, block_bytes=self.block_bytes)
         if file.suffix in TABLE_SUFFIXES:
@@ -279,7 +278,7 @@ _PACKED_FOLDER = "a packed dataset already; open it with nopad.open_packed, or g
 
 
 def _check_alike(files: Sequence[Source], paths: Sequence[str]) -> None:
-    """Refuse a file that does not fit to the first one: text beside ids, or other columns to carry."""
+    """Refuse a last file that differs from the first: text instead of ids, or other columns to carry."""
     known = next((at for at, file in enumerate(files) if file.kind), None)
     if known is None or files[-1].kind is None:
         return
@@ -307,7 +306,7 @@ def _check_alike(files: Sequence[Source], paths: Sequence[str]) -> None:
 
 
 def _named_file(path: Path) -> InputFile:
-    """A file that was named itself; one of an unknown suffix is text."""
+    """Return a file that the user named directly; a file with an unknown suffix is read as text."""
     file = InputFile.found(path, path.name) if path.suffix.lower() not in OTHERS + ARCHIVES else None
     if file is None or _is_archive(file) or file.suffix in OTHERS:
         way = "rename it to .jsonl if it has one object a line" if path.suffix == ".json" else "convert it"
@@ -318,17 +317,17 @@ def _named_file(path: Path) -> InputFile:
 
 
 def _is_read(file: InputFile) -> bool:
-    """Whether a file in a folder is of a kind that is read."""
+    """Whether a file in a folder has a suffix that nopad reads."""
     return file.suffix in SUFFIXES and not _is_archive(file)
 
 
 def _is_archive(file: InputFile) -> bool:
-    """Whether a file is compressed in a way, or holds compressed, what cannot be read so."""
+    """Whether a file is compressed although its format cannot be read compressed."""
     return bool(file.compression) and file.suffix in (*TABLE_SUFFIXES, *OTHERS, ".tar")
 
 
 def _find_in(folder: Path) -> tuple[list[InputFile], list[str]]:
-    """The files of one folder, sorted, each once; and the names of what is not read."""
+    """Return the files of a folder, sorted and each once, and the names of files that are not read."""
     names = sorted(_walk(folder), key=lambda name: name.encode("utf-8", "surrogateescape"))
     read: dict[str, str] = {}
     files, ignored = [], []
@@ -353,7 +352,7 @@ def _find_in(folder: Path) -> tuple[list[InputFile], list[str]]:
 
 
 def _walk(folder: Path) -> Iterator[str]:
-    """POSIX paths relative to `folder` of what is in it and not hidden: files, and folders that are not walked into."""
+    """Yield relative POSIX paths of all files that are not hidden, and of folders that are not entered."""
 
     def fail(error: OSError) -> None:
         with reading(Path(error.filename)):

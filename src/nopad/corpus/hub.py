@@ -1,7 +1,7 @@
 """Datasets by their name on the Hugging Face hub: ``hf:NAME``, ``hf:NAME:SPLIT``, ``hf:NAME@CONFIG:SPLIT``.
 
-Needs the package `datasets`, which caches what it fetches; with a cached dataset no network is needed. Without network,
-a name that is not cached is an error within seconds (`network`).
+This needs the package `datasets`, which caches what it downloads; a cached dataset needs no network. Without a network,
+a name that is not cached raises an error within seconds (`network`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ HUB = "hf:"
 
 
 def load_hub(spec: str, options: ReaderOptions) -> DatasetSource:
-    """Load a dataset by name; the split is "train" where none is named.
+    """Load a dataset by name; the default split is "train".
 
     Raises:
         MissingExtraError: `datasets` is not installed.
-        SourceError: there is no such dataset, configuration or split, or no network.
+        SourceError: there is no such dataset, configuration or split, or the hub cannot be reached.
     """
     if spec == HUB:
         raise SourceError("hf: names no dataset; write hf:NAME, hf:NAME:SPLIT or hf:NAME@CONFIG:SPLIT")

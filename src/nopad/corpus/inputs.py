@@ -1,9 +1,9 @@
-"""One input file, here or on an object store, plain or compressed: read whole, in runs of whole lines, or at random.
+"""An input file, local or on an object store, plain or compressed, read whole, by lines, or at random positions.
 
-Every way that reading can fail becomes a `SourceError` that names the path. Which file it is (size, time of the last
-write, inode) is noted when it is found and compared whenever it is opened and whenever reading it is done: a file that
-was written to or replaced meanwhile is refused. Nothing is memory-mapped: of a mapped file that is cut short, the
-system kills the process that reads it. O(bytes), memory of a block.
+Any failure to read becomes a `SourceError` that names the path. Size, time of the last write and inode of a file are
+noted when it is found, and compared when it is opened and when reading ends: a file that was written to or replaced
+meanwhile is refused. Nothing is memory-mapped, since the system kills a process that reads a mapped file after it was
+truncated. O(bytes) time, and memory of one block.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """A readable file: `path` as the user finds it, `name` for fingerprints, `size` in bytes as stored.
+    """A readable file: its `path` for the user, its `name` for fingerprints, and its stored `size` in bytes.
 
-    `remote`: where it is when not on this machine's disk, an `nopad.corpus.remote.Remote`. `stamp`: what else tells it
-    from a file that takes its place; None: nothing does.
+    `remote`: an `nopad.corpus.remote.Remote` for a file on an object store; None for a local file. `stamp`: time of the
+    last write and inode, by which a replaced file is noticed; None: only the size is compared.
     """
 
     path: Path | str
@@ -38,7 +38,9 @@ class InputFile:
 
     @classmethod
     def found(cls, path: Path, name: str) -> InputFile:
-        """Check that the file is there, regular and readable, so that no job stops at it hours later."""
+        """Return the file after checking that it exists, is regular and readable, so that no job fails on it hours
+        later.
+        """
         with reading(path):
             info = os.stat(path)
             if not stat.S_ISREG(info.st_mode):
@@ -51,25 +53,25 @@ class InputFile:
 
     @property
     def compression(self) -> str | None:
-        """Arrow's name of the compression that the suffix says, None when it says none."""
+        """Arrow's name of the compression that the suffix stands for; None if there is none."""
         return COMPRESSIONS.get(os.path.splitext(self.name)[1].lower())
 
     @property
     def suffix(self) -> str:
-        """What the suffix says is inside: ".jsonl" of a.jsonl.gz."""
+        """The suffix without that of the compression: ".jsonl" for ``a.jsonl.gz``."""
         name = self.name
         if self.compression:
             name = os.path.splitext(name)[0]
         return os.path.splitext(name)[1].lower()
 
     def whole(self, limit: int | None = None) -> bytes:
-        """The content of the file, decompressed; of a longer one, `limit` + 1 bytes."""
+        """Return the content, decompressed; with `limit`, at most `limit` + 1 bytes of it."""
         with self._stream() as file:
             data: bytes = file.read() if limit is None else file.read(limit + 1)
         return data
 
     def lines(self) -> Iterator[bytes]:
-        """Line by line, with line ends, for looking at the first few."""
+        """Yield the lines with their line ends; meant for reading the first few."""
         rest = b""
         with self._stream() as file:
             while chunk := file.read(1 << 16):
@@ -79,7 +81,9 @@ class InputFile:
             yield rest
 
     def line_blocks(self, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[bytes, int]]:
-        """(data, number of its first line), cut after the last line end in each `block_bytes`; long lines grow it."""
+        """Yield (data, number of its first line) of whole lines, about `block_bytes` each, or more for a longer
+        line.
+        """
         line, rest = 1, []
         with self._stream() as file:
             while chunk := file.read(block_bytes):
@@ -96,7 +100,7 @@ class InputFile:
 
     @contextmanager
     def random(self) -> Iterator[Any]:
-        """The file as an Arrow file that can be read at any place."""
+        """Open the file as an Arrow file that can be read at any position."""
         import pyarrow as pa
 
         with reading(self.path):  # a path as bytes, because not every name is UTF-8
@@ -106,7 +110,7 @@ class InputFile:
 
     @contextmanager
     def _stream(self) -> Iterator[Any]:
-        """The content as a binary stream, decompressed."""
+        """Open the content as a binary stream, decompressed."""
         if self.compression is None:
             with reading(self.path):
                 opened = open(self.path, "rb") if self.remote is None else self.remote.stream()  # noqa: SIM115
@@ -122,7 +126,7 @@ class InputFile:
 
     @contextmanager
     def _unchanged(self, opened: Any) -> Iterator[Any]:
-        """Read what was opened, and prove before and after that it is the file that was found."""
+        """Use an opened file, and check before and after that it has not changed since it was found."""
         with reading(self.path), opened:
             self.prove(opened)
             try:
@@ -133,12 +137,12 @@ class InputFile:
             self.prove(opened, done=True)
 
     def prove(self, opened: Any, *, done: bool = False) -> None:
-        """Refuse a file that was written to, or replaced, since it was found.
+        """Refuse a file that was written to or replaced since it was found.
 
-        `opened`: the file, open; `done`: reading it has ended. A remote file is looked at only then.
+        `opened` is the open file; `done` says that reading has ended. A remote file is checked only then.
 
         Raises:
-            SourceError: it was written to or replaced.
+            SourceError: the file was written to or replaced.
         """
         if self.remote is None:
             info = os.fstat(opened.fileno())
@@ -159,13 +163,13 @@ _AGAIN = "run again when nothing writes to it"
 
 
 def _stamp(info: os.stat_result) -> tuple[int, int]:
-    """Time of the last write, and inode."""
+    """Return the time of the last write, and the inode."""
     return info.st_mtime_ns, info.st_ino
 
 
 @contextmanager
 def reading(path: Path | str) -> Iterator[None]:
-    """Turn every OSError inside into a SourceError that names the path and the way out."""
+    """Turn every OSError in this context into a SourceError that names the path and says what to do."""
     try:
         yield
     except FileNotFoundError:
@@ -180,7 +184,7 @@ def reading(path: Path | str) -> Iterator[None]:
 
 
 def not_utf8(raw: bytes, error: UnicodeDecodeError, unit: str) -> str:
-    """Why these bytes are no text: the first bad byte and its offset in the `unit` ("file" or "line")."""
+    """Return why bytes are not text: the first bad byte and its offset in the `unit` ("file" or "line")."""
     reason = f"not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start} of the {unit}"
     looks_utf16 = raw[:2] in (b"\xff\xfe", b"\xfe\xff")
     return f"{reason} (it looks like UTF-16: convert it to UTF-8)" if looks_utf16 else reason

@@ -1,9 +1,9 @@
-"""JSON Lines: one object per line, with a text or a list of ready-made token ids in one of its fields.
+"""JSON Lines: one object per line, with text or a list of ready-made token ids in one of its fields.
 
-Without a named field, the first object of each file decides: `input_ids` when it is there, else `text`. The first
-thousand with content show the types of what rides along. Empty lines are passed over (and count as lines, not as
-records); everything else that is no such object comes out as a `BadRecord`.
-Parsed by orjson on one core, many times faster than any tokenizer; what it refuses, the standard library judges.
+If no field is named, the first object of each file decides: `input_ids` if it is there, else `text`. The first thousand
+objects with content decide the types of carried columns. Empty lines are skipped (they count as lines, not as records);
+anything else that is no such object becomes a `BadRecord`. Lines are parsed by orjson on one core, many times faster
+than any tokenizer; lines that orjson refuses are parsed by the standard library.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Field:
 
 
 class JsonlFile(Source):
-    """One JSON Lines file; its first objects decide what is read where `options` leaves it open.
+    """One JSON Lines file; its first objects decide what is read where `options` does not.
 
-    `kind` is None only when no line of the file is a JSON object. Raises SourceError when the first object has no field
-    to read, or when what is to ride along is not there.
+    `kind` is None only if no line of the file is a JSON object. Raises SourceError if the first object has no field to
+    read, or lacks a column to carry.
     """
 
     def __init__(self, file: InputFile, *, options: ReaderOptions | None = None, block_bytes: int = BLOCK_BYTES):
@@ -70,7 +70,7 @@ class JsonlFile(Source):
                 self._schema = pa.schema([schema.field(name) for name in selection.columns])
 
     def blocks(self) -> Iterator[Block]:
-        """Blocks of whole lines."""
+        """Yield blocks of whole lines."""
         field = self._field or Field(name="text", kind="text")
         decoder: Decoder = partial(decode_objects, field=field, selection=self._chosen)
         if self._selection is not None:
@@ -79,7 +79,7 @@ class JsonlFile(Source):
             yield Block(name=self._file.name, data=data, decoder=decoder, first_line=line, path=str(self._file.path))
 
     def inventory(self) -> list[tuple[str, int]]:
-        """This file's name and size."""
+        """Return this file's name and size."""
         return [(self._file.name, self._file.size)]
 
 
@@ -90,9 +90,9 @@ def _named_field(options: ReaderOptions) -> Field | None:
 
 
 def detect_field(file: InputFile) -> Field | None:
-    """The field that the first object of the file offers; None when there is no object at all.
+    """Return the field to read, according to the first object of the file; None if there is no object.
 
-    Raises SourceError, listing the keys, when the object has neither `input_ids` nor `text`.
+    Raises SourceError, listing the keys, if the object has neither `input_ids` nor `text`.
     """
     for line, value in _objects(file):
         if isinstance(value.get("text"), str) and not isinstance(value.get("input_ids"), list):
@@ -109,7 +109,7 @@ def detect_field(file: InputFile) -> Field | None:
 
 
 def _typical(file: InputFile, field: Field) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects with content, which show the types of their other fields."""
+    """Yield (line, object) for objects with content, which show the types of their other fields."""
     for line, value in _objects(file):
         content = value.get(field.name)
         if field.kind == "text":
@@ -121,7 +121,7 @@ def _typical(file: InputFile, field: Field) -> Iterator[tuple[int, dict[str, Any
 
 
 def _objects(file: InputFile) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line, object) of every line that is one."""
+    """Yield (line, object) for every line that holds a JSON object."""
     for line, raw in enumerate(file.lines(), 1):
         value = _parse(raw, line)
         if isinstance(value, dict):
@@ -131,7 +131,7 @@ def _objects(file: InputFile) -> Iterator[tuple[int, dict[str, Any]]]:
 def decode_columns(
     data: bytes, first_line: int, *, schema: pa.Schema, selection: Selection
 ) -> Iterator[Records | BadRecord]:
-    """One record per line that is not empty, with what rides along and without its padding."""
+    """Yield one record per line that is not empty, with its carried columns and without its padding."""
     items: list[dict[str, Any]] = []
     lines: list[int] = []
     for line, raw in enumerate(data.split(b"\n"), first_line):
@@ -160,7 +160,7 @@ def _in_columns(
 def decode_objects(
     data: bytes, first_line: int, *, field: Field, selection: Selection | None = None
 ) -> Iterator[Records | Record | BadRecord]:
-    """One record per line that is not empty."""
+    """Yield one record per line that is not empty."""
     texts: list[str] = []
     lines: list[int] = []
     for line, raw in enumerate(data.split(b"\n"), first_line):
@@ -194,7 +194,7 @@ def _record(value: Any, line: int, field: Field) -> Record | BadRecord:
 
 
 def _parse(raw: bytes, line: int) -> Any:
-    """The JSON value of one line, or a BadRecord."""
+    """Return the JSON value of one line, or a BadRecord."""
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -202,7 +202,7 @@ def _parse(raw: bytes, line: int) -> Any:
 
 
 def _parse_slowly(raw: bytes, line: int) -> Any:
-    """What the standard library makes of a line that orjson refuses: a value (of NaN, say), or the reason."""
+    """Parse a line that orjson refuses with the standard library: return its value (such as NaN), or a BadRecord."""
     try:
         text = raw.decode()
         return json.loads(text.removeprefix(BYTE_ORDER_MARK) if line == 1 else text)
@@ -218,14 +218,14 @@ def _parse_slowly(raw: bytes, line: int) -> Any:
 
 
 def _described(value: object) -> str:
-    """A JSON value of the wrong type, in words."""
+    """Describe a JSON value of the wrong type in words."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     return f"the string {shown(value)}" if isinstance(value, str) else shown(value)
 
 
 def _keys(value: dict[str, Any], limit: int = 8) -> str:
-    """The keys of an object, for a message."""
+    """List the keys of an object, for a message."""
     names = ", ".join(shown(key) for key in list(value)[:limit])
     more = f" and {len(value) - limit} more" if len(value) > limit else ""
     return f"its keys are {names}{more}" if value else "it has no keys"

@@ -1,4 +1,4 @@
-"""Lengths alone as a source: ``lengths.npy``, for index-only datasets beside data that nopad does not read."""
+"""A file of lengths as a source: ``lengths.npy``, for index-only datasets of data that nopad does not read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LengthsFile(Source):
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Read the header."""
+        """Read the header of the file."""
         self.path = Path(path)
         try:
             self._file = NpyFile(self.path)
@@ -39,11 +39,11 @@ class LengthsFile(Source):
 
     @cached_property
     def lengths(self) -> NDArray[Any]:
-        """All of them, in memory. Raises SourceError when the file has changed since it was found."""
+        """All lengths, in memory. Raises SourceError if the file has changed since it was found."""
         return self._file.whole()
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the raw lengths in chunks, for fingerprints only: there are no records to decode."""
+        """Yield the raw lengths in chunks, which serve only for fingerprints: there are no records to decode."""
         name = f"{self.path.name} {self._file.dtype.str}"
         with self._file.opened() as read:
             for begin in range(0, self._file.size, _CHUNK):
@@ -51,7 +51,7 @@ class LengthsFile(Source):
                 yield Block(name=name, data=chunk.tobytes(), decoder=_no_records)
 
     def inventory(self) -> list[tuple[str, int]]:
-        """One entry: the file and its size."""
+        """Return one entry: the file's name and size."""
         return [(self.path.name, self._file.bytes)]
 
 

@@ -1,4 +1,4 @@
-"""Several named sources as one: read one after the other, each counted apart."""
+"""Several named sources as one: they are read one after the other, and counted separately."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class MixtureSource(Source):
-    """Sources by name, in the order of their names in the mapping.
+    """Named sources, in the order of the mapping.
 
-    All are text or all ready-made ids, and the same columns ride along; `open_source` checks it. Names of blocks and
-    files begin with the name of their source, so the fingerprint depends on it. Raises SourceError for a name that is
-    no word of letters, digits, ``_``, ``-`` and ``.``.
+    All must be text or all ready-made ids, with the same carried columns; `open_source` checks this. Names of blocks
+    and files begin with the name of their source, so the fingerprint depends on it. Raises SourceError for a name with
+    other characters than letters, digits, ``_``, ``-`` and ``.``.
     """
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
@@ -39,15 +39,15 @@ class MixtureSource(Source):
         self.left_out = tuple(dict.fromkeys(column for source in sources.values() for column in source.left_out))
 
     def blocks(self) -> Iterator[Block]:
-        """The blocks of each source in turn."""
+        """Yield the blocks of each source in turn."""
         for name, source in self._sources.items():
             for block in source.blocks():
                 yield replace(block, name=f"{name}={block.name}", part=name, path=block.path or block.name)
 
     def inventory(self) -> list[tuple[str, int]]:
-        """(name=file, bytes) of each file, in reading order."""
+        """Return (name=file, bytes) of each file, in reading order."""
         return [(f"{name}={file}", size) for name, source in self._sources.items() for file, size in source.inventory()]
 
     def settings(self) -> dict[str, Any]:
-        """How they are read, which is alike."""
+        """Return the reader settings, which are the same for all sources."""
         return {name: value for source in self._sources.values() for name, value in source.settings().items()}

@@ -1,6 +1,6 @@
-"""Whether a host can be reached, found out within seconds: left alone, the libraries try again for half a minute.
+"""Find out within seconds whether a host can be reached, since libraries would retry for half a minute.
 
-A connection is opened and closed, nothing is sent. Where a proxy is set, it is the proxy that must be reached.
+A connection is opened and closed without sending anything. If a proxy is set, the proxy must be reached.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def reachable(url: str) -> bool:
 
 @contextmanager
 def hub_in_reach() -> Iterator[bool]:
-    """Let the Hugging Face libraries look only into their caches where the hub cannot be reached, and say nothing.
+    """If the hub cannot be reached, let the Hugging Face libraries use only their caches; silence their loggers.
 
-    Yields whether it can be. What they write while they try again is for whoever uses them directly.
+    Yields whether the hub can be reached.
     """
     online = reachable(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     with ExitStack() as stack:
@@ -66,7 +66,7 @@ def hub_in_reach() -> Iterator[bool]:
 
 
 def _offline_switches() -> list[tuple[Any, str]]:
-    """Where the libraries that are installed keep what HF_HUB_OFFLINE said when they were imported."""
+    """Return where the installed libraries store the value of HF_HUB_OFFLINE, as (module, attribute name)."""
     found: list[tuple[Any, str]] = []
     try:
         from huggingface_hub import constants

@@ -1,7 +1,7 @@
 """One-dimensional arrays of numbers in ``.npy`` files, read piece by piece.
 
-Nothing is memory-mapped, so a file that is cut short or replaced while it is read is an error that names it
-(`nopad.corpus.inputs`). Values come in the machine's own byte order, whatever the file's. O(bytes read).
+Nothing is memory-mapped, so a file that is truncated or replaced while it is read raises an error that names it
+(`nopad.corpus.inputs`). Values are converted to the machine's byte order. O(bytes read).
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class NpyFile:
     """The header of an ``.npy`` file; `opened` gives a function that reads its values.
 
     Attributes:
-        path: where the user finds it.
-        dtype: of the values as stored.
-        shape: as the header says it; values are read of one-dimensional arrays only.
-        size: how many values there are.
-        bytes: of the file.
+        path: path of the file.
+        dtype: dtype of the stored values.
+        shape: shape in the header; only one-dimensional arrays can be read.
+        size: number of values.
+        bytes: size of the file in bytes.
 
     Raises:
-        SourceError: it is missing, unreadable, no ``.npy`` file, or cut short.
+        SourceError: the file is missing, unreadable, no ``.npy`` file, or truncated.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the header."""
+        """Read the header of the file."""
         self.path = path
         self._file = InputFile.found(path, path.name)
         self.bytes = self._file.size
@@ -61,7 +61,7 @@ class NpyFile:
 
     @contextmanager
     def opened(self) -> Iterator[Read]:
-        """A function (begin, end) -> the values between, for as long as the file stays open."""
+        """Yield a function (begin, end) -> values, which works while the context is open."""
         width = self.dtype.itemsize
         with self._file.random() as file:
 
@@ -76,6 +76,6 @@ class NpyFile:
             yield read
 
     def whole(self) -> NDArray[Any]:
-        """All values."""
+        """Return all values."""
         with self.opened() as read:
             return read(0, self.size)

@@ -1,4 +1,4 @@
-"""Python objects as sources: dicts, and datasets of Hugging Face."""
+"""Python objects as sources: dicts, and Hugging Face datasets."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = ["DatasetSource", "DictSource", "as_arrow", "schema_of", "to_batch"]
 class DatasetSource(TableSource):
     """A `datasets.Dataset` or `datasets.IterableDataset`; the latter is read from its start at every pass.
 
-    One without features is read as dicts are: the types of its columns are those of its first `rows` rows.
+    A dataset without features is read like dicts: its first `rows` rows decide the types of its columns.
 
     Raises:
-        SourceError: it is a dict of splits, or has a transform, which is Python code that only its own reader runs.
+        SourceError: the dataset is a dict of splits, or has a transform, which would not be applied.
     """
 
     def __init__(
         self, dataset: Any, options: ReaderOptions | None = None, *, name: str = "dataset", rows: int = 1000
     ) -> None:
-        """Look at the columns; an iterable dataset without features gives its first rows for that."""
+        """Find the columns; an iterable dataset without features is read for its first rows."""
         if isinstance(dataset, Mapping):
             raise SourceError(f"{name}: a DatasetDict of several splits ({', '.join(dataset)}); give one of them")
         self._dataset = as_arrow(dataset, name)
@@ -50,11 +50,11 @@ class DatasetSource(TableSource):
         super().__init__(name, name, schema, options or ReaderOptions())
 
     def blocks(self) -> Iterator[Block]:
-        """One block per batch."""
+        """Yield one block per batch."""
         return super().blocks() if self._dicts is None else self._dicts.blocks()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Batches of a fixed number of rows."""
+        """Yield batches of a fixed number of rows."""
         if self._dicts is not None:
             yield from self._dicts.batches()
             return
@@ -72,15 +72,15 @@ class DatasetSource(TableSource):
             row += table.num_rows
 
     def inventory(self) -> list[tuple[str, int]]:
-        """Number of rows, where it is known."""
+        """Return the dataset's name and number of rows; empty if the number is not known."""
         return [(self._name, self._length)] if self._length is not None else []
 
 
 def as_arrow(dataset: Any, name: str = "the dataset") -> Any:
-    """A dataset in Arrow format, with the columns that its own format shows.
+    """Return a dataset in Arrow format, with the columns that its own format shows.
 
     Raises:
-        SourceError: it has a transform, which would not be applied.
+        SourceError: the dataset has a transform, which would not be applied.
     """
     shown_as = getattr(dataset, "format", None) or {}
     if shown_as.get("type") == "custom":
@@ -92,12 +92,12 @@ def as_arrow(dataset: Any, name: str = "the dataset") -> Any:
 
 
 class DictSource(TableSource):
-    """Dicts from Python, such as ``{"input_ids": [...], "label": 3}``; `items` is re-read at every pass.
+    """Dicts from Python, such as ``{"input_ids": [...], "label": 3}``; `items` are read again at every pass.
 
-    A function that returns a new iterator lets a job resume; an iterator can be read once.
+    A function that returns a new iterator lets a job resume; an iterator can be read only once.
 
     Raises:
-        SourceError: there is no item, one is no dict, or an iterator is to be read again.
+        SourceError: there is no item, an item is no dict, or an iterator is read a second time.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class DictSource(TableSource):
         name: str = "memory",
         rows: int = 1000,
     ) -> None:
-        """Take the columns and their types from the first `rows` items."""
+        """Determine the columns and their types from the first `rows` items."""
         self._items = items
         self._rows = rows
         self._once: Iterator[list[Mapping[str, Any]]] | None = None
@@ -134,11 +134,11 @@ class DictSource(TableSource):
             yield chunk
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Batches of a fixed number of rows; null where a value has not the type of its column."""
+        """Yield batches of a fixed number of rows, with null for values that do not have the type of their column."""
         return (batch for batch, _ in self._converted())
 
     def blocks(self) -> Iterator[Block]:
-        """One block per batch; it knows which rows did not fit."""
+        """Yield one block per batch, which knows its rows with values of a wrong type."""
         row = 1
         for batch, bad in self._converted():
             decoder = partial(decode_rows, selection=self.selection, known_bad=bad)
@@ -163,7 +163,7 @@ def _again(first: list[Any], rest: Iterator[list[Any]]) -> Iterator[list[Any]]:
 
 
 def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
-    """Return the type of each key's values; null where Arrow has none. Integers and floats together are floats.
+    """Return a schema with the type of each key's values: null if Arrow has none, float for integers with floats.
 
     >>> [str(field.type) for field in schema_of([{"a": 1, "b": [2]}, {"a": 0.5, "b": []}])]
     ['double', 'list<item: int64>']
@@ -174,7 +174,7 @@ def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
 
 
 def _plain(value: Any) -> Any:
-    """Tensors as arrays; all else as it is, such as a tensor that no array can hold."""
+    """Return a tensor as an array where NumPy can hold it; return any other value unchanged."""
     if not hasattr(value, "__array__") or isinstance(value, np.ndarray | np.generic):
         return value
     try:
@@ -198,9 +198,9 @@ def _type_of(items: Sequence[Mapping[str, Any]], key: str) -> pa.DataType:
 def to_batch(
     items: Sequence[Mapping[str, Any]], schema: pa.Schema, selection: Selection | None = None
 ) -> tuple[pa.RecordBatch, dict[int, str]]:
-    """Put dicts into columns, the first of them the content.
+    """Turn dicts into columns, with the content first; the second result is a reason for each bad row.
 
-    A value of another type is null there, and its row comes with the reason.
+    A value of a wrong type becomes null.
 
     >>> batch, bad = to_batch([{"a": 1}, {"a": 0.5}, {}], pa.schema({"a": pa.int64()}))
     >>> batch.to_pydict(), bad
@@ -236,7 +236,7 @@ def to_batch(
 
 
 def _fit(values: Sequence[Any], kind: pa.DataType) -> bool:
-    """Whether all values are of this type as they are: Arrow would make 0 of 0.5, and 1 of True, without a word."""
+    """Whether all values have this type exactly: Arrow would silently turn 0.5 into 0, and True into 1."""
     if is_list(kind):
         arrays = [value for value in values if isinstance(value, np.ndarray)]
         lists = [value for value in values if value is not None and not isinstance(value, np.ndarray)]
@@ -251,7 +251,7 @@ def _fit(values: Sequence[Any], kind: pa.DataType) -> bool:
 
 
 def _exact(found: type, kind: pa.DataType) -> bool:
-    """Whether a type is not just a subclass: True is an int to Python."""
+    """Whether a Python type is more than a subclass of the wanted one: to Python, True is an int."""
     return not (issubclass(found, bool) and not pa.types.is_boolean(kind))
 
 

@@ -1,4 +1,4 @@
-"""What is read of a corpus (`ReaderOptions`), what its records become (`CorpusOptions`), what did (`Counts`)."""
+"""`ReaderOptions`: what is read; `CorpusOptions`: how records become sequences; `Counts`: what happened to them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ OnBadRecord = Literal["error", "skip"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderOptions:
-    """What is read of files, tables and objects. Raises OptionError for any other value, and where two say otherwise.
+    """What is read from files, tables and objects. Raises OptionError for invalid or contradicting values.
 
-    `text_unit`: one document of a text file is the whole file, or each line. `text_field`, `ids_field`: the column, or
-    the field of an object, that holds text, or ready-made ids; None, None: ``input_ids`` where there is one, else
-    ``text``. `carry`: names of columns that ride along; "auto": all that can, beside ready-made ids; none, beside text.
-    `mask_field`: which marks padding with 0; "auto": ``attention_mask`` where there is one; None: none does. `pad_id`:
-    cut off runs of this id at both ends.
+    `text_unit`: whether a document of a text file is the whole file, or each line. `text_field`, `ids_field`: the
+    column or object field with text, or with ready-made ids; both None: ``input_ids`` if there is one, else ``text``.
+    `carry`: names of columns to carry; "auto": with ready-made ids all columns that can be, with text none.
+    `mask_field`: the column that marks padding with 0; "auto": ``attention_mask`` if there is one; None: no mask.
+    `pad_id`: remove runs of this id at both ends.
 
-    With the same bytes, other options are another source: a job that was started with others is not resumed.
+    Options are part of a source's identity: a job that was started with other options is not resumed.
     """
 
     text_unit: TextUnit = "file"
@@ -59,23 +59,23 @@ class ReaderOptions:
             raise OptionError("mask_field and pad_id exclude each other; give one of them")
 
     def settings(self) -> dict[str, Any]:
-        """All of it, JSON-ready, for a manifest."""
+        """Return all options, ready for JSON, for a manifest."""
         return {**asdict(self), "carry": self.carry if self.carry == "auto" else list(self.carry)}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> ReaderOptions:
-        """The inverse of `settings`, which may have other keys too; what it lacks is as it is where nobody gives it."""
+        """Return the options in `settings`, which may have other keys too; missing options get their defaults."""
         return cls(**{field.name: settings[field.name] for field in fields(cls) if field.name in settings})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusOptions:
-    """How records become sequences of at most `capacity` tokens. Raises OptionError for any other value.
+    """How records become sequences of at most `capacity` tokens. Raises OptionError for an invalid value.
 
-    `special_tokens`: put the tokenizer's special tokens around text; ready-made ids never get any.
-    `over_long`: content is cut so that with its special tokens it fills the capacity; `split` keeps all pieces.
-    `empty`: documents without a single content token. `on_bad_record`: what cannot be decoded. `vocab_size`: a record
-    with a ready-made id of this or above is bad; None: not checked.
+    `special_tokens`: add the tokenizer's special tokens to text; ready-made ids never get any.
+    `over_long`: policy for records that exceed the capacity with their special tokens; `split` keeps all pieces.
+    `empty`: policy for documents without a content token. `on_bad_record`: policy for records that cannot be decoded.
+    `vocab_size`: a record with a ready-made id that is not below this is bad; None: ids are not checked.
     """
 
     capacity: int
@@ -98,9 +98,9 @@ class CorpusOptions:
                 raise OptionError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, values))}")
 
     def content_capacity(self, tokenizer: Tokenizer | None) -> int:
-        """Content tokens that fit beside the special tokens of `tokenizer` (None: ready-made ids).
+        """Return how many content tokens fit beside the special tokens of `tokenizer` (None: ready-made ids).
 
-        Raises OptionError when there is room for none.
+        Raises OptionError if none fits.
         """
         special = self.special(tokenizer)
         if self.capacity <= special:
@@ -111,21 +111,23 @@ class CorpusOptions:
         return self.capacity - special
 
     def special(self, tokenizer: Tokenizer | None) -> int:
-        """Number of special tokens that each sequence gets."""
+        """Return the number of special tokens that each sequence gets."""
         return len(tokenizer.prefix) + len(tokenizer.suffix) if tokenizer and self.special_tokens else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What became of the records; `a + b` is what reading both in one go would have counted.
+    """Counts of what happened to the records; `a + b` are the counts of reading both sources together.
 
-    `records`: all of them, skipped ones included (empty lines of a JSONL file are none). `sequences`, `tokens`: what
-    came out, special tokens included. `truncated`, `split`, `dropped`: records with more tokens than
-    `CorpusOptions.content_capacity`, by policy; `*_tokens` of these: content tokens that did not come out.
-    `empty_skipped`, `bad_skipped`: records.
-    `stripped`: records that came padded, `stripped_tokens`: their padding, which is no content. Of a dataset made of a
-    part of a source: `other_split`: records in the other dataset, held out or not; `left_by_weight`: records in none,
-    so that the sources have their weights; `*_tokens` of these: theirs, special tokens included.
+    `records`: all records, skipped ones included (empty lines of a JSONL file are no records). `sequences`, `tokens`:
+    the result, special tokens included. `truncated`, `split`, `dropped`: records with more tokens than
+    `CorpusOptions.content_capacity`, by policy; `truncated_tokens`, `dropped_tokens`: content tokens that were lost.
+    `empty_skipped`, `bad_skipped`: skipped records.
+
+    `stripped`: records that had padding; `stripped_tokens`: tokens of this padding, which is no content. If a dataset
+    holds only a part of a source: `other_split`: records in the other dataset (training or held out); `left_by_weight`:
+    records in no dataset, because of the weights; `other_split_tokens`, `left_by_weight_tokens`: their tokens, special
+    tokens included.
     """
 
     records: int = 0
@@ -149,12 +151,14 @@ class Counts:
         return Counts(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)})
 
     def to_dict(self) -> dict[str, int]:
-        """Plain integers by name, for a journal or a manifest."""
+        """Return plain integers by name, for a journal or a manifest."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, int]) -> Counts:
-        """The inverse of `to_dict`. Raises FormatError for any other keys, and for what is no count."""
+        """Return the counts in a dict of `to_dict`. Raises FormatError for other keys, and for values that are no
+        counts.
+        """
         names = {field.name for field in fields(cls)}
         if set(values) != names:
             raise FormatError(f"counts have the keys {sorted(values)}; they must be {sorted(names)}")

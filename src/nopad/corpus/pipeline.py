@@ -1,11 +1,11 @@
-"""Blocks of records -> sequences of at most `capacity` tokens, every record accounted for.
+"""Turn blocks of records into sequences of at most `capacity` tokens, with a count of every record.
 
-Whole blocks are gathered into groups of about 2 MiB, decoded, tokenised in one batch and cut by array arithmetic; each
-group comes out with the blocks it used up, so that a spool can commit it and a later job go on behind it. The sequences
-do not depend on the blocks or the groups, only on the records.
+Whole blocks are collected into groups of about 2 MiB, decoded, tokenised in one batch and cut with array operations.
+Each group is yielded with its blocks, so that a spool can commit it and a later job can continue after it. The
+sequences depend only on the records, not on blocks or groups.
 
-One group is always tokenised ahead, in a thread: reading, decoding, cutting and what the caller does with a group cost
-no extra time while the tokeniser is busy. Memory: two groups. When reading fails, the group before it is lost too.
+One group is always tokenised ahead, in a thread: reading, decoding, cutting and the caller's work take no extra time
+while the tokenizer is busy. Memory: two groups. If reading fails, the group before the failure is lost too.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _Content = Callable[[], Sequences]
 
 
 class Group(NamedTuple):
-    """The sequences of a run of blocks, what was counted in it, and the blocks.
+    """The sequences of a run of blocks, their counts, and the blocks.
 
-    The columns of `batch`, end to end: ``input_ids``, int32; ``seq_index``, number of the record in its source, counted
-    from 0 over all records, skipped ones included; ``seq_start``, where in the record's content the sequence starts, 0
-    unless split; and those that are carried, Arrow arrays where they are per sequence.
+    Columns of `batch`: ``input_ids``, int32; ``seq_index``, the record's number in its source, counted from 0 over all
+    records, skipped ones included; ``seq_start``, where the sequence starts in the record's content, 0 unless the
+    record was split; and the carried columns, as Arrow arrays if they are per sequence.
     """
 
     batch: Sequences
@@ -59,7 +59,7 @@ class _Part(NamedTuple):
 
 @dataclass(slots=True)
 class _Gathered:
-    """The good records of a group, in order; `bad` ones were skipped; `failure` ended the group."""
+    """The records of a group: good ones in order, the number of `bad` ones skipped, and a `failure` that ended it."""
 
     blocks: list[Block]
     parts: list[_Part] = field(default_factory=list)
@@ -69,7 +69,7 @@ class _Gathered:
 
     @property
     def is_text(self) -> bool:
-        """Of a group without any record: False."""
+        """Whether the group holds text; False for a group without records."""
         return bool(self.parts) and self.parts[0].run.texts is not None
 
     @property
@@ -79,7 +79,7 @@ class _Gathered:
         return np.concatenate([np.empty(0, dtype=np.int64), *runs])
 
     def place(self, index: int) -> str:
-        """Where a good record is, for messages."""
+        """Return where a good record is in the source, for messages."""
         for part in self.parts:
             if index < part.run.lines.size:
                 return part.block.place(int(part.run.lines[index]))
@@ -95,11 +95,11 @@ def sequences(
     first_record: int = 0,
     group_bytes: int = GROUP_BYTES,
 ) -> Iterator[Group]:
-    """Yield a Group per run of blocks; `first_record` is the number of the first record in them.
+    """Yield one Group per run of blocks; `first_record` is the number of the first record in `blocks`.
 
-    `tokenizer` may be None when every record is ready-made ids. Raises, while iterating, RecordError for the first
-    record in order that the options do not allow, SourceError when text and ids are mixed or reading fails, OptionError
-    when text comes without a tokenizer; and OptionError at once when the capacity holds no content.
+    `tokenizer` may be None if every record is ready-made ids. While iterating, raises RecordError for the first record
+    that the options do not allow, SourceError if text and ids are mixed or reading fails, and OptionError if there is
+    text but no tokenizer. Raises OptionError at once if no content fits the capacity.
     """
     options.content_capacity(tokenizer)
     return _groups(blocks, tokenizer, options, first_record, group_bytes)
@@ -108,7 +108,7 @@ def sequences(
 def _groups(
     blocks: Iterable[Block], tokenizer: Tokenizer | None, options: CorpusOptions, record: int, group_bytes: int
 ) -> Iterator[Group]:
-    """See `sequences`. While group k comes out, k + 1 is being tokenised."""
+    """Yield the groups of `sequences`. While one group is yielded, the next one is being tokenised."""
     first: dict[bool, str] = {}
     waiting: tuple[_Gathered, _Content] | None = None
     with ThreadPoolExecutor(1, thread_name_prefix="nopad-tokenize") as pool:
@@ -125,7 +125,7 @@ def _groups(
 
 
 def _runs(blocks: Iterable[Block], group_bytes: int) -> Iterator[list[Block]]:
-    """Whole blocks of one part of the source until there are `group_bytes`."""
+    """Yield runs of blocks of one named source, of about `group_bytes` each."""
     group: list[Block] = []
     size = 0
     for block in blocks:
@@ -142,7 +142,10 @@ def _runs(blocks: Iterable[Block], group_bytes: int) -> Iterator[list[Block]]:
 
 
 def _gather(blocks: list[Block], first_record: int, options: CorpusOptions) -> _Gathered:
-    """Decode up to the first record that is not allowed, which is kept: an earlier one may yet fail on its length."""
+    """Decode a group up to the first bad record that is not allowed.
+
+    This failure is stored, not raised: an earlier record may still fail because of its length.
+    """
     out = _Gathered(blocks)
     for block in blocks:
         for run in _columns(block.records(), options):
@@ -160,7 +163,7 @@ def _gather(blocks: list[Block], first_record: int, options: CorpusOptions) -> _
 
 
 def _columns(found: Iterable[Record | Records | BadRecord], options: CorpusOptions) -> Iterator[Records | BadRecord]:
-    """Put single records into columns, and leave out texts that are too long and ids that are not in the vocabulary."""
+    """Combine single records into columns; texts that are too long and ids beyond the vocabulary become bad records."""
     for one in _runs_of(found):
         if isinstance(one, BadRecord):
             yield one
@@ -183,7 +186,7 @@ def _runs_of(found: Iterable[Record | Records | BadRecord]) -> Iterator[Records 
 
 
 def _check_kind(gathered: _Gathered, first: dict[bool, str]) -> None:
-    """Raise SourceError when text and ready-made ids are mixed: one would get special tokens and the other not."""
+    """Raise SourceError if text and ready-made ids are mixed, since only text would get special tokens."""
     for part in gathered.parts:
         is_text = part.run.texts is not None
         if is_text not in first:
@@ -193,7 +196,7 @@ def _check_kind(gathered: _Gathered, first: dict[bool, str]) -> None:
 
 
 def _start(gathered: _Gathered, tokenizer: Tokenizer | None, pool: Executor) -> _Content:
-    """Begin to tokenise; calling the result waits and gives the content of each record, end to end, uncut."""
+    """Start tokenising a group; the returned function waits for and returns the uncut content of each record."""
     if not gathered.is_text:
         ids = _end_to_end([part.run.ids for part in gathered.parts if part.run.ids is not None])
         return lambda: ids
@@ -209,7 +212,7 @@ def _start(gathered: _Gathered, tokenizer: Tokenizer | None, pool: Executor) -> 
 
 
 def _end_to_end(parts: Sequence[Sequences]) -> Sequences:
-    """Put the per-token columns of several together; all have the same."""
+    """Concatenate the per-token columns, which must have the same names."""
     names = parts[0].tokens if parts else ["input_ids"]
     return Sequences(
         seq_lengths=np.concatenate([_NONE, *(part.seq_lengths for part in parts)]),
@@ -218,7 +221,7 @@ def _end_to_end(parts: Sequence[Sequences]) -> Sequences:
 
 
 def _finish(gathered: _Gathered, wait: _Content, tokenizer: Tokenizer | None, options: CorpusOptions) -> Group:
-    """Apply the policies and add the special tokens."""
+    """Apply the policies, add the special tokens, and return the group."""
     content = wait()
     lengths = content.seq_lengths.astype(np.int64)
     tokenizer = tokenizer if gathered.is_text else None
@@ -263,7 +266,7 @@ def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
 def _check_lengths(
     gathered: _Gathered, lengths: NDArray[np.int64], room: int, special: int, options: CorpusOptions
 ) -> None:
-    """Raise RecordError for the first record that is too long or empty, where the options say so."""
+    """Raise RecordError for the first record that is too long or empty, if that policy is "error"."""
     over = (lengths > room) & (options.over_long == "error")
     bad = over | ((lengths == 0) & (options.empty == "error"))
     if not bad.any():

@@ -1,4 +1,4 @@
-"""Whether a batch fits a model. What does not is refused before the model starts, with the way out."""
+"""Check whether a batch fits a model. What does not fit is refused before the model runs, with advice on what to do."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ RELATIVE = ("t5", "deberta-v2", "deberta")  # positions without a table, as far 
 
 
 def check_call(model: Any, family: Family, most: int | None, named: Mapping[str, Any], layout: Layout) -> None:
-    """Check the arguments of a packed call, by name, against the batch's layout and the model.
+    """Check the arguments of a packed call, given by name, against the batch's layout and the model.
 
     Raises:
-        BatchError: the input's shape, device or dtype is another one, attention weights are asked for, or
-            `check_inputs` or `check_layout` refuses.
+        BatchError: inputs have a wrong shape, device or dtype, attention weights are asked for, or `check_inputs` or
+            `check_layout` raises it.
         UnsupportedModelError: a layer quantises the activations of a whole batch together.
     """
     refuse_attentions(model, named)
@@ -61,10 +61,10 @@ def check_call(model: Any, family: Family, most: int | None, named: Mapping[str,
 
 
 def refuse_attentions(model: Any, named: Mapping[str, Any]) -> None:
-    """Refuse a call that asks for attention weights, which nopad's attention never makes.
+    """Refuse a call that asks for attention weights, which nopad's attention never computes.
 
     Raises:
-        BatchError: `output_attentions` is asked for, by the call or by the configuration.
+        BatchError: the call or the configuration asks for `output_attentions`.
     """
     asked = named.get("output_attentions")
     if asked or (asked is None and getattr(model.config, "output_attentions", False)):
@@ -75,10 +75,10 @@ def refuse_attentions(model: Any, named: Mapping[str, Any]) -> None:
 
 
 def leave_columns(model: Any, takes: Sequence[str], named: dict[str, Any]) -> None:
-    """Take columns of a batch that are no arguments of the model out of a call, and say so once.
+    """Remove columns of the batch that the model does not accept from the arguments, and warn once.
 
     Raises:
-        BatchError: one is nearly an argument of the model, which is not given; or an argument holds no numbers.
+        BatchError: a column's name is nearly that of an argument that was not given, or an argument holds no numbers.
     """
     left = [name for name, value in named.items() if name not in takes and _is_column(value)]
     for name in left:
@@ -104,16 +104,17 @@ def _say_left(model: str, left: tuple[str, ...]) -> None:
 
 
 def _is_column(value: Any) -> bool:
-    """Whether a value is a column of a batch; a number, such as a loss's denominator, is none."""
+    """Whether a value is a column of a batch; a scalar, such as a loss's denominator, is not."""
     return isinstance(value, np.ndarray) or (isinstance(value, torch.Tensor) and value.dim() > 0)
 
 
 def check_layout(model: Any, family: Family, most: int | None, layout: Layout) -> None:
-    """Check how many sequences a batch has, and how long they are.
+    """Check the number of sequences of a batch, and their lengths.
 
     Raises:
-        BatchError: no token at all, more sequences than `most`, one longer than the model has positions, rows wider
-            than it takes, or rotary frequencies that would depend on the longest of them.
+        BatchError: the batch has no token or more than `most` sequences, a sequence is longer than the model's
+            positions, the rows are wider than the model accepts, or the rotary frequencies would depend on the longest
+            sequence.
     """
     if not layout.tokens:
         raise BatchError("the batch has no token at all; leave it out")
@@ -138,7 +139,7 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout) -
 
 
 def positions_of(model: Any, family: Family) -> int | None:
-    """How long a sequence may be; None: as long as one likes."""
+    """Return how long a sequence may be; None: unlimited."""
     config = model.config
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     relative = getattr(config, "model_type", "") in RELATIVE and not getattr(config, "position_biased_input", False)
@@ -149,5 +150,5 @@ def positions_of(model: Any, family: Family) -> int | None:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where a model's parameters are."""
+    """Return the device of a module's parameters."""
     return next(module.parameters()).device

@@ -1,7 +1,7 @@
-"""Whether the arguments of a packed call fit the batch's layout and the model, by type, shape and value.
+"""Check the types, shapes and values of a packed call's arguments against the batch's layout and the model.
 
-What does not is refused before the model starts, in our words and with the sequence where it is. Values are looked at
-on the CPU only: on an accelerator that would wait for it, and its kernels refuse by themselves.
+A bad argument is refused before the model runs, in an error that names the sequence. Values are checked on the CPU
+only: on an accelerator the check would wait for the device, whose own kernels report ids out of range.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ PER_TOKEN = ("token_type_ids", "position_ids")
 
 
 def check_inputs(model: Any, named: Mapping[str, Any], layout: Layout) -> None:
-    """Check what the model reads: ids or embeddings, token types, positions, and those of a decoder.
+    """Check the model's inputs: ids or embeddings, token types and positions, and the decoder's ids or embeddings.
 
     Raises:
-        BatchError: one is no tensor, of another shape, or beyond what the model has.
+        BatchError: an argument is no tensor, has a wrong shape, or holds values beyond what the model has.
     """
     _check_side(model, named, "", layout)
     for name in PER_TOKEN:
@@ -75,7 +75,7 @@ def _check_per_token(name: str, value: Any, layout: Layout) -> None:
 
 
 def check_range(name: str, value: Tensor, most: int, what: str, layout: Layout) -> None:
-    """Refuse numbers below 0 or from `most` on, and say where one is."""
+    """Refuse values below 0 or not below `most`; the error says where the first one is."""
     if value.device.type != "cpu":
         return
     low, high = (int(side) for side in value.aminmax())
@@ -94,10 +94,10 @@ def _told(value: Any) -> str:
 
 
 def check_labels(model: Any, by_token: bool, named: Mapping[str, Any]) -> None:
-    """Check labels of a call: classes that the model has, or numbers to regress on.
+    """Check the labels of a call: classes that the model has, or numbers for regression.
 
     Raises:
-        BatchError: they are no tensor, no integers where classes are wanted, or no class.
+        BatchError: labels are no tensor, are no integers although they must be classes, or are no valid class.
     """
     for name in ("labels", "next_sentence_label", "start_positions", "end_positions"):
         value = named.get(name)
@@ -117,13 +117,13 @@ def check_labels(model: Any, by_token: bool, named: Mapping[str, Any]) -> None:
 
 
 def _classes(model: Any) -> int:
-    """How many classes a head has that speaks per token."""
+    """Return the number of classes of a head that gives one result per token."""
     out = getattr(model.get_output_embeddings(), "weight", None)
     return int(model.config.num_labels if out is None else out.shape[0])
 
 
 def _check_sequence_labels(config: Any, labels: Tensor) -> None:
-    """Labels per sequence, of the three kinds that transformers tells apart by `problem_type` and dtype."""
+    """Check labels per sequence, of the three kinds that transformers tells apart by `problem_type` and dtype."""
     classes, problem = config.num_labels, config.problem_type
     if problem == "regression" or (problem is None and classes == 1):
         return

@@ -1,7 +1,8 @@
-"""The attention that nopad registers with transformers: one function for every model that goes through its interface.
+"""The attention function that nopad registers with transformers, for every model that uses its attention interface.
 
-It gets what the model passes (causality, window, scale, position bias) and the placement that hangs on the mask, and
-hands both to a backend. A batch that is not packed goes to transformers' own SDPA: a pack-safe model still runs alone.
+The function takes the model's settings (causality, window, scale, position bias) and the placement attached to the
+mask, and calls a backend with both. Batches that are not packed go to transformers' own SDPA, so a pack-safe model
+still runs ordinary batches.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ def packed_attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer: from queries, keys and values ``[R, H, L, D]`` to ``[R, L, H, D]``.
+    """Compute the attention of one layer: queries, keys and values ``[R, H, L, D]`` to ``[R, L, H, D]``.
 
     Raises:
-        UnsupportedModelError: the layer wants what no backend has, or does not say how it attends.
+        UnsupportedModelError: the layer needs a feature that no backend has, or does not say whether it is causal.
     """
     causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
     if causal is None:
@@ -113,7 +114,7 @@ def packed_attention(
 
 
 def _keep_of(module: nn.Module, mask: Tensor, query: Tensor, key: Tensor, heads: Heads) -> Tensor:
-    """Read a mask by its numbers alone, where these say all there is to say."""
+    """Return a bool mask from the mask's numbers alone; raise UnsupportedModelError where they are not enough."""
     if mask.dtype == DENSE and tuple(mask.shape[-2:]) == (query.shape[2], key.shape[2]):
         return mask != 0
     if mask.dtype == NUMBERS and mask.shape[-1] == query.shape[2] == key.shape[2]:
@@ -122,7 +123,7 @@ def _keep_of(module: nn.Module, mask: Tensor, query: Tensor, key: Tensor, heads:
 
 
 def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, heads: Heads) -> Tensor:
-    """Attention of a batch that is not packed, for what SDPA does not have; ``[B, L, H, D]``."""
+    """Compute ordinary attention with softcap or sinks, which SDPA does not have; ``[B, L, H, D]``."""
     if mask is not None and mask.dtype != torch.bool:
         raise UnsupportedModelError("a model with softcap or sinks that is pack-safe takes masks of bool only")
     keep = None if mask is None else mask[..., : key.shape[2]]
@@ -133,7 +134,7 @@ def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, heads
 
 
 def register() -> None:
-    """Make the attention known to transformers, under one name, once."""
+    """Register nopad's attention with transformers, under one name."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -142,7 +143,7 @@ def register() -> None:
 
 
 def tell(module: nn.Module) -> None:
-    """Tell the call under way, and whoever watches, that this layer attends to a packed batch."""
+    """Report to the current packed call, and to any watcher, that this layer attends to a packed batch."""
     call, watch = _inside.get(), _watch.get()
     if call is not None:
         call.attended[id(module)] += 1
@@ -152,12 +153,12 @@ def tell(module: nn.Module) -> None:
 
 
 def inside() -> Call | None:
-    """The packed call under way, in which every attention must know its layout; None while compiling."""
+    """Return the current packed call, in which every attention module must get its layout; None while compiling."""
     return None if torch.compiler.is_compiling() else _inside.get()
 
 
 def lost(module: nn.Module) -> UnsupportedModelError:
-    """What is raised where the layout did not reach an attention module."""
+    """Return the error for an attention module that the layout did not reach."""
     return UnsupportedModelError(
         f"{type(module).__name__} lost the layout of a packed batch on its way, and would let sequences see each "
         "other. Do hooks, compiled layers or a split over devices copy or drop attention masks? Take them off, or "
@@ -166,18 +167,18 @@ def lost(module: nn.Module) -> UnsupportedModelError:
 
 
 def begin(call: Call) -> Any:
-    """Enter a packed call."""
+    """Make `call` the current packed call; return the token for `end`."""
     return _inside.set(call)
 
 
 def end(token: Any) -> None:
-    """Leave a packed call."""
+    """End the packed call that `begin` started; `token` is what `begin` returned."""
     _inside.reset(token)
 
 
 @contextmanager
 def watched(seen: Callable[[nn.Module], None]) -> Any:
-    """Tell `seen` of every layer that attends to a packed batch inside; for the audit."""
+    """Call `seen` with every layer that attends to a packed batch inside this context; for the audit."""
     token = _watch.set(seen)
     try:
         yield

@@ -1,8 +1,10 @@
-"""What depends on who shares a batch, and so cannot give a sequence what it gets alone: refused by name.
+"""What depends on the other sequences of a batch, so that a sequence would not get the result it gets alone.
 
-* rotary frequencies that change with the longest sequence of a batch (longrope, dynamic rope),
-* activations that are quantised with one scale for the whole batch; one scale per token is sound,
-* a cache of earlier tokens, which belongs to rows and not to sequences.
+Each of these is refused with an error that names it:
+
+* rotary frequencies that change with the longest sequence of a batch (longrope, dynamic rope);
+* activations quantised with one scale for the whole batch (one scale per token is allowed);
+* a cache of earlier tokens (``past_key_values``), which belongs to rows and not to sequences.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ __all__ = ["check_arguments", "check_rope", "check_scales"]
 
 
 def check_arguments(named: Mapping[str, Any]) -> None:
-    """Check that a packed call brings no cache along.
+    """Check that a packed call has no cache of earlier tokens.
 
     Raises:
-        BatchError: it does.
+        BatchError: ``past_key_values`` was given.
     """
     if named.get("past_key_values") is not None:
         raise BatchError(
@@ -36,12 +38,12 @@ def check_arguments(named: Mapping[str, Any]) -> None:
 def check_rope(model: Any, layout: Layout) -> None:
     """Check that no sequence changes the rotary frequencies of the others.
 
-    Longrope has two sets, and takes the long one for a whole batch when its longest sequence passes
-    `original_max_position_embeddings`. Dynamic rope stretches them by the longest sequence, beyond
-    `max_position_embeddings`, and keeps them for later calls: those of an earlier, longer call are put back here.
+    Longrope has two sets of frequencies; the longer one applies to the whole batch when its longest sequence exceeds
+    `original_max_position_embeddings`. Dynamic rope stretches the frequencies by the longest sequence beyond
+    `max_position_embeddings` and keeps them for later calls; here they are reset after such a call.
 
     Raises:
-        BatchError: some sequences pass the switch and others do not, or one is too long for dynamic rope.
+        BatchError: only some sequences exceed longrope's switch, or one is too long for dynamic rope.
     """
     config = model.config.get_text_config()
     for rope in _ropes(config):
@@ -64,7 +66,7 @@ def check_scales(model: nn.Module) -> None:
     """Check that no layer quantises the activations of a whole batch together.
 
     Raises:
-        UnsupportedModelError: one does.
+        UnsupportedModelError: a layer does.
     """
     for module in _modules(model):
         known = _library(type(module).__module__, type(module).__name__)
@@ -79,7 +81,7 @@ def check_scales(model: nn.Module) -> None:
 
 
 def _ropes(config: Any) -> list[Mapping[str, Any]]:
-    """The rotary settings of a configuration: one, or one for each type of layer."""
+    """Return the rotary settings of a configuration: one mapping, or one per type of layer."""
     found = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in found.values() if isinstance(value, Mapping)]
     return nested or [found]
@@ -97,7 +99,7 @@ def _check_side(layout: Layout, switch: int) -> None:
 
 
 def _reset_frequencies(model: nn.Module) -> None:
-    """Put the frequencies back that dynamic rope begins with."""
+    """Reset the rotary frequencies to those before dynamic rope stretched them."""
     for module in _modules(model):
         for name in [name for name in (*vars(module), *module._buffers) if name.endswith("original_inv_freq")]:
             first, prefix = getattr(module, name), name.removesuffix("original_inv_freq")
@@ -112,7 +114,7 @@ def _reset_frequencies(model: nn.Module) -> None:
 
 
 def _modules(model: nn.Module) -> Iterator[nn.Module]:
-    """All modules; quicker than ``model.modules()``, for it is asked at each call."""
+    """Yield all modules; faster than ``model.modules()``, since it runs at each call."""
     waiting: list[nn.Module | None] = [model]
     while waiting:
         module = waiting.pop()
@@ -123,14 +125,14 @@ def _modules(model: nn.Module) -> Iterator[nn.Module]:
 
 @lru_cache(maxsize=1024)
 def _library(where: str, name: str) -> str:
-    """Whose quantised layer this is; "": of none that is known to look at a whole batch."""
+    """Return the library of a quantised layer that may use the whole batch; "" for any other layer."""
     if where.startswith(("torch.ao.nn.quantized.dynamic", "torch.ao.nn.intrinsic.quantized.dynamic")):
         return "torch.ao"
     return {"Linear8bitLt": "bitsandbytes", "Float8Linear": "torchao float8"}.get(name, "")
 
 
 def _together(module: Any, kind: str, weight: Any) -> str | None:
-    """Why a sequence's values depend on the batch; None: they do not."""
+    """Return why a sequence's values depend on the batch; None: they do not."""
     scale = "quantises activations with one scale for the whole batch"
     if kind == "torch.ao":
         half = getattr(getattr(module, "_packed_params", None), "dtype", None) == torch.float16  # weights only

@@ -1,4 +1,4 @@
-"""A packed call under way, what its hooks share, and the arguments of a forward method by name."""
+"""The state of a packed call, which its hooks share, and helpers that name a forward method's arguments."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ __all__ = ["Call", "Calls", "Cell", "Static", "bound", "parameters", "takes_more
 
 @dataclass
 class Call:
-    """One packed call of a model.
+    """The state of one packed call of a model.
 
     Attributes:
-        head: what the model does with its states.
+        head: the model's head, which turns hidden states into results.
         placed: the batch's layout on the model's device.
-        target: that of the decoder's batch, where there is a decoder.
-        encodes: whether the encoder runs in this call; not where its states are given.
-        compiled: whether parts of the model are compiled, where attention and hooks do not report.
-        positions: of each token, as the model counts them; ``[R, L]``.
-        inside: which part runs now: "encoder" or "decoder".
-        as_tuple: the caller wants a tuple.
-        labels: what the head computes its loss from afterwards, by name.
-        seen: states that hooks keep for the head.
-        ran: how often each hook ran, by its role.
-        attended: how often each attention module attended, by its id.
+        target: the layout of the decoder's batch; None without a decoder.
+        encodes: whether the encoder runs in this call; it does not where its states are given.
+        compiled: whether parts of the model are compiled, where attention and hooks cannot report.
+        positions: position of each token, as the model counts positions; ``[R, L]``.
+        inside: the part that runs now: "encoder" or "decoder".
+        as_tuple: whether the caller wants a tuple.
+        labels: the labels, by name, from which the head computes the loss after the model ran.
+        seen: hidden states that hooks keep for the head.
+        ran: how often each hook ran, by role.
+        attended: how often each attention module attended, by ``id(module)``.
         kinds: classes of the modules that attended.
-        token: of `nopad.model.attention.begin`.
+        token: what `nopad.model.attention.begin` returned.
     """
 
     head: Head
@@ -60,18 +60,18 @@ class Call:
 
     @property
     def side(self) -> Placement:
-        """The layout of what comes out: that of the targets where there is a decoder."""
+        """The layout of the output: that of the targets if there is a decoder."""
         return self.placed if self.target is None else self.target
 
 
 @dataclass
 class Static:
-    """A call of static shapes under way.
+    """The state of a call with static shapes (`nopad.model.static_inputs`).
 
     Attributes:
         ids: the sequence numbers, int32 ``[R, 1, 1, L]``; None: there is no such call.
-        kept: what its head reads.
-        tokens: token ids ``[R, L]``, where they are given.
+        kept: the tensor that the head reads.
+        tokens: token ids ``[R, L]``, or None.
     """
 
     ids: Tensor | None = None
@@ -80,7 +80,7 @@ class Static:
 
 
 class Calls(local):
-    """The calls under way in this thread, innermost last; None: an ordinary one."""
+    """The calls that run now in this thread, innermost last; None stands for an ordinary call."""
 
     def __init__(self) -> None:
         self.stack: list[Call | None] = []
@@ -88,18 +88,18 @@ class Calls(local):
 
 
 class Cell:
-    """What all hooks of one pack-safe model share: the calls under way. Small: whoever copies a module copies it too.
+    """The state that all hooks of one pack-safe model share. It is small, since copying a module copies it too.
 
-    A copied model gets one cell of its own, for all its hooks. A module copied by itself (PEFT does it) gets one that
-    no call ever reaches, so its hooks do nothing until `State.renew` replaces them.
+    A copied model gets one cell of its own, for all its hooks. A module that is copied by itself (as PEFT does) gets a
+    cell that no call ever reaches, so its hooks do nothing until `State.renew` replaces them.
 
     Attributes:
-        calls: those of each thread.
-        compiled: the call of static shapes while compiling, for a compiler does not see what is a thread's own.
+        calls: the calls of each thread.
+        compiled: the call of static shapes while compiling, since the compiler cannot trace thread-local values.
         most: most sequences of a batch; None: any number.
         how: from which tokens a sequence's result is read, in calls of static shapes.
-        opened: how many packed calls are under way, in all threads; a compiler sees that much.
-        owned: whether it is a model's; not that of a module which was copied by itself.
+        opened: number of packed calls that run now, in all threads; the compiler can read this number.
+        owned: whether the cell belongs to a model, and not to a module that was copied by itself.
     """
 
     def __init__(self, most: int | None = None, how: str = "first") -> None:
@@ -115,18 +115,18 @@ class Cell:
 
     @property
     def call(self) -> Call | None:
-        """The packed call under way; None in an ordinary one, and while compiling."""
+        """The packed call that runs now; None in an ordinary call and while compiling."""
         if torch.compiler.is_compiling():
             return None
         return self.calls.stack[-1] if self.calls.stack else None
 
     def refuse_compiling(self) -> None:
-        """Keep the compiler off a hook while a packed call is under way: it would be left out of it in silence.
+        """Raise while compiling if a packed call runs now: the compiled graph would silently leave the hook out.
 
-        What raises while compiling runs as it is instead, which is right.
+        PyTorch then runs the hook uncompiled, which gives the right result.
 
         Raises:
-            UnsupportedModelError: the compiler is at it.
+            UnsupportedModelError: the compiler traces this hook during a packed call.
         """
         if torch.compiler.is_compiling() and self.opened:
             raise UnsupportedModelError(
@@ -136,7 +136,7 @@ class Cell:
 
     @property
     def static(self) -> Static:
-        """The call of static shapes under way; where there is none, a `Static` whose `ids` are None."""
+        """The call of static shapes that runs now; if there is none, a `Static` whose `ids` are None."""
         return self.compiled if torch.compiler.is_compiling() else self.calls.static
 
 
@@ -144,7 +144,7 @@ def bound(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> dict[str, 
     """Return all arguments of a forward call by name.
 
     Raises:
-        UnsupportedModelError: the module takes its arguments under no name (a wrapper's ``*args``).
+        UnsupportedModelError: there are more positional arguments than named ones (a wrapper's ``*args``).
     """
     if not args:
         return dict(kwargs)
@@ -159,7 +159,7 @@ def bound(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> dict[str, 
 
 @lru_cache(maxsize=256)
 def takes_more(forward: Any) -> bool:
-    """Whether a forward method takes arguments by any name."""
+    """Whether a forward method has a ``**kwargs`` argument."""
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(forward).parameters.values())
 
 

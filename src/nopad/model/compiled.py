@@ -1,4 +1,4 @@
-"""What a compiled model is fed: the same shapes for every batch, so that one graph serves a whole dataset."""
+"""Inputs of a compiled model: the same shapes for every batch, so that one graph serves a whole dataset."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ __all__ = ["static_inputs"]
 
 
 def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
-    """Return a batch for a compiled pack-safe model: tensors of fixed shapes, and nothing else that differs by batch.
+    """Return the inputs of a compiled pack-safe model: tensors of fixed shapes, which alone differ between batches.
 
-    The mask is the sequence numbers, ``[R, 1, 1, L]``, for this model only: another one would not be told, as the guard
-    of a batch tells it. The compiled attention makes a block mask of it. One graph
-    serves all batches of the same rows.
+    The mask holds the sequence numbers, ``[R, 1, 1, L]``, from which the compiled attention makes a block mask. Only
+    this model understands it: unlike a batch's guard, it raises no error in another model. One graph serves all batches
+    with the same number and width of rows.
 
-    What is per sequence wants a limit, ``nopad.packed(model, max_sequences=K)``, and comes out as ``[K, ...]``: of S
-    sequences, the first S are real (``logits[:batch.layout.sequences]``). Their labels are left out: give the same
-    results to `nopad.losses`. Without a limit, a base model's ``pooler_output`` is left out.
+    Results per sequence need a limit, ``nopad.packed(model, max_sequences=K)``, and have the shape ``[K, ...]``: with S
+    sequences, the first S are real (``logits[:batch.layout.sequences]``). Labels per sequence are left out: compute the
+    loss from the results with `nopad.losses`. Without a limit, a base model's ``pooler_output`` is left out.
 
     Raises:
-        BatchError: the batch is flat, its rows are filled end to end, it has too many sequences, or too long ones.
-        OptionError: the model is not pack-safe, or gives results per sequence and has no limit of them.
-        UnsupportedModelError: it is a class of your own, it has a decoder, its attention is its own, or its head
-            takes means by the mask (ModernBERT's, where so configured).
+        BatchError: the batch is flat, its rows are filled end to end, or it has too many or too long sequences.
+        OptionError: the model is not pack-safe, or it gives results per sequence and has no `max_sequences`.
+        UnsupportedModelError: the model is a class of your own, has a decoder, has its own attention, or its head takes
+            means by the mask (ModernBERT's, if so configured).
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel

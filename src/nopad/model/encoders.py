@@ -1,8 +1,9 @@
-"""Models whose layers do not call a registered attention (DeBERTa, MPNet): hooks around their own.
+"""Models whose layers do not call a registered attention function (DeBERTa, MPNet): hooks around their own attention.
 
-With `mask` the encoder gets a dense block mask. With `segments` and `repack` each attention module gets one sequence
-per row, as PopRT does: unpack before it, its own attention on ``[S, longest]``, pack again behind it. Gradient
-checkpointing runs attention again when no call is under way, so all that these hooks need hangs on the mask.
+With the backend `mask`, the encoder gets a dense block mask. With `segments` and `repack`, each attention module gets
+one sequence per row, as in PopRT: the states are unpacked before the module, its own attention runs on ``[S,
+longest]``, and its output is packed again. Gradient checkpointing runs attention again after the call has ended, so all
+that these hooks need is attached to the mask.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ REPACKED = "nopad_repacked"
 
 @dataclass(frozen=True)
 class _Around:
-    """What the hooks around an attention module need: the encoder that they are in, and what is known of its kind."""
+    """Attached to the mask for the hooks around an attention module: the module's encoder, and the model's family."""
 
     encoder: Any
     family: Family
 
 
 def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder: nn.Module, compiled: bool) -> Any:
-    """Return what the encoder of such a model gets as its mask."""
+    """Return the attention mask for the encoder of a model with its own attention, with the placement attached."""
     if placed.backend in ("flex", "varlen"):
         raise BatchError(f"this model's attention is its own and has no {placed.backend!r}; use 'mask' or 'segments'")
     if placed.backend != "mask":
@@ -58,7 +59,7 @@ def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder:
 
 
 def unpack_first(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Before an attention module: hand it one sequence per row; None where it is no packed call."""
+    """Return an attention module's arguments with one sequence per row; None: leave them as they are."""
     if torch.compiler.is_compiling():
         return None  # with `mask` only, where there is nothing to unpack
     named = bound(module, args, kwargs)
@@ -83,7 +84,7 @@ def unpack_first(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def pack_again(kwargs: dict[str, Any], output: Any) -> Any:
-    """Behind an attention module: put what it gave for each sequence back where the sequence lies."""
+    """Return an attention module's output packed into the batch's rows again; None: leave it as it is."""
     placed = getattr(kwargs.get("attention_mask"), REPACKED, None)
     if placed is None:
         return None

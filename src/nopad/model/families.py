@@ -1,7 +1,7 @@
-"""What nopad knows of each kind of model: how its attention is reached, where positions begin, how its heads pool.
+"""What nopad knows about each model type: how to reach its attention, where positions begin, how its heads pool.
 
-A model type that is not here, or is here with a reason against it, is refused: a wrong answer looks like a right one.
-All of it is data; `nopad.audit` proves it, and the equality tests do for every line.
+A model type that is not listed, or is listed in `REFUSED` with a reason, raises an error, since a wrong result looks
+like a right one. These tables hold data only; `nopad.audit` and the equality tests check every line.
 """
 
 from __future__ import annotations
@@ -24,31 +24,33 @@ def _never(config: Any) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One kind of model.
+    """What nopad knows about one model type.
 
     Attributes:
-        route: "interface": its layers call transformers' registered attention; "encoder mask": they do not, and the
-            mask is put in at the encoder.
-        attention: for "encoder mask": class names of the modules between which sequences are unpacked and repacked.
-        after_padding: its positions are counted as RoBERTa's are, from `padding_idx + 1` of its embeddings on, pad ids
-            left out (`nopad.model.positions`). Others count from 0.
-        mask: for "encoder mask": what its mask is: "bool", or "additive", numbers that are added to scores.
-        head: module of the sequence classification head that gets the pooled states, by name, and how many dimensions
-            it wants: ``[S, 1, H]`` (3) or ``[S, H]`` (2); 0: it scores every token, and one of them is read.
-        pooled: which token a sequence's result is read from: its "first", its "last"; "config": as the configuration's
-            `classifier_pooling` says; "eos": the base model reads its first end-of-sequence token (CLIP).
-        pads_inside: whether pad ids may stand inside a sequence that is classified; not where versions of transformers
-            read different tokens then.
-        pooler: module of the base model that gets ``[S, 1, H]`` (3) or ``[S, H]`` (2); None: there is none.
-        mask_at: the part of the base model where the mask goes in; "": at the base itself. Others use it before
-            (ESM, MPNet, DeBERTa), or have heads that go around the base (OPT).
-        bias: for "encoder mask": the encoder's method that makes what attention gets as ``relative_pos`` or
-            ``position_bias``, and the name of that argument.
-        encoder_decoder: it has both, and cross attention.
+        route: "interface": its layers call transformers' registered attention; "encoder mask": they do not, and nopad
+            replaces the encoder's mask.
+        attention: for "encoder mask": class names of the attention modules around which states are unpacked and packed
+            again.
+        after_padding: positions are counted as in RoBERTa: from `padding_idx + 1` on, without pad ids
+            (`nopad.model.positions`). Otherwise they count from 0.
+        mask: for "encoder mask": what its mask holds: "bool", or "additive": numbers that are added to scores.
+        head: name of the sequence classification head's module that gets the pooled states, and the number of their
+            dimensions: ``[S, 1, H]`` (3) or ``[S, H]`` (2); 0: the module scores every token, and one token is read.
+        pooled: the token that a sequence's result is read from: its "first", its "last"; "config": the one that the
+            configuration's `classifier_pooling` names; "eos": its first end-of-sequence token (CLIP).
+        pads_inside: whether pad ids may stand inside a sequence that is classified. They may not where versions of
+            transformers then read different tokens.
+        pooler: name of the base model's pooler and the dimensions of its input, ``[S, 1, H]`` (3) or ``[S, H]`` (2);
+            None: there is no pooler.
+        mask_at: name of the base model's part that gets the mask; "": the base model itself. A part is named where the
+            base model itself uses the mask (ESM, MPNet, DeBERTa), or a head goes around the base model (OPT).
+        bias: for "encoder mask": the encoder's method that computes the relative positions or position bias, and the
+            name of the attention's argument for it.
+        encoder_decoder: the model has an encoder, a decoder and cross attention.
         attends: how often each layer attends in one call (differential attention: twice).
-        narrow: its embeddings take no row that is wider than the table of positions.
-        refuse: why a model of this kind with this configuration is refused; None: it is not.
-        notes: what a reader should know.
+        narrow: rows may not be wider than the table of positions.
+        refuse: returns why a model with this configuration is refused; None: it is not.
+        notes: remarks for the documentation.
     """
 
     route: Route = "interface"
@@ -198,10 +200,10 @@ REFUSED: dict[str, str] = {kind: reason for reason, kinds in _BY_REASON.items() 
 
 
 def family_of(config: Any) -> Family:
-    """Return what is known of a model with this configuration.
+    """Return the family of a model with this configuration.
 
     Raises:
-        UnsupportedModelError: its sequences cannot be kept apart, with the reason; or nothing is known of it.
+        UnsupportedModelError: nopad cannot keep the sequences of this model apart, or does not know its type.
     """
     kind = getattr(config, "model_type", "") or type(config).__name__
     if kind in REFUSED:

@@ -1,9 +1,9 @@
-"""Results per sequence from the model's own heads: each is handed its sequence's states, where it would take a row's.
+"""Results per sequence from the model's own heads, which get pooled states per sequence instead of per row.
 
-Heads that speak per token (masked and causal language models, token classification) keep the layout of the batch:
-`PackedBatch.unpack_tokens` splits it. Heads that pool give ``[S, ...]``, in the order in which sequences were given.
-Question answering gives ``[S, longest]``, and what is behind a sequence's end is minus infinity, so no other sequence's
-token can be an answer.
+Heads with one result per token (masked and causal language models, token classification) keep the layout of the batch;
+`PackedBatch.unpack_tokens` splits their results. Heads that pool give ``[S, ...]``, in the order in which sequences
+were given. Question answering gives ``[S, longest]``; logits behind a sequence's end are minus infinity, so no token of
+another sequence can be an answer.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ IGNORED = -100
 
 
 class Head:
-    """What a model does with its states. This one leaves them as they are: base models, and heads per token.
+    """A model's head. This class leaves hidden states as they are: for base models, and heads with results per token.
 
     Attributes:
-        name: as `nopad.model.known.NAMES` has it.
-        gives: whether its logits are per "token" or per "sequence".
-        stock: whether the model is one of transformers' own classes; of others, nothing is taken for granted.
-        per_token, per_sequence: names of its labels.
+        name: the head's name in `nopad.model.known.NAMES`.
+        gives: whether the logits are per "token" or per "sequence".
+        stock: whether the model is one of transformers' own classes; other classes are checked more strictly.
+        per_token, per_sequence: names of its labels per token and per sequence.
     """
 
     name = "tokens"
@@ -48,19 +48,19 @@ class Head:
 
     @property
     def by_token(self) -> bool:
-        """Whether what comes out is per token, and so are the labels."""
+        """Whether the logits, and so the labels, are per token."""
         return self.gives == "token"
 
     @property
     def base(self) -> Any:
-        """The model without its head, as it is now."""
+        """The model without its head; looked up at each call."""
         return getattr(self.model, self.model.base_model_prefix, self.model)
 
     def hooks(self, cell: Cell) -> Iterator[tuple[nn.Module, Hook]]:
-        """The modules that this head has hooked, as the model uses them now.
+        """Yield the modules that this head needs hooks on, each with its hook.
 
         Raises:
-            UnsupportedModelError: one of them was replaced by something of which nothing is known.
+            UnsupportedModelError: a module was replaced by one that nopad does not know.
         """
         if self.family.pooler is not None:
             name, dims = self.family.pooler
@@ -72,7 +72,10 @@ class Head:
                     yield from self._feed(cell, name, module, dims, inner)
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
-        """Check labels, and take those away that the model itself would get wrong."""
+        """Check the shapes of labels before the model runs.
+
+        Subclasses remove labels from `named` whose loss the model would compute wrongly, or change them.
+        """
         for name in self.per_token:
             _check_shape(named, name, [call.side.layout.shape])
         for name in self.per_sequence:
@@ -81,18 +84,18 @@ class Head:
             call.seen["eos"] = eos_tokens(self.model.config, named["input_ids"], call.placed)
 
     def leave(self, call: Call, output: Any) -> Any:
-        """Put the output right."""
+        """Return the output with one result per sequence in place of one per row."""
         if "eos" in call.seen:
             states = output["last_hidden_state"]
             output["pooler_output"] = states.reshape(-1, states.shape[-1])[call.seen["eos"]]
         return output
 
     def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:
-        """Put labels right in a call of static shapes."""
+        """Return labels per token as the model must get them in a call of static shapes."""
         return labels
 
     def leave_static(self, cell: Cell, output: Any) -> Any:
-        """Put the output of a call of static shapes right."""
+        """Return the output of a call of static shapes, with results per sequence in place of results per row."""
         for name in ("pooler_output", "seq_relationship_logits", "sop_logits"):
             unread = cell.most is None or (name == "pooler_output" and self.family.pooled == "eos")
             if name in (output or ()) and unread:
@@ -102,7 +105,10 @@ class Head:
     def _feed(
         self, cell: Cell, role: str, module: nn.Module, dims: int, inner: nn.Module
     ) -> Iterator[tuple[nn.Module, Hook]]:
-        """Hand a module each sequence's states: ``[S, 1, H]`` (3), or ``[S, H]`` of the states of `inner` (2)."""
+        """Yield the hooks that give a module each sequence's states: ``[S, 1, H]`` (`dims` 3) or ``[S, H]`` (2).
+
+        With 2 dimensions the states are the output of `inner`.
+        """
         reader = type(unwrapped(module))
         if dims == 3 and not reader.__module__.startswith("transformers."):
             raise UnsupportedModelError(
@@ -115,7 +121,7 @@ class Head:
             yield inner, Keep(cell, f"states before the {role}", name="hidden", first=True)
 
     def pooling(self) -> str:
-        """From which tokens a sequence's result is read."""
+        """Return which tokens a sequence's result is read from: "first", "last", "mean", "eos" or "late"."""
         if self.family.pooled == "config":
             how = str(self.model.config.classifier_pooling)
             return "first" if how in ("cls", "bos") else how
@@ -123,7 +129,7 @@ class Head:
 
 
 class _Classifier(Head):
-    """One result per sequence, from pooled states."""
+    """A head with one result per sequence, computed from pooled states."""
 
     name = "classification"
     gives = "sequence"
@@ -147,7 +153,7 @@ class _Classifier(Head):
 
 
 class _LastToken(Head):
-    """One result per sequence, of a model that scores every token and reads one of a row, or the mean (EuroBERT)."""
+    """A classifier that scores every token and reads one per row, or the mean (EuroBERT): one result per sequence."""
 
     name = "classification"
     gives = "sequence"
@@ -218,12 +224,12 @@ class _LastToken(Head):
 
 
 class Causal(Head):
-    """A causal language model: no sequence is to predict the first token of the next one."""
+    """A causal language model: no sequence may predict the first token of the next one."""
 
     name = "causal"
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
-        """Take labels of first tokens out, and refuse those that a row's own shift would get wrong."""
+        """Set the labels of first tokens to -100; refuse labels that the model's shift within rows would get wrong."""
         super().enter(call, named)
         labels = named.get("labels")
         if labels is not None and call.placed.layout.crossing:
@@ -241,12 +247,12 @@ class Causal(Head):
             named["labels"] = labels.reshape(-1).index_fill(0, call.placed.first, IGNORED).reshape(labels.shape)
 
     def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:
-        """The same in a call of static shapes."""
+        """Set the labels of first tokens to -100 in a call of static shapes."""
         return labels.masked_fill(positions == 0, IGNORED)
 
 
 class _Answers(Head):
-    """Question answering: where an answer begins and ends in each sequence."""
+    """Question answering: the logits of where an answer begins and ends, per sequence."""
 
     name = "answers"
     gives = "sequence"
@@ -292,7 +298,7 @@ HEADS: dict[str, type[Head]] = {"tokens": Head, "causal": Causal, "classificatio
 
 
 def head_of(model: Any, family: Family, given: str | None = None) -> Head:
-    """Return what is done with a model's results; `given`: the name of its head, of a class that nobody knows.
+    """Return the head of a model; `given` is the head's name, for a class that nopad does not know.
 
     Raises:
         OptionError, UnsupportedModelError: see `nopad.model.known.head_name`.
@@ -305,7 +311,7 @@ def head_of(model: Any, family: Family, given: str | None = None) -> Head:
 
 
 def _takes_last(scores: Tensor, call: Call, output: Any) -> bool:
-    """Whether a model took the scores of each row's last token."""
+    """Whether the model's logits are the scores of each row's last token."""
     real = call.placed.ids != 0
     rows = torch.arange(real.shape[0], device=real.device)[real.any(1)]
     last = real.shape[1] - 1 - real.flip(1).int().argmax(1)
@@ -314,7 +320,7 @@ def _takes_last(scores: Tensor, call: Call, output: Any) -> bool:
 
 
 def _static_padded(values: Tensor, ids: Tensor, most: int) -> Tensor:
-    """``[R, L]`` to ``[most, L]``: each sequence from slot 0 on, minus infinity behind it."""
+    """Turn logits ``[R, L]`` into ``[most, L]``: each sequence from slot 0 on, minus infinity after its end."""
     owned = mine(ids, most)
     places = torch.arange(ids.shape[-1], device=ids.device) + owned.int().argmax(1)[:, None]
     places = places.clamp(max=owned.shape[1] - 1)
@@ -330,14 +336,14 @@ def _check_shape(named: dict[str, Any], name: str, wanted: list[tuple[int, ...]]
 
 
 def _settle_problem(model: Any, labels: Tensor) -> None:
-    """Say what kind of problem it is, as transformers does when the user has not."""
+    """Set the configuration's `problem_type` from the labels, as transformers does when the user has not set it."""
     if model.config.problem_type is None:
         many = "single_label_classification" if not labels.is_floating_point() else "multi_label_classification"
         model.config.problem_type = "regression" if model.config.num_labels == 1 else many
 
 
 def _in_order(output: Any) -> Any:
-    """Put a loss that came last to the front, where tuples have it."""
+    """Return the output with its loss as the first entry, where tuples have it."""
     if "loss" not in output or output["loss"] is None:
         return output
     return type(output)(**{"loss": output["loss"], **{k: v for k, v in output.items() if k != "loss"}})

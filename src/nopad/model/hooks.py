@@ -1,8 +1,8 @@
-"""The hooks of a pack-safe model: where the mask goes in, where heads are fed, where learned positions are looked up.
+"""The hooks of a pack-safe model: they put the mask in, feed the heads, and look learned positions up.
 
-A hook is an object that knows its role and the model's `Cell`, nothing else: modules may be copied, replaced and
-wrapped after the model was made pack-safe, and `State.renew` puts hooks on those that the model uses at a call. Each
-run is counted by role, and a packed call in which a hook did not run exactly once is no result (`postconditions`).
+A hook knows only its role and the model's `Cell`, so modules may be copied, replaced and wrapped after `nopad.packed`:
+before each call, `State.renew` puts hooks on the modules that the model uses now. Runs are counted by role, and a
+packed call in which a hook did not run exactly once raises an error (`nopad.model.postconditions`).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ __all__ = [
 
 @dataclass(eq=False)
 class Hook:
-    """What all hooks of nopad are, so that they can be found and taken off. Called as PyTorch calls hooks with kwargs.
+    """Base class of all nopad hooks, by which they are found and removed. PyTorch calls them with kwargs.
 
     Attributes:
-        cell: of the model.
-        role: its name in the count of what ran.
-        moment: whether it runs before or after its module.
+        cell: the model's cell.
+        role: name under which runs are counted.
+        moment: whether the hook runs before or after its module.
     """
 
     cell: Cell
@@ -52,7 +52,7 @@ class Hook:
 
 
 def attach(module: nn.Module, hook: Any) -> None:
-    """Put a hook on a module."""
+    """Register a hook on a module."""
     if hook.moment == "before":
         module.register_forward_pre_hook(hook, with_kwargs=True)
     else:
@@ -60,7 +60,7 @@ def attach(module: nn.Module, hook: Any) -> None:
 
 
 def take_off(module: nn.Module, cell: Cell) -> None:
-    """Take a model's hooks off a module, and those that came with a copy; two models may share a module."""
+    """Remove a model's hooks from a module, and those copied with the module; hooks of another model stay."""
     # Not by the handles of PyTorch: those of a copied module are not known.
     before: tuple[Any, ...] = (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
     after: tuple[Any, ...] = (
@@ -78,12 +78,12 @@ def take_off(module: nn.Module, cell: Cell) -> None:
 
 @dataclass(eq=False)
 class Swap(Hook):
-    """Puts the mask in that carries the layout, where the base model (or its encoder, or decoder) begins."""
+    """Replaces the mask by one that carries the layout, at the start of the base model (or its encoder or decoder)."""
 
     part: str = "encoder"
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return what the module is given instead, ``(args, kwargs)``; None: as it came."""
+        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
         self.cell.refuse_compiling()
         call = self.cell.call
         if call is None:
@@ -107,10 +107,10 @@ class Swap(Hook):
 
 @dataclass(eq=False)
 class Count(Hook):
-    """Hands the base model the positions of the batch, where the class around it does not hand them on."""
+    """Gives the base model the batch's positions, in case the class around it does not pass them on."""
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return what the module is given instead, ``(args, kwargs)``; None: as it came."""
+        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
         call = self.cell.call
         if call is None:
             return None
@@ -129,30 +129,30 @@ class Count(Hook):
 
 @dataclass(eq=False)
 class UnpackFirst(Hook):
-    """Hands an attention module of its own kind one sequence per row."""
+    """Gives an attention module that transformers' registry does not reach one sequence per row."""
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return what the module is given instead, ``(args, kwargs)``; None: as it came."""
+        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
         return unpack_first(module, args, kwargs)
 
 
 @dataclass(eq=False)
 class PackAgain(Hook):
-    """Packs again what came out of a module that got one sequence per row (`UnpackFirst`)."""
+    """Packs the output of an attention module that got one sequence per row (`UnpackFirst`)."""
 
     moment: Literal["before", "after"] = "after"
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-        """Return what the module gives instead of its output; None: its output."""
+        """Return the module's new output; None: leave it as it is."""
         return pack_again(kwargs, output)
 
 
 @dataclass(eq=False)
 class NoPositions(Hook):
-    """Keeps a stack that counts learned positions itself from counting along the whole row, beyond its table (BART)."""
+    """Stops a module with learned positions (BART) from counting along the whole row, beyond its table."""
 
     def __call__(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return what the module is given instead, ``(args, kwargs)``; None: as it came."""
+        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
         if self.cell.call is None:
             return None
         return args, {**kwargs, "position_ids": torch.zeros(1, dtype=torch.long, device=module.weight.device)}
@@ -160,12 +160,12 @@ class NoPositions(Hook):
 
 @dataclass(eq=False)
 class Positions(Hook):
-    """Looks learned positions up anew, by the place of each token in its sequence (after `NoPositions`)."""
+    """Looks learned positions up by each token's position in its sequence (after `NoPositions`)."""
 
     moment: Literal["before", "after"] = "after"
 
     def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> Any:
-        """Return what the module gives instead of its output; None: its output."""
+        """Return the module's new output; None: leave it as it is."""
         call = self.cell.call
         if call is None:
             return None
@@ -177,10 +177,11 @@ class Positions(Hook):
 
 @dataclass(eq=False)
 class Feed(Hook):
-    """Hands a module each sequence's pooled states in place of each row's.
+    """Gives a module each sequence's pooled states in place of each row's.
 
     Attributes:
-        dims: what the module wants: ``[S, 1, H]`` (3; it reads the first token of them), or ``[S, H]`` (2).
+        dims: dimensions of the module's input: 3 for ``[S, 1, H]``, of which it reads the first token, or 2 for ``[S,
+            H]``.
         stock: whether the model is one of transformers', which is known to give this module a row's pooled states.
     """
 
@@ -188,7 +189,7 @@ class Feed(Hook):
     stock: bool = True
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return what the module is given instead, ``(args, kwargs)``; None: as it came."""
+        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
         call, static = self.cell.call, self.cell.static
         if call is not None:
             call.ran[self.role] += 1
@@ -202,7 +203,7 @@ class Feed(Hook):
         return (found if self.dims == 2 else found[:, None], *args[1:]), kwargs
 
     def _states(self, call: Call, module: nn.Module, args: Any) -> Tensor:
-        """What is pooled, ``[R, L, H]``; refuse where the module is given something else than a row's pooled states."""
+        """Return the states to pool, ``[R, L, H]``; raise where the module got anything but a row's pooled states."""
         given: Tensor | None = args[0] if args and isinstance(args[0], Tensor) else None
         states: Tensor | None = given if self.dims == 3 else call.seen.get("hidden")
         if given is None or states is None or tuple(states.shape[:2]) != call.placed.layout.shape or states.dim() != 3:
@@ -221,11 +222,11 @@ class Feed(Hook):
 
 @dataclass(eq=False)
 class Keep(Hook):
-    """Keeps what a module gives, for the head.
+    """Keeps a module's output for the head.
 
     Attributes:
-        name: under which it is kept.
-        first: the first of what the module gives.
+        name: key in `Call.seen`.
+        first: keep only the first entry of the output.
     """
 
     moment: Literal["before", "after"] = "after"
@@ -233,7 +234,7 @@ class Keep(Hook):
     first: bool = False
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """Look at what the module gives, and leave it as it is."""
+        """Keep the module's output, and leave it unchanged."""
         kept = output[0] if self.first else output
         call, static = self.cell.call, self.cell.static
         if call is not None:
@@ -244,7 +245,7 @@ class Keep(Hook):
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside PEFT's wrapper for modules that are trained whole."""
+    """Return the module inside PEFT's `modules_to_save` wrapper, or the module itself."""
     while "modules_to_save" in module._modules and isinstance(module._modules.get("original_module"), nn.Module):
         module = module._modules["original_module"]  # type: ignore[assignment]
     return module

@@ -1,7 +1,7 @@
-"""Which head a model has: by the exact class of transformers, or by the word of whoever wrote the class.
+"""Which head a model has: found by its exact transformers class, or given by the user.
 
-A name says nothing: classes of one's own are called ``MyForSequenceClassification`` and pool as they like. So a class
-is known when it is the one that transformers' own tables (those of its Auto classes) list for a task.
+A class name proves nothing: a user's ``MyForSequenceClassification`` may pool in any way. So a class is known only if
+it is the very class that transformers' tables of Auto classes list for a task.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TABLES = {
 
 
 def is_stock(kind: type) -> bool:
-    """Whether a class is transformers' own, exactly: not one that inherits from it, and not one of the same name."""
+    """Whether a class is exactly transformers' own: not a subclass, and not another class of the same name."""
     import transformers
 
     return kind.__module__.startswith("transformers.") and getattr(transformers, kind.__name__, None) is kind
@@ -49,9 +49,9 @@ def head_name(model: Any, family: Family, given: str | None) -> str:
     """Return the name of a model's head.
 
     Raises:
-        OptionError: there is no head of the name that is given, or this class is known to have another one.
-        UnsupportedModelError: nothing is known of this class and nothing is given; or sequences of this head cannot be
-            kept apart.
+        OptionError: no head is called `given`, or the class is known to have another head.
+        UnsupportedModelError: the class is not known and no head is given; or the sequences of this head cannot be kept
+            apart.
     """
     name = type(model).__name__
     if given is not None and given not in NAMES:
@@ -77,7 +77,7 @@ def head_name(model: Any, family: Family, given: str | None) -> str:
 
 
 def _way_out(model: Any) -> str:
-    """What to do with a class that nobody knows."""
+    """Return advice for a class that nopad does not know."""
     from transformers import PreTrainedModel
 
     inner = [(name, child) for name, child in model.named_children() if isinstance(child, PreTrainedModel)]

@@ -1,10 +1,9 @@
-"""From which token a result per sequence is read, where the token ids tell.
+"""The token from which a result per sequence is read, where that depends on the token ids.
 
-A decoder's sequence classification reads a sequence's last token that is not the pad id.
-
-That is the rule of transformers for rows, and so for a sequence by itself. It tells where `pad_token_id` is a token of
-texts too, such as the eos. A sequence of nothing else is read at its first token. Without ids (`inputs_embeds`), or
-without a `pad_token_id`, it is the last token. CLIP's text model reads the first end-of-sequence token.
+A decoder's sequence classification reads a sequence's last token that is not the pad id; transformers applies this rule
+to each row, and so to a sequence run alone. It matters where the pad id also occurs in texts, for example as the eos. A
+sequence of pad ids only is read at its first token. Without ids (`inputs_embeds`) or without a `pad_token_id`, the last
+token is read. CLIP's text model reads the first end-of-sequence token.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ __all__ = ["eos_tokens", "last_tokens", "static_last_tokens"]
 
 
 def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside: bool = True) -> Tensor:
-    """Return the place of each sequence's token in the rows end to end; int64 ``[S]``.
+    """Return where the token that is read of each sequence lies in the concatenated rows; int64 ``[S]``.
 
     Args:
-        config: of the model.
+        config: the model's configuration.
         ids: token ids ``[R, L]``, or None.
         placed: the batch's layout.
         pads_inside: whether pad ids may stand before a sequence's last token that is no pad id.
 
     Raises:
-        BatchError: pad ids stand there and may not.
+        BatchError: a pad id stands inside a sequence, and `pads_inside` is False.
     """
     padding = config.get_text_config().pad_token_id
     if ids is None or padding is None:
@@ -50,10 +49,10 @@ def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside:
 
 
 def eos_tokens(config: Any, ids: Tensor, placed: Placement) -> Tensor:
-    """Return the place of the token that CLIP's text model reads of each sequence; int64 ``[S]``.
+    """Return where the token that CLIP's text model reads of each sequence lies in the concatenated rows.
 
-    Its first end-of-sequence token, or its first token where there is none; in configurations from before
-    transformers 4.31, whose `eos_token_id` is 2, the first of its largest ids.
+    The result is int64 ``[S]``. CLIP reads the first end-of-sequence token, or the first token if there is none. In
+    configurations from before transformers 4.31, whose `eos_token_id` is 2, it reads the first of the largest ids.
     """
     padded = placed.to_padded(placed.stream(ids), fill=-1)
     inside = padded.argmax(1) if config.eos_token_id == 2 else (padded == config.eos_token_id).int().argmax(1)
@@ -61,7 +60,10 @@ def eos_tokens(config: Any, ids: Tensor, placed: Placement) -> Tensor:
 
 
 def static_last_tokens(config: Any, ids: Tensor | None, sequence_ids: Tensor, most: int) -> Tensor:
-    """The same of sequence numbers ``[R, 1, 1, L]``, in shapes that depend on no batch: int64 ``[most]``."""
+    """Do the same as `last_tokens` in shapes that depend on no batch; int64 ``[most]``.
+
+    `sequence_ids` has the shape ``[R, 1, 1, L]``.
+    """
     padding = config.get_text_config().pad_token_id
     numbers = torch.arange(1, most + 1, device=sequence_ids.device, dtype=sequence_ids.dtype)
     mine = sequence_ids.reshape(1, -1) == numbers[:, None]

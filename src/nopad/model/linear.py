@@ -1,10 +1,11 @@
-"""Inference on CPUs: linear layers on whichever kernel is faster here, inside `fast_linear(model)`.
+"""Inference on CPUs: inside `fast_linear(model)`, linear layers use the faster of two kernels.
 
-PyTorch multiplies float32 matrices by MKL. On CPUs with AVX-512 that are not Intel's, oneDNN with weights laid out
-beforehand is up to 1.85 times as fast; on CPUs with AVX2 only, MKL is. So both are timed once per process for each
-size of layer, and the answer is logged. Parameters and `state_dict` stay as they are: laid-out copies live beside them,
-as much memory again, and no longer than the scope. Weights are not to change inside: what PyTorch counts as a change,
-or a parameter that got other memory, is laid out anew, and a write through ``.data`` cannot be seen.
+PyTorch multiplies float32 matrices with MKL. On AVX-512 CPUs that are not made by Intel, oneDNN with reordered weights
+is up to 1.85 times as fast; on CPUs with AVX2 only, MKL is faster. So both are timed on the model's most frequent layer
+size, once per process and size, and the result is logged. Parameters and `state_dict` stay unchanged: the reordered
+copies take as much memory again and are freed at the end of the scope. Do not change weights inside the scope: a change
+that PyTorch counts, or a parameter with new memory, is reordered again, but a write through ``.data`` cannot be
+noticed.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ _linear = nn.functional.linear
 
 @contextmanager
 def fast_linear(model: nn.Module) -> Iterator[None]:
-    """Inside, linear layers of this model run on the faster kernel, where they run in float32 without gradients.
+    """Inside this context, the model's float32 linear layers without gradients run on the faster kernel.
 
-    The scope owns the model's weights: do not train, load or swap them inside. Weights are laid out anew in each scope,
-    which costs about as much as running a few hundred tokens; where PyTorch's own kernel is the faster one, or the
-    model is not in float32 on a CPU, nothing happens and it costs nothing.
+    Do not train, load or swap the model's weights inside. Each scope reorders the weights again, which costs about as
+    much as running a few hundred tokens. Where PyTorch's own kernel is faster, or the model is not in float32 on a CPU,
+    the context does nothing and costs nothing.
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel
@@ -54,7 +55,7 @@ def fast_linear(model: nn.Module) -> Iterator[None]:
 
 
 def is_worth_it(model: nn.Module) -> bool:
-    """Whether `fast_linear` changes anything for this model here; tries both kernels once for each size of layer."""
+    """Whether `fast_linear` changes anything for this model on this CPU; may time both kernels first."""
     parameter = next(model.parameters(), None)
     if parameter is None or parameter.device.type != "cpu" or parameter.dtype != torch.float32:
         return False
@@ -66,7 +67,7 @@ def is_worth_it(model: nn.Module) -> bool:
 
 
 class _FastLinear(TorchFunctionMode):
-    """Inside, a model's linear layers in float32 without gradients run on weights laid out by oneDNN."""
+    """While active, a model's float32 linear layers without gradients run on weights reordered for oneDNN."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -84,7 +85,7 @@ class _FastLinear(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
     def _packed(self, weight: Tensor) -> Tensor:
-        """Lay a weight out, once for each state of it."""
+        """Return a weight reordered for oneDNN, from the cache unless the weight has changed."""
         state = (weight._version, weight.data_ptr())
         known = self._laid_out.get(id(weight))
         if known is None or known[0] != state:
@@ -94,7 +95,7 @@ class _FastLinear(TorchFunctionMode):
 
 @cache
 def _gain(inputs: int, outputs: int) -> float:
-    """How many times as fast oneDNN is as PyTorch's own on one linear layer; tried once per process, and logged."""
+    """Return how many times as fast oneDNN is as PyTorch's kernel on one linear layer; measured once per process."""
     states, weight = torch.ones(TRIED_TOKENS, inputs), torch.ones(outputs, inputs)
     with torch.inference_mode():
         laid_out = _lay_out(weight)
@@ -118,7 +119,7 @@ def _by_onednn(states: Tensor, laid_out: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _fastest(*ways: Callable[[], Any], turns: int = 9) -> list[float]:
-    """The fastest call of each way, in seconds, after a warm one; in turn, so that a busy machine slows all of them."""
+    """Return each function's fastest time in seconds; they take turns, so that a busy machine slows all alike."""
     best = [float("inf")] * len(ways)
     for turn in range(turns + 1):
         for which, way in enumerate(ways):

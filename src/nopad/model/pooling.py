@@ -1,4 +1,4 @@
-"""States of tokens to states of sequences: the first or last token of each sequence, or the mean of all."""
+"""Pool the states of tokens to states of sequences: each sequence's first or last token, or the mean of all."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def pooled(states: Tensor, batch: PackedBatch, how: str = "mean") -> Tensor:
         ``[S, ...]``, same dtype and device, in the order in which the sequences were given.
 
     Raises:
-        BatchError: the states are of another shape than the batch.
-        OptionError: there is no such `how`.
+        BatchError: the shape of the states does not begin with ``[R, L]``.
+        OptionError: `how` is none of these.
 
     >>> import nopad, torch
     >>> from nopad.model import pooled
@@ -50,10 +50,10 @@ def pooled(states: Tensor, batch: PackedBatch, how: str = "mean") -> Tensor:
 
 
 def pool(states: Tensor, placed: Placement, how: str) -> Tensor:
-    """Pool ``[R, L, ...]`` to ``[S, ...]``, in the order given: each sequence's "first" or "last" token, or "mean".
+    """Pool ``[R, L, ...]`` to ``[S, ...]`` in the order given: each sequence's "first" or "last" token, or "mean".
 
     Raises:
-        BatchError: another way.
+        BatchError: `how` is none of these.
     """
     flat = states.reshape(-1, *states.shape[2:])
     if how == "first":
@@ -69,9 +69,9 @@ def pool(states: Tensor, placed: Placement, how: str) -> Tensor:
 
 
 def static_pooled(states: Tensor, ids: Tensor, most: int, how: str) -> Tensor:
-    """The same of sequence numbers ``[R, 1, 1, L]``, in shapes that depend on no batch: ``[most, ...]``.
+    """Do the same as `pool` in shapes that depend on no batch, from numbers ``[R, 1, 1, L]``: ``[most, ...]``.
 
-    Results beyond the last sequence mean nothing.
+    Entries beyond the last sequence are meaningless.
     """
     flat = states.reshape(-1, *states.shape[2:])
     owned = mine(ids, most)
@@ -84,6 +84,6 @@ def static_pooled(states: Tensor, ids: Tensor, most: int, how: str) -> Tensor:
 
 
 def mine(ids: Tensor, most: int) -> Tensor:
-    """Which slots belong to each sequence; bool ``[most, R x L]``."""
+    """Return which slots belong to each sequence; bool ``[most, R x L]``."""
     numbers = torch.arange(1, most + 1, device=ids.device, dtype=ids.dtype)
     return ids.reshape(1, -1) == numbers[:, None]

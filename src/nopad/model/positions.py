@@ -1,7 +1,7 @@
-"""Positions as a model counts them, from those of a batch, which begin at 0 in each sequence.
+"""Convert a batch's positions, which begin at 0 in each sequence, to a model's own counting.
 
-Most models count as a batch does. Those like RoBERTa begin at ``padding_idx + 1``, and pass over pad ids, wherever they
-stand: such a token gets the position ``padding_idx``. The number is their embedding module's own: it is not always the
+Most models also count from 0. Models like RoBERTa begin at ``padding_idx + 1`` and skip pad ids wherever they stand: a
+pad id gets the position ``padding_idx``. This ``padding_idx`` belongs to the embedding module and need not be the
 configuration's `pad_token_id` (MPNet's is always 1).
 """
 
@@ -18,7 +18,7 @@ __all__ = ["padding_index", "positions"]
 
 
 def padding_index(model: Any, family: Family) -> int | None:
-    """Return the `padding_idx` after which this model's positions begin; None: they begin at 0, or it has no table."""
+    """Return the `padding_idx` after which this model's positions begin; None: they begin at 0, or have no table."""
     if not family.after_padding:
         return None
     embeddings = getattr(model, model.base_model_prefix, model).embeddings
@@ -29,15 +29,15 @@ def padding_index(model: Any, family: Family) -> int | None:
 def positions(
     model: Any, family: Family, given: Tensor, ids: Tensor | None, sequence_ids: Tensor, first: Tensor
 ) -> Tensor:
-    """Return what the model gets as `position_ids`.
+    """Return the `position_ids` that the model gets.
 
     Args:
-        model: bare.
-        family: what is known of its kind.
+        model: the transformers model, without wrappers.
+        family: what nopad knows about its type.
         given: positions from 0 in each sequence; int64 ``[R, L]``.
-        ids: token ids, ``[R, L]``; None: embeddings are given instead, among which there is no pad id.
+        ids: token ids, ``[R, L]``; None: embeddings are given instead, so there are no pad ids.
         sequence_ids: number of each slot's sequence, from 1, and 0 in padding; ``[R, L]``.
-        first: place of each sequence's first token in the rows end to end; int64 ``[S]``.
+        first: where each sequence's first token lies in the concatenated rows; int64 ``[S]``.
 
     Returns:
         int64 ``[R, L]``; 0 in padding.

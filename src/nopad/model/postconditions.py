@@ -1,8 +1,8 @@
-"""What must hold when a packed call ends; a result of which it does not is never returned.
+"""Checks at the end of a packed call; if one fails, an error is raised and no result is returned.
 
 Every hook ran once, every layer attended as often as the configuration says, and each output has one entry per slot or
-one per sequence, as its head declares. So a model that goes another way than nopad thinks cannot give a wrong result
-in silence: a module that was replaced, a class that pools by itself, a layer that goes around attention.
+one per sequence, as its head declares. These checks catch models that work otherwise than nopad assumes: a module that
+was replaced, a class that pools by itself, a layer that bypasses nopad's attention.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ DROPPED = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 
 
 def check_ran(model: Any, call: Call, roles: Iterable[str]) -> None:
-    """Check that each hook ran exactly once.
+    """Check that each hook ran exactly once; an encoder's hooks must not run where its states were given.
 
     Raises:
-        UnsupportedModelError: one did not.
+        UnsupportedModelError: a hook did not run as often as it should.
     """
     for role in roles:
         wanted = 0 if role.startswith("encoder") and not call.encodes else 1
@@ -61,10 +61,10 @@ def check_ran(model: Any, call: Call, roles: Iterable[str]) -> None:
 
 
 def check_attended(model: Any, family: Family, call: Call, modules: Sequence[nn.Module]) -> None:
-    """Check that each layer attended, and all together as often as the configuration says.
+    """Check that each layer attended, and that the total is what the configuration says.
 
     Raises:
-        UnsupportedModelError: they did not.
+        UnsupportedModelError: a layer did not attend, or the total differs.
     """
     if call.compiled:
         return  # compiled layers do not tell
@@ -86,7 +86,7 @@ def check_attended(model: Any, family: Family, call: Call, modules: Sequence[nn.
 
 
 def _attentions(config: Any, family: Family, call: Call) -> int:
-    """How often attention is asked in one call."""
+    """Return how often attention is called in one packed call."""
     if call.target is None:
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         return _first(text, LAYERS) * int(getattr(text, "inner_group_num", 1)) * family.attends
@@ -102,8 +102,8 @@ def check_output(model: Any, head: Head, call: Call, output: Any) -> None:
     """Check that each output tensor has one entry per slot or one per sequence, as the head declares.
 
     Raises:
-        UnsupportedModelError: one has not.
-        BatchError: of a class that nopad does not know, it cannot be told.
+        UnsupportedModelError: an output has another shape.
+        BatchError: for a class that nopad does not know, results per row could not be told from results per token.
     """
     at, source = call.side.layout, call.placed.layout
     for name, value in _tensors(output):
@@ -119,12 +119,12 @@ def check_output(model: Any, head: Head, call: Call, output: Any) -> None:
 
 
 def _widths(config: Any) -> set[Any]:
-    """How wide a result per row may be."""
+    """Return the widths that a result per row may have."""
     return {getattr(config, name, None) for name in ("hidden_size", "num_labels", "vocab_size", "projection_dim")}
 
 
 def check_static(model: Any, head: Head, most: int | None, shape: tuple[int, int], output: Any) -> None:
-    """Check the same of a call of static shapes.
+    """Check each output's shape in a call of static shapes.
 
     Raises:
         UnsupportedModelError: an output has another shape.
@@ -138,7 +138,7 @@ def check_static(model: Any, head: Head, most: int | None, shape: tuple[int, int
 
 
 def declared(head: Head, name: str) -> str:
-    """What an output holds: "token" or "sequence"."""
+    """Return what an output holds: one entry per "token" or per "sequence"."""
     if name in OF_TOKENS or name in OF_SOURCE:
         return "token"
     return "sequence" if name in OF_SEQUENCES else head.gives
@@ -154,7 +154,7 @@ def _shapes(head: Head, kind: str, name: str, at: Layout, sequences: int, longes
 
 
 def _check(model: Any, name: str, value: Tensor, shapes: list[tuple[int, ...]]) -> None:
-    """Refuse another shape. Results per sequence are [S] or [S, C]: [S, 1, C] is of a head that speaks per token."""
+    """Refuse another shape. Results per sequence are ``[S]`` or ``[S, C]``; three dimensions mean results per token."""
     fits = any(tuple(value.shape[: len(shape)]) == shape for shape in shapes)
     if fits and (len(shapes[0]) > 1 or value.dim() <= 2):
         return
@@ -166,7 +166,7 @@ def _check(model: Any, name: str, value: Tensor, shapes: list[tuple[int, ...]]) 
 
 
 def _tensors(output: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of an output that hold results, by name; of a tuple or a tensor, without one."""
+    """Yield the output's result tensors with their names; the name is "" for a tuple or a single tensor."""
     named = output.items() if isinstance(output, Mapping) else [("", output)]
     for name, value in named:
         if name in FREE:

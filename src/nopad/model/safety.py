@@ -1,14 +1,15 @@
-"""`packed`: make a transformers model pack-safe, and `unpacked`: undo it. Registries and hooks; no copy of model code.
+"""`packed` makes a transformers model pack-safe by registries and hooks, without copying code; `unpacked` undoes it.
 
-The model stays the object it was, with the same parameters and `state_dict`; called with anything but a `PackedBatch`
-it does what it did. Called with one, every sequence gets what it would get alone:
+The model stays the same object with the same parameters and `state_dict`, and ordinary calls work as before. When it is
+called with a `PackedBatch`, every sequence gets the result it would get alone:
 
-* the outermost hook takes the guard off the batch, checks that batch and model fit, and puts positions right
+* the outermost hook takes the guard from the batch, checks that batch and model fit, and converts positions
   (`nopad.model.state`);
-* where the base model (or its encoder) begins, the mask becomes one that carries the layout to each layer's attention
-  (`nopad.model.hooks`);
-* where a head pools, it is handed each sequence's states instead of each row's (`nopad.model.heads`);
-* what comes out is checked, and is no result where a hook or a layer went another way (`nopad.model.postconditions`).
+* where the base model (or its encoder) begins, a hook replaces the mask by one that carries the layout to each layer's
+  attention (`nopad.model.hooks`);
+* where a head pools, it gets each sequence's states instead of each row's (`nopad.model.heads`);
+* at the end the output is checked, and an error is raised if a hook or a layer did not do its part
+  (`nopad.model.postconditions`).
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ MOST = Option(default=None, none=True, help="most sequences of a batch")
 
 
 def packed(model: Any, *, backend: str = "auto", max_sequences: int | None = None, head: str | None = None) -> Any:
-    """Make a model pack-safe; the same object comes back.
+    """Make a model pack-safe, in place; the same object is returned.
 
     Args:
         model: a transformers model, bare or with a head, also inside PEFT.
-        backend: how sequences are kept apart in attention: one of `BACKENDS`, or "auto": `segments` on a CPU, the
-            varlen kernel on a GPU in half precision where the batch is flat, else `mask`.
-        max_sequences: most sequences of a batch; more are refused. With it, heads that give a result per sequence have
-            static shapes too (`nopad.model.static_inputs`).
-        head: what a class of your own gives, which nopad cannot know: "tokens", one result per token; "causal", the
-            same with labels that are shifted; "classification", one result per sequence, read as transformers' own
-            classes of this kind read it; "answers", the start_logits and end_logits of question answering. What turns
-            out otherwise at a call is an error. Leave it out for the classes of transformers, which are known.
+        backend: how attention keeps sequences apart: one of `BACKENDS`, or "auto": `segments` on a CPU, `varlen` on a
+            GPU in half precision for flat batches, `repack` for rows filled end to end, else `mask`.
+        max_sequences: most sequences of a batch; more are refused. With this limit, heads that give a result per
+            sequence have static shapes too (`nopad.model.static_inputs`).
+        head: only for a class of your own: what its head gives. "tokens": one result per token; "causal": the same,
+            with labels that are shifted; "classification": one result per sequence, read as transformers' own classes
+            of this type read it; "answers": the start_logits and end_logits of question answering. If a call shows that
+            this is wrong, it raises an error.
 
     Raises:
-        UnsupportedModelError: sequences of this model cannot be kept apart, or nothing is known of it.
+        UnsupportedModelError: sequences of this model cannot be kept apart, or nopad does not know the model.
         OptionError: there is no such backend or head, the class is known to have another head, `max_sequences` is no
-            integer from 1, or the model is pack-safe already.
+            integer from 1, or the model is already pack-safe.
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel
@@ -79,7 +80,7 @@ def packed(model: Any, *, backend: str = "auto", max_sequences: int | None = Non
 
 
 def unpacked(model: Any) -> Any:
-    """Undo `packed`; the same object comes back, as it was.
+    """Undo `packed`, in place; the same object is returned, as it was before.
 
     Raises:
         OptionError: the model is not pack-safe.
@@ -95,10 +96,10 @@ def is_packed(model: Any) -> bool:
 
 
 def state_of(model: Any) -> State:
-    """Return what makes a model pack-safe.
+    """Return the `State` that makes a model pack-safe.
 
     Raises:
-        OptionError: nothing does.
+        OptionError: the model is not pack-safe.
     """
     state: State | None = getattr(bare(model), STATE, None)
     if state is None:
@@ -111,7 +112,7 @@ def bare(model: Any) -> Any:
 
     Raises:
         OptionError: there is no transformers model inside.
-        UnsupportedModelError: PEFT adds tokens to its input.
+        UnsupportedModelError: PEFT adds tokens to the model's input (prompt or prefix tuning).
     """
     seen = model
     while True:

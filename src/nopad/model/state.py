@@ -1,4 +1,4 @@
-"""What makes one model pack-safe: its hooks, on the modules that it uses now, and each packed call from end to end."""
+"""`State`: what makes one model pack-safe. It puts hooks on the model's modules and runs each packed call."""
 
 from __future__ import annotations
 
@@ -39,15 +39,16 @@ class State:
 
     Attributes:
         model: the transformers model, without wrappers.
-        family: what is known of its kind.
-        backend: as it was asked for.
-        head: what it does with its states.
+        family: what nopad knows about its type.
+        backend: the attention backend that was asked for.
+        head: the model's head.
         most: most sequences of a batch; None: any number.
-        takes: names of its arguments.
-        before: the attention that it had before; "": it was not changed.
-        cell: what its hooks share.
-        modules: those of the model when hooks were last put on; where it has others now, they are put on again.
-        roles: of the hooks that run once in a call.
+        takes: names of the model's arguments.
+        before: the attention implementation that the model had before; "": it was not changed.
+        cell: the state that the hooks share.
+        modules: the modules of the model when hooks were last attached; if the model has others now, hooks are attached
+            again.
+        roles: roles of the hooks that must run once in a call.
     """
 
     model: Any
@@ -69,7 +70,7 @@ class State:
         self.__dict__.update({**state, "lock": Lock()})
 
     def install(self) -> None:
-        """Register the attention and all hooks."""
+        """Register nopad's attention with transformers, and attach all hooks."""
         attention.register()
         model = self.model
         self.cell.owned = True
@@ -93,10 +94,10 @@ class State:
         self.renew()
 
     def _check_parts(self) -> None:
-        """Refuse parts with a configuration of their own, which older versions of transformers do not set with it.
+        """Refuse parts with their own configuration whose attention an older transformers leaves unchanged.
 
         Raises:
-            UnsupportedModelError: there is one.
+            UnsupportedModelError: there is such a part.
         """
         from transformers import PreTrainedModel
 
@@ -110,17 +111,17 @@ class State:
                 )
 
     def remove(self) -> None:
-        """Take all of it off again."""
+        """Remove all hooks and restore the attention implementation."""
         for module in {*_walk(self.model), *self.modules}:
             take_off(module, self.cell)
         if self.before:
             self.model.set_attn_implementation(self.before)
 
     def renew(self) -> None:
-        """Put hooks on the modules that the model uses now, where these are not the ones of the last call.
+        """Attach hooks to the modules that the model uses now, unless they are the same as at the last call.
 
         Raises:
-            UnsupportedModelError: a module that must be hooked was replaced by one of which nothing is known.
+            UnsupportedModelError: a module that needs a hook was replaced by one that nopad does not know.
         """
         modules = tuple(_walk(self.model))
         if len(modules) == len(self.modules) and all(map(is_, modules, self.modules)):
@@ -143,11 +144,11 @@ class State:
         self.tell_cell()
 
     def tell_cell(self) -> None:
-        """Tell hooks what they need in calls of static shapes."""
+        """Store in the cell what hooks need in calls of static shapes."""
         self.cell.most, self.cell.how = self.most, self.head.pooling()
 
     def _hooks(self) -> Iterator[tuple[nn.Module, Hook]]:
-        """All modules to hook, as the model uses them now."""
+        """Yield the modules that need hooks, each with its hook, as the model uses them now."""
         cell, model, family = self.cell, self.model, self.family
         check_rows(model, self.head.base)
         base = self.head.base
@@ -169,7 +170,7 @@ class State:
         yield from self.head.hooks(cell)
 
     def _entries(self) -> list[tuple[str, nn.Module]]:
-        """The modules at which the mask is swapped."""
+        """Return the modules at which the mask is replaced, each with the name of its part."""
         if self.family.encoder_decoder:
             found = [(name, part_of(self.model, name)) for name in ("encoder", "decoder")]
             return [(name, module) for name, module in found if module is not None]
@@ -177,7 +178,10 @@ class State:
         return [("encoder", getattr(base, self.family.mask_at) if self.family.mask_at else base)]
 
     def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Open a packed call: check that batch and model fit, and turn the batch into the model's own arguments."""
+        """Begin a call: check that batch and model fit, and turn the batch into the model's own arguments.
+
+        An ordinary call goes on unchanged, unless it has tensors of a packed batch.
+        """
         if torch.compiler.is_compiling():
             arguments = bound(module, args, kwargs)
             numbers: Any = arguments.get("attention_mask")
@@ -220,7 +224,7 @@ class State:
         return (), named
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """Close the call, and give what it returned one entry per sequence where it has one per row."""
+        """End a call: check what ran, and return the output with one entry per sequence instead of per row."""
         if is_static(bound(module, args, kwargs).get("attention_mask")):
             return leave_static(module, self.cell, self.head, output)
         self.cell.refuse_compiling()
@@ -245,7 +249,7 @@ class State:
             self.cell.opened += more
 
     def _opened(self, guard: PackedMask, named: Mapping[str, Any], module: nn.Module) -> Call:
-        """The call of a batch with this guard."""
+        """Return the `Call` for a batch with this guard."""
         compiled = any(one._compiled_call_impl is not None or "_orig_mod" in one._modules for one in self.modules)
         layouts, target = [layout_of(guard)], named.get("decoder_attention_mask")
         if isinstance(target, PackedMask):
@@ -266,7 +270,7 @@ class State:
         return Call(self.head, placed, aimed, named.get("encoder_outputs") is None, compiled)
 
     def _choice(self, guard: PackedMask, module: nn.Module, compiled: bool) -> str:
-        """Choose the backend by device and form, and say it once."""
+        """Choose the attention backend by device and form; each choice is logged once."""
         if self.backend != "auto":
             return self.backend
         device, dtype, layout = device_of(module), next(module.parameters()).dtype, layout_of(guard)
@@ -282,7 +286,7 @@ class State:
         return chosen
 
     def _fit(self, named: dict[str, Any], call: Call) -> None:
-        """Turn what the batch holds into what the model takes."""
+        """Replace the batch's items in `named` by the arguments that the model takes."""
         takes = self.takes
         placed = call.placed
         named["attention_mask"] = (placed.ids != 0).to(torch.long)
@@ -305,28 +309,28 @@ class State:
 
 @dataclass(eq=False)
 class Enter(Hook):
-    """Opens each call of the whole model."""
+    """Begins each call of the whole model."""
 
     state: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return what the module is given instead, ``(args, kwargs)``; None: as it came."""
+        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
         return self.state.enter(module, args, kwargs)
 
 
 @dataclass(eq=False)
 class Leave(Hook):
-    """Closes each call of the whole model, also when it raised."""
+    """Ends each call of the whole model, also after an exception."""
 
     state: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """Return what the module gives instead of its output; None: its output."""
+        """Return the module's new output; None: leave it as it is."""
         return self.state.leave(module, args, kwargs, output)
 
 
 def part_of(model: Any, name: str) -> Any:
-    """The encoder or decoder of a model that has both."""
+    """Return the encoder or decoder of a model; None: the model has no such part."""
     for holder in (model, getattr(model, "model", None), getattr(model, "transformer", None)):
         found = getattr(holder, name, None)
         if isinstance(found, nn.Module):
@@ -335,7 +339,7 @@ def part_of(model: Any, name: str) -> Any:
 
 
 def _walk(model: nn.Module) -> Iterator[nn.Module]:
-    """All modules of a model, in any order; several times quicker than `modules()`, since it runs at each call."""
+    """Yield all modules of a model, in any order; several times as fast as `modules()`, since it runs at each call."""
     stack = [model]
     while stack:
         module = stack.pop()
@@ -344,7 +348,7 @@ def _walk(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _refuse_ambiguous(head: Head, layout: Any) -> None:
-    """Refuse batches in which a class of one's own could give results of rows that look like those of sequences."""
+    """Refuse batches in which an unknown class's results per row would look like results per sequence."""
     rows = layout.shape[0]
     alone = layout.depth == 1 and not layout.crossing
     if head.gives == "sequence" and rows == layout.sequences and not alone:

@@ -1,7 +1,7 @@
-"""Calls of static shapes: what `nopad.model.static_inputs` gives, eager or while compiling.
+"""Calls with the inputs of `nopad.model.static_inputs`, eager or while compiling.
 
-Their mask is the sequence numbers and nothing hangs on it, so one graph serves every batch of the same rows. No check
-here may depend on a tensor's values; those of the batch are in `static_inputs`.
+The mask holds the sequence numbers and has nothing attached, so one graph serves all batches with the same rows. No
+check here may depend on a tensor's values; `static_inputs` checks those of the batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["enter_static", "leave_static"]
 
 
 def enter_static(cell: Cell, numbers: Tensor, tokens: Tensor | None) -> None:
-    """Open a call with this mask, of these token ids."""
+    """Begin a call with static shapes; `numbers` is its mask, `tokens` its token ids or None."""
     if not torch.compiler.is_compiling():
         cell.calls.stack.append(None)
     cell.static.tokens = tokens
@@ -27,7 +27,7 @@ def enter_static(cell: Cell, numbers: Tensor, tokens: Tensor | None) -> None:
 
 
 def leave_static(model: Any, cell: Cell, head: Head, output: Any) -> Any:
-    """Close the call; give what it returned ``[most, ...]`` where it has one entry per row."""
+    """End a call with static shapes: return the output with ``[most, ...]`` results in place of one per row."""
     numbers = cell.static.ids
     try:
         if output is not None and numbers is not None:

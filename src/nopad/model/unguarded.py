@@ -1,4 +1,7 @@
-"""What would undo the keeping apart before a packed call begins: a batch without its guard, heads that mix tokens."""
+"""Refuse what would let sequences see each other before a packed call begins.
+
+That is a packed batch's tensors without its guard, and heads that mix tokens of a row.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ MIXING = (nn.RNNBase, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.Transfo
 
 
 def refuse_unguarded(named: Mapping[str, Any]) -> None:
-    """Refuse an ordinary call with a packed batch's tensors: its `attention_mask` is missing or another one.
+    """Refuse an ordinary call with tensors of a packed batch, whose `attention_mask` is missing or another one.
 
-    Told by the tensors themselves, which `PackedBatch` marks when it hands them out; and by positions that begin again
-    inside a row, without a mask or with one that says which tokens are padding.
+    Such tensors are recognised by the mark that `PackedBatch` puts on them, or by positions that begin again inside a
+    row, without a mask or with an ordinary padding mask.
 
     Raises:
-        BatchError: it is one.
+        BatchError: there is such a tensor.
     """
     refuse_marked(named)
     if _begin_again(named.get("position_ids"), named.get("attention_mask")):
@@ -33,10 +36,10 @@ def refuse_unguarded(named: Mapping[str, Any]) -> None:
 
 
 def refuse_marked(named: Mapping[str, Any]) -> None:
-    """Refuse tensors that a packed batch handed out.
+    """Refuse tensors that carry a packed batch's mark.
 
     Raises:
-        BatchError: there is one.
+        BatchError: there is such a tensor.
     """
     for name in ("input_ids", "inputs_embeds", "position_ids", "decoder_input_ids"):
         if is_of_batch(named.get(name)):
@@ -47,10 +50,10 @@ def refuse_marked(named: Mapping[str, Any]) -> None:
 
 
 def check_rows(model: nn.Module, base: Any) -> None:
-    """Refuse a head that goes along rows, across the borders of sequences.
+    """Refuse a head that mixes the tokens of a row across sequences.
 
     Raises:
-        UnsupportedModelError: it is recurrent, a convolution, or attends.
+        UnsupportedModelError: the head has a recurrent, convolution or attention layer.
     """
     for child in model.children() if base is not model else ():
         for name, module in child.named_modules() if child is not base else ():
@@ -63,7 +66,7 @@ def check_rows(model: nn.Module, base: Any) -> None:
 
 
 def _begin_again(positions: Any, mask: Any) -> bool:
-    """Whether positions of neighbours do not ascend, though both are tokens."""
+    """Whether positions fail to ascend between two neighbouring tokens, neither of which is padding."""
     if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] < 2:
         return False
     again = positions[:, 1:] <= positions[:, :-1]

@@ -1,4 +1,4 @@
-"""Packs from what arrives: lengths go in one by one, packs come out as they are ready."""
+"""Online packing: lengths go in one by one, and packs come out when they are ready."""
 
 from nopad.online.stream import StreamPacker, stream_pack
 

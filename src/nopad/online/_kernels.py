@@ -1,16 +1,18 @@
 """The compiled loops of `nopad.online.stream`.
 
-Like `nopad._kernels`: plain arrays in and out, no policy, callers validate. What is held is kept in four arrays, which
-always travel together, in this order:
+As in `nopad._kernels`, arguments are plain arrays, and callers validate them. The sequences held back are kept in four
+arrays, always passed in this order:
 
-* ``state`` int64 ``[5]``: `HELD` how many sequences, their `TOKENS`, how many ever `ARRIVED`, and the slots of the
+* ``state`` int64 ``[5]``: how many sequences are `HELD`, their `TOKENS`, how many ever `ARRIVED`, and the slots of the
   `OLDEST` and the `NEWEST` (-1: none)
-* ``slots`` int64 ``[buffer, 5]``, one row a held sequence: `NUMBER`, `LENGTH`, the `NEXT` of its length, and its
-  neighbours `BEFORE` and `AFTER` in order of arrival (-1: none). Unused rows are a stack linked by `NEXT`; its top
-  stands in the last entry of ``queues``
-* ``queues`` int32 ``[capacity + 2, 3]``, one row per length: `COUNT` held, and the slots of the `FIRST` and `LAST`
-* ``bits`` uint64 ``[2, words]``: bit l of row 0 says that length l is held, bit ``capacity - l`` of row 1 the same. Two
-  lengths a + b = room are a pair where row 0 at a and row 1 at ``capacity - room + a`` are both set: 64 at a look
+* ``slots`` int64 ``[buffer, 5]``, one row per held sequence: its `NUMBER` and `LENGTH`, the slot of the `NEXT` sequence
+  of its length, and its neighbours `BEFORE` and `AFTER` in order of arrival (-1: none). Unused rows are a stack linked
+  by `NEXT`; the last entry of ``queues`` holds the top
+* ``queues`` int32 ``[capacity + 2, 3]``, one row per length: the `COUNT` of held sequences, and the slots of the
+  `FIRST` and `LAST`
+* ``bits`` uint64 ``[2, words]``: bit l of row 0 is set if length l is held, and so is bit ``capacity - l`` of row 1.
+  Two held lengths with a + b = room are found where row 0 at a and row 1 at ``capacity - room + a`` are both set; one
+  AND compares 64 values of a
 """
 
 from __future__ import annotations
@@ -39,13 +41,13 @@ for _i in range(64):
 
 @njit(cache=True, nogil=True)
 def place_of(bit: np.uint64) -> int:
-    """Position of the only bit that is set."""
+    """Return the position of the only set bit."""
     return int(_PLACE[np.int64((bit * _DE_BRUIJN) >> _58)])
 
 
 @njit(cache=True, nogil=True)
 def window(row: NDArray[Any], at: int) -> np.uint64:
-    """Return the 64 bits from position `at` on; the row has one word more than bits need."""
+    """Return the 64 bits from position `at` on; `row` must have one word more than its bits need."""
     word, shift = at >> 6, np.uint64(at & 63)
     bits: np.uint64 = (row[word] >> shift) | ((row[word + 1] << _1) << (_63 - shift))
     return bits
@@ -85,7 +87,7 @@ def at_least(row: NDArray[Any], value: int) -> int:
 
 @njit(cache=True, nogil=True)
 def mark(queues: NDArray[Any], bits: NDArray[Any], length: int, change: int) -> None:
-    """Add `change` (1 or -1) to the count of a length, and keep its bits true."""
+    """Add `change` (1 or -1) to the count of a length, and update its bits."""
     queues[length, COUNT] += change
     if queues[length, COUNT] == (change + 1) // 2:  # it was none, or there are none left
         mirrored = queues.shape[0] - 2 - length
@@ -97,7 +99,7 @@ def mark(queues: NDArray[Any], bits: NDArray[Any], length: int, change: int) -> 
 def insert(
     state: NDArray[Any], slots: NDArray[Any], queues: NDArray[Any], bits: NDArray[Any], number: int, length: int
 ) -> None:
-    """Hold one more sequence, the newest."""
+    """Add a sequence to those held back, as the newest."""
     unused = queues.shape[0] - 1
     slot, newest = queues[unused, FIRST], state[NEWEST]
     queues[unused, FIRST] = slots[slot, NEXT]
@@ -120,7 +122,7 @@ def insert(
 
 @njit(cache=True, nogil=True)
 def take(state: NDArray[Any], slots: NDArray[Any], queues: NDArray[Any], bits: NDArray[Any], length: int) -> int:
-    """Let go of the oldest sequence of this length; return its number."""
+    """Remove the oldest sequence of this length from those held back; return its number."""
     unused = queues.shape[0] - 1
     slot = queues[length, FIRST]
     queues[length, FIRST] = slots[slot, NEXT]
@@ -143,10 +145,10 @@ def take(state: NDArray[Any], slots: NDArray[Any], queues: NDArray[Any], bits: N
 
 @njit(cache=True, nogil=True)
 def exact(queues: NDArray[Any], bits: NDArray[Any], room: int, places: int) -> int:
-    """Return the longer of the one or two lengths that fill `room` exactly, 0 when none do.
+    """Return the longer of the one or two lengths that fill `room` exactly; 0 if no lengths do.
 
-    Among several, the one with the most copies held (of both together): that keeps the buffer varied. The first
-    `PAIRS` are compared, the most even first.
+    Among several pairs, the one with the most held sequences (of both lengths together) is taken, which keeps the
+    buffer varied. At most `PAIRS` pairs are compared, beginning with the most equal lengths.
     """
     best, most = 0, 0
     if queues[room, COUNT] > 0:
@@ -172,7 +174,7 @@ def exact(queues: NDArray[Any], bits: NDArray[Any], room: int, places: int) -> i
 
 @njit(cache=True, nogil=True)
 def padding(queues: NDArray[Any], bits: NDArray[Any], room: int, places: int) -> int:
-    """Estimate what stays empty of `room` when the longest that fits is taken again and again."""
+    """Estimate how much of `room` stays empty when the longest held length that fits is added repeatedly."""
     length = room
     for _ in range(STEPS):
         length = at_most(bits[0], min(room, length))
@@ -187,10 +189,10 @@ def padding(queues: NDArray[Any], bits: NDArray[Any], room: int, places: int) ->
 
 @njit(cache=True, nogil=True)
 def anchor(queues: NDArray[Any], bits: NDArray[Any], capacity: int, depth: int) -> int:
-    """Choose the length that a pack begins with.
+    """Choose the length that the next pack begins with.
 
-    Of the `ANCHORS` longest held, the first that one or two others complete exactly; if there is none, the one whose
-    pack would stay least empty.
+    Of the `ANCHORS` longest held lengths, take the first that one or two other lengths complete exactly; if there is
+    none, take the one whose pack would have the least padding.
     """
     length, best, least = capacity, 0, capacity + 1
     for _ in range(ANCHORS):
@@ -219,11 +221,11 @@ def emit(
     sequence: NDArray[Any],
     at: int,
 ) -> int:
-    """Write one pack that begins with length `first` to ``sequence[at:]``; return where it ends.
+    """Write one pack that begins with length `first` to ``sequence[at:]``; return where the pack ends.
 
-    Whenever one or two held lengths fill the room that is left exactly, they end the pack; until then the longest that
-    fits is added. But where sequences are so short that the depth is what runs out, all places must be used: then
-    the length next to the average that the room needs is added, down to the last two places.
+    The longest length that fits is added repeatedly, until one or two held lengths fill the room exactly and end the
+    pack. But where sequences are so short that packs reach the depth before the capacity, every place must be used:
+    then the length next to the average that the room needs is added, until two places are left.
     """
     capacity = queues.shape[0] - 2
     scarce = depth <= capacity and state[TOKENS] < (state[HELD] * capacity + depth - 1) // depth
@@ -263,9 +265,9 @@ def push(
     indptr: NDArray[Any],
     sequence: NDArray[Any],
 ) -> int:
-    """Let sequences arrive one by one; write the packs that become ready, return how many.
+    """Add sequences one by one; write the packs that become ready, and return how many there are.
 
-    A pack becomes ready when the buffer is full, or when a sequence has seen `patience` others arrive after it.
+    A pack becomes ready when the buffer is full, or when `patience` sequences have arrived after a held one.
     """
     capacity = queues.shape[0] - 2
     packs, at = 0, 0
@@ -301,7 +303,7 @@ def drain(
     indptr: NDArray[Any],
     sequence: NDArray[Any],
 ) -> int:
-    """Write everything held as packs; return how many."""
+    """Write all sequences held back as packs; return how many packs there are."""
     packs, at = 0, 0
     while state[HELD] > 0:
         first = anchor(queues, bits, queues.shape[0] - 2, depth)

@@ -1,16 +1,16 @@
-"""Pack a stream that never ends: lengths go in as they arrive, packs come out as they are ready.
+"""Pack an endless stream: lengths go in as they arrive, and packs come out when they are ready.
 
-At most `buffer` sequences are held. When that many are, one pack is made of them and given out: it begins with one of
-the longest and is completed by whatever fills it *exactly*, of several ways by the lengths that are held most often.
-So common lengths are used up, rare ones are kept for the rooms that only they fill, and the buffer stays varied.
-`finish` packs what is left; nothing is lost.
+At most `buffer` sequences are held back. When the buffer is full, one pack leaves: it begins with one of the longest
+sequences, and lengths are preferred that fill it *exactly*; among several such lengths, those held most often. So
+common lengths are used up, rare lengths wait for the packs that only they complete, and the buffer stays varied.
+`finish` packs the rest; nothing is lost.
 
-A sequence of the full capacity is a pack at once. None waits while more than `patience` others arrive: then it begins
-the next pack. The packs are a function of the lengths alone, however they are cut into pushes, and `state_dict`
-continues in the middle to the byte.
+A sequence of the full capacity leaves at once as a pack. No sequence waits while more than `patience` others arrive: it
+then begins the next pack. The packs depend on the lengths alone, not on how they are divided among calls of `push`, and
+a packer restored by `load_state_dict` gives identical packs.
 
-O(1 + capacity / 64) per sequence; about 12 bytes per token of capacity and 40 per place of the buffer. Loses to a plan
-of the whole corpus where few lengths fit together (SQuAD); `docs/streaming.md` has the table.
+Cost: O(1 + capacity / 64) per sequence, about 12 bytes per token of capacity and 40 per sequence of the buffer. Where
+few lengths fit together (SQuAD), a plan of the whole corpus has fewer packs; `docs/streaming.md` has the table.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ Item = TypeVar("Item")
 class StreamPacker:
     """Packs sequences as they arrive, holding back at most `buffer` of them.
 
-    Sequences are numbered from 0 in order of arrival, over all pushes and finishes. Each comes out in exactly one
-    pack, its members ascending; each method returns the packs that it made, in `Packs` of int64.
+    Sequences are numbered from 0 in order of arrival, over all calls of `push` and `finish`. Each sequence is in
+    exactly one pack, and the numbers in a pack ascend; each method returns the packs that it made as `Packs` of int64.
 
     Args:
         capacity: most tokens a pack may hold, up to 2^24.
-        depth: most sequences a pack may hold; None = unlimited.
+        depth: most sequences a pack may hold; None: unlimited.
         buffer: most sequences held back; more give fuller packs, up to a point.
-        patience: a sequence leaves at the latest when so many others have arrived after it; None = 64 buffers.
+        patience: most sequences that arrive after a sequence before it leaves; None: 64 times `buffer`.
 
     Raises:
-        OptionError: an option has no such value.
+        OptionError: an option has an invalid value.
 
     >>> import nopad
     >>> packer = nopad.StreamPacker(capacity=8, buffer=3)
@@ -66,7 +66,7 @@ class StreamPacker:
     def __init__(
         self, capacity: int, *, depth: int | None = None, buffer: int = 4096, patience: int | None = None
     ) -> None:
-        """Start with nothing held."""
+        """Create a packer that holds no sequence."""
         self.capacity, self.depth = check_sizes(capacity, depth)
         if self.capacity > MAX_CAPACITY:
             raise OptionError(f"a stream's capacity is at most {MAX_CAPACITY:,}, got {capacity:,}")
@@ -83,32 +83,33 @@ class StreamPacker:
 
     @property
     def held(self) -> int:
-        """How many sequences are held back now, at most `buffer`."""
+        """Number of sequences held back now, at most `buffer`."""
         return int(self._state[0])
 
     @property
     def arrived(self) -> int:
-        """How many sequences have arrived so far: the number of the next one."""
+        """Number of sequences that have arrived so far, which is the number of the next one."""
         return int(self._state[2])
 
     def __repr__(self) -> str:
-        """One line: options, and how much is held."""
+        """Return the options and the numbers of arrived and held sequences, in one line."""
         return (
             f"StreamPacker(capacity={self.capacity}, depth={self.depth}, buffer={self.buffer}, "
             f"patience={self.patience}: {self.arrived:,} arrived, {self.held:,} held)"
         )
 
     def push(self, lengths: ArrayLike) -> Packs:
-        """Let sequences of these lengths arrive; return the packs that became ready.
+        """Add sequences of these lengths; return the packs that became ready.
 
         Raises:
-            LengthError: a length is < 1, not an integer, or above the capacity; then none of them has arrived.
+            LengthError: a length is < 1, not an integer, or above the capacity; then no sequence of this call was
+                added.
         """
         checked = as_lengths(lengths, self.capacity)
         return self._packs(checked.size, _kernels().push, checked, self._most, self.patience)
 
     def finish(self) -> Packs:
-        """Return everything held as packs. More may be pushed afterwards, and numbers go on."""
+        """Return all sequences held back as packs. `push` may be called again afterwards, and the numbers go on."""
         return self._packs(0, _kernels().drain, self._most)
 
     @property
@@ -120,7 +121,7 @@ class StreamPacker:
         return self.capacity + 1 if self.depth is None else self.depth
 
     def _packs(self, arriving: int, kernel: Callable[..., int], *arguments: Any) -> Packs:
-        """Call a kernel with room for all packs it could make; order their members."""
+        """Call a kernel with output arrays large enough for any packs; sort the numbers in each pack."""
         from nopad._kernels import sort_within_packs
 
         indptr = np.zeros(self.held + arriving + 1, dtype=np.int64)
@@ -131,10 +132,10 @@ class StreamPacker:
         return Packs(self.capacity, self.depth, indptr, sequence)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that the rest of the stream depends on, ready for JSON.
+        """Return the packer's state, which can be stored as JSON.
 
-        ``arrived`` is how many sequences were pushed so far: resume the source there. ``numbers`` and ``lengths`` are
-        the sequences held, in order of arrival: their contents have to be kept or read again.
+        ``arrived`` is the number of sequences pushed so far: resume the source there. ``numbers`` and ``lengths`` are
+        those of the sequences held back, in order of arrival: keep their contents, or read them again.
         """
         numbers, lengths = [], []
         slot = int(self._state[3])
@@ -155,11 +156,11 @@ class StreamPacker:
         return {"capacity": self.capacity, "depth": self.depth, "buffer": self.buffer, "patience": self.patience}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the packer that gave this state stood. What is held now is forgotten.
+        """Restore a packer's state; the sequences that this packer holds now are forgotten.
 
         Raises:
-            FormatError: this is no such state, or a damaged one.
-            OptionError: it comes from a packer with other options.
+            FormatError: `state` is not a packer's state, or is damaged.
+            OptionError: the state comes from a packer with other options.
         """
         if not isinstance(state, Mapping) or (state.get("format"), state.get("version")) != (_FORMAT, _VERSION):
             raise FormatError(f"not the state of a stream packer (format {_FORMAT}, version {_VERSION})")
@@ -172,7 +173,7 @@ class StreamPacker:
             _kernels().insert(*self._held, number, length)
 
     def _checked(self, state: Mapping[str, Any]) -> tuple[NDArray[np.int64], NDArray[np.int32], int]:
-        """Return what a state says is held, or refuse it."""
+        """Return the numbers and lengths of held sequences, and how many arrived; raise FormatError if damaged."""
         try:
             arrived = int(state["arrived"])
             lengths = as_lengths(state["lengths"], self.capacity)
@@ -194,14 +195,14 @@ def stream_pack(
     buffer: int = 4096,
     patience: int | None = None,
 ) -> Iterator[list[Item]]:
-    """Pack any iterable: yield lists of its items, each list a pack, its items in order of arrival.
+    """Pack any iterable: yield each pack as a list of items, in order of arrival.
 
-    Lazy, so `items` may be endless: at most `buffer` items are held, 256 more that were just read, and the packs made
-    of those. The options are those of `StreamPacker`; `length` says how many tokens an item has.
+    This is lazy, so `items` may be endless: at most `buffer` items are held back, besides the 256 that were just read
+    and the packs made from them. The options are those of `StreamPacker`; `length` returns an item's number of tokens.
 
     Raises:
         LengthError: an item's length is < 1, not an integer, or above the capacity.
-        OptionError: an option has no such value.
+        OptionError: an option has an invalid value.
 
     >>> import nopad
     >>> list(nopad.stream_pack(["hello", "is", "all", "packable", "packed"], capacity=8, buffer=3))
@@ -233,7 +234,7 @@ def _whole(name: str, value: int, most: int) -> int:
 
 
 def _kernels() -> Any:
-    """Import the compiled loops on first use: numba takes longer to import than all of nopad."""
+    """Import the compiled loops at their first use, since importing numba takes longer than all of nopad."""
     from nopad.online import _kernels
 
     return _kernels

@@ -1,4 +1,4 @@
-"""Packed datasets on disk: the job that writes them, their manifest, reading them back, and proving them."""
+"""Packed datasets on disk: the job that writes them, their manifest, reading them, and verifying them."""
 
 from nopad.store.gathering import to_dataset
 from nopad.store.job import pack_corpus

@@ -1,4 +1,4 @@
-"""The compiled loops of the store: tokens gathered into shards, and checksums of sequences.
+"""The compiled loops of the store: copying tokens into shards, and checksums of sequences.
 
 Conventions as in `nopad._kernels`.
 """
@@ -18,9 +18,9 @@ from nopad._kernels import GOLDEN, mix
 def gather_tokens(source: NDArray[Any], starts: NDArray[Any], lengths: NDArray[Any], out: NDArray[Any]) -> int:
     """Copy ``source[starts[i] : starts[i] + lengths[i]]`` back to back into `out`.
 
-    Sequences lie anywhere in `source`, so the copy waits for memory at each of them. Touching one token of each cache
-    line of the next 32 first lets those waits overlap, which halves the time; the sum of what was touched is returned
-    so that the compiler keeps the loop.
+    Sequences lie anywhere in `source`, so each copy would wait for memory. Reading one token of each cache line of the
+    next 32 sequences beforehand lets those waits overlap, which halves the time. The sum of these tokens is returned
+    only so that the compiler keeps the loop.
     """
     at, touched = 0, 0
     for window in range(0, starts.shape[0], 32):
@@ -36,7 +36,7 @@ def gather_tokens(source: NDArray[Any], starts: NDArray[Any], lengths: NDArray[A
 
 @njit(cache=True, nogil=True)
 def token_hashes(tokens: NDArray[Any], lengths: NDArray[Any], out: NDArray[Any]) -> None:
-    """out[i] = 64-bit hash of the i-th run of tokens (order matters), for comparing runs without keeping them."""
+    """Set ``out[i]`` to a 64-bit hash of the i-th run of tokens, for comparing runs without storing them."""
     at = 0
     for i in range(lengths.shape[0]):
         state = np.uint64(lengths[i])
@@ -48,7 +48,10 @@ def token_hashes(tokens: NDArray[Any], lengths: NDArray[Any], out: NDArray[Any])
 
 @njit(cache=True, nogil=True)
 def tag_sum(records: NDArray[Any], starts: NDArray[Any], lengths: NDArray[Any]) -> np.uint64:
-    """Order-free 64-bit checksum of a set of (record, start, length) triples: sum of mixed triples mod 2^64."""
+    """Return a 64-bit checksum of a set of (record, start, length) triples that does not depend on their order.
+
+    It is the sum of the mixed triples mod 2^64.
+    """
     total = np.uint64(0)
     for i in range(records.shape[0]):
         state = mix(np.uint64(records[i]) + GOLDEN)

@@ -1,4 +1,4 @@
-"""One dataset of a job: sequences -> plan -> packs -> shards or index -> manifest, resumable at every step."""
+"""Write one dataset of a job: sequences -> plan -> packs -> shards or index -> manifest, resumable at every step."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ __all__ = ["Builder"]
 
 @dataclass(frozen=True)
 class Builder:
-    """What a dataset is built with.
+    """The settings by which a job writes one dataset.
 
     Attributes:
-        workspace: of this dataset.
-        origin: fingerprint of the source: what a run that was stopped has made of another is not used.
+        workspace: the dataset's folders.
+        origin: fingerprint of the source; files that a stopped run made from another source are not used.
         capacity: most tokens a pack may hold.
         packing: algorithm, depth, seed, order.
-        index_only: write which sequence goes where, and no tokens.
-        monitor: is told the progress.
+        index_only: write which sequence goes where, without tokens.
+        monitor: receives the progress.
     """
 
     workspace: Workspace
@@ -45,7 +45,7 @@ class Builder:
     monitor: Monitor
 
     def build(self, sequences: Sequences, **known: Any) -> Manifest:
-        """Do what is left to do of the dataset of these sequences; `known` are the other fields of its manifest."""
+        """Finish the dataset of these sequences, reusing finished files; `known` are further fields of its manifest."""
         with storage_errors("creating", self.workspace.work):
             self.workspace.work.mkdir(parents=True, exist_ok=True)
         if not self.index_only:
@@ -58,7 +58,7 @@ class Builder:
         return self._publish(made, sequences, layout, shards, known)
 
     def _plan_and_assign(self, sequences: Sequences, stored: bool) -> tuple[Plan, Packs]:
-        """Plan, or reread the stored plan; then deal the sequences out."""
+        """Return the plan, which may be stored already, and the packs that it assigns to the sequences."""
         self.monitor.stage("planning", None, "")
         path = self.workspace.work / PLAN
         how: dict[str, Any] = {"seed": self.packing.seed, "order": self.packing.order}
@@ -78,7 +78,7 @@ class Builder:
         return made, packs
 
     def _summary(self, packs: Packs, sequences: Sequences) -> Plan:
-        """Describe packs that came without a plan; say what a window costs."""
+        """Return a plan that describes packs made without one; a note states how many packs a window costs."""
         algorithm, depth = self.packing.algorithm, self.packing.depth
         own, conditions = complete_options(algorithm, self.packing.options)
         notes: tuple[str, ...] = ()

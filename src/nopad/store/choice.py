@@ -1,12 +1,12 @@
-"""Which records a dataset is made of, where not of all: a held-out share, and weights of several sources.
+"""Which records a dataset holds, if not all: a held-out share, and weights of several sources.
 
-Both are pure functions of the seed, the name of a source, and the number of a record in it (`nopad.random`):
+Both choices depend only on the seed, the name of a source, and a record's number in the source (`nopad.random`):
 
-* A record is held out when its key is below share x 2^64. Records that are added at the end of a source, and other
-  sources beside it, move none of those that were there before. At least one record is held out.
-* Of what remains, weights are shares of tokens. No record comes twice, so the source that is shortest for its weight is
-  taken whole, and of the others as many records as fit their share, in the order of their keys, at least one each:
-  a smaller weight takes a part of what a larger one takes.
+* A record is held out if its random key is below share x 2^64. Adding records at the end of a source, or adding
+  sources, changes the choice for no earlier record. At least one record is held out.
+* Of the remaining records, weights set each source's share of the tokens. No record is used twice: the source with the
+  fewest tokens for its weight is taken whole, and of each other source as many records as fit its share, in the order
+  of their keys, at least one. A smaller weight takes a subset of what a larger one takes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ TRAIN, VALIDATION, LEFT = 0, 1, 2
 
 
 def check_shares(weights: Mapping[str, float] | None, validation: float, parts: Sequence[str]) -> None:
-    """Refuse weights and shares that mean nothing, before any work.
+    """Refuse invalid weights and shares before any work begins.
 
     Raises:
-        OptionError: a weight for a source that is not there, one missing, one that is not above 0, or a share outside
-            0 to below 1.
+        OptionError: a weight names no source, is missing or is not above 0, or the share is not from 0 to below 1.
     """
     if not (isinstance(validation, float | int) and 0 <= validation < 1):
         raise OptionError(f"the share to hold out is {validation!r}; it must be at least 0 and below 1, such as 0.01")
@@ -55,11 +54,11 @@ def check_shares(weights: Mapping[str, float] | None, validation: float, parts: 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What becomes of each sequence.
+    """Whether each sequence goes to training, to validation, or is left out.
 
     Attributes:
         fate: TRAIN, VALIDATION or LEFT; int8 ``[n]``, the same for all pieces of a record.
-        part: number of the source that each comes from; int32 ``[n]``.
+        part: number of the source that each sequence comes from; int32 ``[n]``.
     """
 
     fate: NDArray[np.int8]
@@ -72,7 +71,7 @@ class Choice:
     def counts(
         self, parts: Mapping[str, Counts], record: NDArray[np.int64], lengths: NDArray[np.int32], split: str | None
     ) -> dict[str, Counts]:
-        """Return what became of the records of each part, seen from one split."""
+        """Return the counts of each source as they stand in the manifest of one split."""
         mine = _fate(split)
         begins = np.diff(record, prepend=-1) != 0
 
@@ -111,15 +110,15 @@ def choose(
     validation: float,
     seed: int,
 ) -> Choice:
-    """Choose for n sequences in source order.
+    """Choose among n sequences in source order.
 
     Args:
-        record: of each, ascending; int64 ``[n]``.
-        lengths: of each, in tokens; ``[n]``.
-        records: how many records each part of the source has, skipped ones included, in reading order.
-        weights: by part; any positive numbers. None: all records are taken.
+        record: record number of each sequence, ascending; int64 ``[n]``.
+        lengths: tokens of each sequence; ``[n]``.
+        records: number of records of each source, skipped ones included, in reading order.
+        weights: weight of each source; any positive numbers. None: all records are taken.
         validation: share of records to hold out, from 0 to below 1.
-        seed: of both choices.
+        seed: random seed of both choices.
 
     Raises:
         RecordError: no record is left to train on, or a source with a weight has none.
@@ -138,7 +137,7 @@ def choose(
     fate = np.zeros(here.size, dtype=np.int8)
 
     def drawn(stream: int) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.uint64]]]:
-        """Each part, its records among `here`, and their keys."""
+        """Yield each source's number, the indices of its records in `here`, and their random keys."""
         for place, name in enumerate(names):
             mine = np.flatnonzero(part == place)
             yield place, mine, _keys(here[mine] - bounds[place], name, seed, stream)
@@ -165,9 +164,9 @@ def choose(
 def held_out_keys(
     record: NDArray[np.int64], name: str, seed: int, validation: float
 ) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """Return the keys of records of a source (numbered from 0 there), and which of them a share holds out.
+    """Return the random keys of a source's records (numbered from 0), and which of them the share holds out.
 
-    Beside these, the record with the least key of all sources is held out.
+    The record with the smallest key of all sources is held out as well.
     """
     drawn = _keys(record, name, seed, STREAM_HELD_OUT)
     return drawn, drawn < _threshold(validation)
@@ -190,7 +189,7 @@ def _weigh(
     names: Sequence[str],
     drawn: Sequence[tuple[int, NDArray[np.int64], NDArray[np.uint64]]],
 ) -> None:
-    """Mark as LEFT those records to train on that are too many for the weights."""
+    """Mark training records as LEFT if they exceed their source's weight."""
     totals = [int(tokens[(part == place) & (fate == TRAIN)].sum()) for place in range(len(names))]
     for name, total in zip(names, totals, strict=True):
         if not total:

@@ -1,4 +1,4 @@
-"""`to_dataset`: packs of a `datasets.Dataset` -> a packed one, in memory. O(tokens)."""
+"""`to_dataset`: turn packs and a `datasets.Dataset` into a packed `datasets.Dataset`, in memory. O(tokens)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ __all__ = ["to_dataset"]
 
 
 def to_dataset(packs: Packs, dataset: Any) -> Any:
-    """Return the packs of a `datasets.Dataset` as another one, in memory, one row per pack.
+    """Return a `datasets.Dataset` with one row per pack, in memory.
 
-    Sequence i is row i of `dataset`, whose ``input_ids`` are the tokens. Columns with one value per token become flat
-    lists, columns with one value per row lists of them; ``seq_lengths`` and ``seq_index`` come first.
+    Sequence i is row i of `dataset`, whose ``input_ids`` are its tokens. Columns with one value per token become flat
+    lists, columns with one value per row become lists of these values; ``seq_lengths`` and ``seq_index`` come first.
 
     Raises:
-        PlanMismatchError: `dataset` has more or fewer rows than there are sequences, or its rows have not the lengths
-            that these packs were made for: another order, padding that was cut off, records that were truncated or
-            split.
+        PlanMismatchError: the number or the lengths of the rows differ from what the packs were made for: the order
+            changed, padding was removed, or records were truncated or split.
         LengthError: a pack would exceed the capacity, or a row is empty.
-        OptionError: there is no column ``input_ids`` of lists of integers, a column is called as one of nopad's or
-            holds nulls among its tokens, or ``attention_mask`` marks padding.
+        OptionError: there is no column ``input_ids`` of lists of integers, a column has the name of one of nopad's or
+            has nulls among its tokens, or ``attention_mask`` marks padding.
         SourceError: the dataset has a transform.
         MissingExtraError: `datasets` is not installed.
     """
@@ -47,7 +46,7 @@ def to_dataset(packs: Packs, dataset: Any) -> Any:
 
 
 def _check_columns(schema: pa.Schema, names: list[str]) -> None:
-    """Refuse columns that cannot be packed, or not beside nopad's own."""
+    """Refuse a dataset without lists of ids in ``input_ids``, or with a column that has the name of one of nopad's."""
     if "input_ids" not in names:
         raise OptionError(f"the dataset has no column 'input_ids'; it has {', '.join(names)}")
     kind = schema.field("input_ids").type
@@ -59,7 +58,7 @@ def _check_columns(schema: pa.Schema, names: list[str]) -> None:
 
 
 def _check_rows(packs: Packs, ids: pa.Array, lengths: NDArray[np.int64]) -> None:
-    """Prove that these are the rows that the packs were made for, as far as the packs know."""
+    """Check, as far as the packs can tell, that they were made for these rows."""
     if ids.null_count or ids.flatten().null_count:
         raise OptionError("the column 'input_ids' holds nulls; leave those rows out, and plan the others")
     if not lengths.all():
@@ -85,7 +84,7 @@ def _why(packs: Packs) -> str:
 
 
 def _check_mask(table: pa.Table) -> None:
-    """Refuse rows of which a mask says that some tokens are padding: they would be content of a pack."""
+    """Refuse rows whose mask marks padding, since it would be packed as content."""
     if MASK not in table.column_names:
         return
     mask = table.column(MASK).combine_chunks()
@@ -102,7 +101,7 @@ def _check_mask(table: pa.Table) -> None:
 
 
 def _gathered(packs: Packs, table: pa.Table) -> pa.Table:
-    """Return the rows of a table by pack: columns of one value per token flat, all others as lists."""
+    """Return one row per pack: columns of one value per token become flat lists, all others plain lists."""
     ids = table.column("input_ids").combine_chunks()
     _check_rows(packs, ids, np.diff(list_parts(ids)[0]).astype(np.int64))
     _check_mask(table)

@@ -1,9 +1,9 @@
-"""Index-only datasets: which sequence goes where, beside a source that stays untouched (virtual packing).
+"""Index-only datasets: which sequence goes where, while the tokens stay in their source (virtual packing).
 
-``packs.arrow`` is `Packs.save`'s file: sequence numbers by pack. ``sequences.arrow`` has one row per sequence: its
-`length` in the narrowest unsigned type, `record` and `start` where they are not simply 0, 1, 2, ... and 0, and `source`
-where sources are named. What was done to the records before their lengths were taken travels in the header of
-``packs.arrow``, so that nobody applies the index to records to which it was not done.
+``packs.arrow`` is the file of `Packs.save`: sequence numbers by pack. ``sequences.arrow`` has one row per sequence: its
+`length` in the narrowest unsigned type; `record` and `start`, unless they are simply 0, 1, 2, ... and 0; and `source`
+if sources are named. The header of ``packs.arrow`` states how records were changed before their lengths were taken
+(stripped, truncated, split), so that the index is not applied to unchanged records.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SEQUENCES = "sequences.arrow"
 
 
 def selection(counts: Mapping[str, int], tokenizer: object) -> str:
-    """Say why sequences are not whole records as they are in the source; empty when they are.
+    """Return in words how sequences differ from whole records of the source; empty if they do not.
 
     >>> selection({"stripped": 13, "truncated": 1, "split": 0}, None)
     'padding was cut off 13 records, 1 was truncated'
@@ -54,7 +54,7 @@ _SELECTED = {
 
 
 def write_index(packs: Packs, sequences: Sequences, folder: Path) -> tuple[Shard, ...]:
-    """Write both files under `folder` and describe them.
+    """Write both index files under `folder`, and return their descriptions.
 
     Raises:
         StorageError: the disk is full, or a write failed.
@@ -83,13 +83,13 @@ def write_index(packs: Packs, sequences: Sequences, folder: Path) -> tuple[Shard
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """An index that was read back.
+    """An index read from disk.
 
     Attributes:
-        packs: sequence numbers by pack, mapped.
-        lengths: of each sequence, unsigned ``[n]``, mapped.
-        record, start, source: of each sequence ``[n]``; None where records are simply 0, 1, 2, ..., where every start
-            is 0, where sources are not named.
+        packs: sequence numbers by pack, memory-mapped.
+        lengths: tokens of each sequence, unsigned ``[n]``, memory-mapped.
+        record, start, source: one value per sequence, ``[n]``. None: records are 0, 1, 2, ...; every start is 0;
+            sources are not named.
     """
 
     packs: Packs
@@ -99,7 +99,7 @@ class Index:
     source: NDArray[np.int32] | None = None
 
     def row_group(self, first: int, last: int) -> RowGroup:
-        """Cut some packs out."""
+        """Return packs `first` to `last` (exclusive) as a row group without tokens."""
         chosen = self.packs[first:last]
         sequence = chosen.sequence
         record = sequence.astype(np.int64) if self.record is None else self.record[sequence]
@@ -113,10 +113,10 @@ class Index:
 
 
 def read_index(folder: Path, m: Manifest) -> Index:
-    """Map both files. Both are read once, for their checksums (2 GB/s).
+    """Memory-map both index files. Their checksums are verified first, which reads both files once (2 GB/s).
 
     Raises:
-        CorruptError: one is missing, or has not the checksum that the manifest states.
+        CorruptError: a file is missing, or does not have the checksum that the manifest states.
     """
     for shard in m.shards:
         path = folder / shard.file

@@ -1,9 +1,9 @@
 """A packing job: source -> spool -> plan -> packs -> packed dataset, resumable at every step.
 
-Everything unfinished lives in ``OUT/.work``; the manifest is written last, so a folder with a manifest is whole. A
-killed job goes on where its last commit was when the same call is made again, and gives the same bytes as one that was
-never interrupted. Other inputs or settings than those it was started with are refused, as is a folder that holds
-anything else. Memory: about 16 bytes per sequence, plus a few row groups; tokens stay on disk.
+Everything unfinished lies in ``OUT/.work``; the manifest is written last, so a folder with a manifest is complete.
+Repeat the call to resume a killed job: it continues after its last commit and writes the same bytes as an uninterrupted
+job. A folder with an unfinished job of other inputs or settings is refused, and so is one with any other content.
+Memory: about 16 bytes per sequence, plus a few row groups; tokens stay on disk.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def pack_corpus(
     monitor: Monitor | None = None,
     commit_every_s: float = 2.0,
 ) -> Manifest:
-    """Pack a corpus into a dataset folder, or finish or reuse what an equal call left there.
+    """Pack a corpus into a dataset folder, or resume or reuse what an equal call left there.
 
-    With a share to hold out there are two datasets, ``OUT/train`` and ``OUT/validation``, and the manifest of the first
-    is returned.
+    If a share is held out, two datasets are written, ``OUT/train`` and ``OUT/validation``, and the manifest of
+    ``train`` is returned.
 
     Args:
         source: where the records come from; see `nopad.corpus`.
@@ -66,18 +66,18 @@ def pack_corpus(
         corpus: capacity and policies.
         tokenizer: for text; ready-made ids need none.
         packing: algorithm, depth, seed, order; weights of sources, the share to hold out.
-        index_only: write which sequence goes where beside an untouched source, and no tokens.
-        monitor: is told the progress.
-        commit_every_s: how often the spool is made durable.
+        index_only: write which sequence goes where, without tokens; the source stays untouched.
+        monitor: receives the progress.
+        commit_every_s: seconds between two commits of the spool to disk.
 
     Raises:
-        RecordError: a record is bad, empty or over-long and the policy for it is "error"; nothing is left behind.
-        OptionError: an option has no such value; `out` is a URL, or lies in a folder that is read.
-        OutputExistsError: `out` holds something else, or a dataset made otherwise.
-        ResumeError: the unfinished job in `out` was started from other inputs or settings.
-        OutputBusyError: another process is writing there.
-        StorageError: the disk is full or a write failed; run again to resume.
-        InterruptedJobError: SIGINT; run again to resume.
+        RecordError: a record is bad, empty or over-long and its policy is "error"; nothing is left behind.
+        OptionError: an option has an invalid value; `out` is a URL, or lies in a folder that is read.
+        OutputExistsError: `out` holds something else, or a dataset made with other settings.
+        ResumeError: the unfinished job in `out` was started with other inputs or settings.
+        OutputBusyError: another process is writing to `out`.
+        StorageError: the disk is full or a write failed; call again to resume.
+        InterruptedJobError: SIGINT was received; call again to resume.
 
     >>> import tempfile, nopad
     >>> from nopad.corpus import CorpusOptions, IterableSource
@@ -113,7 +113,7 @@ def pack_corpus(
 
 
 def _check_outside(source: Source, out: Path) -> None:
-    """Refuse to write into a folder that is read: the next job over it would find other files in it."""
+    """Refuse an output folder inside a folder of the source, since the next job would read the output as input."""
     for folder in source.folders:
         if out.resolve().is_relative_to(folder.resolve()):
             raise OptionError(f"{out} lies in {folder}, which is read; choose a folder outside of it")
@@ -133,15 +133,15 @@ class _Job:
 
     @property
     def splits(self) -> tuple[str | None, ...]:
-        """The datasets that it makes: one, or two with names."""
+        """Names of the datasets that the job makes; ``(None,)`` if there is a single one."""
         return SPLITS if self.packing.validation else (None,)
 
     def is_finished(self) -> bool:
-        """Whether all its datasets are there."""
+        """Whether all datasets of the job have a manifest."""
         return all(self.workspace.part(split).has_manifest() for split in self.splits)
 
     def finished(self) -> Manifest:
-        """Return the manifest of the (first) dataset after proving that this job would make what is there."""
+        """Return the manifest of the (first) dataset after checking that this job would write the same dataset."""
         manifests = [
             self.workspace.part(split).finished(self.settings(split), self.fingerprint) for split in self.splits
         ]
@@ -150,7 +150,7 @@ class _Job:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the source, which is read for it."""
+        """Fingerprint of the source; computing it reads the whole source."""
         digest = CHAIN_START
         self.monitor.stage("checking the source", self.source.total_bytes, "bytes")
         for block in self.source.blocks():
@@ -159,7 +159,7 @@ class _Job:
         return digest.hex()
 
     def settings(self, split: str | None = None) -> dict[str, Any]:
-        """Everything but the input that the result depends on: the part of the manifest that is known beforehand."""
+        """Return all settings that the result depends on, besides the source: manifest fields known beforehand."""
         tokenizer = self.tokenizer and {
             "sha256": self.tokenizer.fingerprint,
             "vocab_size": self.tokenizer.vocab_size,
@@ -189,7 +189,7 @@ class _Job:
         }
 
     def run(self, commit_every_s: float) -> Manifest:
-        """Do what is left to do; every step finds out by itself."""
+        """Run all steps; each step skips what is already finished."""
         progress, columns = self._lengths() if isinstance(self.source, LengthsFile) else self._spool(commit_every_s)
         self._warn_of_padding(columns)
         counts = {name: progress.parts.get(name, Counts()) for name in self.source.parts}
@@ -201,7 +201,7 @@ class _Job:
     def _choose(
         self, columns: Sequences, parts: dict[str, Counts]
     ) -> dict[str | None, tuple[Sequences, dict[str, Counts]]]:
-        """Return the sequences of each dataset, and what became of the records of each part of the source."""
+        """Return the sequences of each dataset, and the counts of each source."""
         if not self.packing.validation and self.packing.weights is None and self.source.parts == ("",):
             return {None: (columns, parts)}
         record, lengths = columns.values["seq_index"], columns.seq_lengths
@@ -221,7 +221,7 @@ class _Job:
         }
 
     def _build(self, split: str | None, progress: Progress, columns: Sequences, parts: dict[str, Counts]) -> Manifest:
-        """Make one dataset, or reuse it where an interrupted run has finished it."""
+        """Write one dataset, or reuse it if an interrupted run has finished it."""
         workspace = self.workspace.part(split)
         if split and workspace.has_manifest():
             return workspace.finished(self.settings(split), progress.chain)
@@ -250,7 +250,7 @@ class _Job:
         )
 
     def _warn_of_padding(self, columns: Sequences) -> None:
-        """Say that all sequences are equally long where that looks like padding nobody has marked."""
+        """Warn if all sequences are equally long, which suggests padding that no mask marks."""
         n, first = len(columns), int(columns.seq_lengths[0])
         if self.source.kind == "ids" and n >= SUSPICIOUS and first > 1 and bool((columns.seq_lengths == first).all()):
             warnings.warn(
@@ -260,7 +260,7 @@ class _Job:
             )
 
     def _spool(self, commit_every_s: float) -> tuple[Progress, Sequences]:
-        """Tokenise what is not in the spool yet."""
+        """Tokenise the blocks that are not in the spool yet; return the progress and all sequences."""
         spool = Spool(
             self.workspace.work,
             keep_tokens=not self.index_only,
@@ -288,7 +288,7 @@ class _Job:
         return spool.progress, spool.sequences(split=counts.split > 0)
 
     def _lengths(self) -> tuple[Progress, Sequences]:
-        """Take lengths as they are: there is nothing to spool."""
+        """Use a file of lengths as it is; a spool is not needed."""
         assert isinstance(self.source, LengthsFile)
         if not self.index_only:
             raise OptionError(f"{self.source.path} holds lengths, not tokens; pack it with --index-only")
@@ -304,7 +304,7 @@ class _Job:
 
 
 def _check_any(counts: Counts) -> None:
-    """Refuse to make a dataset without a sequence."""
+    """Refuse to write a dataset without sequences."""
     if not counts.sequences:
         raise RecordError(
             f"nothing to pack: {counts.records:,} records gave no sequence ({counts.empty_skipped:,} empty, "

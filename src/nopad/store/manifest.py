@@ -1,7 +1,7 @@
-"""`nopad.json`: what a packed dataset holds, and all that is needed to prove it.
+"""`nopad.json`: the description of a packed dataset, with all that `nopad.verify` needs.
 
-No time and no path stands in it: same input, same bytes. It carries a checksum of itself (`nopad.store.seal`), so that
-damage to it is noticed whatever it hits.
+It holds no time and no path, so the same input gives the same bytes. It includes a checksum of itself
+(`nopad.store.seal`), so damage to it is noticed.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ class Manifest:
 
     Attributes:
         kind: "packed" (shards hold the tokens) or "index" (``packs.arrow`` beside an untouched source).
-        capacity, depth, algorithm, seed, order: how it was packed.
+        capacity, depth, algorithm, seed, order: the options of packing.
         packs, sequences, tokens: totals.
-        source: ``sha256`` (chained over blocks), ``records``, ``files``, ``bytes``, ``ignored`` (files no
-            reader takes), ``left_out`` (columns that did not ride along).
+        source: ``sha256`` (chained over blocks), ``records``, ``files``, ``bytes``, ``ignored`` (number of files
+            without a reader), ``left_out`` (columns that were not carried).
         tokenizer: ``sha256``, ``vocab_size``, ``prefix``, ``suffix``; None for ready-made ids.
         options: policies and field names that shaped the sequences.
         counts: what happened to the records (truncated, split, dropped, skipped, ...).
-        sources: the same for each of several named sources, in the order of their numbers in ``seq_source``, with
-            ``name``, ``weight`` (None: all of it) and ``first_record`` (number of its first record).
-        plan_sha256: of ``plan.json``.
-        sequence_checksum: order-free checksum of all (record, start, length) triples, hex.
+        sources: the counts of each named source, in the order of the numbers in ``seq_source``, with ``name``,
+            ``weight`` (None: the whole source) and ``first_record`` (number of its first record).
+        plan_sha256: SHA-256 of ``plan.json``.
+        sequence_checksum: checksum of all (record, start, length) triples in any order, hex.
         columns: name -> Arrow type.
-        carried: name -> "token" or "sequence", of the columns that rode along.
-        rows_per_group: packs in each row group but the last of a shard.
+        carried: name -> "token" or "sequence", for each carried column.
+        rows_per_group: packs per row group; the last one of a shard may have fewer.
         shards: the data files, in order.
-        tool_versions: of the packages that shape the bytes.
+        tool_versions: versions of the packages that the bytes depend on.
     """
 
     kind: Literal["packed", "index"]
@@ -87,7 +87,7 @@ class Manifest:
 
     @property
     def efficiency(self) -> float:
-        """Tokens / (packs x capacity), a fraction; 1.0 when empty."""
+        """Tokens / (packs x capacity), from 0 to 1; 1.0 if there is no pack."""
         return self.tokens / (self.packs * self.capacity) if self.packs else 1.0
 
     def to_json(self) -> str:
@@ -96,7 +96,7 @@ class Manifest:
         return json.dumps(document, indent=2) + "\n"
 
     def save(self, folder: Path) -> None:
-        """Write ``nopad.json``: the last write of a job."""
+        """Write ``nopad.json``, the last write of a job."""
         write_atomic(folder / MANIFEST, self.to_json().encode())
 
     @classmethod
@@ -104,8 +104,8 @@ class Manifest:
         """Read the manifest of a packed dataset.
 
         Raises:
-            FormatError: the folder is no packed dataset, or of an unknown format version.
-            CorruptError: the job that wrote it has not finished, or the manifest is damaged.
+            FormatError: the folder is no packed dataset, or has an unknown format version.
+            CorruptError: the job that writes it has not finished, or the manifest is damaged.
         """
         path = Path(folder) / MANIFEST
         if not path.is_file():
@@ -152,7 +152,7 @@ class Manifest:
 
 
 def _soundness(m: Manifest) -> Iterator[tuple[str, bool]]:
-    """Yield each field that something reads, and whether its value is one that a job can have written."""
+    """Yield the name of each field, and whether its value is valid."""
     yield "kind", m.kind in ("packed", "index")
     yield "depth", m.depth is None or _is_count(m.depth, least=1)
     for name, least in (("capacity", 1), ("rows_per_group", 1), ("seed", 0), ("packs", 0), ("sequences", 0)):
@@ -185,14 +185,14 @@ def _has(value: object, *keys: str) -> bool:
 
 
 def _is_part(part: object) -> bool:
-    """Whether this describes one of several named sources."""
+    """Whether an entry of ``sources`` has the fields of a named source."""
     if not isinstance(part, dict) or not isinstance(part.get("name"), str) or "weight" not in part:
         return False
     return all(_is_count(part.get(name)) for name in ("first_record", *(f.name for f in fields(Counts))))
 
 
 def split_folders(folder: str | Path) -> list[Path]:
-    """Return the datasets that a job with a held-out share leaves in its folder; none where there are none.
+    """Return the two dataset folders of a job that held a share out; empty if there are none.
 
     >>> split_folders("no such folder")
     []

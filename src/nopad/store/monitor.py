@@ -1,4 +1,4 @@
-"""How a long job tells how it gets on: the seam between work and progress bars."""
+"""`Monitor`: the interface by which a long job reports progress, for example to a progress bar."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ __all__ = ["Monitor", "Silent"]
 
 
 class Monitor(Protocol):
-    """Is told how a job gets on."""
+    """Receives the progress of a job."""
 
     def stage(self, name: str, total: int | None, unit: str) -> None:
-        """A stage of `total` units begins; it ends when the next one begins."""
+        """A stage with `total` units of work begins; the next call of `stage` ends it."""
 
     def advance(self, units: int, tokens: int = 0) -> None:
-        """Some units of the stage are done, and `tokens` tokens with them."""
+        """`units` more units of the stage are done, and `tokens` tokens with them."""
 
 
 class Silent:
-    """A monitor that says nothing."""
+    """A monitor that ignores all progress."""
 
     def stage(self, name: str, total: int | None, unit: str) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def advance(self, units: int, tokens: int = 0) -> None:
-        """Say nothing."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""How a job packs what it has read (`PackOptions`)."""
+"""`PackOptions`: how a job packs the sequences that it has read."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["PackOptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class PackOptions:
-    """How sequences are packed; see `nopad.pack` for the meaning of each, `nopad.store.shards` for the file sizes.
+    """How sequences are packed; see `nopad.pack` for each option, `nopad.store.shards` for the file sizes.
 
-    `options` are those of the algorithm, and the conditions.
-
-    `weights`: shares of the tokens to train on, by name of source: any positive numbers. No record comes twice, so the
-    source that is shortest for its weight is taken whole, and a part of the others (`nopad.store.choice`).
-    `validation`: share of the records to hold out, by `seed`; they become a dataset of their own.
+    `options`: options of the algorithm, and conditions on the packs.
+    `weights`: the share of the training tokens for each named source, as any positive numbers. No record is used twice,
+    so the source with the fewest tokens for its weight is taken whole, and a part of each other source
+    (`nopad.store.choice`).
+    `validation`: share of the records to hold out, chosen by `seed`; they become a separate dataset.
     """
 
     depth: int | None = None

@@ -1,11 +1,11 @@
-"""Read a packed dataset: any pack by its number, all in order, or all in an order of your own.
+"""Read a packed dataset: any pack by its number, all packs in order, or all in a chosen order.
 
 Row groups are decoded whole, cached, and read ahead by Arrow's threads while iterating, so a pass runs at the speed of
-Parquet decoding. Random access costs one row group (about 2^18 tokens) when it is not cached, a slice when it is. Files
-are opened when they are needed. Every row group is held against the manifest before anybody sees it, so a file that is
-missing, damaged, or written by something else is a `CorruptError` and never fewer packs. Framework-neutral: a row is
-flat NumPy arrays, and `PackedDataset` has what map-style loaders ask for (``__len__``, ``__getitem__``, picklable for
-workers) without importing any of them.
+Parquet decoding. Random access decodes one row group (about 2^18 tokens), or slices one that is cached. Files are
+opened when they are first needed. Every row group is checked against the manifest before it is returned, so a file that
+is missing, damaged, or written by another tool raises `CorruptError`; it never gives fewer packs. A row consists of
+flat NumPy arrays. `PackedDataset` has what map-style loaders need (``__len__``, ``__getitem__``, pickling for workers)
+and imports no framework.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ _FEW = 2  # rows of each decoded row group
 
 
 def open_packed(path: str | Path, *, cached_row_groups: int = 16) -> PackedDataset:
-    """Open a packed or index-only dataset folder; the last `cached_row_groups` (about 1 MiB each) are kept decoded.
+    """Open a packed or index-only dataset; the last `cached_row_groups` decoded row groups (about 1 MiB each) are kept.
 
-    Nothing but the manifest is read before the first pack is. Reading checks pages by their checksums and packs by
-    their lengths, not files by their SHA-256: `nopad.verify` does.
+    Only the manifest is read before the first pack. Reading checks the checksums of pages and the lengths of packs, but
+    not the SHA-256 of files; `nopad.verify` does.
 
     Raises:
-        FormatError: the folder is no packed dataset, or of an unknown format version.
-        CorruptError: its job has not finished, or its manifest is damaged.
+        FormatError: the folder is no packed dataset, or has an unknown format version.
+        CorruptError: the job that writes it has not finished, or the manifest is damaged.
     """
     return PackedDataset(path, cached_row_groups=cached_row_groups)
 
 
 class PackedDataset:
-    """A packed dataset on disk; see the module for costs. Threads and processes may share it.
+    """A packed dataset on disk; the module docstring states costs. Threads and processes may share it.
 
     Attributes:
-        path: its folder.
+        path: the dataset folder.
         manifest: the content of ``nopad.json``.
     """
 
@@ -79,12 +79,12 @@ class PackedDataset:
         self._warned = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave open files and decoded row groups behind: a worker opens its own."""
+        """Drop open files and decoded row groups, which each worker opens for itself."""
         private = {"_cache", "_lock", "_files", "_index"}
         return {name: value for name, value in vars(self).items() if name not in private}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore without open files."""
+        """Restore the dataset without open files."""
         vars(self).update(state)
         self._reset()
 
@@ -107,7 +107,7 @@ class PackedDataset:
 
         Raises:
             IndexError: there is no such pack.
-            CorruptError: its file is missing or damaged.
+            CorruptError: the pack's file is missing or damaged.
         """
         if not isinstance(at, int | np.integer):
             raise TypeError(
@@ -126,7 +126,7 @@ class PackedDataset:
         return PackedRow(row_group, row)
 
     def _look_for_random_reads(self) -> None:
-        """Warn once where most rows cost the decoding of a whole row group."""
+        """Warn once if reading most rows decodes a whole row group."""
         rows, self._rows, decoded, self._decoded = self._rows, 0, self._decoded, 0
         if self._warned or rows >= _FEW * decoded or self.manifest.rows_per_group <= _FEW:
             return
@@ -150,10 +150,10 @@ class PackedDataset:
             yield from map(PackedRow, repeat(row_group), range(len(row_group)))
 
     def order(self, seed: int, epoch: int = 0) -> NDArray[Any]:
-        """Return all pack numbers in a random order that is quick to read: shuffled row groups, and packs in each.
+        """Return all pack numbers in a random order that is fast to read: shuffled row groups, shuffled packs in each.
 
-        A pure function of the dataset's layout, `seed` and `epoch` (see `nopad.random`): int32 (int64 from 2^31 packs
-        on) ``[packs]``. What is left of an epoch after `n` packs is ``order(seed, epoch)[n:]``.
+        The order depends only on the dataset's layout, `seed` and `epoch` (see `nopad.random`): int32 (int64 from 2^31
+        packs on) ``[packs]``. To resume an epoch after `n` packs, read ``order(seed, epoch)[n:]``.
 
         >>> import tempfile, nopad
         >>> from nopad.corpus import CorpusOptions, IterableSource
@@ -178,10 +178,10 @@ class PackedDataset:
         return out
 
     def read(self, numbers: ArrayLike) -> Iterator[PackedRow]:
-        """Iterate over the packs of these numbers, in this order, reading ahead.
+        """Iterate over the packs with these numbers, in this order, reading ahead.
 
-        Each run of numbers of one row group costs one decoding of it: an `order`, or any part of one, is read at the
-        speed of plain iteration.
+        A row group is decoded once for each run of numbers that lie in it: an `order`, or any part of one, is read as
+        fast as plain iteration.
 
         Raises:
             IndexError: there is no such pack.
@@ -200,7 +200,7 @@ class PackedDataset:
             yield from map(PackedRow, repeat(row_group), rows.tolist())
 
     def _runs(self, wanted: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Yield (row group, which of its packs) for each run of pack numbers that lie in one row group."""
+        """Yield (row group, rows within it) for each run of pack numbers that lie in one row group."""
         bounds, begin = self._bounds(), 0
         while begin < wanted.size:
             row_group = int(np.searchsorted(bounds, wanted[begin], side="right")) - 1
@@ -212,16 +212,19 @@ class PackedDataset:
             begin += rows.size
 
     def _bounds(self) -> NDArray[np.int64]:
-        """Where each row group begins, in packs; ``[row_groups + 1]``."""
+        """Return the number of the first pack of each row group, and the number of packs; int64 ``[row_groups +
+        1]``.
+        """
         rows, parts = self.manifest.rows_per_group, []
         for begin, end in zip(self._first_pack_of_file, self._first_pack_of_file[1:], strict=False):
             parts.append(np.arange(begin, end, rows, dtype=np.int64))
         return np.append(np.concatenate(parts), len(self))
 
     def seq_lengths(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Return the lengths of all sequences, reading nothing else: ``(indptr, seq_lengths)``.
+        """Return the lengths of all sequences as ``(indptr, seq_lengths)``, without reading tokens.
 
-        Pack p holds sequences of ``seq_lengths[indptr[p]:indptr[p + 1]]`` tokens; ``[packs + 1]`` and ``[sequences]``.
+        Pack p holds sequences of ``seq_lengths[indptr[p]:indptr[p + 1]]`` tokens; int64 ``[packs + 1]`` and int32
+        ``[sequences]``.
 
         Raises:
             CorruptError: a shard is missing or damaged.
@@ -245,7 +248,7 @@ class PackedDataset:
         return indptr, lengths
 
     def iter_row_groups(self, numbers: Iterable[int]) -> Iterator[RowGroup]:
-        """Iterate over whole row groups in this order; the fastest way to read everything.
+        """Iterate over whole row groups in this order, the fastest way to read everything.
 
         Raises:
             CorruptError: a shard is missing or damaged.
@@ -255,7 +258,7 @@ class PackedDataset:
             yield self._checked(row_group, number)
 
     def unchecked_row_groups(self, numbers: Iterable[int]) -> Iterator[RowGroup]:
-        """Iterate over row groups as they are decoded, wrong packs and all: for `nopad.verify`, which says what is.
+        """Iterate over decoded row groups without checking their packs; `nopad.verify` lists all problems itself.
 
         Raises:
             CorruptError: a shard is missing, or cannot be decoded.
@@ -265,10 +268,10 @@ class PackedDataset:
         return self._files.scan(self._place(number) for number in numbers)
 
     def row_group(self, number: int) -> RowGroup:
-        """Return one decoded row group, from the cache when it is there.
+        """Return one decoded row group, from the cache if it is there.
 
         Raises:
-            CorruptError: its file is missing or damaged.
+            CorruptError: the row group's file is missing or damaged.
         """
         with self._lock:
             found = self._cache.get(number)
@@ -291,14 +294,14 @@ class PackedDataset:
         return self._files.read(*self._place(number))
 
     def _place(self, number: int) -> tuple[int, int]:
-        """Return the file of a row group, and its row group there."""
+        """Return the number of a row group's file, and the row group's number within the file."""
         if not 0 <= number < self.row_groups:
             raise IndexError(f"row group {number} of {self.row_groups} row groups")
         file = bisect_right(self._first_of_file, number) - 1
         return file, number - self._first_of_file[file]
 
     def _checked(self, row_group: RowGroup, number: int) -> RowGroup:
-        """Return a row group that is what the manifest says of it."""
+        """Return a row group after checking it against the manifest."""
         file, group = self._place(number)
         first = self._first_pack_of_file[file] + group * self.manifest.rows_per_group
         problems = row_group_problems(row_group, first, self.manifest)
@@ -313,6 +316,6 @@ class PackedDataset:
             return self._index
 
     def _index_row_group(self, number: int) -> RowGroup:
-        """Cut row group `number` out of the mapped index."""
+        """Return row group `number` of the memory-mapped index."""
         first = number * self.manifest.rows_per_group
         return self._opened_index().row_group(first, first + self.manifest.rows_per_group)

@@ -1,6 +1,6 @@
-"""What reading a packed dataset gives: row groups of packs, and the packs in them (`RowGroup`, `PackedRow`).
+"""The results of reading a packed dataset: row groups (`RowGroup`), and the packs in them (`PackedRow`).
 
-`row_group_problems` is what every row group must be before anybody sees it.
+`row_group_problems` checks every row group before it is returned.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ __all__ = ["PackedRow", "RowGroup", "row_group_problems"]
 
 
 class RowGroup:
-    """Some packs in a row.
+    """Consecutive packs that were decoded together.
 
     Attributes:
-        indptr: where each pack begins in the sequences; ``[packs + 1]``.
+        indptr: where each pack begins among the sequences; ``[packs + 1]``.
         token_indptr: where each pack begins in the per-token columns; ``[packs + 1]``.
-        sequences: of all packs, end to end without padding; ``seq_index``, ``seq_start`` when records were split and
-            ``seq_source`` when sources were named are among its values; no tokens in an index-only dataset.
-        bounds, token_bounds: the two index arrays as lists: slicing with their integers is three times as fast.
+        sequences: the sequences of all packs, concatenated without padding. Its values include ``seq_index``,
+            ``seq_start`` if records were split, and ``seq_source`` if sources were named; it has no tokens in an
+            index-only dataset.
+        bounds, token_bounds: `indptr` and `token_indptr` as lists: slicing with Python integers is three times as fast.
     """
 
     __slots__ = ("bounds", "indptr", "sequences", "token_bounds", "token_indptr")
 
     def __init__(self, indptr: NDArray[Any], token_indptr: NDArray[Any], sequences: Sequences) -> None:
-        """Keep the arrays, without a copy."""
+        """Store the arrays without copying them."""
         self.indptr, self.token_indptr, self.sequences = indptr, token_indptr, sequences
         self.bounds: list[int] = indptr.tolist()
         self.token_bounds: list[int] = token_indptr.tolist()
@@ -43,7 +44,7 @@ class RowGroup:
 
 
 class PackedRow(Mapping[str, NDArray[Any]]):
-    """One pack: a mapping of its stored columns, flat arrays that are views into its row group.
+    """One pack: a mapping from column names to flat arrays, which are views into the row group.
 
     >>> import tempfile, nopad
     >>> from nopad.corpus import CorpusOptions, IterableSource
@@ -62,7 +63,7 @@ class PackedRow(Mapping[str, NDArray[Any]]):
         self._at = at
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """Return a stored column of this pack: per token or per sequence."""
+        """Return a stored column of this pack, which has one value per token or one per sequence."""
         row_group, at = self._row_group, self._at
         column = row_group.sequences.tokens.get(name)
         if column is not None:
@@ -94,25 +95,25 @@ class PackedRow(Mapping[str, NDArray[Any]]):
 
     @property
     def seq_lengths(self) -> NDArray[np.int32]:
-        """Length of each sequence in tokens; ``[sequences]``."""
+        """Length of each sequence in tokens; int32 ``[sequences]``."""
         row_group, at = self._row_group, self._at
         return row_group.sequences.seq_lengths[row_group.bounds[at] : row_group.bounds[at + 1]]
 
     @property
     def seq_index(self) -> NDArray[np.int64]:
-        """Record number of each sequence in the source; ``[sequences]``."""
+        """Record number of each sequence in the source; int64 ``[sequences]``."""
         return self["seq_index"]
 
     @property
     def seq_start(self) -> NDArray[np.int64]:
-        """Where each sequence begins in its record's content: 0 unless the record was split; ``[sequences]``."""
+        """Where each sequence begins in its record's tokens, 0 unless the record was split; int64 ``[sequences]``."""
         if "seq_start" in self._row_group.sequences.values:
             return self["seq_start"]
         return np.zeros(self.seq_lengths.size, dtype=np.int64)
 
     @property
     def input_ids(self) -> NDArray[np.int32]:
-        """Token ids, sequence after sequence, without padding; ``[tokens]``."""
+        """Token ids, sequence after sequence, without padding; int32 ``[tokens]``."""
         row_group, at = self._row_group, self._at
         tokens = row_group.sequences.tokens
         if "input_ids" not in tokens:
@@ -134,11 +135,11 @@ class PackedRow(Mapping[str, NDArray[Any]]):
 
     @property
     def sequence_ids(self) -> NDArray[np.int32]:
-        """Number of each token's sequence in the pack, from 1 (0 is padding's); int32 ``[tokens]``."""
+        """Number of each token's sequence in the pack, from 1; int32 ``[tokens]``."""
         return np.repeat(np.arange(1, self.seq_lengths.size + 1, dtype=np.int32), self.seq_lengths)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle this row alone, not the row group it is a view into."""
+        """Pickle this row alone, not the whole row group."""
         row_group, at = self._row_group, self._at
         sequences = Sequences(
             seq_lengths=self.seq_lengths.copy(),
@@ -149,14 +150,14 @@ class PackedRow(Mapping[str, NDArray[Any]]):
         return PackedRow, (RowGroup(bounds, token_bounds, sequences), 0)
 
     def __repr__(self) -> str:
-        """One line."""
+        """Return the numbers of sequences and tokens, in one line."""
         return f"PackedRow({self.seq_lengths.size} sequences, {int(self.seq_lengths.sum())} tokens)"
 
 
 def row_group_problems(row_group: RowGroup, first: int, m: Manifest) -> list[str]:
-    """Return what is wrong with a row group that begins with pack `first`; nothing, where it is as it was written.
+    """Return what is wrong with a row group that begins with pack `first`; empty if nothing is.
 
-    No pack and no sequence is empty, none exceeds capacity or depth, and there are as many tokens as the lengths say.
+    No pack and no sequence may be empty, no pack may exceed capacity or depth, and the tokens must match the lengths.
     """
     lens, sizes = row_group.sequences.seq_lengths, np.diff(row_group.indptr)
     if sizes.min(initial=1) < 1 or lens.min(initial=1) < 1:

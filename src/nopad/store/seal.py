@@ -1,4 +1,4 @@
-"""JSON documents that carry a checksum of themselves, so that no damage to one goes unnoticed.
+"""JSON documents with a checksum of themselves, so that no damage goes unnoticed.
 
 ``sha256`` in a sealed document is the SHA-256 of all its other fields as canonical JSON: keys sorted, no spaces, ASCII.
 The manifest, the description of a running job and each line of its journals are sealed.
@@ -30,7 +30,7 @@ def unsealed(document: Any) -> dict[str, Any]:
     """Return a sealed document without its checksum.
 
     Raises:
-        ValueError: it is not what was sealed.
+        ValueError: the content does not have this checksum.
     """
     if not isinstance(document, dict):
         raise ValueError("no JSON object")
@@ -41,15 +41,17 @@ def unsealed(document: Any) -> dict[str, Any]:
 
 
 def sealed_line(document: Mapping[str, Any]) -> bytes:
-    """Return one line of a journal."""
+    """Return a sealed document as one line of a journal."""
     return json.dumps(sealed(document)).encode() + b"\n"
 
 
 def sealed_lines(path: Path) -> Iterator[tuple[dict[str, Any] | None, int]]:
-    """Yield each line of a journal, None where it is torn or damaged, and where it ends; nothing if there is no file.
+    """Yield (document, end offset in bytes) for each line of a journal; the document of a damaged line is None.
+
+    A missing file has no lines.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     end = 0
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():

@@ -1,13 +1,13 @@
-"""The Parquet files of a packed dataset, opened when they are needed and held against the manifest.
+"""The Parquet files of a packed dataset, opened when they are needed and checked against the manifest.
 
-A file is looked at before anything is read from it: its size, its columns and types, its row groups. Pages are decoded
-with their checksums compared. What a row group decodes to must have the rows that it should, and lists that fit each
-other. So whatever was done to a file, reading it is an error that names it, or gives what was written.
+Before anything is read from a file, its size, columns, types and row groups are checked. Page checksums are compared
+while decoding, and a decoded row group must have the right number of rows and lists of matching lengths. So reading a
+file that was changed in any way raises an error that names it, or returns what was written.
 
-The footers of 32 files are kept for scanning, about 1 MB each with 256 row groups, and 8 files are kept open for each
-thread that reads packs by their numbers; others are opened again when they are needed again (1 ms). Scanning leaves the
-decoding to Arrow's threads, a few row groups ahead. (Python threads would wait for the interpreter, which the loop over
-rows keeps busy: that read a quarter slower.)
+The footers of 32 files are cached for scanning, about 1 MB each with 256 row groups, and each thread that reads packs
+by number keeps 8 files open; other files are opened again when needed (1 ms). Scanning leaves decoding to Arrow's
+threads, a few row groups ahead. (Python threads would wait for the GIL, which the loop over rows keeps busy: reading
+was a quarter slower.)
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _OPEN = 8  # files that a thread keeps open
 
 
 class ShardFiles:
-    """The shards of one dataset. Threads may share it."""
+    """The shards of one dataset. Threads may share an instance."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
-        """Open nothing yet."""
+        """Prepare to read the shards; no file is opened yet."""
         self._folder, self._manifest = folder, manifest
         carried = [name for name, per in manifest.carried.items() if per == "sequence"]
         self._per_sequence = [name for name in (*OWN, *carried) if name in manifest.columns]
@@ -82,7 +82,7 @@ class ShardFiles:
                 yield row_group
 
     def lengths(self, file: int) -> tuple[NDArray[Any], NDArray[np.int32]]:
-        """Return where the packs of a file begin in its ``seq_lengths``, and these.
+        """Return the offsets of a file's packs in its ``seq_lengths``, and the ``seq_lengths``.
 
         Raises:
             CorruptError: the file is missing or damaged, or is not what the manifest says.
@@ -100,7 +100,7 @@ class ShardFiles:
 
     @contextmanager
     def _reading(self, file: int) -> Iterator[None]:
-        """Turn whatever reading a damaged file raises into an error that names it."""
+        """Turn any error while reading a file into a CorruptError that names the file."""
         import pyarrow as pa
 
         try:
@@ -110,7 +110,7 @@ class ShardFiles:
             raise CorruptError(f"{path} is missing or damaged ({error}); see `nopad verify`") from error
 
     def _batches(self, places: list[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
-        """Decode a few row groups, one batch each."""
+        """Decode row groups, each given by (file, row group); yield one record batch per row group."""
         import pyarrow.dataset as ds
 
         groups = []
@@ -124,7 +124,7 @@ class ShardFiles:
         yield from scanner.to_batches()
 
     def _fragment(self, file: int) -> Any:
-        """Return a file with its footer read and held against the manifest."""
+        """Return a Parquet fragment of a file after checking its footer against the manifest."""
         import pyarrow.dataset as ds
         from pyarrow.fs import LocalFileSystem
 
@@ -145,7 +145,7 @@ class ShardFiles:
         return found
 
     def _check(self, file: int, path: Path, schema: pa.Schema, metadata: Any) -> None:
-        """ValueError where a file is not the one that the manifest describes."""
+        """Raise ValueError if a file is not the one that the manifest describes."""
         m, shard = self._manifest, self._manifest.shards[file]
         size = path.stat().st_size
         if size != shard.bytes:
@@ -158,12 +158,12 @@ class ShardFiles:
             raise ValueError("it has other row groups than nopad wrote: was it written anew?")
 
     def _rows(self, file: int) -> list[int]:
-        """How many packs each row group of a file has."""
+        """Return the number of packs in each row group of a file."""
         whole, rest = divmod(self._manifest.shards[file].packs, self._manifest.rows_per_group)
         return [self._manifest.rows_per_group] * whole + [rest] * bool(rest)
 
     def _reader(self, file: int) -> Any:
-        """Return this thread's open reader of a file: Parquet readers are not safe to share."""
+        """Return this thread's open reader of a file, since threads must not share Parquet readers."""
         import pyarrow.parquet as pq
 
         readers: OrderedDict[int, Any] = getattr(self._local, "readers", None) or OrderedDict()
@@ -179,7 +179,7 @@ class ShardFiles:
         return readers[file]
 
     def _to_row_group(self, table: pa.Table | pa.RecordBatch, file: int, group: int) -> RowGroup:
-        """View the columns of a decoded row group as NumPy arrays; ValueError where they do not fit each other."""
+        """Return the columns of a decoded row group as NumPy views; raise ValueError if their lengths do not match."""
         expected = self._rows(file)[group]
         if table.num_rows != expected:
             raise ValueError(f"row group {group} has {table.num_rows:,} packs, and should have {expected:,}")
@@ -198,7 +198,7 @@ class ShardFiles:
         return RowGroup(indptr, token_indptr, sequences)
 
     def _lists(self, column: pa.Array | pa.ChunkedArray) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return offsets and values of a column of lists, checked by Arrow; ValueError where there is a null."""
+        """Return offsets and values of a column of lists after Arrow has checked it; raise ValueError for nulls."""
         import pyarrow as pa
 
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

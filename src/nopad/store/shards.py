@@ -1,9 +1,9 @@
-"""Shards: packs and sequences -> Parquet files, one row per pack.
+"""Write packs and sequences to shards: Parquet files with one row per pack.
 
-Per-token columns are flat lists without padding; ``position_ids``, masks and ``cu_seqlens`` are derived, never stored.
-zstd-1 over byte-stream-split pages, row groups of a fixed number of packs. Each shard is gathered and encoded by one
-thread in O(row group) memory, then hashed and fsynced by another, so that no encoder ever waits for the disk; several
-shards are under way at once (the heavy parts release the GIL).
+Per-token columns are flat lists without padding; ``position_ids``, masks and ``cu_seqlens`` are never stored. Pages are
+byte-stream-split and compressed by zstd-1, and all row groups have the same number of packs. One thread gathers and
+encodes a shard in O(row group) memory, and another hashes and fsyncs it, so that no encoder waits for the disk; several
+shards are written at once (the expensive parts release the GIL).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SHARD_TOKENS = 1 << 26
 
 
 def schema_of(sequences: Sequences) -> pa.Schema:
-    """Return the Arrow schema of a shard of these, with nopad's mark; nothing in it is nullable."""
+    """Return the Arrow schema of a shard of these sequences, with nopad's mark; nothing in it is nullable."""
     own = {name: sequences.values[name] for name in OWN if name in sequences.values}
     columns = {"seq_lengths": sequences.seq_lengths, **own, **sequences.values, **sequences.tokens}
     return pa.schema(
@@ -58,7 +58,7 @@ def schema_of(sequences: Sequences) -> pa.Schema:
 
 
 def _kind(column: Any) -> pa.DataType:
-    """The Arrow type of the values of a NumPy or Arrow array."""
+    """Return the Arrow type of the values of a NumPy or Arrow array."""
     if isinstance(column, np.ndarray):
         return pa.from_numpy_dtype(column.dtype)
     return pa.string() if is_string(column.type) else column.type
@@ -66,10 +66,10 @@ def _kind(column: Any) -> pa.DataType:
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """How packs are laid out in files: a pure function of capacity, number of packs and tokens per shard.
+    """How packs are divided into files; depends only on capacity, number of packs and tokens per shard.
 
     Attributes:
-        packs: how many in all.
+        packs: number of packs in all.
         rows_per_group, rows_per_shard: packs in each row group and in each shard; the last ones may have fewer.
     """
 
@@ -79,7 +79,7 @@ class ShardLayout:
 
     @classmethod
     def of(cls, packs: int, capacity: int, shard_tokens: int = SHARD_TOKENS) -> ShardLayout:
-        """Lay out `packs` in row groups of about 2^18 tokens and shards of about `shard_tokens`."""
+        """Return a layout with row groups of about 2^18 tokens and shards of about `shard_tokens`."""
         group = max(1, min(GROUP_TOKENS, shard_tokens) // capacity)
         return cls(packs, group, group * max(1, shard_tokens // (group * capacity)))
 
@@ -109,10 +109,11 @@ def write_shards(
     on_tokens: Callable[[int], None] = lambda tokens: None,
     threads: int | None = None,
 ) -> tuple[Shard, ...]:
-    """Write all shards under `folder`, except those already `finished`; return them in order.
+    """Write all shards under `folder`, except those already `finished`; return all of them in order.
 
-    `on_shard` is called in this thread for each shard once it is on disk under its final name, `on_tokens` for
-    progress. On any error or interrupt the other writers stop at their next row group.
+    `on_shard` is called in this thread for each shard once it is on disk under its final name. `on_tokens` is called by
+    the writers with the number of tokens just written. After any error or interrupt, the other writers stop at their
+    next row group.
 
     Raises:
         StorageError: the disk is full, or a write failed.
@@ -150,7 +151,7 @@ def write_shards(
 
 
 class _Stopped(Exception):
-    """Another writer failed; this one's work is thrown away."""
+    """Another writer failed, so this shard is discarded."""
 
 
 def _write_shard(
@@ -162,7 +163,7 @@ def _write_shard(
     stop: threading.Event,
     on_tokens: Callable[[int], None],
 ) -> Shard:
-    """Write one shard under its temporary name; size and checksum are still open."""
+    """Write one shard under its temporary name; the size and checksum in the result are not set yet."""
     path = folder / layout.name(shard)
     rows = layout.rows(shard)
     schema = schema_of(sequences)
@@ -194,10 +195,10 @@ def _finish_shard(folder: Path, shard: Shard) -> Shard:
 def gather(
     packs: Packs, sequences: Sequences, schema: pa.Schema, scratch: dict[str, NDArray[Any]]
 ) -> tuple[pa.Table, int]:
-    """Return the rows of these packs as an Arrow table, and how many tokens they hold.
+    """Return the rows of these packs as an Arrow table, and their number of tokens.
 
-    The table lies in `scratch`, which is reused: it is overwritten by the next call (fresh memory for every row group
-    would cost a third of the gather in page faults).
+    The table uses the memory of `scratch`, so the next call overwrites it (fresh memory for every row group would add a
+    third to the time, in page faults).
     """
     chosen = sequences.take(packs.sequence)
     indptr = packs.indptr.astype(np.int32)
@@ -217,10 +218,10 @@ def gather(
 
 
 def as_integers(column: NDArray[Any]) -> NDArray[Any]:
-    """View any fixed-width values as integers of their width, so that a kernel is compiled once per width."""
+    """View values of any fixed width as integers of the same width, so that a kernel is compiled once per width."""
     return column.view(f"i{column.dtype.itemsize}")
 
 
 def _encoding(kind: pa.DataType) -> str:
-    """Byte streams shrink numbers; Parquet has them for nothing else."""
+    """Return the Parquet encoding: byte stream split for numbers, which it shrinks, and plain for all other types."""
     return "PLAIN" if is_string(kind) or pa.types.is_boolean(kind) else "BYTE_STREAM_SPLIT"

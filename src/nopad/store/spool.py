@@ -1,11 +1,11 @@
-"""The spool of a running job: sequences as flat files, and a journal that says how far they can be trusted.
+"""The spool of a running job: sequences in flat files, and a journal that says how many of their bytes are valid.
 
-``OUT/.work/`` holds the tokens, lengths, record numbers, piece starts and carried columns of all sequences so far,
-appended and then committed together: the data is fsynced first, one journal line after it, with a checksum of what each
-file has got since the line before. Opening a spool reads it again (2 GB/s) and trusts the journal up to the last line
-whose checksums, and those of all lines before it, are true; files and journal are cut back to there, and what lay
-beyond is made again. So a kill at any moment loses at most what came since the last commit, and bytes that were
-changed, cut off or removed meanwhile lose what came after them, never more, and are never packed.
+``OUT/.work/`` holds the tokens, lengths, record numbers, piece starts and carried columns of all sequences so far. New
+values are appended, then committed together: the data is fsynced first, then one journal line is written with a
+checksum of what each file has got since the previous line. Opening a spool reads its files again (2 GB/s) and accepts
+the journal up to the last line before any wrong checksum; files and journal are truncated there, and the job makes the
+rest again. So a kill at any moment loses at most what came after the last commit. Bytes that were changed or removed
+meanwhile lose what came after them, and are never packed.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ __all__ = ["Progress", "Spool"]
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a spool can be trusted: one line of its journal.
+    """How much of a spool is valid: one line of its journal.
 
     Attributes:
-        blocks: source blocks consumed.
+        blocks: number of source blocks consumed.
         chain: digest of those blocks, hex; the fingerprint of the source once `complete`.
         last: name of the last block consumed.
         consumed_bytes: source bytes consumed.
-        parts: what became of the records of each part of the source.
-        files: for each file, how many bytes are committed, and the SHA-256 of those since the commit before.
-        complete: the whole source is in the spool.
+        parts: counts of the records of each named source.
+        files: for each file, how many bytes are committed, and the SHA-256 of those since the previous commit.
+        complete: whether the whole source is in the spool.
     """
 
     blocks: int = 0
@@ -57,7 +57,7 @@ class Progress:
 
     @property
     def counts(self) -> Counts:
-        """What became of all records."""
+        """Counts of all records."""
         return sum(self.parts.values(), Counts())
 
     def to_line(self) -> bytes:
@@ -66,17 +66,17 @@ class Progress:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Progress:
-        """Return the progress of a line that was read back; ValueError, TypeError or KeyError when it holds none."""
+        """Return the progress of a journal line; raise ValueError, TypeError or KeyError if it holds none."""
         parts = {name: Counts.from_dict(counts) for name, counts in document["parts"].items()}
         files = {name: (size, digest) for name, (size, digest) in document["files"].items()}
         return cls(**{**document, "parts": parts, "files": files})
 
 
 class Spool:
-    """Appends sequences and commits them; opens where the last commit left off.
+    """Appends sequences and commits them; an existing spool continues after its last commit.
 
-    Cost: a commit fsyncs all its files: four, and one or two more for each carried column. So it happens at most every
-    `commit_every_s` seconds, and at the end.
+    A commit fsyncs four files, and one or two more per carried column. So commits are at least `commit_every_s` seconds
+    apart, except the last.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Spool:
         carried: Sequence[Carried] = (),
         commit_every_s: float = 2.0,
     ) -> None:
-        """Open or create the spool in an existing `folder`; without `keep_tokens`, only lengths and places are kept."""
+        """Open or create the spool in an existing `folder`; without `keep_tokens` it holds no tokens or columns."""
         self._folder = folder
         self._layout = spool_files(keep_tokens, carried)
         self._carried = carried if keep_tokens else ()
@@ -106,10 +106,10 @@ class Spool:
         return (folder / "journal.jsonl").exists()
 
     def remaining(self, source: Source, on_bytes: Callable[[int], None]) -> Iterator[Block]:
-        """Yield the blocks that are not in the spool yet, after proving that the others have not changed.
+        """Yield the source's blocks that are not in the spool yet, after checking that the others have not changed.
 
         Raises:
-            ResumeError: the source changed since the job started; the message names where.
+            ResumeError: the source changed since the job started; the message says where.
         """
         digest, at, before, since = CHAIN_START, 0, "", ""
         have, trusted = self.progress.blocks, {p.blocks: p for p in self.history}  # both grow while this runs
@@ -133,7 +133,10 @@ class Spool:
             )
 
     def append(self, batch: Sequences, counts: Counts, blocks: list[Block]) -> None:
-        """Add the sequences of `blocks`, all of one part; they count once committed: by itself now and then."""
+        """Append the sequences of `blocks`, all of one named source; commits if the last commit is long ago.
+
+        What is not committed is lost when the job is killed.
+        """
         if not self._files:
             self._open()
         with storage_errors("spooling tokens to", self._folder):
@@ -171,7 +174,7 @@ class Spool:
         self.close()
 
     def commit(self) -> None:
-        """Make everything appended so far durable."""
+        """Write everything appended so far to disk, with a journal line."""
         files = {name: (self._bytes[name], self._hashes[name].hexdigest()) for name in self._files}
         self.progress = replace(self.progress, files=files)
         with storage_errors("spooling tokens to", self._folder):
@@ -194,7 +197,7 @@ class Spool:
         self._files = {}
 
     def sequences(self, *, split: bool) -> Sequences:
-        """Map the finished spool; `split` keeps ``seq_start``. About 8 bytes per sequence are in memory."""
+        """Memory-map the finished spool; `split` includes ``seq_start``. About 8 bytes per sequence are in memory."""
         arrays = {name: self._map(name) for name in self._layout}
         begin = np.zeros(arrays["lengths"].size, dtype=np.int64)
         np.cumsum(arrays["lengths"][:-1], out=begin[1:])
@@ -221,7 +224,7 @@ class Spool:
         return self._folder / f"{name}.bin"
 
     def _trusted(self) -> list[Progress]:
-        """Return the commits that the files bear out, from the first to the last one; cut the journal back to them."""
+        """Return the commits whose checksums are right, up to the first wrong one; truncate the journal after them."""
         history: list[Progress] = []
         good = 0
         with ExitStack() as stack:
@@ -241,7 +244,10 @@ class Spool:
         return history
 
     def _bears_out(self, files: Mapping[str, Any], before: Sequence[Progress], progress: Progress) -> bool:
-        """Whether each file holds what a commit says it got, read from where the last commit ended."""
+        """Whether each file holds what a commit says was added since the commit before.
+
+        `files` are read on from where the previous call ended.
+        """
         if progress.files.keys() != files.keys() or files.keys() != self._layout.keys():
             return False
         for name, (end, digest) in progress.files.items():
@@ -255,7 +261,7 @@ class Spool:
         return True
 
     def _open(self) -> None:
-        """Open the files for appending, cut back to what the journal vouches for."""
+        """Open the files for appending, truncated to what the journal has committed."""
         with storage_errors("opening the spool in", self._folder):
             self._bytes = {name: self.progress.files.get(name, (0, ""))[0] for name in self._layout}
             for name in self._layout:
@@ -268,7 +274,7 @@ class Spool:
                     self._write(name, np.zeros(1, dtype=np.int64))  # the first string begins at 0
 
     def _begin_segment(self) -> None:
-        """Begin with what the next commit will vouch for."""
+        """Begin to hash what the next commit will cover."""
         self._hashes = {name: hashlib.sha256() for name in self._layout}
         self._committed_at = time.monotonic()
 

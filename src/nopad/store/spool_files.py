@@ -1,4 +1,4 @@
-"""Which files a spool has: one for each thing that is known of a token or a sequence, two for strings."""
+"""The files of a spool: one per column of values, and two per column of strings."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["SpoolFile", "spool_files", "text_array"]
 
 @dataclass(frozen=True, kw_only=True)
 class SpoolFile:
-    """One file.
+    """One file of a spool.
 
     Attributes:
-        dtype: of its values.
-        per: how many there are: "token" and "sequence": one per token, one per sequence; "end": one per sequence and a
-            leading 0, where each string ends; "text": one per byte of all strings.
-        values: of a batch; ends are counted from 0 in each batch.
+        dtype: dtype of its values.
+        per: "token" and "sequence": one value per token or per sequence; "end": a leading 0, then where each string
+            ends; "text": the bytes of all strings.
+        values: returns the values of a batch; ends are counted from 0 in each batch.
     """
 
     dtype: Any
@@ -34,7 +34,7 @@ class SpoolFile:
 
 
 def spool_files(keep_tokens: bool, carried: Sequence[Carried]) -> dict[str, SpoolFile]:
-    """Return the files of a spool by name; carried columns are numbered, for their names may be anything."""
+    """Return the files of a spool by name; carried columns are numbered, since any name is allowed for them."""
     files = {
         "lengths": SpoolFile(dtype=np.int32, per="sequence", values=lambda batch: batch.seq_lengths),
         "record": SpoolFile(dtype=np.int64, per="sequence", values=lambda batch: batch.values["seq_index"]),
@@ -57,7 +57,7 @@ def spool_files(keep_tokens: bool, carried: Sequence[Carried]) -> dict[str, Spoo
 
 
 def text_array(ends: NDArray[np.int64], text: NDArray[np.uint8]) -> pa.LargeStringArray:
-    """View both files of a column of strings as an Arrow array."""
+    """View the two files of a string column as an Arrow array."""
     return pa.LargeStringArray.from_buffers(ends.size - 1, pa.py_buffer(ends), pa.py_buffer(text))
 
 

@@ -1,9 +1,9 @@
-"""The dataset folder of a packing job: whose it is, what of the job is done, and how the result gets into place.
+"""The dataset folder of a packing job: which job it belongs to, what is finished, and publishing the result.
 
-``OUT/.work/job.json`` says which job a folder belongs to: settings and the files of the source. Another job, or a
-folder that holds anything else, is refused. A lock keeps two processes apart. The plan and the shards are journalled
-with their checksums as they are finished: a run that goes on uses those that are still as they were, and makes others
-again. ``job.json`` and the lines of the journal carry checksums of themselves.
+``OUT/.work/job.json`` says which job a folder belongs to, by its settings and the files of its source. Another job, or
+a folder with any other content, is refused. A lock keeps two processes apart. The plan and the shards are noted in a
+journal with their checksums when they are finished; a resumed run uses those that have not changed, and makes the
+others again. ``job.json`` and the lines of the journal include checksums of themselves.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ FINISHED = "finished.jsonl"
 
 
 class Workspace:
-    """The folder `out`, and ``out/.work`` in it while a job is unfinished.
+    """The folder `out`, and ``out/.work`` while a job is unfinished.
 
     Attributes:
         out: the dataset folder.
-        work: where everything unfinished lives.
+        work: the folder of everything unfinished.
     """
 
     def __init__(self, out: Path, work: Path | None = None) -> None:
-        """Touch nothing yet."""
+        """Store the paths; nothing is read or written yet."""
         self.out = out
         self.work = work or out / WORK
 
     def part(self, split: str | None) -> Workspace:
-        """Return the workspace of one of several datasets of a job, in a folder of its own; None: this one."""
+        """Return the workspace of the dataset of one split, in its own folder; None: this workspace."""
         return self if split is None else Workspace(self.out / split, self.work / split)
 
     def has_manifest(self) -> bool:
-        """Whether there is a finished dataset."""
+        """Whether the folder holds a finished dataset."""
         return (self.out / MANIFEST).exists()
 
     def finished(self, settings: Mapping[str, Any], fingerprint: str) -> Manifest:
-        """Return the manifest of the dataset that is there, after proving that this very job would make it.
+        """Return the manifest of the finished dataset, after checking that this job would write the same dataset.
 
         `fingerprint` is that of the source.
 
         Raises:
-            OutputExistsError: it was made with other settings or of another source.
-            CorruptError: one of its files, the plan among them, is missing or damaged.
+            OutputExistsError: the dataset was made with other settings or from another source.
+            CorruptError: one of its files, such as the plan, is missing or damaged.
         """
         manifest = Manifest.load(self.out)
         wanted = {name: value for name, value in settings.items() if name != "tool_versions"}
@@ -80,12 +80,12 @@ class Workspace:
 
     @contextmanager
     def claim(self, settings: Mapping[str, Any], source: Source) -> Iterator[None]:
-        """Make or enter the work folder, alone, after proving that an unfinished job in it is this one.
+        """Create or enter the work folder and lock it, after checking that any unfinished job in it is this one.
 
         Raises:
             OutputExistsError: the folder holds something else.
-            OutputBusyError: another process works in it.
-            ResumeError: the job in it has other settings, or its source has other files; or nothing says which it is.
+            OutputBusyError: another process works in the folder.
+            ResumeError: the unfinished job has other settings or source files, or its ``job.json`` is missing.
         """
         if self._holds_something_else():
             raise OutputExistsError(f"{self.out} already holds something else; choose a new or empty folder")
@@ -105,15 +105,15 @@ class Workspace:
             os.close(lock)
 
     def abandon(self) -> None:
-        """Remove what a job that can never finish has left."""
+        """Remove the files of a job that can never finish."""
         shutil.rmtree(self.work, ignore_errors=True)
         if not any(self.out.iterdir()):
             self.out.rmdir()
 
     def note(self, file: str, origin: str, **known: Any) -> None:
-        """Journal a file as finished: it is on disk under its final name. `origin`: fingerprint of what it is made of.
+        """Note in the journal that a file is finished and on disk under its final name.
 
-        `known` holds at least its ``sha256``.
+        `origin` is the fingerprint of the source; `known` holds at least the file's ``sha256``.
         """
         line = sealed_line({"finished": {"file": file, **known}, "origin": origin})
         with storage_errors("writing", self.work), open(self.work / FINISHED, "ab") as journal:
@@ -122,12 +122,12 @@ class Workspace:
             os.fsync(journal.fileno())
 
     def finished_files(self, origin: str) -> dict[str, dict[str, Any]]:
-        """Return what was noted of each finished file that is there and as it was when it was noted, by name.
+        """Return what the journal says about each finished file, by name, for files that have not changed since.
 
-        A torn or damaged line is passed over: what it vouched for is made again, as is a file that has changed.
+        Damaged lines are skipped; their files are made again, as are files that have changed.
 
         Raises:
-            ResumeError: a file was made of another source than `origin`.
+            ResumeError: a file was made from another source than `origin`.
         """
         with storage_errors("reading", self.work):
             found = [document for document, _ in sealed_lines(self.work / FINISHED) if document]
@@ -140,10 +140,10 @@ class Workspace:
             return {name: known for name, known in noted.items() if _holds(self.work / name, known["sha256"])}
 
     def take_back(self, name: str) -> None:
-        """Move a folder back into the work folder, where a run put it in place and was killed before it finished.
+        """Move a folder back into the work folder, if a run was killed after publishing it and before finishing.
 
         Raises:
-            ResumeError: the work folder has one of this name too.
+            ResumeError: the work folder has a folder of this name too.
         """
         if not (self.out / name).exists():
             return
@@ -156,7 +156,7 @@ class Workspace:
             os.replace(self.out / name, self.work / name)
 
     def move_into_place(self, names: Iterable[str]) -> None:
-        """Move files and folders from the work folder into the dataset, those that are not there yet."""
+        """Move files and folders from the work folder into the dataset, unless they are already there."""
         with storage_errors("publishing", self.out):
             for name in names:
                 if (self.work / name).exists():
@@ -164,14 +164,14 @@ class Workspace:
             fsync_folder(self.out)
 
     def clear(self) -> None:
-        """Remove what a finished dataset needs no more."""
+        """Remove the work folder, which a finished dataset no longer needs."""
         shutil.rmtree(self.work, ignore_errors=True)
 
     def _holds_something_else(self) -> bool:
-        """Whether `out` is anything but a new or empty folder or one that a job of ours has left unfinished.
+        """Whether `out` exists, is not empty, and holds no unfinished nopad job.
 
         Raises:
-            ResumeError: a job of ours has left it, and what says which is gone.
+            ResumeError: `out` holds an unfinished job without its ``job.json``.
         """
         if not self.out.exists() or (self.work / JOB).is_file():
             return False
@@ -186,7 +186,7 @@ class Workspace:
         return bool(beside - {WORK} or inside - {"lock"})
 
     def _lock(self, lock: int) -> None:
-        """Take the lock or refuse."""
+        """Lock the work folder; raise OutputBusyError if another process holds the lock."""
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.fstat(lock).st_nlink:
@@ -197,7 +197,9 @@ class Workspace:
             ) from error
 
     def _check_same_job(self, job_file: Path, started: Mapping[str, Any]) -> None:
-        """Refuse to go on with a job that was started differently; name the first differences."""
+        """Refuse to resume a job that was started with other settings or source files; the error names the
+        differences.
+        """
         try:
             stored = unsealed(json.loads(job_file.read_text(encoding="utf-8")))
             changed = _differences(stored["settings"], started["settings"])
@@ -228,7 +230,7 @@ def _holds(path: Path, digest: str) -> bool:
 
 
 def _differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Say which settings differ, "capacity was 512, now 384"; empty when none does."""
+    """Return which settings differ, such as "capacity was 512, now 384"; empty if none does."""
     groups = {"options": None, "tool_versions": None}
     flat = [{**s, **s["options"], **s.get("tool_versions", {}), **groups} for s in (stored, now)]
     names = [name for name in {**flat[0], **flat[1]} if flat[0].get(name) != flat[1].get(name)]

@@ -1,7 +1,7 @@
-"""Attention that keeps sequences apart: one way per file, all with the same signature.
+"""Attention backends that keep sequences apart: one per file, all with the same signature.
 
-Each takes queries, keys and values as transformers hands them out, ``[R, H, L, D]`` (keys and values may have fewer
-heads), and returns ``[R, L, H, D]``. A new way: a new file, and a line in `BACKENDS`.
+Each takes queries, keys and values as transformers gives them, ``[R, H, L, D]`` (keys and values may have fewer heads),
+and returns ``[R, L, H, D]``. A new backend is a new file and a line in `BACKENDS`.
 """
 
 from __future__ import annotations

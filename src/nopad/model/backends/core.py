@@ -1,4 +1,4 @@
-"""What every backend shares: how a layer attends (`Heads`), and attention under one mask."""
+"""What all backends share: a layer's attention settings (`Heads`), and attention under one mask."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["Heads", "allowed", "attend"]
 
 @dataclass(frozen=True)
 class Heads:
-    """How a layer attends.
+    """A layer's attention settings.
 
     Attributes:
-        scaling: of the scores; None: 1 / sqrt(D).
-        causal: a token sees itself and what is before it.
-        window: a token sees those nearer than this many places; None: all.
-        dropout: of the weights, a probability.
-        bias: added to the scores, ``[1, H, L, L]``, a function of the distance alone (T5); or None.
-        softcap: scores are squashed to at most this (Gemma 2); None: not.
-        sinks: one score per head, ``[H]``, that takes part in the softmax and leads nowhere (GPT-OSS); or None.
+        scaling: factor of the scores; None: 1 / sqrt(D).
+        causal: a token sees itself and the tokens before it.
+        window: a token sees only tokens fewer than this many positions away; None: all.
+        dropout: probability of dropping an attention weight.
+        bias: added to the scores, ``[1, H, L, L]``, and depends on the distance alone (T5); or None.
+        softcap: bound of the absolute scores, by tanh (Gemma 2); None: no bound.
+        sinks: one extra score per head, ``[H]``, in the softmax only (GPT-OSS); or None.
     """
 
     scaling: float | None = None
@@ -38,12 +38,12 @@ class Heads:
 
     @property
     def plain(self) -> bool:
-        """Whether every token sees every other one of its sequence."""
+        """Whether every token sees every other token of its sequence."""
         return not self.causal and self.window is None
 
 
 def allowed(queries: Any, keys: Any, heads: Heads) -> Tensor | None:
-    """Which of these key positions each query position sees; bool ``[Q, K]``; None: all."""
+    """Return which key positions each query position sees; bool ``[Q, K]``; None: all."""
     if heads.plain:
         return None
     distance = queries[:, None] - keys[None, :]
@@ -52,9 +52,9 @@ def allowed(queries: Any, keys: Any, heads: Heads) -> Tensor | None:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, heads: Heads) -> Tensor:
-    """Attention ``[B, H, Q, D]`` under a bool mask that broadcasts to ``[B, H, Q, K]``; None: everything is seen.
+    """Compute attention ``[B, H, Q, D]`` under a bool mask that broadcasts to ``[B, H, Q, K]``; None: no mask.
 
-    `heads` gives scale, dropout, bias, softcap and sinks; causality and window are in `keep`.
+    `heads` gives scale, dropout, bias, softcap and sinks; causality and window must be in `keep`.
     """
     groups = query.shape[1] // key.shape[1]
     if heads.softcap is not None or heads.sinks is not None:
@@ -78,7 +78,7 @@ def _repeated(states: Tensor, groups: int) -> Tensor:
 
 
 def _scored(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, heads: Heads) -> Tensor:
-    """The same with squashed scores or sinks, which SDPA does not know."""
+    """Do the same as `attend` with softcap or sinks, which SDPA does not support."""
     if heads.bias is not None:
         raise BatchError("attention with a softcap or with sinks takes no position bias here")
     scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if heads.scaling is None else heads.scaling)

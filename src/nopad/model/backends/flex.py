@@ -1,6 +1,7 @@
-"""FlexAttention under a block mask of sequence numbers: compiled, skips blocks of other sequences.
+"""FlexAttention under a block mask of sequence numbers: compiled, and skips blocks of other sequences.
 
-For GPUs, and for inference on CPUs (PyTorch has no backward pass for it there). The first call of a shape compiles.
+For GPUs, and for inference on CPUs (PyTorch has no backward pass for FlexAttention there). The first call of each shape
+compiles.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["flex"]
 
 
 def flex(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
-    """Attention ``[R, L, H, D]``."""
+    """Compute attention by FlexAttention; ``[R, L, H, D]``."""
     if isinstance(placed, Cross) or placed.layout.crossing:
         raise BatchError("FlexAttention here knows neither cross attention nor rows filled end to end; use 'segments'")
     if heads.bias is not None or heads.sinks is not None or heads.dropout:

@@ -1,4 +1,4 @@
-"""A dense block-diagonal mask over whole rows: the papers' method. Static shapes, any accelerator.
+"""A dense block-diagonal mask over whole rows, the papers' method. Its shapes are static, and any accelerator runs it.
 
 Cost O(R L^2), whatever the sequences: on a CPU 5 to 9 times that of `segments`. Source: Krell et al., section 3.2.
 """
@@ -18,7 +18,7 @@ _NOT_TOGETHER = "a sequence and its target are not in the same row; pack both wi
 
 
 def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
-    """Attention ``[R, L, H, D]`` of whole rows under one mask per batch."""
+    """Compute attention of whole rows under one mask per batch; ``[R, L, H, D]``."""
     if isinstance(placed, Cross):
         keep = placed.keep(lambda: _cross_mask(placed))
     else:
@@ -28,7 +28,7 @@ def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, h
 
 
 def block_mask(ids: Tensor, heads: Heads) -> Tensor:
-    """Which slots see each other; bool ``[R, 1, L, L]``. Padding sees padding, so no row of scores is empty."""
+    """Return which slots see each other; bool ``[R, 1, L, L]``. Padding sees padding, so each softmax has an entry."""
     keep = ids[:, :, None] == ids[:, None, :]
     places = torch.arange(ids.shape[1], device=ids.device)
     seen = allowed(places, places, heads)
@@ -36,7 +36,7 @@ def block_mask(ids: Tensor, heads: Heads) -> Tensor:
 
 
 def dense_cross(cross: Cross) -> Tensor:
-    """What decoders with compiled layers get as their encoder's mask: what sees what, int8 ``[R, 1, Lq, Lk]``."""
+    """Return the encoder mask for decoders with compiled layers: which slots see which; int8 ``[R, 1, Lq, Lk]``."""
     carrier = cross.keep(lambda: _cross_mask(cross)).to(DENSE)
     setattr(carrier, ATTRIBUTE, cross)
     return carrier

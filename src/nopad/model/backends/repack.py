@@ -1,7 +1,7 @@
-"""Unpack to one sequence per row, attend, pack again: PopRT's pair around attention, for rows filled end to end.
+"""Unpack to one sequence per row, attend, pack again, as PopRT does around attention; for rows filled end to end.
 
-Cost O(S longest^2) in one SDPA: worth it where rows must stay rows for the linear layers, a sequence may cross from one
-row into the next, and calls are dear.
+Cost O(S longest^2) in one SDPA call. It pays where rows must stay rows for the linear layers, a sequence may cross into
+the next row, and many calls would be expensive.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["padded_mask", "repack"]
 
 
 def repack(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
-    """Attention ``[R, L, H, D]``; padding gets 0."""
+    """Compute attention with one sequence per row; ``[R, L, H, D]``, 0 in padding."""
     queries, keys = (placed.queries, placed.keys) if isinstance(placed, Cross) else (placed, placed)
     q = _unpacked(query, queries)
     k, v = _unpacked(key, keys), _unpacked(value, keys)
@@ -31,7 +31,7 @@ def repack(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
 
 
 def padded_mask(placed: Placement, heads: Heads | None = None) -> Tensor:
-    """Which slots of ``[S, longest]`` see which; bool ``[S, 1, 1 or longest, longest]``."""
+    """Return which slots of ``[S, longest]`` see which; bool ``[S, 1, 1 or longest, longest]``."""
     places = torch.arange(placed.layout.max_seqlen, device=placed.ids.device)
     keep = (places < placed.lens[:, None])[:, None, None, :]
     seen = None if heads is None else allowed(places, places, heads)
@@ -43,5 +43,5 @@ def padded_mask(placed: Placement, heads: Heads | None = None) -> Tensor:
 
 
 def _unpacked(states: Tensor, placed: Placement) -> Tensor:
-    """``[R, H, L, D]`` to ``[S, H, longest, D]``, in the order given."""
+    """Turn states ``[R, H, L, D]`` into one sequence per row, ``[S, H, longest, D]``, in the order given."""
     return placed.to_padded(placed.stream(states.transpose(1, 2))).transpose(1, 2)

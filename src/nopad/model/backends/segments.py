@@ -1,7 +1,7 @@
-"""One SDPA for each sequence: nothing is computed for padding or across sequences.
+"""One SDPA call per sequence: nothing is computed for padding or across sequences.
 
-Cost O(sum of l^2), and a call for each sequence and layer (about 15 microseconds). The fastest on a CPU; on a GPU the
-calls cost more than they save. A sequence never touches another one's values, not even NaN.
+Cost O(sum of l^2), and one call per sequence and layer (about 15 microseconds). The fastest on a CPU; on a GPU the
+calls cost more than they save. A sequence never reads another sequence's values, not even NaN.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["segments"]
 
 
 def segments(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
-    """Attention ``[R, L, H, D]``; padding gets 0."""
+    """Compute attention sequence by sequence; ``[R, L, H, D]``, 0 in padding."""
     queries, keys, pairs = _sides(placed)
     # Split, not sliced: the gradient of a slice is as long as the whole stream, once for each sequence.
     parts = _split(query, queries)
@@ -40,14 +40,14 @@ def _sides(placed: Placement | Cross) -> tuple[Placement, Placement, range | lis
 
 
 def _split(states: Tensor, placed: Placement) -> tuple[Tensor, ...]:
-    """``[R, H, L, D]`` to ``[1, H, length, D]`` of each sequence."""
+    """Split states ``[R, H, L, D]`` into one ``[1, H, length, D]`` per sequence."""
     if placed.index is not None:
         states = placed.stream(states.transpose(1, 2)).transpose(0, 1)[None]
     return torch.split(states, [end - begin for begin, end in pairwise(placed.bounds)], dim=2)
 
 
 def _keep(placed: Placement | Cross, length: int, device: torch.device, heads: Heads) -> Tensor | None:
-    """What a sequence of this length sees of itself."""
+    """Return which tokens of a sequence of this length see which; None: all see all."""
     if isinstance(placed, Cross) or length == 1:
         return None
 

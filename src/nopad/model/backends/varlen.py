@@ -1,4 +1,4 @@
-"""PyTorch's variable-length flash kernel over the stream without padding. CUDA only, in half precision.
+"""PyTorch's variable-length flash kernel on the stream without padding. It needs CUDA and half precision.
 
 Cost O(sum of l^2) in one kernel. Source: `torch.nn.attention.varlen`.
 """
@@ -16,7 +16,7 @@ __all__ = ["varlen"]
 
 
 def varlen(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
-    """Attention ``[R, L, H, D]``; padding gets 0."""
+    """Compute attention by the variable-length kernel; ``[R, L, H, D]``, 0 in padding."""
     if query.device.type != "cuda" or query.dtype not in (torch.float16, torch.bfloat16):
         raise BatchError(
             f"the varlen kernel runs on CUDA in float16 or bfloat16, and this is {query.device.type} in {query.dtype}; "

@@ -1,11 +1,11 @@
-"""Prove a plan file or a packed dataset by reading all of it again.
+"""Verify a plan file or a packed dataset by reading all of it.
 
-For a dataset: every file is there and has its checksum, every sequence is in exactly one pack, no pack is above
-capacity or depth, pieces of split records join without a gap, the lengths are exactly those of the plan, and every
-number in the manifest is true; dealing the plan out again with the stated seed and order gives these very packs. For
-two datasets of which one was held out: they are of one job, and each record is where the seed puts it. With its source
-at hand, every token is compared too. O(sequences) memory, at most 30 bytes each, and 8 more for each column that is
-compared with a source; speed of Parquet decoding.
+For a dataset: every file is there and has its checksum, every sequence is in exactly one pack, no pack exceeds capacity
+or depth, the pieces of split records join without a gap, the lengths are exactly those of the plan, and every number in
+the manifest is right. Assigning the plan again with the stated seed and order gives the same packs. Two datasets of
+which one was held out are of one job, and each record is where the seed puts it. If the source is given, every token is
+compared too. Cost: the time of Parquet decoding; at most 30 bytes of memory per sequence, and 8 more per sequence for
+each column compared with a source.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def verify(
     tokenizer: Tokenizer | None = None,
     monitor: Monitor | None = None,
 ) -> list[str]:
-    """Return everything that is wrong with a plan file or a packed dataset; an empty list proves it whole.
+    """Return all problems of a plan file or a packed dataset; an empty list means that it is sound.
 
     Args:
-        path: a ``*.plan.json`` file, a dataset folder, or one with both datasets of a job that held a share out.
-        source: what the dataset was packed from: compare every token with it.
-        tokenizer: the one it was packed with, when `source` is text.
-        monitor: is told the progress.
+        path: a ``*.plan.json`` file, a dataset folder, or the folder of a job that held a share out.
+        source: the source that the dataset was packed from; every token is compared with it.
+        tokenizer: the tokenizer that it was packed with, if `source` is text.
+        monitor: receives the progress.
 
     Raises:
-        FormatError: `path` is neither.
+        FormatError: `path` is neither a plan nor a dataset.
         SourceError: `source` cannot be read.
 
     >>> import tempfile, nopad
@@ -73,9 +73,9 @@ def verify(
 def _dataset_problems(
     folder: Path, source: Source | None, tokenizer: Tokenizer | None, monitor: Monitor
 ) -> tuple[list[str], Half | None]:
-    """Check plan, files, content, source and dealing, in this order; what cannot be read ends it early.
+    """Check plan, files, content, source and assignment, in this order; stop early if something cannot be read.
 
-    The second result is what is known of one of two datasets that were made together, if all is well with it.
+    The second result is not None if this is one of two datasets that were made together, and it is sound.
     """
     try:
         manifest = Manifest.load(folder)
@@ -103,7 +103,7 @@ def _dataset_problems(
 
 
 def _plan_problems(folder: Path, manifest: Manifest) -> tuple[Plan | None, list[str]]:
-    """The stored plan is the one the manifest names, proves itself, and has the manifest's totals."""
+    """Check that the stored plan is the one that the manifest names, is valid, and has the manifest's totals."""
     try:
         plan = Plan.load(folder / PLAN)
     except FormatError as error:

@@ -1,4 +1,4 @@
-"""Which sequences of its source a dataset is made of, chosen again to be compared."""
+"""`Chosen`: choose again which sequences of the source a dataset holds, in order to compare them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["Chosen"]
 
 
 class Chosen:
-    """Which sequences of the source a dataset is made of: gathered while the source is read, where it is not of all.
+    """Collects the source's records while they are read, and chooses those that the dataset should hold.
 
     Attributes:
-        partly: there were weights, or a share was held out.
+        partly: whether there were weights or a held-out share; otherwise the dataset holds all records.
     """
 
     def __init__(self, m: Manifest) -> None:
@@ -35,13 +35,13 @@ class Chosen:
         self._made: tuple[Choice, NDArray[np.int64], NDArray[Any]] | None = None
 
     def add(self, record: NDArray[np.int64], lengths: NDArray[Any]) -> None:
-        """Remember what the source gives."""
+        """Store the record numbers and lengths of sequences of the source."""
         if self.partly:
             self._record.append(record)
             self._lengths.append(lengths)
 
     def present(self, batch: Sequences, content: Content, at: int) -> Sequences:
-        """Return the sequences of a batch whose records are packed; `content` from `at` on was not seen yet."""
+        """Return the sequences of a batch whose records are packed; `content` before `at` was compared already."""
         if not self.partly or not len(batch):
             return batch
         record = batch.values["seq_index"]
@@ -49,18 +49,18 @@ class Chosen:
         return batch.take(np.flatnonzero(np.isin(record, content.record(slice(at, until))))).gathered()
 
     def numbers(self, parts: Mapping[str, Counts]) -> NDArray[np.int64] | slice:
-        """Return the numbers of the chosen sequences, or all."""
+        """Return the numbers of the chosen sequences, or a slice of all."""
         if not self.partly:
             return slice(None)
         return self._choice(parts)[0].of(self._split)
 
     def records(self, parts: Mapping[str, Counts]) -> NDArray[np.int64]:
-        """Return the record of each chosen sequence."""
+        """Return the record number of each chosen sequence."""
         choice, record, _ = self._choice(parts)
         return record[choice.of(self._split)]
 
     def counts(self, parts: Mapping[str, Counts]) -> dict[str, Counts]:
-        """Return what became of the records of each part."""
+        """Return the counts of each named source."""
         choice, record, lengths = self._choice(parts)
         return choice.counts(parts, record, lengths, self._split)
 

@@ -1,6 +1,6 @@
-"""What the packs hold: every sequence exactly once, nothing above capacity or depth, just as the plan deals it out.
+"""Check what the packs hold: each sequence exactly once, within capacity and depth, as the plan assigns them.
 
-At most 24 bytes per sequence (20 where no record is split), and 8 more for each column that is compared with a source.
+Takes at most 24 bytes per sequence (20 if no record is split), and 8 more for each column compared with a source.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Content:
     """All sequences of a dataset, in source order, and how they are packed.
 
     Attributes:
-        sequences: their lengths, and ``place`` among their values, where each comes from, ascending: its record times
-            `width`, plus its start in it; int64 ``[n]``. No tokens.
-        width: above every start.
-        hashes: of the tokens and of each carried column, name -> uint64 ``[n]``; empty when not asked for.
-        sequence: number (place in source order) of the sequence in each slot, pack after pack; ``[n]``.
+        sequences: the lengths, without tokens; its value ``place`` says where each sequence comes from, ascending:
+            record number times `width`, plus the start within the record; int64 ``[n]``.
+        width: a number above every start.
+        hashes: hashes of the tokens and of each carried column, name -> uint64 ``[n]``; empty if not needed.
+        sequence: number (in source order) of each packed sequence, pack after pack; ``[n]``.
         sizes: sequences in each pack; ``[packs]``.
     """
 
@@ -58,15 +58,15 @@ class Content:
         return len(self.sequences)
 
     def record(self, here: slice) -> NDArray[np.int64]:
-        """Return the record of each of some sequences."""
+        """Return the record number of each sequence in a slice."""
         return self._places[here] // self.width
 
     def start(self, here: slice) -> NDArray[np.int64]:
-        """Return where each of some sequences begins in its record."""
+        """Return where each sequence in a slice begins in its record."""
         return self._places[here] % self.width
 
     def between(self, first: int, last: int) -> slice:
-        """Return which sequences are of the records from `first` to before `last`."""
+        """Return the slice of sequences that come from records `first` to `last` (exclusive)."""
         places = self._places
         beyond = int(places[-1]) + 1 if places.size else 0  # what a manifest states may be any number
         begin, end = (int(np.searchsorted(places, min(at * self.width, beyond))) for at in (first, last))
@@ -82,13 +82,13 @@ class Content:
         return places
 
     def chunks(self, here: slice | None = None) -> Iterator[slice]:
-        """Yield slices that cover some sequences, or all, a few at a time."""
+        """Yield slices of at most 65,536 sequences that together cover `here`, or all sequences."""
         begin, end, _ = (here or slice(None)).indices(len(self))
         for at in range(begin, end, _CHUNK):
             yield slice(at, min(at + _CHUNK, end))
 
     def distinct(self, here: slice) -> int:
-        """Return how many records some sequences come from; those of one record must all be among them."""
+        """Return the number of records in a slice, which must contain all sequences of each record."""
         count, before = 0, -1
         for chunk in self.chunks(here):
             record = self.record(chunk)
@@ -98,7 +98,7 @@ class Content:
 
 
 class _Gathering:
-    """The same, gathered row group by row group in the order of the packs."""
+    """Builds `Content` from row groups, given in the order of the packs."""
 
     def __init__(self, m: Manifest, *, hashes: bool) -> None:
         self._size, self._packs = m.sequences, m.packs
@@ -108,7 +108,7 @@ class _Gathering:
         self.packs = 0
 
     def add(self, row_group: RowGroup) -> None:
-        """Keep the sequences of a row group, and the hashes of their tokens when those will be compared."""
+        """Add the sequences of a row group, with hashes of their values if those will be compared."""
         lens, values = row_group.sequences.seq_lengths, row_group.sequences.values
         found = {"lengths": lens, "record": values["seq_index"]}
         if "seq_start" in values:
@@ -122,7 +122,7 @@ class _Gathering:
         self.packs += len(row_group)
 
     def _put(self, name: str, values: NDArray[Any], at: int, size: int) -> None:
-        """Write values into a column as long as the manifest says, or longer where that is not true."""
+        """Write values into a column with the length that the manifest states; grow the column if they do not fit."""
         column = self._columns.get(name)
         if column is None:
             column = np.empty(size, dtype=values.dtype)
@@ -132,7 +132,7 @@ class _Gathering:
         self._columns[name] = column
 
     def in_source_order(self) -> Content:
-        """Sort everything by record and start; ValueError where no source has so many records with such starts."""
+        """Return the content sorted by record and start; raise ValueError if these numbers are too large."""
         n, columns = self._at, self._columns
         none = np.zeros(0, dtype=np.int64)
         places = columns.pop("record", none)[:n]
@@ -165,7 +165,7 @@ class _Gathering:
 
 
 def _permuted(values: NDArray[Any], order: NDArray[Any]) -> NDArray[Any]:
-    """Return ``values[order]``; done at once, NumPy would copy the order as int64."""
+    """Return ``values[order]``, in chunks, since NumPy would copy the whole order as int64."""
     out = np.empty_like(values)
     for begin in range(0, order.size, _CHUNK):
         out[begin : begin + _CHUNK] = values[order[begin : begin + _CHUNK]]
@@ -173,7 +173,7 @@ def _permuted(values: NDArray[Any], order: NDArray[Any]) -> NDArray[Any]:
 
 
 def hashes_of(sequences: Sequences) -> dict[str, NDArray[np.uint64]]:
-    """Hash everything that is packed of each sequence: column -> uint64 ``[n]``; per-token columns end to end."""
+    """Return hashes of all values of each sequence, by column: uint64 ``[n]``."""
     carried = {name: column for name, column in sequences.values.items() if name not in OWN}
     return {
         **{name: _hash_tokens(column, sequences.seq_lengths) for name, column in sequences.tokens.items()},
@@ -182,7 +182,9 @@ def hashes_of(sequences: Sequences) -> dict[str, NDArray[np.uint64]]:
 
 
 def _hash_tokens(tokens: NDArray[Any], lengths: NDArray[np.int32]) -> NDArray[np.uint64]:
-    """Return a 64-bit hash of each run of values of any fixed width."""
+    """Return a 64-bit hash of each run of values; `lengths` are those of the runs, and values may have any fixed
+    width.
+    """
     out = np.empty(lengths.size, dtype=np.uint64)
     _kernels.token_hashes(as_integers(tokens), lengths, out)
     return out
@@ -199,9 +201,9 @@ def _hash_values(column: Any) -> NDArray[np.uint64]:
 
 
 def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -> tuple[Content | None, list[str]]:
-    """Decode every pack and check it on its own; no content when that is not possible.
+    """Decode and check every pack; return the content, or None if a pack cannot be read, and the problems.
 
-    `hashes`: also hash the tokens of every sequence, for comparing them with their source.
+    `hashes`: also hash the values of every sequence, for comparison with the source.
     """
     problems: list[str] = []
     dataset = PackedDataset(folder)
@@ -227,7 +229,7 @@ def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -
 
 
 def _misplaced(row_group: RowGroup, m: Manifest) -> set[int]:
-    """Return the named sources of which a sequence has another number than theirs."""
+    """Return the numbers of named sources whose sequences do not all have this number in ``seq_source``."""
     record = row_group.sequences.values["seq_index"]
     source = row_group.sequences.values.get("seq_source", np.zeros(record.size, dtype=np.int32))
     return {
@@ -240,7 +242,7 @@ def _misplaced(row_group: RowGroup, m: Manifest) -> set[int]:
 
 
 def content_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
-    """Every sequence exactly once, of the lengths that the plan covers, pieces without a gap."""
+    """Check that every sequence is there once, that the lengths are the plan's, and that pieces have no gaps."""
     if content.sequences.seq_lengths.min(initial=1) < 1:
         return []
     special = len(m.tokenizer["prefix"]) + len(m.tokenizer["suffix"]) if m.tokenizer else 0
@@ -260,7 +262,7 @@ def content_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
 
 
 def _sequence_problems(content: Content, special: int) -> tuple[list[str], list[str], str]:
-    """Sequences that come twice, and pieces that do not join; and the checksum of all."""
+    """Return problems of sequences that occur twice, problems of pieces that do not join, and a checksum of all."""
     twice: list[str] = []
     gaps: list[str] = []
     checksum, last = 0, (-1, 0, 0)  # record, start and end of the sequence before
@@ -280,7 +282,7 @@ def _sequence_problems(content: Content, special: int) -> tuple[list[str], list[
 
 
 def _accounting_problems(content: Content, m: Manifest) -> list[str]:
-    """Every record is packed, or counted as something else; of each named source too."""
+    """Check that every record of each source is either packed or counted as left out."""
     problems: list[str] = []
     parts = [("", m.counts, slice(0, len(content)))]
     for part in m.sources:
@@ -300,7 +302,7 @@ def _accounting_problems(content: Content, m: Manifest) -> list[str]:
 
 
 def dealing_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
-    """Assigning the sequences again gives the same packs in the same order: algorithm, seed and order are true."""
+    """Check that assigning the sequences again gives the same packs in the same order."""
     if _dealt_as_stated(content, m, plan):
         return []
     how = f"{m.algorithm}, seed {m.seed} and order {m.order}"

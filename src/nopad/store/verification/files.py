@@ -1,4 +1,4 @@
-"""The files of a dataset: all there, none else, with the checksums and the layout that the manifest states."""
+"""Check the files of a dataset: all are there, no others, with the checksums and layout that the manifest states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["file_problems"]
 
 
 def file_problems(folder: Path, m: Manifest, monitor: Monitor) -> tuple[list[str], bool]:
-    """All files are there with their checksums, and no others; the second result is whether all can be read."""
+    """Return the problems of a dataset's files, and whether all files can be read."""
     problems: list[str] = []
     listed = [shard.file for shard in m.shards]
     one_pack_each = ShardLayout(len(listed), 1, 1)
@@ -57,7 +57,7 @@ def file_problems(folder: Path, m: Manifest, monitor: Monitor) -> tuple[list[str
 
 
 def _footer_problems(folder: Path, m: Manifest, shard: Shard) -> tuple[list[str], bool]:
-    """A shard has the columns, the row groups and the totals that the manifest states; whether it is readable."""
+    """Return how a shard's columns, row groups and totals differ from the manifest, and whether it can be read."""
     problems: list[str] = []
     import pyarrow as pa
     import pyarrow.parquet as pq

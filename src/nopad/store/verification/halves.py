@@ -1,4 +1,4 @@
-"""The two datasets of a job that held a share out: each record is where the seed puts it, and they are of one job."""
+"""Check that the two datasets of a job with a held-out share belong together, and hold the right records."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _OWN_COUNTS = {"sequences", "tokens", "other_split", "other_split_tokens", "left
 
 @dataclass(frozen=True)
 class Half:
-    """One of two datasets: its manifest, and the least key of its records."""
+    """One of the two datasets: its manifest, and the smallest random key of its records."""
 
     manifest: Manifest
     least: int
 
 
 def half_of(content: Content, m: Manifest) -> tuple[Half, list[str]]:
-    """Draw the key of each record again, and name those that are in the wrong dataset."""
+    """Compute the random key of each record again, and return the problem of each record in the wrong dataset."""
     problems: list[str] = []
     validation, split = m.options.get("validation") or 0, m.options["split"]
     least, strays = 2**64, 0
@@ -65,7 +65,7 @@ def half_of(content: Content, m: Manifest) -> tuple[Half, list[str]]:
 
 
 def pair_problems(halves: Sequence[Half]) -> list[str]:
-    """Say why two datasets, each of them sound, are not the two of one job; nothing, where they are."""
+    """Return why two sound datasets are not the two of one job; empty if they are."""
     named = [half.manifest.options.get("split") for half in halves]
     if named != list(SPLITS):
         return [f"these are not the two datasets of one job: they are {named}, and should be {list(SPLITS)}"]
@@ -92,7 +92,7 @@ def pair_problems(halves: Sequence[Half]) -> list[str]:
 
 
 def _counts(trained: Manifest, held_out: Manifest) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Yield the counts of both, of all records and of each named source."""
+    """Yield the counts in both manifests: of all records, then of each named source."""
     yield "", dict(trained.counts), dict(held_out.counts)
     for one, other in zip(trained.sources, held_out.sources, strict=False):
         here = [{name: value for name, value in part.items() if name != "weight"} for part in (one, other)]
@@ -104,7 +104,7 @@ def _without_split(value: Any) -> Any:
 
 
 def _differ(name: str, one: Any, other: Any) -> str:
-    """Say how two values differ, "seed is 4, and 5"."""
+    """Return how two values differ, such as "seed is 4, and 5"."""
     if isinstance(one, dict) and isinstance(other, dict):
         name = next(key for key in {**one, **other} if one.get(key) != other.get(key))
         one, other = one.get(name), other.get(name)

@@ -1,4 +1,4 @@
-"""The tokens of a dataset against its source: everything is made again and compared."""
+"""Compare a dataset with its source: all sequences are made again and compared."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["source_problems"]
 def source_problems(
     content: Content, m: Manifest, source: Source, tokenizer: Tokenizer | None, monitor: Monitor
 ) -> list[str]:
-    """Make the sequences again from their source and compare each one."""
+    """Make the sequences from their source again, and return how they differ from the packed ones."""
     problems: list[str] = []
     lengths = content.sequences.seq_lengths
     chosen = Chosen(m)
@@ -83,7 +83,7 @@ def source_problems(
 
 
 def _count_problems(content: Content, m: Manifest, chosen: Chosen, parts: dict[str, Counts], size: int) -> list[str]:
-    """The manifest's counts, of all and of each named source, and which records were chosen."""
+    """Return how the manifest's counts and the chosen records differ from the source's."""
     problems: list[str] = []
     if chosen.partly:
         if not np.array_equal(chosen.records(parts), content.record(slice(None))):
@@ -114,7 +114,7 @@ def _differs(batch: Sequences, i: int, what: str) -> str:
 def _groups(
     source: Source, tokenizer: Tokenizer | None, options: CorpusOptions, problems: list[str]
 ) -> Iterator[Group]:
-    """Make the sequences again; a record that was packed and no longer can be is a problem, not an error."""
+    """Yield groups of sequences made from the source again; a record that can no longer be packed adds a problem."""
     try:
         yield from sequences(source.blocks(), tokenizer, options)
     except RecordError as error:
