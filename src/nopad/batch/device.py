@@ -81,9 +81,7 @@ class Placement:
 
     @property
     def padded_index(self) -> Tensor:
-        """Where each token of the stream lies in a flattened ``[S, longest]`` grid (one sequence per row); int64
-        ``[T]``.
-        """
+        """Where each token of the stream lies in ``[S, longest]`` flattened, one sequence per row; int64 ``[T]``."""
 
         def made(at: Layout) -> Any:
             starts = at.order * at.max_seqlen - at.cu_seqlens[:-1]
@@ -173,7 +171,7 @@ def carried_by(mask: Tensor | None) -> Placement | Cross | None:
 
 
 def is_static(mask: Any) -> bool:
-    """Whether a mask is that of `nopad.model.static_inputs`: it holds sequence numbers and has no placement."""
+    """Whether a mask is that of `nopad.model.static_inputs`: it holds numbers and has no placement."""
     if not (isinstance(mask, Tensor) and mask.dtype == torch.int32 and mask.dim() == 4):
         return False
     return torch.compiler.is_compiling() or carried_by(mask) is None

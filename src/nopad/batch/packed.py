@@ -253,9 +253,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def cu_seqlens(self) -> NDArray[np.int32]:
-        """Where each sequence begins in the unpadded stream, and where the last ends; int32 ``[S + 1]``, on the
-        host.
-        """
+        """Where each sequence begins in the unpadded stream, and the last ends; int32 ``[S + 1]``, on the host."""
         return self.layout.cu_seqlens
 
     @property

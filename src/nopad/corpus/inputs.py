@@ -38,9 +38,7 @@ class InputFile:
 
     @classmethod
     def found(cls, path: Path, name: str) -> InputFile:
-        """Return the file after checking that it exists, is regular and readable, so that no job fails on it hours
-        later.
-        """
+        """Return the file after checking that it exists, is regular and readable, so that no job fails on it later."""
         with reading(path):
             info = os.stat(path)
             if not stat.S_ISREG(info.st_mode):
@@ -81,9 +79,7 @@ class InputFile:
             yield rest
 
     def line_blocks(self, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[bytes, int]]:
-        """Yield (data, number of its first line) of whole lines, about `block_bytes` each, or more for a longer
-        line.
-        """
+        """Yield (data, number of its first line) of whole lines: about `block_bytes`, or more for a longer line."""
         line, rest = 1, []
         with self._stream() as file:
             while chunk := file.read(block_bytes):

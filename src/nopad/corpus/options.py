@@ -156,7 +156,7 @@ class Counts:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, int]) -> Counts:
-        """Return the counts in a dict of `to_dict`. Raises FormatError for other keys, and for values that are no
+        """Return the counts in `values`. Raises FormatError for other keys than the names, and for values that are no
         counts.
         """
         names = {field.name for field in fields(cls)}

@@ -1,7 +1,7 @@
-"""What a block of a corpus decodes to: single records, runs of records in columns, and bad ones with the reason.
+"""What a block decodes to, in order: `Record`s (single), `Records` (runs in columns) and `BadRecord`s.
 
-A decoder yields them in order. Files of lines give `Record`s; tables give `Records`, a run between two bad rows, which
-costs nothing per record. `run_of` makes the second of the first, so that everything behind sees columns.
+Files of lines give single `Record`s. Tables give `Records`, runs between two bad rows, without cost per record.
+`run_of` turns single records into runs, so that all later code sees columns.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Record:
 
     @property
     def content(self) -> str | NDArray[np.int32]:
-        """The text or the ids, whichever this record has."""
+        """The text or the ids, whichever the record has."""
         if self.text is not None:
             return self.text
         assert self.ids is not None
@@ -70,7 +70,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadRecord:
-    """One record that cannot be decoded, and why (no file, no line, no advice: those are added by who reports it)."""
+    """A record that cannot be decoded, and the reason. Whoever reports it adds the file, the line and advice."""
 
     line: int
     reason: str
@@ -78,9 +78,9 @@ class BadRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """A column that rides along: `per` "token", one value for each id, or "sequence", one for each record.
+    """A column that is kept beside the tokens: `per` "token", one value per id, or "sequence", one per record.
 
-    `type` is the Arrow name of one value, such as "int64", "float" or "string".
+    `type` is the Arrow name of one value's type, such as "int64", "float" or "string".
     """
 
     name: str
@@ -93,11 +93,11 @@ class Records:
     """A run of good records, in columns.
 
     Attributes:
-        lines: 1-based position of each in its file; int64 ``[n]``.
-        texts: of each; None when they are ready-made ids.
-        ids: ready-made ``input_ids``, int32, and carried per-token columns, end to end; None when they are texts.
+        lines: 1-based position of each record in its file; int64 ``[n]``.
+        texts: text of each record; None if they are ready-made ids.
+        ids: ready-made ``input_ids``, int32, and carried per-token columns, concatenated; None if they are texts.
         values: carried per-sequence columns, Arrow arrays ``[n]``.
-        padding: how much was removed from each; int64 ``[n]``; None where nothing marks padding.
+        padding: number of padding tokens removed from each record; int64 ``[n]``; None if nothing marks padding.
     """
 
     lines: NDArray[np.int64]
@@ -107,7 +107,7 @@ class Records:
     padding: NDArray[np.int64] | None = None
 
     def part(self, begin: int, end: int) -> Records:
-        """Return records `begin` to `end`."""
+        """Return records `begin` to `end` (exclusive)."""
         return Records(
             lines=self.lines[begin:end],
             texts=None if self.texts is None else self.texts[begin:end],
@@ -118,7 +118,7 @@ class Records:
 
 
 def run_of(records: Sequence[Record]) -> Iterator[Records]:
-    """Put single records into columns: one run, or more where texts and ids alternate.
+    """Combine single records into columns: one run, or more if texts and ids alternate.
 
     >>> [run] = run_of([Record(line=1, text="a"), Record(line=2, text="b")])
     >>> run.texts, run.lines.tolist()
@@ -140,7 +140,7 @@ def run_of(records: Sequence[Record]) -> Iterator[Records]:
 
 
 def within_vocabulary(run: Records, vocab_size: int | None) -> Iterator[Records | BadRecord]:
-    """Yield a run of ids without the records that hold an id of `vocab_size` or above, and these as bad ones."""
+    """Yield a run of ids in which each record with an id of `vocab_size` or above is replaced by a bad record."""
     if vocab_size is None or run.ids is None or run.ids.tokens["input_ids"].max(initial=0) < vocab_size:
         yield run
         return
@@ -161,19 +161,19 @@ def within_vocabulary(run: Records, vocab_size: int | None) -> Iterator[Records 
 
 
 def within_length(record: Record) -> Record | BadRecord:
-    """A record, or a bad one where it has more ids than a length can say."""
+    """Return the record, or a bad record if it has more ids than int32 can count."""
     if record.ids is None or record.ids.size <= MAX_TOKENS:
         return record
     return BadRecord(line=record.line, reason=too_many(record.ids.size))
 
 
 def too_many(ids: int) -> str:
-    """Why a record of so many ids is bad."""
+    """Return why a record with this number of ids is bad."""
     return f"{ids:,} ids, above the {MAX_TOKENS:,} that a record may have; divide it"
 
 
 def within_document(run: Records) -> Iterator[Records | BadRecord]:
-    """Yield a run of texts without those that are too long to be tokenised at once, and these as bad ones."""
+    """Yield a run of texts in which each text too long to be tokenised at once is replaced by a bad record."""
     if run.texts is None or 4 * max(map(len, run.texts), default=0) <= DOCUMENT_BYTES:
         yield run
         return
@@ -191,7 +191,7 @@ def within_document(run: Records) -> Iterator[Records | BadRecord]:
 
 
 def text_run(texts: list[str], lines: NDArray[np.int64], label: str) -> Iterator[Records | Record | BadRecord]:
-    """A run of texts, in one piece (a tenth of the time of single records) unless one of them is bad."""
+    """Yield a run of texts as one `Records` (a tenth of the time of single records), unless one of them is bad."""
     try:
         "".join([text for text in texts if not text.isascii()]).encode()
     except UnicodeEncodeError:
@@ -202,7 +202,7 @@ def text_run(texts: list[str], lines: NDArray[np.int64], label: str) -> Iterator
 
 
 def text_record(text: str, line: int, label: str) -> Record | BadRecord:
-    """A text record; bad when it holds half a surrogate pair, which JSON can spell and UTF-8 cannot."""
+    """Return a text record, or a bad record for a lone surrogate, which JSON can spell and UTF-8 cannot."""
     if not text.isascii():
         try:
             text.encode()
@@ -213,7 +213,7 @@ def text_record(text: str, line: int, label: str) -> Record | BadRecord:
 
 
 def ids_record(values: list[Any], line: int, label: str) -> Record | BadRecord:
-    """A record of ready-made ids; bad, with position and value, when one is no integer or outside int32."""
+    """Return a record of ready-made ids, or a bad record with the place of a value that is no id."""
     if set(map(type, values)) <= {int}:  # not isinstance: True is an int too
         try:
             ids = np.array(values, dtype=np.int32)
@@ -227,6 +227,6 @@ def ids_record(values: list[Any], line: int, label: str) -> Record | BadRecord:
 
 
 def shown(value: object, limit: int = 40) -> str:
-    """A JSON value as the user wrote it, shortened to `limit` characters."""
+    """Return a JSON value as the user wrote it, shortened to `limit` characters."""
     text = json.dumps(value, ensure_ascii=True, default=repr)
     return text if len(text) <= limit else text[:limit] + "..."

@@ -1,7 +1,8 @@
-"""Files that are not on this machine's disk: any URL that pyarrow or, where installed, fsspec opens.
+"""Files on object stores and servers: any URL that pyarrow or, if installed, fsspec can open.
 
-``s3://``, ``gs://`` and ``hdfs://`` are pyarrow's own; other schemes (``https://``, ``memory://``, ``az://``) need
-fsspec and its package for that scheme. Credentials are theirs: environment, configuration files, or the URL.
+pyarrow itself opens ``s3://``, ``gs://`` and ``hdfs://``; other schemes (``https://``, ``memory://``, ``az://``) need
+fsspec and its package for the scheme. Credentials come from where these libraries look: environment, configuration
+files, or the URL.
 """
 
 from __future__ import annotations
@@ -28,24 +29,21 @@ class Remote:
     path: str
 
     def random(self) -> Any:
-        """Open for reading at any place."""
+        """Open the file for reading at any position."""
         return self.filesystem.open_input_file(self.path)
 
     def stream(self) -> Any:
-        """Open for reading from start to end; nothing is decompressed."""
+        """Open the file for reading from start to end, without decompressing it."""
         return self.filesystem.open_input_stream(self.path, compression=None)
 
     def now(self) -> tuple[int, tuple[int, int] | None]:
-        """Its size in bytes now, and its `stamp_of`."""
+        """Return the file's current size in bytes, and its `stamp_of`."""
         info = self.filesystem.get_file_info(self.path)
         return int(info.size or 0), stamp_of(info)
 
 
 def stamp_of(info: Any) -> tuple[int, int] | None:
-    """What tells a file from another one of its name and size, as `nopad.corpus.inputs.InputFile` keeps it.
-
-    (time of the last write in ns, 0); None where the store does not tell the time.
-    """
+    """Return (time of the last write in ns, 0), by which a replaced file is noticed; None if the store has no times."""
     return None if info.mtime_ns is None else (int(info.mtime_ns), 0)
 
 
@@ -59,10 +57,10 @@ def is_url(text: str) -> bool:
 
 
 def find_remote(url: str) -> list[tuple[str, str, int, tuple[int, int] | None, Remote]]:
-    """Return (url, name, size, stamp, file) of what is at a URL: one file, or all files under it, sorted by name.
+    """Return (url, name, size, stamp, file) for the file at a URL, or for all files under it, sorted by name.
 
     Raises:
-        SourceError: there is nothing, or it cannot be listed: no credentials, no network.
+        SourceError: there is nothing, or it cannot be listed, for example without credentials or network.
         MissingExtraError: the scheme needs a package that is not installed.
     """
     import pyarrow.fs as pafs
@@ -97,7 +95,7 @@ def find_remote(url: str) -> list[tuple[str, str, int, tuple[int, int] | None, R
 
 
 def _host(url: str, scheme: str) -> str | None:
-    """Where a store answers, as a URL; None where nobody can say beforehand."""
+    """Return the URL of the host that a store's URL leads to; None if the scheme does not tell."""
     parts = urlsplit(url)
     if scheme in ("http", "https"):
         return f"{scheme}://{parts.netloc.rpartition('@')[2]}"

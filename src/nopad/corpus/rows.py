@@ -1,7 +1,7 @@
-"""Arrow tables as records: rows as runs of good records in columns, and bad ones with the reason.
+"""Turn Arrow tables into records: runs of good rows in columns, and bad rows with the reason.
 
-Array arithmetic, about 3 ns per token; only bad rows cost Python time. Padding is cut off where an attention mask, or
-a padding id that the user names, marks it.
+This takes array operations of about 3 ns per token; only bad rows cost Python time. Padding is removed if an attention
+mask, or a padding id that the user names, marks it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def decode_rows(
 ) -> Iterator[Records | BadRecord]:
     """Yield the rows of a batch in order: runs of good records between bad ones.
 
-    `first_row` is the 1-based position of the first row, or that of every row where they do not follow each other.
-    `known_bad` are rows, counted from 0, that did not get into the batch as they were, and why.
+    `first_row` is the 1-based position of the first row, or an array with the position of every row. `known_bad` maps
+    rows (from 0) that already failed before they reached the batch to the reason.
     """
     rows = np.arange(first_row, first_row + batch.num_rows) if isinstance(first_row, int) else first_row
     bad = dict(known_bad or {})
@@ -109,7 +109,10 @@ def _decode_ids(
 
 @dataclass(frozen=True)
 class _Ragged:
-    """A list column: row i is ``values[begins[i]:begins[i] + lengths[i]]``; `bad` rows are null or hold a null."""
+    """A list column: row i is ``values[begins[i]:begins[i] + lengths[i]]``.
+
+    `bad` maps rows that are null or contain a null to the reason.
+    """
 
     values: NDArray[Any]
     begins: NDArray[np.int64]
@@ -138,7 +141,7 @@ class _Ragged:
 
 
 def numbers(flat: pa.Array) -> NDArray[Any]:
-    """View values as NumPy; nulls become zero, their rows are told apart."""
+    """Return values as NumPy; nulls become zero, since their rows are marked as bad elsewhere."""
     if flat.null_count:
         flat = flat.fill_null(False if pa.types.is_boolean(flat.type) else 0)
     values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
@@ -146,7 +149,7 @@ def numbers(flat: pa.Array) -> NDArray[Any]:
 
 
 def _mark_first(bad: dict[int, str], ragged: _Ragged, places: NDArray[np.int64], reason: Any) -> None:
-    """Give each row that has one of these places a reason, by the first of them."""
+    """Mark each row that contains one of these places as bad, with a reason for its first place."""
     held = np.flatnonzero(ragged.lengths)
     if not places.size or not held.size:
         return
@@ -160,7 +163,7 @@ def _mark_first(bad: dict[int, str], ragged: _Ragged, places: NDArray[np.int64],
 def _by_mask(
     mask: _Ragged, ids: _Ragged, name: str, bad: dict[int, str]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where the content of each row begins and how long it is: the one run of ones in its mask."""
+    """Return begin and length of each row's content, which is the single run of ones in its mask."""
     values = mask.values
     odd = np.flatnonzero((values != 0) & (values != 1))
     _mark_first(bad, mask, odd, lambda at, value: f"{name}[{at}] is {value}; a mask holds 0 and 1")
@@ -183,7 +186,7 @@ def _by_mask(
 
 
 def _by_pad_id(ids: _Ragged, pad_id: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where the content of each row begins and how long it is without `pad_id` at its ends."""
+    """Return begin and length of each row's content, without runs of `pad_id` at both ends."""
     real = np.flatnonzero(ids.values != pad_id)
     starts, ends = np.searchsorted(real, ids.begins), np.searchsorted(real, ids.begins + ids.lengths)
     some = ends > starts
@@ -195,7 +198,7 @@ def _by_pad_id(ids: _Ragged, pad_id: int) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def _taken(values: NDArray[Any], begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[Any]:
-    """Return these ranges end to end; a view where they already lie so."""
+    """Return these ranges of `values` concatenated; a view if they are contiguous already."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if ends.size else 0
     if total and np.array_equal(begins[1:], begins[0] + ends[:-1]):
@@ -205,7 +208,7 @@ def _taken(values: NDArray[Any], begins: NDArray[np.int64], lengths: NDArray[np.
 
 
 def _sequence_columns(batch: pa.RecordBatch, selection: Selection) -> dict[str, pa.Array]:
-    """Return the carried columns of one value per row, in their plain types."""
+    """Return the carried columns with one value per row, dictionaries decoded and strings as ``pa.string()``."""
     found = {}
     for column in selection.carried:
         if column.per == "sequence":
@@ -216,7 +219,7 @@ def _sequence_columns(batch: pa.RecordBatch, selection: Selection) -> dict[str, 
 
 
 def _without_broken_text(batch: pa.RecordBatch, bad: dict[int, str]) -> pa.RecordBatch:
-    """Mark rows with text that is no UTF-8, and return the batch with nulls in its place."""
+    """Mark rows with text that is not UTF-8 as bad, and return the batch with nulls in place of this text."""
     for at, name in enumerate(batch.schema.names):
         column = batch.column(at)
         column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
@@ -239,7 +242,7 @@ def _without_broken_text(batch: pa.RecordBatch, bad: dict[int, str]) -> pa.Recor
 
 
 def _find_bad_sequences(batch: pa.RecordBatch, selection: Selection, bad: dict[int, str]) -> None:
-    """Mark rows that have no value in a carried column."""
+    """Mark rows without a value in a carried per-sequence column as bad."""
     for column in selection.carried:
         if column.per == "sequence":
             for row, reason in _null_rows(batch.column(column.name), column.name).items():

@@ -1,7 +1,6 @@
-"""Which columns of a table are read: chosen from its schema once, before anything is read.
+"""Choose which columns of a table are read: once, from its schema, before any data is read.
 
-What could only fail later is refused here: a column that is missing, twice there, or of a type that nothing can be
-made of.
+A column that is missing, occurs twice, or has a type that cannot be read is refused here and not later.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ FORMAT_KEY = b"nopad.format"  # in the metadata of every table that nopad writes
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which columns of a table are read: the same for all tables of a source.
+    """Which columns of a table are read; the same for all tables of a source.
 
     Attributes:
         content: name of the column that holds text or ids.
-        kind: which of the two.
+        kind: "text" or "ids".
         mask: name of the column that marks padding; None: no column does.
         pad_id: the id that marks padding; None: no id does.
-        carried: columns that ride along.
-        left_out: columns that do not.
-        known: names of all columns that were there when these were chosen.
-        new: which other columns may not turn up later: "all" where all that can ride along, "mask", or "none".
+        carried: columns that are carried.
+        left_out: names of columns that are not read.
+        known: names of all columns that were present when columns were chosen.
+        new: which columns may not appear later: "all" that could be carried, the "mask", or "none" (any may).
     """
 
     content: str
@@ -50,7 +49,7 @@ class Selection:
     new: Literal["all", "mask", "none"] = "none"
 
     def unforeseen(self, record: Mapping[str, Any]) -> str | None:
-        """Say what is wrong with a record: it has a column that nobody chose, and that matters."""
+        """Return what is wrong with a record that has a new column which would have been read; None if nothing is."""
         if self.new == "none":
             return None
         if self.new == "mask":
@@ -64,7 +63,7 @@ class Selection:
 
     @property
     def columns(self) -> list[str]:
-        """Names of all columns that are read."""
+        """Names of all columns to read."""
         return [self.content, *([self.mask] if self.mask else []), *(column.name for column in self.carried)]
 
 
@@ -78,8 +77,8 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
     """Choose the columns of a table.
 
     Raises:
-        SourceError: a column is missing, twice there, called as one of nopad's, or of a type that cannot be read; the
-            message names it, its type and `place`. Or the table is packed already.
+        SourceError: a column is missing, occurs twice, has the name of one of nopad's, or has a type that cannot be
+            read; the message gives its name, its type and `place`. Or the table is a packed dataset.
 
     >>> ids = pa.list_(pa.int64())
     >>> schema = pa.schema({"input_ids": ids, "attention_mask": ids, "label": pa.int64()})
@@ -120,7 +119,7 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
 
 
 def _content(schema: pa.Schema, options: ReaderOptions, place: str) -> tuple[str, Kind]:
-    """Find the column of text or ids, and check its type."""
+    """Return the column of text or ids after checking its type, and which of the two it holds."""
     name = options.ids_field or options.text_field
     if name is None:
         name = next((n for n in ("input_ids", "text") if n in schema.names), None)
@@ -142,7 +141,7 @@ def _content(schema: pa.Schema, options: ReaderOptions, place: str) -> tuple[str
 
 
 def _mask(schema: pa.Schema, field: str, place: str) -> str | None:
-    """Find the column that marks padding."""
+    """Return the name of the column that marks padding, or None."""
     if field == "auto":
         found = MASK in schema.names and is_list(schema.field(MASK).type)
         return MASK if found else None
@@ -154,7 +153,7 @@ def _mask(schema: pa.Schema, field: str, place: str) -> str | None:
 
 
 def _asked(schema: pa.Schema, name: str, kind: Kind, content: str, place: str) -> Carried:
-    """Check a column that the user wants to carry."""
+    """Return a column that the user asked to carry, after checking that it can be carried."""
     _check_once(schema, name, place)
     if name in (*RESERVED, content):
         raise SourceError(f"{place}: the column {name!r} cannot ride along: nopad writes one of that name; rename it")
@@ -169,7 +168,7 @@ def _asked(schema: pa.Schema, name: str, kind: Kind, content: str, place: str) -
 
 
 def _found(schema: pa.Schema, name: str, place: str) -> Carried | None:
-    """Say how a column rides along that nobody asked for; None when it cannot."""
+    """Return how a column that the user did not name is carried; None if it cannot be."""
     if schema.names.count(name) > 1:
         _check_once(schema, name, place)
     found = _carried(schema, name, "ids")
@@ -182,7 +181,7 @@ def _found(schema: pa.Schema, name: str, place: str) -> Carried | None:
 
 
 def _carried(schema: pa.Schema, name: str, kind: Kind) -> Carried | None:
-    """Say how a column rides along; None when it cannot."""
+    """Return how a column is carried; None if its type cannot be."""
     found = schema.field(name).type
     found = found.value_type if pa.types.is_dictionary(found) else found
     if is_list(found):
@@ -206,12 +205,12 @@ def _check_once(schema: pa.Schema, name: str, place: str) -> None:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether rows are lists, of any kind."""
+    """Whether a type is a list type of any kind."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def is_string(kind: pa.DataType) -> bool:
-    """Whether rows are strings, of any kind."""
+    """Whether a type is a string type of any kind."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 

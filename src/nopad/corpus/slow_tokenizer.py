@@ -1,4 +1,4 @@
-"""Tokenizers of transformers that are written in Python, with the methods of `tokenizers` that we use. One core."""
+"""Adapts slow (Python) tokenizers of transformers to the methods of `tokenizers` that nopad uses. One core."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WHERE_FROM = (
 
 @dataclass(frozen=True, slots=True)
 class SlowEncoding:
-    """What one text became."""
+    """The encoding of one text."""
 
     ids: list[int]
     special_tokens_mask: list[int]
@@ -31,17 +31,17 @@ class SlowEncoding:
 
 
 class SlowBackend:
-    """Speaks for a Python tokenizer of transformers; it never truncates and never pads."""
+    """Adapts a slow tokenizer of transformers; it never truncates and never pads."""
 
     def __init__(self, given: Any) -> None:
-        """Wrap it; nothing of it is changed."""
+        """Wrap the tokenizer without changing it."""
         self._given = given
 
     def no_truncation(self) -> None:
-        """Do nothing: each call says so."""
+        """Do nothing, since every call turns truncation off."""
 
     def no_padding(self) -> None:
-        """Do nothing: each call says so."""
+        """Do nothing, since every call turns padding off."""
 
     def get_vocab_size(self, with_added_tokens: bool = True) -> int:
         """Return the number of tokens, added ones included."""
@@ -53,7 +53,7 @@ class SlowBackend:
         return text
 
     def to_str(self) -> str:
-        """Return all that its result depends on, as JSON: for a fingerprint."""
+        """Return everything that the tokenizer's result depends on, as JSON, for a fingerprint."""
         settings = {
             name: repr(value)
             for name, value in self._given.init_kwargs.items()
@@ -63,7 +63,7 @@ class SlowBackend:
         return json.dumps(what, sort_keys=True)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> SlowEncoding:
-        """Encode one text."""
+        """Encode one text, with a mask of its special tokens."""
         ids = self._call(text, add_special_tokens)
         bare = ids if not add_special_tokens else self._call(text, False)
         inside = len(ids) - len(bare)
@@ -72,7 +72,7 @@ class SlowBackend:
         return SlowEncoding(ids, mask)
 
     def encode_batch_fast(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[SlowEncoding]:
-        """Encode texts, one after the other."""
+        """Encode texts one after the other, without masks."""
         return [SlowEncoding(self._call(text, add_special_tokens), []) for text in texts]
 
     def _call(self, text: str, special: bool) -> list[int]:

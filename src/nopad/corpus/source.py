@@ -1,12 +1,12 @@
-"""The seam between a corpus and everything that reads one: a `Source` is a stream of `Block`s.
+"""`Source`, the interface between a corpus and its readers: a stream of `Block`s.
 
-A block is a run of whole records, as raw bytes or as an Arrow table: the unit of reading, hashing and resuming.
-Decoding is lazy: a job that resumes reads and hashes the blocks it already has (0.6 GB/s) and decodes only the new
-ones. The same input gives the same blocks, always; a corpus never has to fit in memory, but each block does (4 MiB, or
-one larger record).
+A block is a run of whole records, as raw bytes or as an Arrow table; it is the unit of reading, hashing and resuming.
+Decoding is lazy: a resumed job reads and hashes the blocks it already has (0.6 GB/s), and decodes only new ones. The
+same input always gives the same blocks. A corpus need not fit in memory, but each block must (4 MiB, or one larger
+record).
 
-To add a source: subclass `Source`, write `blocks()`, give each block a decoder that is a pure function of its data.
-`IterableSource` is the smallest example and the test double.
+To add a source: subclass `Source`, write `blocks()`, and give each block a decoder whose result depends only on the
+block's data. `IterableSource` is the smallest example; tests use it too.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Block:
     """A run of whole records of one file.
 
     `name` goes into fingerprints: a POSIX path relative to the input folder, or a bare file name, never absolute.
-    `path` goes into messages: where the user finds it. `whole`: the block is one document, so lines mean nothing.
-    `part`: name of the source that it belongs to, where several were named; else "".
+    `path` goes into messages: where the user finds the file. `whole`: the block is one document, so line numbers mean
+    nothing. `part`: name of the named source that the block belongs to; "" if sources are not named.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Block:
 
     @property
     def size(self) -> int:
-        """Bytes of content: of the values, where it is a table, however they happen to lie in memory."""
+        """Bytes of the content; for a table, of its values, independent of the memory layout."""
         if isinstance(self.data, bytes):
             return len(self.data)
         from nopad.corpus.digest import content_bytes
@@ -60,7 +60,7 @@ class Block:
         return content_bytes(self.data)
 
     def digest(self) -> bytes:
-        """SHA-256 of the content, 32 bytes; of a table, the same however it lies in memory."""
+        """Return the SHA-256 of the content, 32 bytes; for a table, independent of the memory layout."""
         if isinstance(self.data, bytes):
             return hashlib.sha256(self.data).digest()
         from nopad.corpus.digest import content_digest
@@ -68,18 +68,18 @@ class Block:
         return content_digest(self.data)
 
     def records(self) -> Iterator[Record | Records | BadRecord]:
-        """Decode lazily; never raises for bad content, which comes out as `BadRecord`."""
+        """Decode the records lazily; bad content never raises, but gives a `BadRecord`."""
         return self.decoder(self.data, self.first_line)
 
     def place(self, line: int) -> str:
-        """Where a record is, for messages: `docs/a.jsonl, line 7`."""
+        """Return where a record is, for messages: `docs/a.jsonl, line 7`."""
         if self.whole:
             return self.path or self.name
         return f"{self.path or self.name}, {'line' if isinstance(self.data, bytes) else 'row'} {line}"
 
 
 class Source(ABC):
-    """Where sequences come from. Only `blocks` must be written; the rest sharpens progress bars and messages."""
+    """Base class of sources. Only `blocks` must be written; all else improves progress bars and messages."""
 
     kind: Kind | None = None
     """What every record is, when known before reading."""
@@ -100,24 +100,24 @@ class Source(ABC):
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:
-        """All blocks, in a fixed order, from the start at every call. Raises SourceError when reading fails."""
+        """Yield all blocks in a fixed order, from the start at every call. Raises SourceError if reading fails."""
 
     def inventory(self) -> list[tuple[str, int]]:
-        """(name, bytes) per file in reading order: lets a refused resume say which file changed."""
+        """Return (name, bytes) per file in reading order, so that a refused resume can say which file changed."""
         return []
 
     def settings(self) -> dict[str, Any]:
-        """How the bytes are read (fields, units): with the same bytes, other settings are another source.
+        """Return how the bytes are read (fields, units), which is part of the source's identity.
 
-        Kept in the manifest; a job that was started with other settings is not resumed.
+        The settings are kept in the manifest; a job that was started with other settings is not resumed.
         """
         return {}
 
 
 class IterableSource(Source):
-    """Texts, or lists of ids, from memory; a block holds `block_records` of them.
+    """Texts, or lists of ids, from memory, in blocks of `block_records` items.
 
-    Raises SourceError when texts and ids are mixed. The line of a record is its 1-based position.
+    Raises SourceError if texts and ids are mixed. The line of a record is its 1-based position.
     """
 
     def __init__(self, items: Iterable[str | Sequence[int]], *, name: str = "memory", block_records: int = 1000):
@@ -134,30 +134,30 @@ class IterableSource(Source):
         self.total_bytes = sum(block.size for block in self.blocks())
 
     def blocks(self) -> Iterator[Block]:
-        """Blocks whose data is the canonical JSON array of their items."""
+        """Yield blocks whose data is the canonical JSON array of their items."""
         for first in range(0, len(self._items), self._block_records):
             items = self._items[first : first + self._block_records]
             data = json.dumps(items, separators=(",", ":"), default=repr).encode()
             yield Block(name=self._name, data=data, decoder=_decode_array, first_line=first + 1)
 
     def inventory(self) -> list[tuple[str, int]]:
-        """One entry: the name and the size of all items as JSON."""
+        """Return one entry: the name, and the size of all items as JSON."""
         return [(self._name, self.total_bytes or 0)]
 
 
 def chain(digest: bytes, block: Block) -> bytes:
-    """SHA-256 over the previous digest, the block's name, NUL, and the SHA-256 of its data. 32 bytes.
+    """Return the SHA-256 of the previous digest, the block's name, NUL, and the SHA-256 of its data; 32 bytes.
 
-    Start from `CHAIN_START`; the last digest, in hex, is the fingerprint of the source. No hash state outlives a call,
-    so a job that stored the digest after block k can go on from there. It depends on how the input was cut into blocks,
-    and not on how the bytes are read (unit, fields): those are settings, which a job must compare by themselves.
+    Start from `CHAIN_START`; the last digest, in hex, is the fingerprint of the source. No hash state is kept between
+    calls, so a job that stored the digest after block k can continue from there. The digest depends on how the input
+    was cut into blocks, but not on how the bytes are read (unit, fields): a job must compare those settings itself.
     """
     name = block.name.encode("utf-8", "surrogateescape")
     return hashlib.sha256(digest + name + b"\0" + block.digest()).digest()
 
 
 def _plain(ids: Any, name: str, record: int) -> list[Any]:
-    """A list, array or tensor of ids as a list that JSON can hold; what is no integer in it makes a bad record."""
+    """Return ids as a list for JSON; a value that is no integer stays, and makes a bad record later."""
     values = ids.tolist() if hasattr(ids, "tolist") else ids
     if not isinstance(values, list | tuple):
         raise SourceError(f"{name}: record {record} is {type(ids).__name__}, neither text nor a list of ids")

@@ -1,7 +1,8 @@
-"""The demo's text: docstrings and comments of the running Python's standard library. Real prose, present everywhere.
+"""The demo's text: docstrings and comments of Python's standard library, which is present everywhere.
 
-About 48,000 texts from 12 MB of source, in about 3 s on one core, two thirds of it parsing. Comments are found by one
-regular expression, which is exact except where f-strings may nest their own quotes (Python 3.12 on): there `tokenize`.
+About 48,000 texts from 12 MB of source, in about 3 s on one core, two thirds of which is parsing. A regular expression
+finds comments; it is exact except where f-strings may nest their own quotes (Python 3.12 on), and there `tokenize` is
+used.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _NESTABLE = re.compile(r"""\b(?:[ft]r?|r[ft])["']""", re.IGNORECASE)
 
 
 class StdlibText(TypedDict):
-    """One text: `file` is a POSIX path relative to the library, `line` the 1-based line it starts on."""
+    """One text; `file` is a POSIX path relative to the library, `line` the 1-based line where the text starts."""
 
     file: str
     line: int
@@ -43,8 +44,9 @@ class StdlibText(TypedDict):
 def stdlib_texts(folder: Path | None = None, *, skipped: list[str] | None = None) -> Iterator[StdlibText]:
     """Yield the texts by file, then line: docstrings as `ast.get_docstring` cleans them, comments without '#'.
 
-    Comments alone on adjacent lines are one text, one behind code is its own; blank texts are left out. `folder` is by
-    default the standard library; files that do not parse are left out, and their names appended to `skipped`.
+    Comments on adjacent lines of their own make one text; a comment after code is one text; blank texts are left out.
+    `folder` defaults to the standard library. Files that do not parse are left out, and their names are appended to
+    `skipped`.
     """
     root = folder or Path(sysconfig.get_paths()["stdlib"])
     for name in sorted(_python_files(root), key=lambda name: name.encode("utf-8", "surrogateescape")):
@@ -67,7 +69,7 @@ def _python_files(root: Path) -> Iterator[str]:
 
 
 def _texts(path: Path) -> list[tuple[int, str]]:
-    """(line, text) of one file. Raises what reading and parsing raise."""
+    """Return the (line, text) pairs of one file. Raises what reading and parsing raise."""
     with tokenize.open(path) as file:
         source = file.read()
     with warnings.catch_warnings():
@@ -78,7 +80,7 @@ def _texts(path: Path) -> list[tuple[int, str]]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[int, int, str]]:
-    """(line, column, text). Visits statements only, a tenth of what `ast.walk` visits."""
+    """Yield (line, column, text) of docstrings. Visits statements only, a tenth of what `ast.walk` visits."""
     stack: list[ast.AST] = [tree]
     while stack:
         node = stack.pop()
@@ -93,7 +95,7 @@ def _docstrings(tree: ast.Module) -> Iterator[tuple[int, int, str]]:
 
 
 def _comments(source: str) -> Iterator[tuple[int, int, str]]:
-    """(line, column, text) of each comment behind code, and of each run of comments on lines of their own."""
+    """Yield (line, column, text) of each comment after code, and of each run of comments on lines of their own."""
     run: list[str] = []
     first = (0, 0)
     last_line = -1
@@ -111,7 +113,7 @@ def _comments(source: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _comment_tokens(source: str) -> Iterator[tuple[int, int, str, bool]]:
-    """(line, column, comment with its '#', whether nothing but space is before it on its line)."""
+    """Yield (line, column, comment with its '#', whether the comment is alone on its line)."""
     if sys.version_info >= (3, 12) and _NESTABLE.search(source):
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             if token.type == tokenize.COMMENT:

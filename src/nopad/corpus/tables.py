@@ -1,8 +1,8 @@
-"""Tables as sources: the seam, and files of them, Parquet and Arrow.
+"""Tables as sources: the base class, and Parquet and Arrow files.
 
-A table source gives record batches of a few thousand rows; what is in them is the business of `selection` and `rows`.
-A block is one batch, cut at the same rows every time, and proven before anything looks into it (`batches`). Reading
-costs what Arrow's decoder costs, and one copy of an Arrow file, whose batches must each fit in memory.
+A table source yields record batches of a few thousand rows; `selection` chooses their columns, and `rows` decodes them.
+A block is one batch, cut at the same rows every time and validated before it is used (`batches`). Reading costs Arrow's
+decoding, and one copy of an Arrow file, whose batches must each fit in memory.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class TableSource(Source):
     """A source of record batches of one schema.
 
     Raises:
-        SourceError: a column that is wanted is missing, or of a type that cannot be read.
+        SourceError: a wanted column is missing, or has a type that cannot be read.
     """
 
     def __init__(self, name: str, path: str, schema: pa.Schema, options: ReaderOptions) -> None:
-        """Choose the columns."""
+        """Choose the columns to read."""
         self._name = name
         self._path = path
         self._options = options
@@ -51,18 +51,18 @@ class TableSource(Source):
 
     @abstractmethod
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All rows, at least the selected columns, cut at the same places at every call."""
+        """Yield all rows with at least the selected columns, cut at the same rows at every call."""
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Cut a proven batch further, where batches may be large."""
+        """Yield a validated batch, cut further in sources whose batches may be large."""
         yield batch
 
     def settings(self) -> dict[str, Any]:
-        """Which columns are read, and options."""
+        """Return the `ReaderOptions` by name."""
         return self._options.settings()
 
     def blocks(self) -> Iterator[Block]:
-        """One block per batch."""
+        """Yield one block per batch."""
         decoder = partial(decode_rows, selection=self.selection)
         row = 1
         for batch in self.batches():
@@ -72,7 +72,7 @@ class TableSource(Source):
 
 
 class ParquetFile(TableSource):
-    """One Parquet file. Its footer is read when it is opened; a file cut short is found there."""
+    """One Parquet file. Its footer is read when it is opened, so a truncated file is noticed then."""
 
     def __init__(self, file: InputFile, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
         """Read the footer."""
@@ -84,7 +84,7 @@ class ParquetFile(TableSource):
         super().__init__(file.name, str(file.path), schema, options)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Row groups, cut into batches of about `block_bytes`."""
+        """Yield batches of about `block_bytes` from each row group."""
         with self._file.random() as opened, _library_errors(self._file, "Parquet"):
             parquet = pq.ParquetFile(opened, page_checksum_verification=True)
             if not parquet.metadata.equals(self._metadata):
@@ -101,7 +101,7 @@ class ParquetFile(TableSource):
                     raise pa.ArrowInvalid(f"row group {group} holds {read:,} of its {described.num_rows:,} rows")
 
     def inventory(self) -> list[tuple[str, int]]:
-        """This file's name and size."""
+        """Return this file's name and size."""
         return [(self._file.name, self._file.size)]
 
 
@@ -109,7 +109,7 @@ class ArrowFile(TableSource):
     """One Arrow (Feather) file, or a stream as `datasets` saves it."""
 
     def __init__(self, file: InputFile, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
-        """Read the schema."""
+        """Read the schema of the file."""
         self._file = file
         self._block_bytes = block_bytes
         with file.random() as opened, _library_errors(file, "Arrow"):
@@ -117,7 +117,7 @@ class ArrowFile(TableSource):
         super().__init__(file.name, str(file.path), schema, options)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The file's own batches."""
+        """Yield the file's own record batches."""
         with self._file.random() as opened, _library_errors(self._file, "Arrow"):
             found = _opened(opened)
             numbered = isinstance(found, pa.RecordBatchFileReader)
@@ -128,11 +128,11 @@ class ArrowFile(TableSource):
                 yield batch
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Pieces of about `block_bytes`."""
+        """Yield slices of about `block_bytes` each."""
         return cut(batch, self._block_bytes)
 
     def _check_end(self, opened: Any) -> None:
-        """A stream that was cut between two batches reads as a whole one: only its end mark tells."""
+        """Refuse a stream without its end mark: one cut between two batches would otherwise read as complete."""
         at = opened.tell()
         opened.seek(max(opened.size() - len(END_OF_STREAM), 0))
         end = opened.read(len(END_OF_STREAM))
@@ -144,13 +144,13 @@ class ArrowFile(TableSource):
             )
 
     def inventory(self) -> list[tuple[str, int]]:
-        """This file's name and size."""
+        """Return this file's name and size."""
         return [(self._file.name, self._file.size)]
 
 
 @contextmanager
 def _library_errors(file: InputFile, kind: str) -> Iterator[None]:
-    """Turn what Arrow makes of a damaged file into a SourceError that names it."""
+    """Turn any error of Arrow about a damaged file into a SourceError that names the file."""
     try:
         yield
     except NopadError:
@@ -171,7 +171,8 @@ def _damaged(file: InputFile, kind: str, error: Exception) -> SourceError:
 def _opened(file: Any) -> Any:
     """Open an Arrow file, or else an Arrow stream.
 
-    All columns are read: told which ones to read, Arrow takes what a short read left in memory for their values.
+    All columns are read: when Arrow is told which columns to read, it takes leftover memory for values after a short
+    read.
     """
     start = file.read(len(ARROW_FILE))
     file.seek(0)

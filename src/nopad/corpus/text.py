@@ -1,8 +1,8 @@
 """Plain text files: one document per file, or one per line. UTF-8; a byte order mark at the start is not content.
 
-Per line, a line is its text without the line end (LF or CRLF), and an empty line is an empty document: whether it is
-skipped or refused is the pipeline's policy, and it is counted. One document per file loses when files are large: each
-is read, and tokenised on one core, as a whole; a file above `DOCUMENT_BYTES` is refused.
+With one document per line, a line is its text without the line end (LF or CRLF), and an empty line is an empty
+document, which is counted and handled by the policy `empty`. One document per file is slow for large files, since each
+is read as a whole and tokenised on one core; a file above `DOCUMENT_BYTES` is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class TextFile(Source):
     """One text file, as one document (`unit="file"`, one block) or as one document per line (`unit="line"`).
 
     Raises:
-        SourceError: it is to be one document, and is too long to be tokenised at once.
+        SourceError: the file is one document, and is too long to be tokenised at once.
     """
 
     kind: Kind | None = "text"
@@ -36,7 +36,7 @@ class TextFile(Source):
             self._check_size(self.total_bytes or 0)
 
     def blocks(self) -> Iterator[Block]:
-        """The whole file as one block where it is one document; else blocks of whole lines."""
+        """Yield the file as a single block if it is one document, else blocks of whole lines."""
         file, path = self._file, str(self._file.path)
         if self._unit == "file":
             data = file.whole(DOCUMENT_BYTES)
@@ -54,17 +54,17 @@ class TextFile(Source):
             )
 
     def inventory(self) -> list[tuple[str, int]]:
-        """This file's name and size."""
+        """Return this file's name and size."""
         return [(self._file.name, self._file.size)]
 
 
 def decode_document(data: bytes, line: int) -> Iterator[Record | BadRecord]:
-    """The whole of `data` as one record."""
+    """Yield the whole of `data` as one record."""
     yield _decode(data, line, "file")
 
 
 def decode_lines(data: bytes, first_line: int) -> Iterator[Record | BadRecord]:
-    """One record per line; what follows the last line end is a line only if it holds something."""
+    """Yield one record per line; text after the last line end is a line only if it is not empty."""
     lines = data.split(b"\n")
     if not lines[-1]:
         lines.pop()

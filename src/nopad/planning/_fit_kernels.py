@@ -1,11 +1,12 @@
 """The compiled loops of the algorithms that place sequences one by one as they arrive.
 
-Like `nopad._kernels`: plain arrays in and out, no policy, callers validate. A placing kernel fills `pack_of` (the pack
-of each sequence, numbered as they open) and returns how many packs it opened; `group_by_rank` makes `Packs` of that.
+As in `nopad._kernels`, arguments are plain arrays, and callers validate them. A placing kernel fills `pack_of` (the
+pack of each sequence, numbered in the order of opening) and returns how many packs it opened; `group_by_rank` makes
+`Packs` from `pack_of`.
 
-Sets of rooms or lengths are bits in words of 32, level on level: bit b of word w says that item ``32 * w + b`` of the
-level below is in use, so a neighbour is found in log32(capacity) steps. What hangs on a room or length is found by
-open addressing in a table at most half full: capacities go up to 2^31, what occurs together does not.
+A set of rooms or lengths is a tree of 32-bit words: bit b of word w says that item ``32 * w + b`` of the level below is
+in use, so the nearest member is found in log32(capacity) steps. Data of a room or length is found by open addressing in
+a table at most half full: capacities go up to 2^31, but only few values occur together.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def pack_bounds(pack_of: NDArray[Any], indptr: NDArray[Any]) -> None:
 
 @njit(cache=True, nogil=True)
 def settle(tree: NDArray[Any], node: int, room: int) -> None:
-    """Set the room of a leaf, and the largest room of each subtree above it."""
+    """Set the room of a leaf, and update the largest room of each subtree above it."""
     tree[node] = room
     node >>= 1
     while node:
@@ -51,7 +52,7 @@ def move_open(
     new_packs: NDArray[Any],
     new_used: NDArray[Any],
 ) -> int:
-    """Move the leaves that have room to a new tree (zeros at first), in order; return how many there are."""
+    """Copy the leaves that have room to a new tree (zeros at first), in order; return how many there are."""
     size, new_size = packs.shape[0], new_packs.shape[0]
     at = 0
     for leaf in range(size):
@@ -69,11 +70,11 @@ def move_open(
 def first_fit(
     lengths: NDArray[Any], capacity: int, depth: int, shortest: int, leaves: int, pack_of: NDArray[Any]
 ) -> int:
-    """Place each sequence into the earliest opened pack that has room.
+    """Place each sequence into the pack that was opened first among those with room.
 
-    A tournament: the leaves are open packs in order of opening, each inner node knows the largest room below it. When
-    all leaves are taken (`leaves` at first, a power of two), those that closed are dropped; when more than half stay,
-    their number doubles. So the tree has O(open packs) leaves, and dropping costs O(1) per pack.
+    A tournament tree: its leaves are open packs in order of opening, and each inner node holds the largest room below
+    it. When all leaves are taken (`leaves` at first, a power of two), closed packs are dropped; if more than half stay,
+    the number of leaves doubles. So the tree has O(open packs) leaves, and dropping costs O(1) per pack.
     """
     tree = np.zeros(2 * leaves, np.int32)
     numbers, used = np.empty(leaves, pack_of.dtype), np.empty(leaves, np.int32)
@@ -112,7 +113,7 @@ def first_fit(
 
 @njit(cache=True, nogil=True)
 def add(words: NDArray[Any], begin: NDArray[Any], value: int) -> None:
-    """Put `value` into the set; level j begins at ``begin[j]``, and the top level is one word."""
+    """Add `value` to the set; level j begins at ``begin[j]``, and the top level is one word."""
     for level in range(begin.shape[0]):
         word = begin[level] + (value >> 5)
         before = words[word]
@@ -124,7 +125,7 @@ def add(words: NDArray[Any], begin: NDArray[Any], value: int) -> None:
 
 @njit(cache=True, nogil=True)
 def remove(words: NDArray[Any], begin: NDArray[Any], value: int) -> None:
-    """Take `value` out of the set."""
+    """Remove `value` from the set."""
     for level in range(begin.shape[0]):
         word = begin[level] + (value >> 5)
         words[word] = words[word] ^ (1 << (value & 31))
@@ -135,13 +136,13 @@ def remove(words: NDArray[Any], begin: NDArray[Any], value: int) -> None:
 
 @njit(cache=True, nogil=True)
 def highest_bit(word: int) -> int:
-    """Position of the highest bit of a word of 32 bits, not 0: exact, such words are exact as floats."""
+    """Return the position of the highest bit of a 32-bit word above 0, by converting it to a float, which is exact."""
     return math.frexp(word)[1] - 1
 
 
 @njit(cache=True, nogil=True)
 def at_least(words: NDArray[Any], begin: NDArray[Any], value: int) -> int:
-    """Return the smallest member >= `value` of a set; -1 when there is none."""
+    """Return the smallest member >= `value` of a set; -1 if there is none."""
     for level in range(begin.shape[0]):
         bits = words[begin[level] + (value >> 5)] >> (value & 31)
         if bits:
@@ -158,7 +159,7 @@ def at_least(words: NDArray[Any], begin: NDArray[Any], value: int) -> int:
 
 @njit(cache=True, nogil=True)
 def at_most(words: NDArray[Any], begin: NDArray[Any], value: int) -> int:
-    """Return the largest member <= `value` of a set; -1 when there is none."""
+    """Return the largest member <= `value` of a set; -1 if there is none."""
     for level in range(begin.shape[0]):
         bits = words[begin[level] + (value >> 5)] & ((2 << (value & 31)) - 1)
         if bits:
@@ -174,7 +175,7 @@ def at_most(words: NDArray[Any], begin: NDArray[Any], value: int) -> int:
 
 @njit(cache=True, nogil=True)
 def slot_of(keys: NDArray[Any], key: int) -> int:
-    """Return the slot of `key` in a table of 2^b keys, claiming a free one (-1) when it is new."""
+    """Return the slot of `key` in a table of 2^b keys; a new key takes a free slot (-1)."""
     slot: int = ((key * 0x9E3779B1) >> 16) & (keys.shape[0] - 1)
     while keys[slot] != key:
         if keys[slot] < 0:
@@ -195,9 +196,9 @@ def best_fit(
     keys: NDArray[Any],
     pack_of: NDArray[Any],
 ) -> int:
-    """Place each sequence into the pack with the least room that fits; among equals into the one touched last.
+    """Place each sequence into the pack with the least room that fits; among equals, the one used last.
 
-    Packs of equal room are a stack, linked from pack to pack. `words` is empty at first, `keys` all -1.
+    Packs of equal room form a linked stack. `words` must be all 0 at first, and `keys` all -1.
     """
     tops = np.full(keys.shape[0], -1, pack_of.dtype)
     below, used = np.empty_like(pack_of), np.empty_like(pack_of)
@@ -229,7 +230,7 @@ def best_fit(
 
 @njit(cache=True, nogil=True)
 def enqueue(i: int, slot: int, first: NDArray[Any], last: NDArray[Any], following: NDArray[Any]) -> bool:
-    """Put sequence i at the end of a queue; return whether the queue was empty."""
+    """Append sequence i to a queue; return whether the queue was empty."""
     was_empty = first[slot] < 0
     if was_empty:
         first[slot] = i
@@ -251,10 +252,9 @@ def look_ahead(
     keys: NDArray[Any],
     pack_of: NDArray[Any],
 ) -> int:
-    """Fill one pack after the other from a buffer of `window` sequences: the oldest, then the longest that fit.
+    """Fill one pack after another from a buffer of `window` sequences: first the oldest, then the longest that fit.
 
-    Buffered sequences of equal length are a queue, linked from one to the next. `words` is empty at first, `keys` and
-    `pack_of` all -1.
+    Buffered sequences of equal length form a linked queue. `words` must be all 0 at first, `keys` and `pack_of` all -1.
     """
     first, last = np.full(keys.shape[0], -1, pack_of.dtype), np.empty(keys.shape[0], pack_of.dtype)
     following = np.empty_like(pack_of)
@@ -286,7 +286,10 @@ def look_ahead(
 
 @njit(cache=True, nogil=True)
 def harmonic(lengths: NDArray[Any], capacity: int, depth: int, k: int, pack_of: NDArray[Any]) -> int:
-    """Next-fit in each of k kinds of pack: kind j < k for lengths in (capacity / (j + 1), capacity / j], k for less."""
+    """Run next-fit in each of k kinds of pack: kind j < k takes lengths in (capacity / (j + 1), capacity / j].
+
+    Kind k takes all shorter lengths.
+    """
     last = np.empty(k + 1, pack_of.dtype)
     room, places = np.zeros(k + 1, np.int64), np.zeros(k + 1, np.int64)
     packs = 0
@@ -304,7 +307,7 @@ def harmonic(lengths: NDArray[Any], capacity: int, depth: int, k: int, pack_of: 
 
 @njit(cache=True, nogil=True)
 def next_fit(lengths: NDArray[Any], capacity: int, depth: int, indptr: NDArray[Any]) -> int:
-    """Cut the arrival order into packs; fill `indptr` (room for n + 1) and return the number of packs."""
+    """Divide the sequences, in order of arrival, into packs; fill `indptr` (n + 1 entries) and return their number."""
     packs, tokens, members = 0, 0, 0
     indptr[0] = 0
     for i in range(lengths.shape[0]):
@@ -322,7 +325,7 @@ def next_fit(lengths: NDArray[Any], capacity: int, depth: int, indptr: NDArray[A
 
 @njit(cache=True, nogil=True)
 def multiset_keys(indptr: NDArray[Any], sequence: NDArray[Any], lengths: NDArray[Any], keys: NDArray[Any]) -> None:
-    """keys[p] = sum of a hash of each member's length: equal for packs of equal lengths, in any order."""
+    """Set ``keys[p]`` to the sum of a hash of each member's length: equal for packs of equal lengths, in any order."""
     for p in range(indptr.shape[0] - 1):
         total = np.uint64(0)
         for i in range(indptr[p], indptr[p + 1]):

@@ -1,8 +1,8 @@
-"""What a planning algorithm is: a function, the options it takes, and what it hands back.
+"""`Algorithm`: a planning function with its options, and what such a function returns.
 
-The seam of planning. A histogram algorithm is ``run(histogram, capacity, depth, **options)`` and returns strategies, or
-a `Planned` when there is more to say; an arrival-order algorithm is ``run(lengths, capacity, depth, **options) ->
-Packs``. Both are pure: same input, same result, on every machine.
+A histogram algorithm is ``run(histogram, capacity, depth, **options)`` and returns strategies, or a `Planned` with
+further results; an arrival-order algorithm is ``run(lengths, capacity, depth, **options) -> Packs``. The results depend
+on the arguments alone and are the same on every machine.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Strategies: TypeAlias = "list[tuple[int, tuple[int, ...]]]"
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What an algorithm found, when strategies alone do not tell it all.
+    """The result of an algorithm that returns more than strategies.
 
     Attributes:
         strategies: ``(count, lengths longest first)`` pairs that cover the histogram exactly.
-        certificate: proof of a lower bound, to be stored with the plan.
-        facts: numbers to report with the plan (JSON-ready), such as how many sequences were covered too often.
-        notes: sentences a reader must see, such as a fallback.
+        certificate: proof of a lower bound, which the plan stores.
+        facts: numbers that the plan reports (JSON-ready), such as how many sequences were covered too often.
+        notes: sentences that the user should see, for example about a fallback.
     """
 
     strategies: Strategies
@@ -40,12 +40,12 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """A named way to plan.
+    """A named planning algorithm.
 
     Attributes:
-        run: the function; see the module.
-        help: one line: what it does.
-        options: what it takes beyond histogram or lengths, capacity and depth.
+        run: the function; its signature is in the module docstring.
+        help: what it does, in one line.
+        options: its options beyond histogram or lengths, capacity and depth.
     """
 
     run: Callable[..., Any]
@@ -53,10 +53,12 @@ class Algorithm:
     options: Mapping[str, Option] = field(default_factory=dict)
 
     def complete(self, name: str, given: Mapping[str, Any], common: Iterable[str] = ()) -> dict[str, Any]:
-        """Check the options given and return them all, defaults filled in; `common` names are known elsewhere.
+        """Check the given options, and return all options with defaults filled in.
+
+        `common` are the names of options that every algorithm has, for error messages.
 
         Raises:
-            OptionError: an option this algorithm does not know, or a value it does not allow.
+            OptionError: the algorithm does not have an option, or does not allow its value.
         """
         for key in given:
             if key not in self.options:

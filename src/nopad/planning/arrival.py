@@ -1,6 +1,6 @@
-"""What algorithms that place sequences one by one share: from "the pack of each sequence" to `Packs`; sets of rooms.
+"""Helpers of algorithms that place sequences one by one: making `Packs`, and sets of rooms for the kernels.
 
-O(n) for n sequences. Packs come in the order in which they were opened, members in the order of arrival.
+O(n) for n sequences. Packs are in the order in which they were opened, members in order of arrival.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ __all__ = ["empty_set", "empty_table", "grouped", "unplaced"]
 
 
 def unplaced(n: int) -> NDArray[Any]:
-    """Return the pack of each of `n` sequences, all -1: of none yet."""
+    """Return `pack_of` for `n` sequences of which none is placed yet: all -1."""
     return np.full(n, -1, dtype=index_dtype(n))
 
 
 def grouped(pack_of: NDArray[Any], packs: int, capacity: int, depth: int | None) -> Packs:
-    """Return the packs when sequence i is in pack ``pack_of[i]`` of `packs`.
+    """Return `Packs` in which sequence i is in pack ``pack_of[i]``; there are `packs` of them.
 
     >>> [p.tolist() for p in grouped(np.array([0, 1, 0, 2]), 3, 8, None)]
     [[0, 2], [1], [3]]
@@ -39,7 +39,7 @@ def grouped(pack_of: NDArray[Any], packs: int, capacity: int, depth: int | None)
 def empty_set(capacity: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return an empty set of integers 0..capacity for the kernels: its words, and where each level begins.
 
-    A quarter byte an integer, but of memory that is not touched before it is used.
+    It takes a quarter byte per integer, of memory that the system provides only when it is used.
     """
     begin, words, values = [], 0, capacity + 1
     while values > 1:
@@ -50,6 +50,6 @@ def empty_set(capacity: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def empty_table(n: int, capacity: int) -> NDArray[np.int64]:
-    """Return a table of keys for the kernels, twice as large as the rooms that `n` sequences can leave."""
+    """Return an empty hash table for the kernels, at least twice as large as the number of rooms that can occur."""
     size = 2 ** (2 * min(n, capacity) + 1).bit_length()
     return np.full(size, -1, dtype=np.int64)

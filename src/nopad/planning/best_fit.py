@@ -1,16 +1,16 @@
-"""Best-fit: in order of arrival, each sequence into the fullest pack that has room; or with a bounded look-ahead.
+"""Best-fit: in order of arrival, each sequence goes into the fullest pack that has room; also with a look-ahead.
 
-Without a window every pack stays open until it is full. Among equally full packs the one touched last is taken (its
-memory is near). O(n log32 capacity) for n sequences.
+Without a window every pack stays open until it is full. Among equally full packs the one used last is taken, since its
+memory is cached. O(n log32 capacity) for n sequences.
 
 With ``window=w``, for streams: one pack is open at a time, and only a buffer of the next w sequences in order of
-arrival is looked at. The oldest of them opens the pack; then the longest that fits is added, the oldest among equals,
-until none fits; the buffer is filled up after each. So no sequence waits longer than w packs, packs come in the order
-of their first members, memory is bounded by w, and ``window=1`` is next-fit. O(n log32 capacity) too.
+arrival is considered. The oldest of them opens the pack; then the longest that fits is added, the oldest among equals,
+until none fits; after each the buffer is refilled. So no sequence waits longer than w packs, packs are in the order of
+their first members, memory is bounded by w, and ``window=1`` is next-fit. O(n log32 capacity) too.
 
-Loses to LPFHP, which sees all lengths, by 0.6 % of the packs on Wikipedia-512 (0.25 % with a window of 1,024) and 3.7 %
-on SQuAD (6.6 %: opening with the oldest costs there); wins by 7 % (9 %) on Wikipedia at depth 3. At most 1.7 times the
-optimum (without a window or a depth limit).
+Compared with LPFHP, which sees all lengths, best-fit needs 0.6 % more packs on Wikipedia-512 (0.25 % with a window of
+1,024) and 3.7 % more on SQuAD (6.6 %, because the oldest sequence opens each pack); it needs 7 % (9 %) fewer on
+Wikipedia at depth 3. It needs at most 1.7 times the optimum (without a window or a depth limit).
 
 Source: Johnson et al. 1974, as `nopad.planning.first_fit`; the bound: Dosa, Sgall, ICALP 2014. The window is ours.
 """

@@ -1,13 +1,13 @@
-"""Lower bounds: no plan of this histogram can use fewer packs than these.
+"""Lower bounds: no plan of a histogram can use fewer packs.
 
-Cheap ones, O(distinct lengths) each, and what a certificate proves; exact integers at any size:
+The first four take O(distinct lengths) each, the last is what a certificate proves; all are exact integers at any size:
 
 * tokens: ``ceil(tokens / capacity)``
-* big lengths (Martello and Toth's L2): lengths above capacity - t cannot meet a length >= t, lengths above half the
-  capacity cannot meet each other; best t wins
-* depth: sequences that nothing fits beside need a pack each, the others ``ceil(rest / depth)``
+* big lengths (Martello and Toth's L2): lengths above capacity - t cannot share a pack with a length >= t, and no two
+  lengths above half the capacity can share one; the best t is used
+* depth: sequences that fit with no other one need a pack each, the others ``ceil(rest / depth)``
 * pairs, at depth 2: a maximum matching, found by two pointers, which is the optimum itself
-* a certificate (`nopad.planning.certificate`), where an algorithm brings one
+* a certificate (`nopad.planning.certificate`), if an algorithm returns one
 
 Source: Martello and Toth, "Knapsack Problems", 1990, section 8.3.
 """
@@ -27,7 +27,7 @@ __all__ = ["Bound", "lower_bound"]
 
 @dataclass(frozen=True)
 class Bound:
-    """The fewest packs proven possible, and what proves it (tokens, big lengths, depth, pairs, certificate)."""
+    """A proven lower bound in packs, and what proves it (tokens, big lengths, depth, pairs, certificate)."""
 
     packs: int
     proof: str
@@ -37,9 +37,9 @@ class Bound:
 def lower_bound(
     histogram: Histogram, capacity: int, depth: int | None, certificate: Certificate | None = None
 ) -> Bound:
-    """Return the best of the cheap bounds, and of what a `certificate` proves.
+    """Return the best of the lower bounds, including that of a `certificate`.
 
-    Of equal bounds the first: tokens, big lengths, depth, pairs, certificate.
+    Among equal bounds the first is returned: tokens, big lengths, depth, pairs, certificate.
 
     >>> lower_bound(Histogram.from_lengths([5, 5, 5]), 8, None)
     Bound(packs=3, proof='big lengths')
@@ -58,7 +58,11 @@ def lower_bound(
 
 
 def _big_lengths(histogram: Histogram, capacity: int) -> int:
-    """L2: for each threshold t, alone + halves + what the middle lengths need beyond the room of the halves."""
+    """Return Martello and Toth's bound L2, the maximum over all thresholds t.
+
+    For one t: packs for lengths that fit with none of t or above, packs for lengths above half the capacity, and packs
+    for the middle lengths beyond the room that the latter leave.
+    """
     # int64 where no product below can pass it; Python integers in object arrays beyond
     exact: Any = np.int64 if histogram.sequences < 2**62 // (2 * capacity) else object
     lengths, counts = histogram.lengths, histogram.counts.astype(exact)
@@ -75,7 +79,7 @@ def _big_lengths(histogram: Histogram, capacity: int) -> int:
 
 
 def _depth(histogram: Histogram, capacity: int, depth: int) -> int:
-    """Sequences that not even the shortest one fits beside, plus the others at full depth."""
+    """Return the number of sequences that fit with no other one, plus the packs of the others at full depth."""
     if not histogram.lengths.size:
         return 0
     alone = total = 0
@@ -88,7 +92,7 @@ def _depth(histogram: Histogram, capacity: int, depth: int) -> int:
 
 
 def _pairs(histogram: Histogram, capacity: int) -> int:
-    """Sequences minus the most pairs that fit: match the longest with the shortest while they fit."""
+    """Return the number of sequences minus the most pairs that fit, found by matching the longest with the shortest."""
     lengths, counts = histogram.lengths.tolist(), histogram.counts.tolist()
     packs, low, high = 0, 0, len(lengths) - 1
     while low < high:

@@ -1,13 +1,13 @@
-"""A certificate: values of lengths that prove that no plan can use fewer packs.
+"""`Certificate`: values of lengths that prove how many packs every plan needs at least.
 
-Give every length an integer value that never falls with length, and let `best` be the most that one pack can hold. A
-plan of P packs holds at most ``P * best``, and all sequences together are worth ``sum(count * value)``; so
-``P >= sum(count * value) / best``. The values come from a linear program, but nothing here needs to trust it: this
-module recomputes `best` with a plain knapsack recursion that shares no code with the solver.
+Give every length an integer value that never falls with length, and let `best` be the highest value that one pack can
+hold. A plan of P packs holds at most ``P * best``, and all sequences together are worth ``sum(count * value)``; so ``P
+>= sum(count * value) / best``. The values come from a linear program, but nothing here needs to trust it: this module
+recomputes `best` by a plain knapsack recursion that shares no code with the solver.
 
 Values are a step function: ``steps[i] = (from length, value)``, both rising. Only the first length of a step can be in
-a most valuable pack (a longer one of equal value is never better), so the recursion looks at those alone:
-O(steps * capacity) without a depth limit, O(depth * steps * capacity) with one.
+a most valuable pack (a longer one of equal value is never better), so the recursion considers only those: O(steps *
+capacity) without a depth limit, O(depth * steps * capacity) with one.
 
 Source: duality of the cutting-stock linear program; Farley, "A note on bounding a class of linear programming
 problems", Operations Research 38(5), 1990.
@@ -30,7 +30,7 @@ MAX_VALUE = 2**40  # times a depth of at most 2^22 stays in 64 bits
 
 @dataclass(frozen=True)
 class Certificate:
-    """Values of lengths, as rising steps ``((from length, value), ...)``; shorter lengths are worth nothing.
+    """Values of lengths, as rising steps ``((from length, value), ...)``; lengths below the first step are worth 0.
 
     >>> proof = Certificate(((1, 0), (3, 1), (6, 2)))
     >>> proof.best(capacity=8, depth=None)
@@ -51,7 +51,9 @@ class Certificate:
 
     @classmethod
     def of(cls, values: Iterable[tuple[int, int]]) -> Certificate:
-        """Build one from ``(length, value)`` pairs in rising order, dropping steps that do not step."""
+        """Return the certificate of ``(length, value)`` pairs in rising order; pairs whose value does not rise are
+        dropped.
+        """
         steps: list[tuple[int, int]] = []
         for length, value in values:
             if value > (steps[-1][1] if steps else 0):
@@ -59,7 +61,7 @@ class Certificate:
         return cls(tuple(steps))
 
     def best(self, capacity: int, depth: int | None) -> int:
-        """Return the most that lengths of one pack can be worth together."""
+        """Return the highest total value of the lengths in one pack."""
         steps = [(length, value) for length, value in self.steps if length <= capacity]
         if not steps:
             return 0
@@ -85,13 +87,13 @@ class Certificate:
         return int(worth[capacity])
 
     def worth(self, histogram: Histogram) -> int:
-        """Return what all sequences are worth together, exactly."""
+        """Return the total value of all sequences, exactly."""
         lengths = np.array([length for length, _ in self.steps], dtype=np.int64)
         values = [0, *(value for _, value in self.steps)]
         at = np.searchsorted(lengths, histogram.lengths, side="right").tolist()
         return sum(values[i] * count for i, count in zip(at, histogram.counts.tolist(), strict=True))
 
     def bound(self, histogram: Histogram, capacity: int, depth: int | None) -> int:
-        """Return how many packs this proves necessary."""
+        """Return the number of packs that this certificate proves necessary."""
         best = self.best(capacity, depth)
         return -(-self.worth(histogram) // best) if best else 0

@@ -1,4 +1,4 @@
-"""Every algorithm at every depth, timed: the table of `nopad plan` and of the report."""
+"""`compare`: plan with every algorithm at every depth, and measure the time; the table of `nopad plan`."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def compare(
     on_start: Callable[[str], None] = lambda name: None,
     on_plan: Callable[[Plan], None] = lambda plan: None,
 ) -> list[dict[str, Any]]:
-    """Plan every algorithm at every depth; return `Plan.summary` rows with the seconds each took.
+    """Plan with every algorithm at every depth; return `Plan.summary` rows with the seconds that each took.
 
-    `given` are the lengths in order of arrival where they are known, for the algorithms that follow it. `on_start` is
-    called before each algorithm, `on_plan` with each plan.
+    `given` holds the lengths in order of arrival, if known, for algorithms that use it. `on_start` is called before
+    each algorithm, `on_plan` with each plan.
 
     >>> rows = compare([5, 3, 4], Histogram.from_lengths([5, 3, 4]), 8, ["lpfhp"], [1, None])
     >>> [(row["depth"], row["packs"]) for row in rows]

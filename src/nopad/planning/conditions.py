@@ -1,13 +1,13 @@
-"""Conditions on packs that go with every algorithm: aligned lengths, a cap on attention cost, a round number of packs.
+"""Conditions on packs for every algorithm: aligned lengths, limited attention cost, a round number of packs.
 
-* ``align=m``: every sequence may be padded to a multiple of m (FP8 kernels, tensor or context parallelism) and its
-  pack still fits. Planning works on lengths rounded up; real lengths are put back.
+* ``align=m``: every sequence may be padded to a multiple of m (FP8 kernels, tensor or context parallelism) and its pack
+  still fits. Plans are made for lengths rounded up; the real lengths are put in afterwards.
 * ``max_squares=s``: the sum of squared lengths of a pack, its attention cost, is at most s. Packs above it give up
   their shortest sequences, which are packed again (arrival-order packs are cut instead).
-* ``pack_multiple=k``: the number of packs is a multiple of k (world size x accumulation steps). The packs that hold
-  most sequences are cut in two until it is.
+* ``pack_multiple=k``: the number of packs is a multiple of k (world size x accumulation steps). The packs with most
+  sequences are cut in two until it is.
 
-Each costs packs, and the bound states what is possible under the same condition.
+Each condition costs packs, and the lower bound is that under the same condition.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def check_conditions(options: Mapping[str, Any], histogram: Histogram, capacity:
     """Refuse conditions that these lengths cannot meet.
 
     Raises:
-        OptionError: naming the condition, the limit and the way out.
+        OptionError: a condition cannot be met; the message says what is possible.
         LengthError: a single sequence is above `max_squares`.
     """
     align, squares, multiple = _values(options)
@@ -79,7 +79,7 @@ def bound_under(
     depth: int | None,
     certificate: Certificate | None = None,
 ) -> Bound:
-    """Return the fewest packs proven possible under the conditions among `options`.
+    """Return the best lower bound under the conditions in `options`.
 
     >>> bound_under({"align": 4}, Histogram.from_lengths([5, 5, 1]), 8, None)
     Bound(packs=3, proof='tokens')
@@ -100,13 +100,13 @@ def bound_under(
 
 
 def _values(options: Mapping[str, Any]) -> tuple[int, int | None, int]:
-    """Return align, max_squares and pack_multiple, with their defaults where they are not among `options`."""
+    """Return align, max_squares and pack_multiple; conditions that are not in `options` get their defaults."""
     given = {name: options.get(name, option.default) for name, option in CONDITIONS.items()}
     return given["align"], given["max_squares"], given["pack_multiple"]
 
 
 def broken_conditions(options: Mapping[str, Any], strategies: Strategies, capacity: int) -> list[str]:
-    """Say which conditions among `options` the strategies do not meet."""
+    """Return which conditions in `options` the strategies do not meet."""
     align, squares, multiple = _values(options)
     found = []
     packs = sum(count for count, _ in strategies)
@@ -123,7 +123,7 @@ def broken_conditions(options: Mapping[str, Any], strategies: Strategies, capaci
 
 
 def within_squares(strategies: Strategies, capacity: int, depth: int | None, most: int, align: int = 1) -> Strategies:
-    """Return strategies of the same sequences, none above `most` squares; `align` is kept.
+    """Return strategies for the same sequences in which no pack exceeds `most` squares; packs stay aligned.
 
     >>> within_squares([(2, (5, 3))], 8, None, 30)
     [(2, (5,)), (1, (3, 3))]
@@ -144,7 +144,9 @@ def within_squares(strategies: Strategies, capacity: int, depth: int | None, mos
 
 
 def _first_fit(lengths: Mapping[int, int], capacity: int, depth: int | None, most: int, align: int) -> Strategies:
-    """Pack these counts of lengths by first-fit decreasing under both limits, equal packs together."""
+    """Pack these counts of lengths by first-fit decreasing within capacity and `most` squares; equal packs are one
+    entry.
+    """
     classes: list[tuple[int, tuple[int, ...]]] = []
     for length, left in sorted(lengths.items(), reverse=True):
         placed: list[tuple[int, tuple[int, ...]]] = []
@@ -165,7 +167,7 @@ def _first_fit(lengths: Mapping[int, int], capacity: int, depth: int | None, mos
 
 
 def cut_strategies(strategies: Strategies, multiple: int) -> Strategies:
-    """Cut packs in two, those with most sequences first, until their number is a multiple.
+    """Cut packs in two, those with most sequences first, until the number of packs is a multiple of `multiple`.
 
     >>> cut_strategies([(2, (4, 2, 2)), (1, (8,))], 4)
     [(1, (4, 2, 2)), (1, (2,)), (1, (8,)), (1, (4, 2))]
@@ -188,7 +190,7 @@ def cut_strategies(strategies: Strategies, multiple: int) -> Strategies:
 
 
 def _missing(packs: int, sequences: int, multiple: int) -> int:
-    """Return how many packs are missing to a multiple, if there are sequences enough for so many packs."""
+    """Return how many more packs make a multiple; raise OptionError if there are fewer sequences than packs then."""
     missing = -packs % multiple
     if packs + missing > sequences:
         raise OptionError(
@@ -199,7 +201,7 @@ def _missing(packs: int, sequences: int, multiple: int) -> int:
 
 
 def cut_packs(packs: Packs, lengths: NDArray[np.int32], squares: int | None, multiple: int) -> Packs:
-    """Cut packs of an arrival-order algorithm where they are above `squares`, then until their number is a multiple."""
+    """Cut packs of an arrival-order algorithm that exceed `squares`, and more until their number is a multiple."""
     starts = packs.indptr.tolist()
     if squares is not None:
         cost = lengths[packs.sequence].astype(object) ** 2 if lengths.size else lengths

@@ -1,12 +1,13 @@
-"""ENNLSHP, extended NNLSHP: count the padding tokens of a mixture, and leave no sequence without a slot.
+"""ENNLSHP, extended NNLSHP: minimise the padding tokens, and leave no sequence without a slot.
 
-The residual becomes an unknown of its own that may not be negative: ``min |w (A x - b)|^2 + |W (A x - b - r)|^2`` for
-x, r >= 0 with w = length and W = 10^6. So every length is covered at least as often as it occurs (before rounding),
-and what is minimised is the sum of squares of the padding tokens. Twice the rows of NNLSHP and 3 to 6 times its time.
-Loses to ``optimal`` in packs and time, but less than NNLSHP: 0.11 % on Wikipedia-512, 0.2 % on SQuAD-384 at depth 3.
+The residual becomes a separate unknown that may not be negative: ``min |w (A x - b)|^2 + |W (A x - b - r)|^2`` for x, r
+>= 0 with w = length and W = 10^6. So every length is covered at least as often as it occurs (before rounding), and the
+sum of squares of the padding tokens is minimised. Twice the rows of NNLSHP and 3 to 6 times its time. It needs more
+packs and time than ``optimal``, but fewer packs than NNLSHP: 0.11 % above ``optimal`` on Wikipedia-512, 0.2 % on
+SQuAD-384 at depth 3.
 
-The lower right block of equation 24 is a negative identity, as the equation says; listing 9 has a block of ones
-there, and is then worse than SPFHP (96.96 % instead of 98.61 % on SQuAD-384).
+The lower right block of equation 24 is a negative identity, as the equation says; listing 9 has a block of ones there,
+and is then worse than SPFHP (96.96 % instead of 98.61 % on SQuAD-384).
 
 Source: supplement to arXiv 2107.02027, G.1 (equations 23 and 24).
 """
@@ -46,7 +47,7 @@ def ennlshp(
 
 
 def _extended(matrix: NDArray[np.float64], demand: NDArray[np.float64]) -> System:
-    """Return equation 24: the weighted problem on top, and below it the residual that may not be negative."""
+    """Return the system of equation 24: the weighted problem on top, the residual that may not be negative below."""
     units, strategies = matrix.shape
     padding = np.arange(1.0, units + 1)  # what an empty slot costs
     extended = np.zeros((2 * units, strategies + units))

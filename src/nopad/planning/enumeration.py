@@ -1,8 +1,8 @@
-"""Every way to fill a pack exactly: the strategies of NNLSHP and ENNLSHP, and how many there would be.
+"""Every way to fill a pack exactly: the strategies of NNLSHP and ENNLSHP, and how many there are.
 
-A strategy here is a set of lengths with the capacity as its sum: a partition of the capacity into at most `depth`
-parts. Listing them costs O(strategies x depth) numbers; the dense matrix that least squares needs, capacity x
-strategies, is the limit: 22,102 strategies and 86 MiB at capacity 512 and depth 3, 959,631 and 3.7 GiB at depth 4.
+A strategy here is a multiset of lengths whose sum is the capacity: a partition of the capacity into at most `depth`
+parts. Listing them takes O(strategies x depth) numbers; the dense matrix for least squares, capacity x strategies, sets
+the limit: 22,102 strategies and 86 MiB at capacity 512 and depth 3, 959,631 and 3.7 GiB at depth 4.
 
 Source: supplement to arXiv 2107.02027, D.4.1, and D.5.1 with equations 5 and 6, which approximate the counts here.
 """
@@ -43,7 +43,7 @@ def full_strategies(capacity: int, depth: int) -> NDArray[np.int32]:
 
 
 def packing_matrix(strategies: NDArray[np.int32], capacity: int) -> NDArray[np.float64]:
-    """Return how often each strategy holds each length: row i is length i + 1, column s is strategy s."""
+    """Return how often each strategy holds each length, ``[capacity, strategies]``; row i is length i + 1."""
     matrix = np.zeros((capacity, len(strategies)))
     for part in strategies.T:
         (column,) = np.nonzero(part)
@@ -52,7 +52,7 @@ def packing_matrix(strategies: NDArray[np.int32], capacity: int) -> NDArray[np.f
 
 
 def strategy_count(capacity: int, depth: int, enough: int) -> int:
-    """Return how many strategies there are; beyond depth 4 counting may stop at any number above `enough`.
+    """Return the number of strategies; beyond depth 4 the result may be any number above `enough` once that is passed.
 
     >>> [strategy_count(512, depth, 10**6) for depth in (1, 2, 3, 4)]
     [1, 257, 22102, 959631]
@@ -76,14 +76,14 @@ def strategy_count(capacity: int, depth: int, enough: int) -> int:
 
 
 def check_size(name: str, capacity: int, depth: int, granularity: int, copies: int) -> None:
-    """Refuse a matrix above the limit; `copies` is 1 for NNLSHP and 2 for ENNLSHP, which doubles the rows.
+    """Refuse a matrix above the limit; `copies` is 1 for NNLSHP, and 2 for ENNLSHP, which doubles the rows.
 
     Raises:
-        OptionError: how many strategies there would be, and which depth or granularity is within the limit.
+        OptionError: the matrix is too large; the message says which depth or granularity is within the limit.
     """
 
     def size(units: int, depth: int) -> tuple[int, int]:
-        """Strategies, and bytes of the matrix."""
+        """Return the number of strategies, and the bytes of the matrix."""
         row = _COLUMN * copies * units
         count = strategy_count(units, min(depth, units), MATRIX_LIMIT_BYTES // row)
         return count, row * (count + (copies - 1) * units)

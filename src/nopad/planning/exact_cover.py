@@ -1,8 +1,8 @@
-"""From a solution that is nearly right to packs that are: each sequence exactly once, whatever the solver said.
+"""Turn the rounded solution of a least-squares solver into packs that hold each sequence exactly once.
 
-Least squares covers some lengths too often and others not enough. Slots without a sequence stay empty, packs
-without any vanish, and the sequences without a slot, the remainder, get packs of their own. O(solution + k log k) for
-k distinct lengths. It loses nothing to the published numbers: there are never more packs than they count.
+Least squares covers some lengths too often and others too rarely. Slots without a sequence stay empty, packs without a
+sequence are dropped, and sequences without a slot (the remainder) get packs of their own. O(solution + k log k) for k
+distinct lengths. There are never more packs than the published numbers count.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class OverCover(NamedTuple):
 
     Attributes:
         missing: sequences without a slot.
-        over: sequences that would have to be invented.
-        packs: those of the solution, and one for each sequence without a slot.
-        strategies: different ones among them.
+        over: slots without a sequence.
+        packs: packs of the solution, and one for each sequence without a slot.
+        strategies: number of different strategies among them.
     """
 
     missing: int
@@ -34,7 +34,7 @@ class OverCover(NamedTuple):
 
 
 def over_cover(solution: Strategies, demand: Counter[int], capacity: int, depth: int) -> OverCover:
-    """Count as the papers do: each sequence without a slot gets a pack with its complement, though two may share one.
+    """Count as the papers do: each sequence without a slot gets a pack, filled up with its complement.
 
     >>> over_cover([(2, (5, 3))], Counter({5: 3, 3: 1}), 8, 2)
     OverCover(missing=1, over=2, packs=3, strategies=1)
@@ -51,9 +51,10 @@ def over_cover(solution: Strategies, demand: Counter[int], capacity: int, depth:
 
 
 def fill(solution: Strategies, left: Counter[int]) -> Strategies:
-    """Put the sequences there are into the slots; what finds no slot stays in `left`, a pack with no sequence is gone.
+    """Put the sequences in `left` into the slots of a solution; return the packs that hold at least one.
 
-    Packs of slots that are all covered too often come last: there the empty slots gather, and most packs vanish.
+    Sequences without a slot stay in `left`. Packs whose slots are all covered too often come last, so that the empty
+    slots gather there and most of these packs are dropped.
 
     >>> fill([(3, (5, 3)), (1, (3, 3, 2))], Counter({5: 2, 3: 3}))
     [(2, (5, 3)), (1, (3,))]
@@ -75,7 +76,7 @@ def fill(solution: Strategies, left: Counter[int]) -> Strategies:
 
 
 def pad_remainder(left: Counter[int], capacity: int, depth: int) -> Strategies:
-    """Give each sequence a pack with padding, as the papers do, but share it with its exact complement if there is one.
+    """Give each sequence a padded pack, as the papers do; two sequences that fill a pack exactly share one.
 
     >>> pad_remainder(Counter({5: 2, 3: 1, 4: 3}), 8, 2)
     [(1, (5, 3)), (1, (5,)), (1, (4, 4)), (1, (4,))]
@@ -94,7 +95,7 @@ def pad_remainder(left: Counter[int], capacity: int, depth: int) -> Strategies:
 
 
 def fit_remainder(packs: Strategies, left: Counter[int], capacity: int, depth: int) -> Strategies:
-    """Return the packs with the remainder put where it fits tightest, longest first, and new packs for the rest.
+    """Put the remaining sequences, longest first, where they fit tightest, or into new packs; return all packs.
 
     >>> fit_remainder([(2, (5,)), (1, (8,))], Counter({3: 1, 2: 2}), 8, 3)
     [(1, (8,)), (1, (5, 3)), (1, (5, 2)), (1, (2,))]
@@ -111,7 +112,7 @@ def fit_remainder(packs: Strategies, left: Counter[int], capacity: int, depth: i
 
 
 def _supply(solution: Strategies) -> Counter[int]:
-    """Return how many slots of each length there are."""
+    """Return the number of slots of each length."""
     supply: Counter[int] = Counter()
     for count, slots in solution:
         for slot in slots:

@@ -1,9 +1,9 @@
 """FFD, first-fit decreasing: longest length first, each into the pack opened earliest that has room.
 
-Run on the histogram: packs that are alike and were opened one after the other form one class, kept in opening order
-in blocks that remember their largest room, so a length skips the blocks it cannot enter. O(k * sqrt(c)) for k distinct
-lengths and c classes, independent of the number of sequences. Same pack counts as LPFHP on Wikipedia-512 at depth 3
-and without a limit.
+It runs on the histogram: equal packs that were opened one after the other form one class. Classes are kept in opening
+order in blocks that store their largest room, so that blocks without room for a length are skipped. O(k * sqrt(c)) for
+k distinct lengths and c classes, independent of the number of sequences. On Wikipedia-512 it needs as many packs as
+LPFHP, at depth 3 and without a limit.
 
 Source: Johnson, "Near-optimal bin packing algorithms", MIT 1973; the papers' baseline FFD.
 """
@@ -69,7 +69,7 @@ def ffd(histogram: Histogram, capacity: int, depth: int | None) -> list[tuple[in
 
 
 def _fill(block: _Block, length: int, left: int, most: int, closed: list[_Class]) -> int:
-    """Put up to `left` sequences into the classes of a block, earliest first; return how many are still left."""
+    """Put up to `left` sequences into the classes of a block, earliest first; return how many are left."""
     kept: list[_Class] = []
     for entry in block.classes:
         if not left or entry.room < length:
@@ -100,7 +100,7 @@ def _add(entry: _Class, length: int, copies: int, count: int) -> _Class:
 
 
 def _open(length: int, left: int, capacity: int, most: int) -> list[_Class]:
-    """Open new packs for `left` sequences: full ones first, then one with what remains."""
+    """Open new packs for `left` sequences: full ones first, then one for the rest."""
     copies = min(capacity // length, most)
     full, rest = divmod(left, copies)
     sizes = [(full, copies)] * (full > 0) + [(1, rest)] * (rest > 0)

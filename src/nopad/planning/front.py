@@ -1,9 +1,9 @@
-"""The front door of planning: names to algorithms, arguments checked, one `Plan` out.
+"""`plan`, the entry point of planning: checks the arguments, runs an algorithm by name, and returns a `Plan`.
 
-Two kinds of algorithm, see `nopad.planning.algorithm`:
+There are two kinds of algorithm, see `nopad.planning.algorithm`:
 
-* histogram algorithms return strategies; sequences are dealt out later
-* arrival-order algorithms return packs; their plan is a summary of those
+* histogram algorithms return strategies; sequences are assigned to packs later
+* arrival-order algorithms return packs; their plan is a summary of these packs
 
 A new algorithm is one new file and one entry in a table below.
 """
@@ -125,15 +125,17 @@ def plan(
     Args:
         histogram_or_lengths: a `Histogram`, or integer lengths ``[n]`` in tokens.
         capacity: most tokens a pack may hold.
-        depth: most sequences a pack may hold; None = unlimited.
+        depth: most sequences a pack may hold; None: unlimited.
         algorithm: one of `ALGORITHMS`.
-        seed: used only by arrival-order algorithms on a bare histogram: they pack a drawn order, and a note says so.
-        options: of the algorithm, and conditions that go with every algorithm: `align`, `max_squares`, `pack_multiple`;
-            the algorithms' page lists them.
+        seed: random seed, used only by arrival-order algorithms on a histogram: they pack a random order, and a note
+            says so.
+        options: options of the algorithm, and the conditions of every algorithm: `align`, `max_squares`,
+            `pack_multiple`; the algorithms' page lists them.
 
     Raises:
         LengthError: a length is < 1, not an integer, or above `capacity`.
-        OptionError: capacity, depth, seed, algorithm or an option has no such value, or the algorithm no such option.
+        OptionError: capacity, depth, seed, algorithm or an option has an invalid value, or the algorithm has no such
+            option.
 
     >>> import nopad
     >>> nopad.plan([5, 3, 4, 2, 8], capacity=8, algorithm="spfhp").packs
@@ -165,10 +167,10 @@ def plan(
 
 
 def complete_options(algorithm: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Check options; return the algorithm's own and the conditions, both with defaults filled in.
+    """Check options; return those of the algorithm, and the conditions, both with defaults filled in.
 
     Raises:
-        OptionError: an option that neither knows, or a value that is not allowed.
+        OptionError: an option is neither, or has an invalid value.
     """
     chosen = {**HISTOGRAM_ALGORITHMS, **ARRIVAL_ALGORITHMS}[algorithm]
     conditions = {name: option.check(name, options.get(name, option.default)) for name, option in CONDITIONS.items()}
@@ -177,9 +179,9 @@ def complete_options(algorithm: str, options: Mapping[str, Any]) -> tuple[dict[s
 
 
 def quick_algorithms(options: Mapping[str, Any]) -> list[str]:
-    """Return the algorithms to compare where none is named: those of `QUICK_ALGORITHMS` that know all these options.
+    """Return the algorithms to compare by default: those of `QUICK_ALGORITHMS` that have all these options.
 
-    All of `QUICK_ALGORITHMS` where none of them does; conditions are known to each.
+    If none has them, all of `QUICK_ALGORITHMS` are returned. Conditions count as options of every algorithm.
 
     >>> quick_algorithms({"programs": 9, "align": 8}), quick_algorithms({}) == list(QUICK_ALGORITHMS)
     (['auto'], True)
@@ -190,7 +192,7 @@ def quick_algorithms(options: Mapping[str, Any]) -> list[str]:
 
 
 def _given(conditions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the conditions that ask for something."""
+    """Return the conditions that differ from their defaults."""
     return {name: value for name, value in conditions.items() if value != CONDITIONS[name].default}
 
 
@@ -249,7 +251,7 @@ def summarise(
     options: Mapping[str, Any] | None = None,
     notes: tuple[str, ...] = (),
 ) -> Plan:
-    """Return the plan that describes finished packs: their distinct strategies and how often each occurs."""
+    """Return the plan that describes existing packs: their distinct strategies, and how often each occurs."""
     from nopad import _kernels
     from nopad.planning import _fit_kernels
 
@@ -285,7 +287,7 @@ def check_algorithm(algorithm: str) -> None:
     """Refuse a name that no algorithm has.
 
     Raises:
-        OptionError: with the nearest names.
+        OptionError: there is no such algorithm; the message gives similar names.
     """
     if algorithm not in ALGORITHMS:
         near = difflib.get_close_matches(str(algorithm).lower(), ALGORITHMS, n=2)
@@ -294,7 +296,7 @@ def check_algorithm(algorithm: str) -> None:
 
 
 def _drawn_order(histogram: Histogram, algorithm: str, seed: int) -> NDArray[np.int32]:
-    """Return every sequence's length in a seeded random order."""
+    """Return the length of every sequence, in a random order that depends on `seed`."""
     from nopad import _kernels
 
     if histogram.sequences > MAX_DRAWN:

@@ -1,12 +1,11 @@
-"""Lengths rounded up to multiples: plan on few round lengths, then put the real ones back.
+"""Rounded lengths: plan on few lengths, rounded up to multiples, then put the real lengths in.
 
-For any algorithm: plan ``rounded_histogram(histogram, g, capacity)`` at capacity ``whole_capacity(g, capacity)``, then
-`real_strategies` hands every slot a real length. What fits rounded fits for real, so such a plan covers the real
-histogram exactly; and where each sequence of a pack begins at a multiple of g, it still fits. O(k + strategies) for k
-distinct lengths. It loses the tokens of rounding, (g - 1) / 2 per sequence on average, unless free room is filled
-later.
+For any algorithm: plan ``rounded_histogram(histogram, g, capacity)`` at capacity ``whole_capacity(g, capacity)``; then
+`real_strategies` gives every slot a real length. Packs that fit with rounded lengths also fit with real ones, so the
+plan covers the real histogram exactly, even if each sequence of a pack begins at a multiple of g. O(k + strategies) for
+k distinct lengths. Rounding wastes (g - 1) / 2 tokens per sequence on average, unless the free room is filled later.
 
-Source: the supplement to arXiv 2107.02027, D.5.1, proposes even lengths to bring depth 4 into reach.
+Source: the supplement to arXiv 2107.02027, D.5.1, proposes even lengths to make depth 4 feasible.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ __all__ = ["real_strategies", "rounded_histogram", "whole_capacity"]
 
 
 def whole_capacity(granularity: int, capacity: int) -> int:
-    """Return the largest multiple of `granularity` within `capacity`; `granularity` itself when there is none.
+    """Return the largest multiple of `granularity` up to `capacity`; `granularity` itself if there is none.
 
     >>> whole_capacity(8, 20), whole_capacity(8, 5)
     (16, 8)
@@ -29,7 +28,7 @@ def whole_capacity(granularity: int, capacity: int) -> int:
 
 
 def rounded_histogram(histogram: Histogram, granularity: int, capacity: int) -> Histogram:
-    """Round lengths up to multiples, those above the last multiple within `capacity` down to it: they fill a pack.
+    """Round lengths up to multiples; lengths above the last multiple within `capacity` are rounded down to it.
 
     >>> rounded_histogram(Histogram.from_counts({3: 5, 8: 1, 9: 1, 18: 2}), 8, 20).to_dict()
     {8: 6, 16: 3}
@@ -43,8 +42,12 @@ def rounded_histogram(histogram: Histogram, granularity: int, capacity: int) -> 
 def real_strategies(rounded: Strategies, histogram: Histogram, granularity: int, capacity: int) -> Strategies:
     """Give every slot of strategies on the rounded histogram a real length, longest first, each sequence once.
 
-    A strategy becomes several where its slots get different lengths: at most twice the distinct lengths more in all.
-    Strategies may cover less than the histogram; the shortest of each rounded length are then left over.
+    Where slots of a strategy get different lengths, it becomes several strategies; their number grows by at most twice
+    the number of distinct lengths. Strategies may cover less than the histogram; then the shortest real lengths of each
+    rounded length are left over.
+
+    Raises:
+        ValueError: the strategies need a length more often than the histogram has it.
 
     >>> real_strategies([(2, (8, 8))], Histogram.from_counts({3: 1, 6: 3}), 8, 16)
     [(1, (6, 6)), (1, (6, 3))]
@@ -70,7 +73,7 @@ def _rounded(length: int, granularity: int, capacity: int) -> int:
 
 
 def _next_alike(copies: Counter[int], waiting: dict[int, list[list[int]]], most: int) -> tuple[list[int], int]:
-    """Take the next real lengths for one pack, and for as many further packs as can be just the same."""
+    """Take the real lengths of one pack, and of as many further packs as can get the same lengths."""
     takes: list[tuple[list[int], int]] = []
     for slot, needed in copies.items():
         for entry in reversed(waiting.get(slot, [])):

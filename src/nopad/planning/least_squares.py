@@ -1,8 +1,9 @@
 """What NNLSHP and ENNLSHP share: list strategies, solve, round, and repair into an exact cover.
 
-The one step that is not integer is SciPy's solver. Its result is rounded with a margin, so that the last digits do not
-decide; yet where several mixtures are equally good, another SciPy or processor may find another one. Such plans are
-as valid, and a few packs apart (up to 9 of 40,787 seen on SQuAD-384). The same machine and SciPy repeat theirs.
+The only step that does not use integers is SciPy's solver. Its result is rounded with a margin, so that the last digits
+do not matter; yet where several solutions are equally good, another version of SciPy or another processor may find
+another one. Such plans are also valid, and differ by a few packs (up to 9 of 40,787 seen on SQuAD-384). The same
+machine and SciPy always give the same plan.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ OPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """The options in common; see `OPTIONS`."""
+    """The options that both algorithms have; see `OPTIONS`."""
 
     rounding: str
     remainder: str
@@ -64,7 +65,10 @@ def least_squares(
     depth: int | None,
     choices: Choices,
 ) -> Planned:
-    """Plan with what `system` makes of matrix and demand: `copies` of the matrix, the mixture its first unknowns.
+    """Plan by least squares with the matrix and target that `system` makes.
+
+    That matrix has `copies` times the rows of the packing matrix, and its first unknowns are how often each strategy is
+    used.
 
     Raises:
         OptionError: there are too many strategies.
@@ -96,7 +100,10 @@ def least_squares(
 def _solve(
     name: str, system: MakeSystem, rounded: Histogram, granularity: int, capacity: int, depth: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float64], tuple[str, ...]]:
-    """Return all strategies, how often to use each, and a note where the solver gives up: then zero times."""
+    """Return all strategies ``[strategies, depth]``, how often to use each, and a note if the solver failed.
+
+    If it failed, every strategy is used 0 times.
+    """
     units = capacity // granularity
     strategies = full_strategies(units, min(depth, units))
     demand = np.zeros(units)
@@ -114,9 +121,9 @@ def _solve(
 
 
 def nnls(matrix: NDArray[np.float64], target: NDArray[np.float64], maxiter: int) -> tuple[NDArray[np.float64], float]:
-    """Return the x >= 0 with the least norm of `matrix` x - `target`, and that norm.
+    """Return the x >= 0 that minimises the norm of `matrix` x - `target`, and this norm.
 
-    SciPy's solver, imported on first use: it takes longer to import than all of nopad.
+    SciPy's solver is imported at its first use, since that takes longer than importing all of nopad.
     """
     import scipy.optimize
 
@@ -127,7 +134,7 @@ def nnls(matrix: NDArray[np.float64], target: NDArray[np.float64], maxiter: int)
 def _whole(
     mixture: NDArray[np.float64], slots: NDArray[np.int32], rounding: str
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield how often each strategy is used, those never used left out, slots longest first."""
+    """Yield (rounded count, slots longest first) of every strategy that is used."""
     shift = {"nearest": 0.5 + MARGIN, "floor": MARGIN, "ceil": 1 - MARGIN}[rounding]
     for strategy in np.flatnonzero(mixture + shift >= 1):
         count = math.floor(float(mixture[strategy]) + shift)
@@ -135,7 +142,7 @@ def _whole(
 
 
 def _everything(solution: Strategies, histogram: Histogram, capacity: int, depth: int, choices: Choices) -> Strategies:
-    """Cover the histogram exactly: the solution as far as sequences go, then the remainder."""
+    """Return packs that cover the histogram exactly: those of the solution, then those of the remainder."""
     rounded = Counter(rounded_histogram(histogram, choices.granularity, capacity).to_dict())
     packs = real_strategies(fill(solution, rounded), histogram, choices.granularity, capacity)
     left = _rest(histogram, packs)

@@ -1,9 +1,9 @@
 """LPFHP, longest-pack-first histogram-packing: longest length first, each into the fullest pack it fits.
 
-Exactly best-fit decreasing, run on the histogram: a class of equal packs takes as many copies of the length as fit at
-once, so ten million sequences of one length are one step. O(k log k) for k distinct lengths. Optimal at depth 2 on
-every input tried and within 0.04 % of the optimum without a depth limit on Wikipedia-512; loses up to 12 % there at
-depth 3, because it fills packs with long lengths and runs out of places.
+This is exactly best-fit decreasing, run on the histogram: a class of equal packs takes as many copies of the length as
+fit at once, so ten million sequences of one length are one step. O(k log k) for k distinct lengths. It was optimal at
+depth 2 on every input tried, and within 0.04 % of the optimum without a depth limit on Wikipedia-512. There it needs up
+to 12 % more packs than the optimum at depth 3, because it fills packs with long lengths until they reach the depth.
 
 Source: supplement to arXiv 2107.02027, appendix G ("Fine-tuned longest-pack-first histogram-packing").
 """
@@ -25,8 +25,9 @@ def lpfhp(
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Return ``(count, lengths)`` pairs that cover `histogram` exactly.
 
-    With ``distribute=False`` copies of one length spread: each that fits no open pack opens one, and a pack takes one
-    copy at a time. Fewer strategies, shallower packs, and more of them: 0.12 % on Wikipedia-512 without a limit.
+    With ``distribute=False`` copies of one length are spread: each copy that fits no open pack opens one, and a pack
+    takes one copy at a time. This gives fewer strategies and fewer sequences per pack, but more packs: 0.12 % on
+    Wikipedia-512 without a limit.
 
     >>> histogram = Histogram.from_lengths([4, 4, 3, 3, 1])
     >>> lpfhp(histogram, 8, None)
@@ -45,7 +46,7 @@ def lpfhp(
 def best_fit_decreasing(
     sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int, depth: int | None
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Return ``(count, sizes)`` pairs of best-fit decreasing for these ascending sizes, compiled."""
+    """Return ``(count, sizes)`` pairs of best-fit decreasing for these ascending sizes, by the compiled kernel."""
     from nopad.planning import _class_kernels
 
     most = depth if depth is not None else capacity

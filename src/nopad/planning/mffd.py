@@ -1,19 +1,20 @@
-"""MFFD, modified first-fit decreasing: FFD that first looks for good partners of the lengths above half the capacity.
+"""MFFD, modified first-fit decreasing: FFD that first finds good partners for lengths above half the capacity.
 
 Lengths are large (above 1/2 of the capacity), medium (above 1/3), small (above 1/6) or tiny. Five phases:
 
-1. each large one opens a pack, longest first
-2. forward, least room first: each pack takes the longest medium that fits
-3. backward, most room first, packs without a medium: the shortest small, and the longest small that fits beside it; a
-   pack that has no room for the two shortest is left alone
-4. forward: each pack takes the longest of all that fits, again and again
-5. what is left: first-fit decreasing into new packs
+1. each large length opens a pack, longest first
+2. forward, least room first: each pack takes the longest medium length that fits
+3. backward, most room first, packs without a medium length: each takes the shortest small length, and the longest small
+one that fits beside it; a pack without room for the two shortest is skipped
+4. forward: each pack takes the longest length that fits, repeatedly
+5. the remaining lengths: first-fit decreasing into new packs
 
-A depth limit bounds every phase: a pack of two takes no pair of smalls. Run on the histogram, packs that are alike as
-one class: O((k + c) * d * log k) for k distinct lengths, c classes of packs, d distinct lengths in a pack; then FFD.
+A depth limit holds in every phase: with depth 2 no pack takes two small lengths. It runs on the histogram, with equal
+packs as one class: O((k + c) * d * log k) for k distinct lengths, c classes of packs, d distinct lengths in a pack;
+then FFD.
 
-At most 71/60 of the optimum, up to a constant (FFD: 11/9), without a depth limit. A better worst case, no better
-practice: on Wikipedia-512 and SQuAD it needs exactly as many packs as FFD and LPFHP, at depths 2, 3, 8 and without.
+It needs at most 71/60 of the optimum, up to a constant (FFD: 11/9), without a depth limit. In practice it is no better:
+on Wikipedia-512 and SQuAD it needs exactly as many packs as FFD and LPFHP, at depths 2, 3, 8 and without.
 
 Source: Johnson, Garey, "A 71/60 theorem for bin packing", Journal of Complexity 1(1), 1985.
 """
@@ -32,7 +33,7 @@ __all__ = ["mffd"]
 
 @dataclass(slots=True)
 class _Class:
-    """`count` equal packs that stand side by side."""
+    """`count` equal packs that are next to each other in order."""
 
     room: int
     count: int
@@ -40,7 +41,7 @@ class _Class:
     used: int
 
     def split(self, count: int, *adding: tuple[int, int]) -> _Class:
-        """Take `count` packs out and add ``(length, copies)`` to each."""
+        """Remove `count` packs from this class, add ``(length, copies)`` pairs to each, and return them as a class."""
         part = _Class(self.room, count, self.content, self.used)
         self.count -= count
         for length, copies in adding:
@@ -51,19 +52,19 @@ class _Class:
 
 
 class _Stock:
-    """What is still to be placed."""
+    """The lengths that are not placed yet."""
 
     def __init__(self, histogram: Histogram) -> None:
         self.counts = histogram.to_dict()
         self._lengths: list[int] = histogram.lengths.tolist()  # ascending, those with a count
 
     def longest(self, most: int) -> int:
-        """Return the longest length <= `most`, 0 when there is none."""
+        """Return the longest length <= `most`; 0 if there is none."""
         at = bisect_right(self._lengths, most)
         return self._lengths[at - 1] if at else 0
 
     def two_shortest(self, above: int) -> list[int]:
-        """Return the lengths of the two shortest sequences longer than `above`, or of the fewer there are."""
+        """Return the lengths of the two shortest sequences longer than `above`, or of fewer if there are fewer."""
         at = bisect_right(self._lengths, above)
         return [length for length in self._lengths[at : at + 2] for _ in range(min(2, self.counts[length]))][:2]
 
@@ -97,7 +98,7 @@ def mffd(histogram: Histogram, capacity: int, depth: int | None) -> list[tuple[i
 
 
 def _add_medium(packs: list[_Class], stock: _Stock, capacity: int) -> list[_Class]:
-    """Phase 2: forward, the longest medium that fits."""
+    """Phase 2: going forward, each pack takes the longest medium length that fits."""
     done = []
     for entry in packs:
         while entry.count and (length := stock.longest(entry.room)) > capacity // 3:
@@ -110,7 +111,10 @@ def _add_medium(packs: list[_Class], stock: _Stock, capacity: int) -> list[_Clas
 
 
 def _add_two_small(packs: list[_Class], stock: _Stock, capacity: int) -> list[_Class]:
-    """Phase 3: backward, packs of one large; the shortest small and the longest small that fits beside it."""
+    """Phase 3: going backward, packs with one large length take two small lengths.
+
+    These are the shortest small length, and the longest small length that fits beside it.
+    """
     done = []
     for entry in reversed(packs):
         while entry.count and entry.used == 1:
@@ -129,7 +133,7 @@ def _add_two_small(packs: list[_Class], stock: _Stock, capacity: int) -> list[_C
 
 
 def _fill(packs: list[_Class], stock: _Stock, most: int) -> list[_Class]:
-    """Phase 4: forward, the longest of all that fits, as often as something fits."""
+    """Phase 4: going forward, each pack repeatedly takes the longest length that fits."""
     done = []
     for entry in packs:
         while entry.count:

@@ -1,13 +1,13 @@
-"""NNLSHP, non-negative least squares histogram-packing: the mixture of full packs that is nearest to the histogram.
+"""NNLSHP, non-negative least squares histogram-packing: the mix of full packs that is nearest to the histogram.
 
-Lists every strategy whose slots sum to exactly the capacity and solves ``min |w (A x - b)|``, x >= 0, for how often to
-use each. Short lengths weigh less, because a short slot left empty costs little. Repeatable on one machine and SciPy.
-About O(capacity^5) at depth 3: 6 s at 384, 15 s at 512. Loses to ``optimal`` in packs (0.14 % on Wikipedia-512 and
-1.45 % on SQuAD-384 at depth 3) and in time; and to ``lpfhp`` where counts are small or depth does not bind, because
-rounding and the remainder then cost more than the mixture gains.
+It lists every strategy whose slots sum to exactly the capacity, and solves ``min |w (A x - b)|``, x >= 0, for how often
+to use each. Short lengths get a smaller weight, because an empty short slot wastes little. Results repeat on one
+machine and SciPy. About O(capacity^5) at depth 3: 6 s at 384, 15 s at 512. It needs more packs than ``optimal`` (0.14 %
+on Wikipedia-512 and 1.45 % on SQuAD-384 at depth 3) and more time. It also needs more than ``lpfhp`` where counts are
+small or packs rarely reach the depth, because rounding and the remainder then cost more than the mix gains.
 
-What the papers' code gets wrong is put right: the plan covers the histogram exactly; depth 1 and leftovers of full
-length work; a leftover and its complement share one pack; the solver's iteration limit has a way out.
+Errors of the papers' code are corrected: the plan covers the histogram exactly; depth 1 and remaining sequences of full
+length work; a remaining sequence and its complement share one pack; reaching the solver's iteration limit is handled.
 
 Source: supplement to arXiv 2107.02027, D.4 (equations 2-4) and listing 3. Its table 2 used the weighting "capacity".
 """
@@ -48,7 +48,7 @@ def nnlshp(
     remainder: str = "pad",
     granularity: int = 1,
 ) -> Planned:
-    """Return packs that cover `histogram` exactly, and in `facts` what it took to get there.
+    """Return packs that cover `histogram` exactly; `facts` hold numbers about the solution and its repair.
 
     Raises:
         OptionError: there are too many strategies for this capacity, depth and granularity.

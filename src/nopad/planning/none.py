@@ -1,4 +1,4 @@
-"""No packing: one sequence per pack, what padding to a fixed length does. O(k) for k distinct lengths; always loses."""
+"""No packing: one sequence per pack, as padding to a fixed length does. O(k) for k distinct lengths; the worst plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["none"]
 
 
 def none(histogram: Histogram, capacity: int, depth: int | None) -> list[tuple[int, tuple[int, ...]]]:
-    """Return ``(count, lengths)`` pairs that cover `histogram` exactly; capacity and depth change nothing.
+    """Return ``(count, lengths)`` pairs that cover `histogram` exactly; capacity and depth have no effect.
 
     >>> none(Histogram.from_lengths([5, 4, 4]), 8, None)
     [(2, (4,)), (1, (5,))]

@@ -1,8 +1,8 @@
-"""Open packs indexed by free room: "the tightest that fits" and "the emptiest" in one look.
+"""Open packs indexed by free room, to find the tightest pack that fits and the emptiest pack in O(1) steps.
 
-Packs that are alike (same content) move together as one class: a stack entry ``(count, content, used)`` in the stack
-of its room. Two levels of bit words say which stacks are not empty, so a query looks at two integers: one of 512 bits,
-one of capacity / 512. Within one room the class opened last is taken first, as in the papers.
+Packs of equal content are one class: an entry ``(count, content, used)`` on the stack of its room. Two levels of bit
+words say which stacks are not empty, so a query reads two integers: one of 512 bits, one of capacity / 512 bits. Within
+one room the class opened last is taken first, as in the papers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def lengths_of(content: Content) -> tuple[int, ...]:
 class OpenPacks:
     """Classes of equal packs by free room, for algorithms that place lengths in descending order.
 
-    A class closes by itself when its room is used up or it holds `depth` sequences.
+    A class is closed when it has no room left or its packs hold `depth` sequences.
     """
 
     def __init__(self, capacity: int, depth: int | None) -> None:
@@ -46,14 +46,14 @@ class OpenPacks:
         self._summary = 0
 
     def emptiest(self) -> int:
-        """Return the largest free room of any open pack, -1 when none is open."""
+        """Return the largest free room of any open pack; -1 if none is open."""
         if not self._summary:
             return -1
         word = self._summary.bit_length() - 1
         return (word << _SHIFT) + self._words[word].bit_length() - 1
 
     def tightest(self, length: int) -> int:
-        """Return the smallest free room >= `length`, -1 when no open pack has that much."""
+        """Return the smallest free room >= `length`; -1 if no open pack has that much."""
         word = length >> _SHIFT
         bits = self._words[word] >> (length & _MASK)
         if bits:
@@ -91,10 +91,10 @@ class OpenPacks:
         stack.append((count, content, used))
 
     def best_fit(self, length: int, left: int, *, distribute: bool = True) -> None:
-        """Put `left` sequences of this length into the fullest packs they fit, opening packs where none has room.
+        """Put `left` sequences of this length into the fullest packs they fit, and open new packs for the rest.
 
-        With `distribute` a pack takes as many copies as it can at once; else one, and those that fit nowhere open a
-        pack each.
+        With `distribute` a pack takes as many copies as it can at once; otherwise one copy, and copies that fit no open
+        pack open one pack each.
         """
         most = self.depth if distribute else 1
         while left:

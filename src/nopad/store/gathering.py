@@ -101,7 +101,7 @@ def _check_mask(table: pa.Table) -> None:
 
 
 def _gathered(packs: Packs, table: pa.Table) -> pa.Table:
-    """Return one row per pack: columns of one value per token become flat lists, all others plain lists."""
+    """Return one row per pack: columns of one value per token become flat lists, all others lists."""
     ids = table.column("input_ids").combine_chunks()
     _check_rows(packs, ids, np.diff(list_parts(ids)[0]).astype(np.int64))
     _check_mask(table)

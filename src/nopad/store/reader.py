@@ -248,7 +248,7 @@ class PackedDataset:
         return indptr, lengths
 
     def iter_row_groups(self, numbers: Iterable[int]) -> Iterator[RowGroup]:
-        """Iterate over whole row groups in this order, the fastest way to read everything.
+        """Iterate over whole row groups in this order; the fastest way to read everything.
 
         Raises:
             CorruptError: a shard is missing or damaged.

@@ -1,16 +1,17 @@
-"""optimal and auto: plans with a proof of how good they are.
+"""`optimal` and `auto`: plans with a proven lower bound.
 
-Packing a histogram is the cutting-stock problem. Heuristics come first (milliseconds): best-fit, and with a depth limit
-packs opened up front. When one meets a cheap lower bound, that is the optimum. Otherwise column generation solves the
-linear program over all patterns, whose duals prove a bound, and a dive turns its fractions into whole packs. Up to
-about 700 distinct lengths the program works on lengths, beyond on lengths rounded to units (`units`).
+Packing a histogram is the cutting-stock problem. Heuristics are tried first (milliseconds): best-fit, and with a depth
+limit `spread`, which opens all packs up front. A plan that meets a cheap lower bound is optimal. Otherwise column
+generation solves the linear program over all patterns; its duals prove a bound, and a dive turns its fractions into
+whole packs. With up to about 700 distinct lengths the program works on lengths, otherwise on lengths rounded to units
+(`units`).
 
-The budget is counted in linear programs, so the result is the same on every machine, unless a limit in seconds is asked
-for. Published optimum gaps: 0 or 1 pack on Wikipedia-512 and SQuAD-384 at every depth. Within its budget `auto` stops
-as soon as a plan is within one pack of the bound; `optimal` goes on.
+The budget is a number of linear programs, so the result is the same on every machine, unless a limit in seconds is set.
+Gap to the optimum: 0 or 1 pack on Wikipedia-512 and SQuAD-384 at every depth. Within its budget `auto` stops as soon as
+a plan is within one pack of the bound; `optimal` continues.
 
-Source: Gilmore and Gomory 1961; Farley 1990; Wascher and Gau, "Heuristics for the integer one-dimensional cutting
-stock problem", 1996.
+Source: Gilmore and Gomory 1961; Farley 1990; Wascher and Gau, "Heuristics for the integer one-dimensional cutting stock
+problem", 1996.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def optimal(
 ) -> Planned:
     """Return the best plan found, and the certificate of its bound.
 
-    The budget: at most so many linear `programs`, and no new one after `seconds` (None: no limit of time).
+    At most `programs` linear programs are solved, and no new one begins after `seconds` (None: no time limit).
 
     >>> made = optimal(Histogram.from_lengths([5, 5, 4, 4, 3, 3, 3, 3, 2]), 10, None)
     >>> sum(count for count, _ in made.strategies), made.facts
@@ -54,9 +55,9 @@ def optimal(
 def auto(
     histogram: Histogram, capacity: int, depth: int | None, *, programs: int = 150, seconds: int | None = None
 ) -> Planned:
-    """Return a plan within one pack of its bound where the budget allows; the heuristics' own where that is one.
+    """Return a plan within one pack of its bound, if the budget suffices; the heuristics' plan if that is enough.
 
-    The budget is that of `optimal`.
+    `programs` and `seconds` are those of `optimal`.
 
     >>> made = auto(Histogram.from_lengths([5, 5, 4, 4, 3, 3, 3, 3, 2]), 10, None)
     >>> sum(count for count, _ in made.strategies), made.facts
@@ -67,7 +68,7 @@ def auto(
 
 @dataclass
 class _Search:
-    """One run: the best plan so far, the best bound, and what it cost."""
+    """The state of one search: the best plan so far, the best bound, and the budget."""
 
     histogram: Histogram
     capacity: int
@@ -83,7 +84,7 @@ class _Search:
         self.notes: list[str] = []
 
     def run(self) -> Planned:
-        """Try the cheap ways, then the linear program."""
+        """Try the heuristics, then the linear program; return the best plan."""
         if not self._good() and self.depth is not None:
             for packs in (self.bound, self.bound + 1):
                 if not self._good():
@@ -140,7 +141,7 @@ class _Search:
             )
 
     def _exact(self) -> None:
-        """Every distinct length is an item."""
+        """Solve with every distinct length as an item."""
         from nopad.planning.optimal.exact import pack_exactly
         from nopad.planning.optimal.pricing import Items
         from nopad.planning.optimal.search import polish, solve
@@ -163,7 +164,7 @@ class _Search:
             self._offer(_named(pack_exactly(items) or solved.packing, lengths))
 
     def _in_units(self) -> None:
-        """Lengths rounded to units; see there."""
+        """Solve with lengths rounded to units; see `nopad.planning.optimal.units`."""
         from nopad.planning.optimal.search import Solved, solve
         from nopad.planning.optimal.units import Units, certify, divide, fill
 
@@ -190,7 +191,7 @@ class _Search:
 
 
 def _named(packing: Counter[tuple[int, ...]], lengths: NDArray[np.int64]) -> Strategies:
-    """Return the strategies of a packing of items that are these lengths."""
+    """Return the strategies of a packing whose item i has length ``lengths[i]``."""
     names = lengths.tolist()
     return [(count, tuple(names[item] for item in pattern)) for pattern, count in packing.items()]
 

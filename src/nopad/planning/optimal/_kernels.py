@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 @njit(cache=True, nogil=True)
 def knapsack(sizes: NDArray[Any], values: NDArray[Any], unlimited: bool, table: NDArray[Any]) -> None:
-    """Fill ``table[j, r]`` = most that items of at most j pieces and r units are worth; sizes ascend.
+    """Fill ``table[j, r]`` with the highest value of at most j items with r units in all; sizes ascend.
 
-    With `unlimited` pieces the table has two rows, both the same, so that a pattern is one item plus a row above.
+    If `unlimited`, any number of items is allowed; the table then has two equal rows, so that a pattern is still read
+    as one item plus the row above.
     """
     depth, capacity = table.shape[0] - 1, table.shape[1] - 1
     table[0, :] = 0
@@ -47,7 +48,8 @@ def patterns_with(
 ) -> None:
     """Read from a knapsack table the best pattern that contains item ``first[p]``, for each p.
 
-    ``out[p, :used[p]]`` are its item numbers. Among equally good items the largest is taken, so rooms close early.
+    ``out[p, :used[p]]`` are its item numbers. Among equally good items the largest is taken, so the room is used up
+    early.
     """
     depth, capacity = table.shape[0] - 1, table.shape[1] - 1
     for p in range(first.shape[0]):
@@ -70,7 +72,7 @@ def patterns_with(
 
 @njit(cache=True, nogil=True)
 def linked(links: NDArray[Any], length: int) -> int:
-    """Follow links to an available length (one that links to itself), shortening the path on the way."""
+    """Follow links to an available length (one that links to itself), and shorten the path for later calls."""
     root = length
     while links[root] != root:
         root = links[root]
@@ -93,13 +95,13 @@ def fill_slots(
     out: NDArray[Any],
     packs: NDArray[Any],
 ) -> int:
-    """Give real lengths to the slots of patterns, longest slot first; return how many packs were filled.
+    """Give real lengths to the slots of patterns, longest slot first; return the number of packs filled.
 
     Slot u stands for lengths ``edges[u] <= l < edges[u + 1]``, near ``middle[u]``. Each slot but the last takes the
     available length of its range that brings the pack nearest to its planned sum; the last takes the longest that still
-    fits, so the deviations of the others cost nothing. ``available[l]`` counts, `below` and `above` link each length to
-    the next available one (0 and capacity + 1 are always linked to themselves); all three are used up. `packs` gets the
-    CSR bounds of `out`.
+    fits, so the deviations of the others cost nothing. ``available[l]`` is the number of sequences left; `below` and
+    `above` link each length to the next available one (0 and capacity + 1 always link to themselves); all three are
+    changed. `packs` gets the CSR bounds of `out`.
     """
     filled, at = 0, 0
     packs[0] = 0

@@ -1,4 +1,4 @@
-"""How much a search may cost: linear programs, which is the same on every machine, and seconds only when asked for."""
+"""`Budget`: a limit on linear programs, which is the same on every machine, and optionally on seconds."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ __all__ = ["Budget"]
 
 
 class Budget:
-    """Counts linear programs down; spent when none is left or the time is up.
+    """Counts linear programs; the budget is spent when none is left or the time is up.
 
     Attributes:
-        used: linear programs so far.
-        out_of_time: the limit in seconds ended the search.
-        trouble: why the solver ended the search, if it did.
+        used: number of linear programs so far.
+        out_of_time: whether the limit in seconds ended the search.
+        trouble: why the solver ended the search; "" if it did not.
     """
 
     def __init__(self, programs: int, seconds: int | None = None) -> None:
-        """Allow so many linear programs, and optionally no new one after `seconds`."""
+        """Allow `programs` linear programs, and optionally no new one after `seconds`."""
         self.used = 0
         self._programs = programs
         self._deadline = None if seconds is None else time.monotonic() + seconds
@@ -31,11 +31,11 @@ class Budget:
 
     @property
     def left(self) -> int:
-        """How many linear programs may still be solved."""
+        """Number of linear programs that may still be solved."""
         return 0 if self.spent() else self._programs - self.used
 
     def spend(self) -> bool:
-        """Take one linear program out of the budget, if there is one."""
+        """Use one linear program of the budget; return False if none is left."""
         if self.spent():
             return False
         self.used += 1

@@ -1,6 +1,6 @@
-"""Small inputs to the last pack: an integer program over all patterns that fill a pack as far as they can.
+"""Exact solutions of small inputs: an integer program over all patterns that fill a pack as far as they can.
 
-Column generation ends within a pack of the optimum; for a few dozen sequences every pattern can be listed, and the
+Column generation ends within one pack of the optimum. For a few dozen sequences every pattern can be listed, and the
 integer program over all of them is the packing problem itself.
 """
 
@@ -21,7 +21,7 @@ _NODES = 10_000  # of the branch-and-bound tree: a budget that does not depend o
 
 
 def all_patterns(items: Items, most: int = MOST_PATTERNS) -> list[Pattern] | None:
-    """Return all patterns to which no item can be added; None when there are more than `most`."""
+    """Return all patterns to which no item can be added; None if there are more than `most`."""
     sizes, demand = items.sizes.tolist(), items.demand.tolist()
     found: list[Pattern] = []
 
@@ -36,7 +36,7 @@ def all_patterns(items: Items, most: int = MOST_PATTERNS) -> list[Pattern] | Non
 
 
 def pack_exactly(items: Items) -> Packing | None:
-    """Return a packing of all items in as few packs as possible; None when there are too many patterns for that."""
+    """Return a packing of all items in as few packs as possible; None if there are too many patterns."""
     patterns = all_patterns(items)
     if patterns is None:
         return None

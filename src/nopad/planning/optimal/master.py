@@ -1,11 +1,11 @@
 """The restricted master program: how often to use each known pattern so that all demand is covered (HiGHS).
 
-Rows are items. Beside patterns there are exchange columns, free of cost: a slot of one size may serve the next smaller
-item. They keep the duals rising with size, which is what a certificate needs, and steady the column generation.
-Solved by the primal simplex method from the last basis: new columns keep the last solution feasible.
+Rows are items. Beside patterns there are exchange columns without cost: a slot of one size may be used by the next
+smaller item. They keep the duals rising with size, which a certificate needs, and stabilise the column generation. It
+is solved by the primal simplex method from the last basis, since new columns keep the last solution feasible.
 
-Source: Gilmore and Gomory, "A linear programming approach to the cutting-stock problem", 1961; exchange columns are
-the dual-optimal inequalities of Valerio de Carvalho, "Using extra dual cuts to accelerate column generation", 2005.
+Source: Gilmore and Gomory, "A linear programming approach to the cutting-stock problem", 1961; exchange columns are the
+dual-optimal inequalities of Valerio de Carvalho, "Using extra dual cuts to accelerate column generation", 2005.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _DUAL, _PRIMAL = 1, 4
 
 
 class SolverError(Exception):
-    """HiGHS ended without an optimum; the caller falls back and says so."""
+    """HiGHS ended without an optimum; the caller uses the best plan so far, and a note says so."""
 
 
 class Master:
-    """The linear program over a growing pool of patterns."""
+    """The linear program over a growing set of patterns."""
 
     def __init__(self, items: Items) -> None:
-        """Set up rows and exchange columns; without patterns it has no solution yet."""
+        """Create rows and exchange columns; without patterns the program has no solution yet."""
         self.items = items
         self.patterns: list[Pattern] = []
         self._known: set[Pattern] = set()
@@ -63,13 +63,13 @@ class Master:
 
     @classmethod
     def like(cls, other: Master, items: Items) -> Master:
-        """Return a master for another demand of the same items, with the patterns that `other` knows."""
+        """Return a master for another demand of the same items, with the patterns of `other`."""
         master = cls(items)
         master.add(other.patterns)
         return master
 
     def demand(self, demand: NDArray[np.int64]) -> None:
-        """Set how many of each item must be covered."""
+        """Set how often each item must be covered."""
         self._highs.setOptionValue("simplex_strategy", _DUAL)  # the last solution stays dual feasible
         total = float(demand.sum())
         self._scale = 1e4 / total if total > 1e4 else 1.0  # tolerances are absolute
@@ -78,7 +78,7 @@ class Master:
         self._highs.changeRowsBounds(demand.size, every, bounds, np.full(demand.size, highspy.kHighsInf))
 
     def add(self, patterns: Iterable[Pattern]) -> int:
-        """Add patterns that are not in the pool yet; return how many were new."""
+        """Add patterns that are not known yet; return how many were new."""
         new = [p for p in dict.fromkeys(patterns) if p not in self._known]
         rows: list[int] = []
         starts, amounts = [], []
@@ -105,7 +105,7 @@ class Master:
         return len(new)
 
     def solve(self) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
-        """Return the optimum over the pool: packs, how often each pattern, dual value of each item.
+        """Return the optimum over the known patterns: packs, how often to use each pattern, dual value of each item.
 
         Raises:
             SolverError: HiGHS did not reach an optimum.
@@ -120,9 +120,9 @@ class Master:
         return packs, times, np.array(solution.row_dual)
 
     def trim(self, times: NDArray[np.float64], slack: float) -> NDArray[np.float64]:
-        """Forget patterns whose reduced cost is above `slack`; return `times` of those that stay.
+        """Remove patterns whose reduced cost is above `slack`; return the `times` of those that stay.
 
-        Patterns added since `times` were found have no reduced cost yet, and stay.
+        Patterns added after `times` was computed have no reduced cost yet, and stay.
         """
         costs = np.array(self._highs.getSolution().col_dual)[self._exchanges :]
         keep = np.ones(len(self.patterns), dtype=bool)
