@@ -1,4 +1,4 @@
-"""`audit`: does a sequence in a pack get what it gets alone? Of any model and any collator, ours or not."""
+"""`audit`: check that a sequence in a pack gets the result it gets alone, for any model and any collator."""
 
 from nopad.auditing.run import audit
 from nopad.auditing.verdict import Check, Verdict

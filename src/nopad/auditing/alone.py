@@ -1,4 +1,4 @@
-"""What the sequences of a trial get by themselves: run once, whatever it is compared with."""
+"""Outputs and gradients of a trial's sequences when each is run alone; computed once for all comparisons."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Names = tuple[str, ...]
 
 
 class Alone:
-    """Outputs and gradients of each sequence of a trial by itself.
+    """Outputs and gradients of a trial's sequences, each run alone.
 
     Attributes:
-        trial: whose sequences these are.
-        outputs: by name, for each sequence.
+        trial: the trial with the model and its sequences.
+        outputs: for each sequence, outputs by name.
         kinds: which outputs are per token, and which per sequence.
-        graph: whether gradients can be had.
+        graph: whether gradients can be computed.
     """
 
     def __init__(self, trial: Trial, graph: bool) -> None:
@@ -38,7 +38,9 @@ class Alone:
         self._sound: dict[Names, tuple[Alone | None, frozenset[str], list[str]]] = {}
 
     def gradients(self, names: Names, numbers: Sequence[int] | None = None) -> Gradients:
-        """Gradients of all parameters, of these outputs of these sequences (None: all), weighed at random."""
+        """Return the gradients of all parameters for a random weighting of these outputs of these sequences (None:
+        all).
+        """
         chosen = tuple(range(len(self.outputs)) if numbers is None else numbers)
         key = names, chosen
         if key not in self._gradients:
@@ -48,10 +50,10 @@ class Alone:
         return self._gradients[key]
 
     def sound(self, names: Names) -> tuple[Alone | None, frozenset[str], list[str]]:
-        """Of which sequences gradients can be compared, which parameters not, and what is to be said of it.
+        """Return whose gradients can be compared, the parameters left out, and notes about what was left out.
 
-        Sequences whose gradients are not finite even alone are left out, and parameters that have none that is finite
-        in any; nothing is left: None.
+        Left out are sequences whose gradients are not finite even alone, and parameters whose gradients are not finite
+        for any sequence. The first result is None if too little is left.
         """
         if names not in self._sound:
             self._sound[names] = self._judged(names)
@@ -78,9 +80,9 @@ class Alone:
 
 
 def weighed(seed: int, wanted: Sequence[Mapping[str, Tensor]], parts: Sequence[Mapping[str, Tensor]]) -> Any:
-    """One number of all outputs, each weighed at random: the same weights for alone and packed.
+    """Return the sum of all outputs under random weights, which are the same for alone and packed.
 
-    `parts` may be longer than what is `wanted`: what is behind the end of a sequence does not count.
+    `parts` may be longer than `wanted`: values after a sequence's end are not counted.
     """
     total: Any = 0
     for number, (single, given) in enumerate(zip(wanted, parts, strict=True)):
@@ -93,7 +95,7 @@ def weighed(seed: int, wanted: Sequence[Mapping[str, Tensor]], parts: Sequence[M
 
 
 def gradients_of(trial: Trial, objective: Tensor, doing: str, keep: bool = False) -> Gradients:
-    """Gradients of an objective, of all parameters."""
+    """Return the gradients of an objective for all parameters, by name."""
     parameters = dict(trial.model.named_parameters())
     with inside_model(doing):
         found = torch.autograd.grad(objective, list(parameters.values()), allow_unused=True, retain_graph=keep)
@@ -101,7 +103,7 @@ def gradients_of(trial: Trial, objective: Tensor, doing: str, keep: bool = False
 
 
 def largest(values: Tensor) -> float:
-    """Largest by magnitude; infinite where one is no number."""
+    """Return the largest absolute value; infinity if any value is NaN."""
     if values.is_sparse:
         values = values.coalesce().values()
     if not values.numel():
@@ -112,7 +114,7 @@ def largest(values: Tensor) -> float:
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:
-    """Some names, and how many more there are."""
+    """Return some names, and how many more there are, as text."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 

@@ -1,4 +1,4 @@
-"""Packed against alone: outputs, gradients, and the first module that differs."""
+"""Compare packed with alone: outputs, gradients, and the first module that differs."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ __all__ = ["Found", "compare"]
 
 @dataclass
 class Found:
-    """What was measured so far.
+    """The results measured so far.
 
     Attributes:
-        checks: with their numbers.
+        checks: the checks, with their numbers.
         worst: largest difference of an output in float64.
-        first: module whose output differs first; None: none does.
-        notes: what is good to know.
-        attended: how often each layer asked nopad's attention, in the first packed run.
-        names: outputs of which every sequence has a part of its own.
+        first: name of the first module whose output differs; None: no module's does.
+        notes: remarks for the user.
+        attended: how often each layer called nopad's attention in the first packed run, by ``id(module)``.
+        names: outputs of which every sequence has its own part.
         row: tokens of the longest row that was run.
     """
 
@@ -45,7 +45,7 @@ class Found:
     row: int = 0
 
     def add(self, other: Found) -> None:
-        """Take over what another comparison measured."""
+        """Add the results of another comparison."""
         self.checks += other.checks
         self.worst = max(self.worst, other.worst)
         self.first = self.first or other.first
@@ -56,14 +56,14 @@ class Found:
             self.note(note)
 
     def note(self, text: str) -> None:
-        """Note something, once."""
+        """Add a note, unless it is there already."""
         if text not in self.notes:
             self.notes.append(text)
 
     def attempt(self, name: str, measure: Callable[[], Found], may_refuse: bool = False) -> None:
-        """Take over what is measured; where the model raises instead, that is the finding.
+        """Add the result of a measurement; if the model raises, add a failed check.
 
-        `may_refuse`: that nopad refuses the batch is worth a note only.
+        `may_refuse`: if nopad refuses the batch, add only a note.
         """
         try:
             self.add(measure())
@@ -81,10 +81,10 @@ class Found:
 def compare(
     alone: Alone, dtype: torch.dtype, truth: Truth | None = None, *, forms: Sequence[str] | None = None, label: str = ""
 ) -> Found:
-    """Run the sequences packed and compare with `alone`: outputs, and gradients where it has them.
+    """Run the sequences packed and compare with `alone`: outputs, and gradients if `alone` has them.
 
-    Packed in each of `forms`; None: in all that the trial has. `truth`: the gradients in float64, for when `dtype` is
-    another one. `label`: ends the checks' names.
+    They are packed in each of `forms`; None: in all forms of the trial. `truth`: the gradients in float64, if `dtype`
+    is another one. `label` is appended to the names of the checks.
     """
     found = Found()
     for form in alone.trial.forms if forms is None else forms:
@@ -127,7 +127,7 @@ def _compare_form(alone: Alone, form: str, dtype: torch.dtype, truth: Truth | No
 def _outputs(
     alone: Alone, together: dict[str, list[Tensor]], of_rows: list[str], missing: list[str], dtype: torch.dtype
 ) -> tuple[Check, float]:
-    """Compare outputs; return the largest difference too."""
+    """Compare outputs; return the check, and the largest difference."""
     worst, scale, odd = 0.0, 1e-30, []
     for name, parts in together.items():
         singles = [output[name] for output in alone.outputs]
@@ -153,7 +153,7 @@ def _outputs(
 def _gradients(
     alone: Alone, together: dict[str, list[Tensor]], form: str, dtype: torch.dtype, truth: Truth | None, label: str
 ) -> Found:
-    """Compare gradients, of those sequences and parameters whose own are finite."""
+    """Compare gradients of the sequences and parameters whose gradients are finite even alone."""
     names = tuple(together)
     sound, left_out, notes = alone.sound(names)
     out = Found(notes=list(notes))
@@ -170,7 +170,7 @@ def _gradients(
 
 
 def _distance(packed_value: Tensor, wanted: Tensor) -> float:
-    """Largest difference; what is behind the end of a sequence (minus infinity) does not count."""
+    """Return the largest difference; values after a sequence's end (minus infinity) are not counted."""
     got = packed_value
     if got.shape != wanted.shape:
         got = got[: wanted.shape[0]] if got.dim() == wanted.dim() else got

@@ -1,4 +1,4 @@
-"""What a foreign model raises, as a finding: the one place where its exceptions are caught."""
+"""Exceptions of a user's model as results of the audit; only this module catches them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MOST = 200  # characters of a foreign message
 
 
 class ModelFailedError(Exception):
-    """A model raised, and did not get as far as a result; never leaves the audit.
+    """A model raised before it gave a result; `audit` itself never raises this.
 
     Attributes:
         kind: name of the exception's class.
-        reason: its message in one line, and where it was raised.
-        refused: nopad refused the batch for this model, which is an answer and not a wrong one.
+        reason: the exception's message in one line, and where it was raised.
+        refused: whether nopad refused the batch for this model, which is not a wrong result.
     """
 
     def __init__(self, doing: str, error: Exception) -> None:
@@ -37,7 +37,7 @@ class ModelFailedError(Exception):
 
 @contextmanager
 def inside_model(doing: str) -> Iterator[None]:
-    """Run a foreign model: whatever it raises is a `ModelFailedError`, which says what was being done."""
+    """Turn any exception of a user's model into a `ModelFailedError` that says what was being done."""
     try:
         yield
     except ModelFailedError:

@@ -171,7 +171,7 @@ def carried_by(mask: Tensor | None) -> Placement | Cross | None:
 
 
 def is_static(mask: Any) -> bool:
-    """Whether a mask is that of `nopad.model.static_inputs`: it holds numbers and has no placement."""
+    """Whether a mask comes from `static_inputs`: it holds sequence numbers and has no placement attached."""
     if not (isinstance(mask, Tensor) and mask.dtype == torch.int32 and mask.dim() == 4):
         return False
     return torch.compiler.is_compiling() or carried_by(mask) is None

@@ -156,9 +156,7 @@ class Counts:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, int]) -> Counts:
-        """Return the counts in `values`. Raises FormatError for other keys than the names, and for values that are no
-        counts.
-        """
+        """Return the counts in a dict. Raises FormatError for other keys, and for values that are no counts."""
         names = {field.name for field in fields(cls)}
         if set(values) != names:
             raise FormatError(f"counts have the keys {sorted(values)}; they must be {sorted(names)}")

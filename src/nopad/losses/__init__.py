@@ -1,4 +1,4 @@
-"""Losses and metrics of packed batches that equal those of the sequences by themselves, over batches and ranks."""
+"""Losses and metrics of packed batches that equal those of the unpacked sequences, over batches and ranks."""
 
 from nopad.errors import MissingExtraError
 

@@ -1,6 +1,7 @@
-"""What losses and metrics are given, checked before any arithmetic: tensors, shapes, labels that are classes.
+"""Checks of the arguments of losses and metrics, before any arithmetic: tensors, shapes, labels that are classes.
 
-Values are looked at on the CPU only: on an accelerator that would wait for it, and its kernels refuse by themselves.
+Values are checked on the CPU only: on an accelerator the check would wait for the device, whose own kernels report
+invalid labels.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ IGNORED = -100
 
 
 def check_tensors(**given: Any) -> None:
-    """Refuse what is no tensor, by the names of the arguments.
+    """Refuse arguments that are no tensors; pass them by name, for the message.
 
     Raises:
-        BatchError: one is no tensor.
+        BatchError: an argument is no tensor.
     """
     for name, value in given.items():
         if not isinstance(value, Tensor):
@@ -30,10 +31,10 @@ def check_tensors(**given: Any) -> None:
 
 
 def check_batch(batch: Any) -> None:
-    """Refuse what is no packed batch.
+    """Refuse a batch that is no `PackedBatch`.
 
     Raises:
-        BatchError: it is no packed batch.
+        BatchError: the batch has another type.
     """
     if not isinstance(batch, PackedBatch):
         raise BatchError(f"the batch is of type {type(batch).__name__}; wanted is the PackedBatch that the model got")
@@ -43,19 +44,19 @@ def check_per(per: str) -> None:
     """Refuse a `per` that is neither "token" nor "sequence".
 
     Raises:
-        OptionError: it is neither.
+        OptionError: `per` has another value.
     """
     if per not in ("token", "sequence"):
         raise OptionError(f"unknown per {per!r}; it is 'token' or 'sequence'")
 
 
 def check_classes(labels: Tensor, classes: int, name: str = "labels", *, anywhere: bool = False) -> None:
-    """Refuse labels that are no classes; -100, where nothing is to be learnt, is fine.
+    """Refuse labels that are no classes; -100, which losses ignore, is allowed.
 
-    `anywhere`: look at the values on an accelerator too.
+    `anywhere`: check the values on an accelerator too.
 
     Raises:
-        BatchError: they are no integers, or one is below 0 or above the last class.
+        BatchError: labels are no integers, or one is below 0 or above the last class.
     """
     if labels.is_floating_point() or labels.dtype == torch.bool:
         raise BatchError(f"{name} are {labels.dtype}; wanted are numbers of classes, integers")
@@ -73,10 +74,10 @@ def check_classes(labels: Tensor, classes: int, name: str = "labels", *, anywher
 
 
 def check_places(**given: Tensor) -> None:
-    """Refuse places in sequences that are no integers.
+    """Refuse positions in sequences that are no integers.
 
     Raises:
-        BatchError: they are not.
+        BatchError: an argument does not hold integers.
     """
     for name, value in given.items():
         if value.is_floating_point() or value.dtype == torch.bool:
@@ -87,7 +88,7 @@ def check_denominator(denominator: Any) -> None:
     """Refuse a denominator that is no number.
 
     Raises:
-        BatchError: it is no number.
+        BatchError: the denominator is no number.
     """
     single = isinstance(denominator, Tensor) and denominator.numel() == 1
     if not (denominator is None or single or isinstance(denominator, int | float)):

@@ -1,18 +1,19 @@
-"""Losses of packed batches that equal those of the sequences by themselves: value and gradient.
+"""Losses of packed batches that equal those of the unpacked sequences, in value and gradient.
 
-A mean needs a denominator, and a pack must not be one: packs hold different numbers of tokens and sequences. So every
-loss here is a sum over what counts, divided by how much counts: in the batch, or wherever the caller says
-(`denominator`: all batches of a step, on all ranks), which makes accumulated steps and many ranks exact.
+A mean needs a denominator, and the number of packs must not be one: packs hold different numbers of tokens and
+sequences. So every loss here is a sum over labelled tokens or sequences, divided by their number: in the batch, or in
+whatever the caller counts (`denominator`: all batches of a step, on all ranks). This makes gradient accumulation and
+many ranks exact.
 
-``per="token"`` (the default): every labelled token weighs the same, as in transformers' losses of padded batches, so
-packing changes nothing that users know. ``per="sequence"``: mean over each sequence's labelled tokens first, then over
+``per="token"`` (the default): every labelled token has the same weight, as in transformers' losses of padded batches,
+so packing does not change the loss. ``per="sequence"``: the mean over each sequence's labelled tokens first, then over
 sequences, so that a short sequence weighs as much as a long one: the loss of the packing papers (arXiv 2107.02027,
-section 3.3). `weights` weigh sequences in either. Needs the extra ``nopad[torch]``.
+section 3.3). `weights` are weights of sequences in both. Needs the extra ``nopad[torch]``.
 
-`token_loss` is for masked and causal language models and token classification; `sequence_loss` for classification of
-sequences, regression and next sentences; `span_loss` for question answering. Pre-training adds two of them up. Each has
-a function that counts (`token_denominator`, `sequence_denominator`, `span_denominator`), and `over_ranks` adds counts
-up over all ranks.
+`token_loss` is for masked and causal language models and token classification; `sequence_loss` for sequence
+classification, regression and next-sentence prediction; `span_loss` for question answering. BERT pre-training adds two
+of them. Each has a function that computes its denominator (`token_denominator`, `sequence_denominator`,
+`span_denominator`), and `over_ranks` sums denominators over all ranks.
 """
 
 from __future__ import annotations
@@ -58,24 +59,24 @@ def token_loss(
     weights: Tensor | None = None,
     denominator: float | Tensor | None = None,
 ) -> Tensor:
-    """Cross-entropy of a head that gives a result per token (masked and causal language models, token classification).
+    """Cross-entropy of a head with one result per token (masked and causal language models, token classification).
 
     Args:
         logits: ``[R, L, C]``.
-        labels: ``[R, L]``, -100 where nothing is to be learnt.
-        batch: whose layout both have.
-        per: "token" or "sequence": what weighs the same (see the module).
-        causal: the logits of a token are for the next one's label; none are for a sequence's first.
-        weights: of sequences, ``[S]``, in the order given as all that is per sequence; None: all 1.
-        denominator: divide by this instead of by `token_denominator` of this batch, counted with the same `per`,
-            `causal` and `weights`.
+        labels: ``[R, L]``, -100 for tokens that the loss ignores.
+        batch: the batch whose layout logits and labels have.
+        per: "token" or "sequence": which of them all have the same weight (see the module).
+        causal: the logits of a token predict the label of the next token; a sequence's first label is not predicted.
+        weights: weights of sequences, ``[S]``, in the order in which sequences were given; None: all 1.
+        denominator: divide by this number, and not by `token_denominator` of this batch; compute it with the same
+            `per`, `causal` and `weights`.
 
     Returns:
-        A number, in float32 at least; NaN where nothing counts.
+        A scalar, in float32 or wider; NaN if no token is labelled.
 
     Raises:
-        BatchError: a shape that does not fit the batch, or a label that is no class.
-        OptionError: another `per`.
+        BatchError: a shape does not fit the batch, or a label is no class.
+        OptionError: `per` is neither "token" nor "sequence".
 
     >>> import nopad, torch
     >>> from nopad.losses import token_denominator, token_loss
@@ -97,11 +98,11 @@ def token_loss(
 def token_denominator(
     labels: Tensor, batch: PackedBatch, *, per: Per = "token", causal: bool = False, weights: Tensor | None = None
 ) -> Tensor:
-    """What `token_loss` divides by: labelled tokens, or sequences with any, each times its weight.
+    """Return the denominator of `token_loss`: labelled tokens, or sequences with a label, each times its weight.
 
-    What transformers calls ``num_items_in_batch``, of this batch. For accumulated steps and many ranks, add these up
-    (over ranks by `over_ranks`), give the sum to every call as `denominator`, and add up the losses; with DDP, which
-    averages gradients, multiply by the number of ranks.
+    transformers calls this number ``num_items_in_batch``; here it is that of one batch. For gradient accumulation and
+    many ranks, sum the denominators (over ranks by `over_ranks`), pass the sum to every call as `denominator`, and sum
+    the losses; with DDP, which averages gradients, multiply by the number of ranks.
     """
     number, wanted = labelled(labels, batch, causal)
     return slot_weights(number, wanted, batch, per, weights).sum()
@@ -114,19 +115,19 @@ def sequence_loss(
     weights: Tensor | None = None,
     denominator: float | Tensor | None = None,
 ) -> Tensor:
-    """Loss of a head that gives a result per sequence: classification, regression, next sentence.
+    """Loss of a head with one result per sequence: classification, regression, next-sentence prediction.
 
     Args:
         logits: ``[S, C]``.
-        labels: what kind of a problem it is. Integers ``[S]``: one class of C, cross-entropy, -100 where nothing is to
-            be learnt. Floats ``[S, C]``: several classes each, binary cross-entropy, its mean over classes. Floats
-            ``[S]`` or ``[S, 1]`` with one logit: regression, squared error. As transformers' three problem types; every
-            float counts, `weights` leave sequences out.
-        weights: of sequences, ``[S]``; None: all 1.
-        denominator: divide by this instead of by `sequence_denominator`.
+        labels: their dtype and shape decide the kind of problem, as transformers' three problem types. Integers
+            ``[S]``: one of C classes, cross-entropy, -100 for sequences that the loss ignores. Floats ``[S, C]``:
+            several classes per sequence, binary cross-entropy, averaged over classes. Floats ``[S]`` or ``[S, 1]`` with
+            one logit: regression, squared error. No float is ignored; use `weights` of 0 for that.
+        weights: weights of sequences, ``[S]``; None: all 1.
+        denominator: divide by this number, and not by `sequence_denominator`.
 
     Raises:
-        BatchError: shapes that do not fit.
+        BatchError: shapes do not fit each other, or a label is no class.
 
     >>> import torch
     >>> from nopad.losses import sequence_loss
@@ -148,7 +149,7 @@ def sequence_loss(
 
 
 def sequence_denominator(labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
-    """What `sequence_loss` divides by: sequences with a label, each times its weight."""
+    """Return the denominator of `sequence_loss`: sequences with a label, each times its weight."""
     check_tensors(labels=labels)
     return _sequence_scale(labels, weights).sum()
 
@@ -163,21 +164,21 @@ def span_loss(
     weights: Tensor | None = None,
     denominator: float | Tensor | None = None,
 ) -> Tensor:
-    """Cross-entropy of where answers begin and end, the mean of both.
+    """Cross-entropy of where answers begin and end (question answering): the mean of both.
 
     Args:
-        start_logits: ``[S, longest]``, minus infinity behind a sequence's end, as a pack-safe
-            question-answering model gives them.
-        end_logits: the same of ends.
-        starts: places in the sequence, integers ``[S]``.
-        ends: the last places, inclusive; a sequence counts when both are in it. (transformers takes negative places
-            as 0, and counts either end alone.)
-        batch: whose sequences they are.
-        weights: of sequences, ``[S]``; None: all 1.
-        denominator: divide by this instead of by `span_denominator`.
+        start_logits: ``[S, longest]``, minus infinity after a sequence's end, as a pack-safe question-answering model
+            gives them.
+        end_logits: the same for the ends.
+        starts: positions of first tokens in their sequences, integers ``[S]``.
+        ends: positions of last tokens, inclusive; a sequence counts only if both positions lie in it. (transformers
+            takes negative positions as 0, and counts either end alone.)
+        batch: the batch of these sequences.
+        weights: weights of sequences, ``[S]``; None: all 1.
+        denominator: divide by this number, and not by `span_denominator`.
 
     Raises:
-        BatchError: shapes that do not fit.
+        BatchError: shapes do not fit the batch.
     """
     check_tensors(start_logits=start_logits, end_logits=end_logits)
     known = _spans(starts, ends, batch)
@@ -193,12 +194,12 @@ def span_loss(
 
 
 def span_denominator(starts: Tensor, ends: Tensor, batch: PackedBatch, *, weights: Tensor | None = None) -> Tensor:
-    """What `span_loss` divides by: sequences that hold their answer, each times its weight."""
+    """Return the denominator of `span_loss`: sequences that contain their answer, each times its weight."""
     return _weighted(_spans(starts, ends, batch).double(), weights).sum()
 
 
 def over_ranks(count: Tensor) -> Tensor:
-    """The sum of a count over all ranks of the default process group; the count itself where there is none.
+    """Return the sum of a count over all ranks of the default process group; the count itself without a group.
 
     >>> import torch
     >>> from nopad.losses import over_ranks
@@ -213,7 +214,7 @@ def over_ranks(count: Tensor) -> Tensor:
 
 
 def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, Tensor]:
-    """The number of each slot's sequence (0: padding), and its label where it counts, else -100; ``[R x L]`` each."""
+    """Return each slot's sequence number (0: padding), and its label, -100 if ignored; int64 ``[R x L]`` each."""
     check_tensors(labels=labels)
     check_batch(batch)
     at = batch.layout
@@ -230,7 +231,7 @@ def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, 
 
 
 def slot_weights(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, weights: Tensor | None) -> Tensor:
-    """What each slot's loss is multiplied by; sums to the denominator. ``[R x L]``."""
+    """Return the weight of each slot's loss; float64 ``[R x L]``. The weights sum to the denominator."""
     check_per(per)
     sequences = batch.layout.sequences
     counts = (wanted != IGNORED).double()
@@ -246,19 +247,19 @@ def slot_weights(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, w
 
 
 def _wide(logits: Tensor) -> Tensor:
-    """In float32 at least, as transformers computes losses."""
+    """Return the logits in float32 or wider, as transformers computes losses."""
     return logits.float() if logits.dtype.itemsize < 4 else logits
 
 
 def _mean(each: Tensor, scale: Tensor, denominator: float | Tensor | None) -> Tensor:
-    """Sum of what counts, over how much counts; what has no weight is left out, be it infinite."""
+    """Return the weighted sum over the denominator; entries of weight 0 are left out, even if infinite."""
     check_denominator(denominator)
     total = torch.where(scale == 0, torch.zeros_like(each), each * scale.to(each)).sum()
     return (total / (scale.sum() if denominator is None else denominator)).to(each.dtype)
 
 
 def _sequence_scale(labels: Tensor, weights: Tensor | None) -> Tensor:
-    """What each sequence's loss is multiplied by; float64 ``[S]``."""
+    """Return the weight of each sequence's loss; float64 ``[S]``."""
     if labels.is_floating_point():
         return _weighted(labels.new_ones(len(labels), dtype=torch.double), weights)
     counts = (labels != IGNORED).double()
@@ -275,7 +276,7 @@ def _weighted(counts: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def _spans(starts: Tensor, ends: Tensor, batch: PackedBatch) -> Tensor:
-    """Which sequences hold their whole answer; bool ``[S]``."""
+    """Return which sequences contain their whole answer; bool ``[S]``."""
     check_batch(batch)
     check_tensors(starts=starts, ends=ends)
     check_places(starts=starts, ends=ends)
@@ -308,7 +309,7 @@ def check_logits(logits: Tensor, labels: Tensor, batch: PackedBatch) -> None:
     """Refuse logits that are not ``[R, L, C]``, and labels that are none of C classes.
 
     Raises:
-        BatchError: they are not.
+        BatchError: the logits have another shape, or a label is no class.
     """
     check_tensors(logits=logits)
     rows, width = batch.layout.shape

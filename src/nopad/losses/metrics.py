@@ -1,8 +1,8 @@
-"""Metrics over packed batches that equal those over the sequences by themselves.
+"""Metrics over packed batches that equal those over the unpacked sequences.
 
-A metric of a batch is no good: packs hold different numbers of tokens and sequences, so the mean of batches' means is
-not the mean. Each class here adds up counts, which are tensors: on one device, over many batches, and over ranks
-(`over_ranks`), and divides at the end. Needs the extra ``nopad[torch]``.
+Averaging the metric over batches is wrong: packs hold different numbers of tokens and sequences. So each class here
+sums counts (tensors on one device) over batches, and over ranks (`over_ranks`), and divides at the end. Needs the extra
+``nopad[torch]``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LONGEST = Option(default=30, help="most tokens of an answer")
 
 
 class _Counts:
-    """Counts that add up."""
+    """Base class of metrics: counts that are summed over batches."""
 
     def __init__(self, *shape: int) -> None:
         self.counts = torch.zeros(*shape, dtype=torch.double)
@@ -33,14 +33,14 @@ class _Counts:
         self.counts = self.counts.to(counts.device) + counts.detach().double()
 
     def reduce(self) -> None:
-        """Add up over all ranks, so that each has the whole; call it once, at the end."""
+        """Sum the counts over all ranks, so that each rank has the total; call this once, at the end."""
         self.counts = over_ranks(self.counts)
 
 
 class Accuracy(_Counts):
-    """How often the likeliest class of a token is its label: masked and causal language models, token classification.
+    """Accuracy of tokens: masked and causal language models, token classification.
 
-    Per token, or per sequence: the mean over a sequence's labelled tokens, then over sequences.
+    Per token, or per sequence: the mean over each sequence's labelled tokens, then over sequences.
 
     >>> import nopad, torch
     >>> from nopad.losses import Accuracy
@@ -61,12 +61,12 @@ class Accuracy(_Counts):
         self.per: Per = per
 
     def add(self, logits: Tensor, labels: Tensor, batch: PackedBatch, *, causal: bool = False) -> None:
-        """Count a batch: logits ``[R, L, C]``, labels ``[R, L]``; -100 does not count.
+        """Add a batch: logits ``[R, L, C]``, labels ``[R, L]``; labels of -100 are ignored.
 
-        `causal`: the logits of a token are for the next one.
+        `causal`: the logits of a token predict the next token.
 
         Raises:
-            BatchError: a shape that does not fit the batch.
+            BatchError: a shape does not fit the batch.
         """
         number, wanted = labelled(labels, batch, causal)
         check_logits(logits, labels, batch)
@@ -77,12 +77,12 @@ class Accuracy(_Counts):
 
     @property
     def value(self) -> float:
-        """Between 0 and 1; NaN where nothing was counted."""
+        """Accuracy from 0 to 1; NaN if nothing was counted."""
         return float(self.counts[0] / self.counts[1])
 
 
 class Confusion(_Counts):
-    """How often each class was predicted for each true one: accuracy and F1 of classification, of sequences or tokens.
+    """Confusion matrix of a classification of sequences or tokens, for accuracy and F1.
 
     >>> import torch
     >>> from nopad.losses import Confusion
@@ -97,10 +97,10 @@ class Confusion(_Counts):
         super().__init__(classes, classes)
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch: logits ``[..., C]``, integer labels ``[...]``; -100 does not count.
+        """Add a batch: logits ``[..., C]``, integer labels ``[...]``; labels of -100 are ignored.
 
         Raises:
-            BatchError: shapes that do not fit, or a label that is no class.
+            BatchError: shapes do not fit each other, or a label is no class.
         """
         check_tensors(logits=logits, labels=labels)
         classes = len(self.counts)
@@ -113,11 +113,11 @@ class Confusion(_Counts):
 
     @property
     def accuracy(self) -> float:
-        """Share that was right; NaN where nothing was counted."""
+        """Share of correct predictions; NaN if nothing was counted."""
         return float(self.counts.trace() / self.counts.sum())
 
     def f1(self, label: int | None = None) -> float:
-        """F1 of one class; or the mean over all classes, each weighing the same (macro). A class without any: 0.
+        """Return F1 of one class, or the unweighted mean over all classes (macro). A class that never occurs has F1 0.
 
         Raises:
             OptionError: there is no such class.
@@ -131,10 +131,10 @@ class Confusion(_Counts):
 
 
 class Spans(_Counts):
-    """Question answering: exact matches and F1 of the tokens of answers, each sequence weighing the same.
+    """Question answering: exact matches and F1 of answer tokens, with the same weight for each sequence.
 
-    Answers here are places in a sequence. SQuAD's scores compare normalised texts of several right answers: cut the
-    texts out by `best_spans` and hand them to a library for that.
+    Answers are positions in a sequence here. SQuAD's scores compare normalised texts with several correct answers: cut
+    the texts out by `best_spans`, and use a library for those scores.
 
     >>> import torch
     >>> from nopad.losses import Spans
@@ -148,12 +148,12 @@ class Spans(_Counts):
         super().__init__(3)
 
     def add(self, starts: Tensor, ends: Tensor, true_starts: Tensor, true_ends: Tensor) -> None:
-        """Count a batch: first and last place of each answer, given and true; integers ``[S]`` each.
+        """Add a batch: first and last position of each answer, predicted and true; integers ``[S]`` each.
 
-        Sequences whose true answer is nowhere (below 0) do not count; an answer that ends before it begins is empty.
+        Sequences without a true answer (a position below 0) are ignored; an answer that ends before it begins is empty.
 
         Raises:
-            BatchError: shapes that differ.
+            BatchError: the shapes differ.
         """
         given = {"starts": starts, "ends": ends, "true_starts": true_starts, "true_ends": true_ends}
         check_tensors(**given)
@@ -171,25 +171,25 @@ class Spans(_Counts):
 
     @property
     def exact(self) -> float:
-        """Share of answers that are exactly the true ones; NaN where nothing was counted."""
+        """Share of answers that match the true ones exactly; NaN if nothing was counted."""
         return float(self.counts[0] / self.counts[2])
 
     @property
     def f1(self) -> float:
-        """Mean F1 of the tokens of answers; NaN where nothing was counted."""
+        """Mean F1 of answer tokens; NaN if nothing was counted."""
         return float(self.counts[1] / self.counts[2])
 
 
 def best_spans(start_logits: Tensor, end_logits: Tensor, longest: int = 30) -> tuple[Tensor, Tensor]:
-    """The likeliest answer of each sequence that does not end before it begins and has at most `longest` tokens.
+    """Return each sequence's most likely answer of 1 to `longest` tokens.
 
     Args:
-        start_logits: ``[S, L]``, minus infinity behind a sequence's end.
-        end_logits: the same of ends.
+        start_logits: ``[S, L]``, minus infinity after a sequence's end.
+        end_logits: the same for the ends.
         longest: most tokens of an answer.
 
     Returns:
-        First and last place of each answer, int64 ``[S]`` each.
+        First and last position of each answer, int64 ``[S]`` each.
 
     Raises:
         OptionError: `longest` is no integer from 1.

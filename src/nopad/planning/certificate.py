@@ -51,7 +51,7 @@ class Certificate:
 
     @classmethod
     def of(cls, values: Iterable[tuple[int, int]]) -> Certificate:
-        """Return the certificate of ``(length, value)`` pairs in rising order; pairs whose value does not rise are
+        """Return the certificate of ``(length, value)`` pairs in rising order; pairs with no higher value are
         dropped.
         """
         steps: list[tuple[int, int]] = []

@@ -144,9 +144,7 @@ def within_squares(strategies: Strategies, capacity: int, depth: int | None, mos
 
 
 def _first_fit(lengths: Mapping[int, int], capacity: int, depth: int | None, most: int, align: int) -> Strategies:
-    """Pack these counts of lengths by first-fit decreasing within capacity and `most` squares; equal packs are one
-    entry.
-    """
+    """Pack these counts of lengths by first-fit decreasing under both limits; equal packs are one entry."""
     classes: list[tuple[int, tuple[int, ...]]] = []
     for length, left in sorted(lengths.items(), reverse=True):
         placed: list[tuple[int, tuple[int, ...]]] = []

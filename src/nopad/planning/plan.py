@@ -1,8 +1,8 @@
-"""`Plan`: strategies with counts that cover a histogram exactly, and the bound that says how good that is.
+"""`Plan`: strategies with counts that cover a histogram exactly, and a lower bound on the number of packs.
 
-A strategy is a multiset of lengths that shares one pack. A plan never names a sequence: `nopad.assign` deals the
-sequences out. It is small, readable and diffable (``*.plan.json``: one strategy per line) and carries everything that
-`Plan.problems` needs to prove it again.
+A strategy is a multiset of lengths that share one pack. A plan does not name sequences: `nopad.assign` assigns them to
+packs. A plan file (``*.plan.json``) is small, readable and diffable, with one strategy per line, and has everything
+that `Plan.problems` checks.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class Plan:
 
     Attributes:
         capacity: most tokens a pack may hold.
-        depth: most sequences a pack may hold; None = unlimited.
-        algorithm: which algorithm made it.
-        options: what else it was asked for, JSON-ready.
-        facts: what else it reports, JSON-ready.
+        depth: most sequences a pack may hold; None: unlimited.
+        algorithm: name of the algorithm that made the plan.
+        options: options of the algorithm and conditions, JSON-ready.
+        facts: further numbers that the algorithm reports, JSON-ready.
         indptr: strategy s holds ``lengths[indptr[s]:indptr[s + 1]]``; int64 ``[strategies + 1]``.
         lengths: lengths in tokens, longest first within a strategy; int64.
-        counts: how many packs follow each strategy, >= 1; int64 ``[strategies]``.
-        bound: the fewest packs proven possible, and how.
-        notes: what a reader must know, such as "order drawn with seed 0".
+        counts: number of packs of each strategy, >= 1; int64 ``[strategies]``.
+        bound: the proven lower bound, and its proof.
+        notes: sentences for the user, such as "order drawn with seed 0".
 
     >>> import nopad
     >>> plan = nopad.plan([5, 3, 4, 2, 8], capacity=8)
@@ -104,13 +104,13 @@ class Plan:
 
     @property
     def strategies(self) -> list[tuple[int, tuple[int, ...]]]:
-        """``(count, lengths)`` pairs."""
+        """The strategies as ``(count, lengths)`` pairs."""
         lengths, bounds = self.lengths.tolist(), self.indptr.tolist()
         return [(count, tuple(lengths[bounds[s] : bounds[s + 1]])) for s, count in enumerate(self.counts.tolist())]
 
     @cached_property
     def histogram(self) -> Histogram:
-        """The histogram this plan covers, counted from its strategies."""
+        """The histogram that this plan covers, computed from its strategies."""
         repeats = np.repeat(self.counts, np.diff(self.indptr))
         distinct, place = np.unique(self.lengths, return_inverse=True)
         counts = np.zeros(distinct.size, dtype=np.int64)
@@ -134,17 +134,17 @@ class Plan:
 
     @property
     def slots(self) -> int:
-        """Packs x capacity."""
+        """Number of slots: packs x capacity."""
         return self.packs * self.capacity
 
     @property
     def padding_tokens(self) -> int:
-        """Slots - tokens."""
+        """Number of padding tokens: slots - tokens."""
         return self.slots - self.tokens
 
     @property
     def efficiency(self) -> float:
-        """Tokens / slots, a fraction; 1.0 for an empty plan."""
+        """Tokens / slots, from 0 to 1; 1.0 for an empty plan."""
         return self.tokens / self.slots if self.slots else 1.0
 
     @property
@@ -154,12 +154,12 @@ class Plan:
 
     @property
     def limit(self) -> float:
-        """The packing factor if there were no padding at all: capacity x sequences / tokens."""
+        """The packing factor without any padding: capacity x sequences / tokens."""
         return self.capacity * self.sequences / self.tokens if self.tokens else 1.0
 
     @property
     def lower_bound(self) -> int:
-        """Fewest packs proven possible."""
+        """The proven lower bound on the number of packs."""
         return self.bound.packs
 
     @property
@@ -173,7 +173,7 @@ class Plan:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def __eq__(self, other: object) -> bool:
-        """Two plans are equal when their files would be."""
+        """Whether the plan files of both plans would be equal."""
         return self.to_json() == other.to_json() if isinstance(other, Plan) else NotImplemented
 
     def __hash__(self) -> int:
@@ -181,7 +181,7 @@ class Plan:
         return hash(self.fingerprint)
 
     def summary(self) -> dict[str, Any]:
-        """Return the numbers of one table row, JSON-ready; `depth` is None when unlimited."""
+        """Return the numbers of one table row, JSON-ready; `depth` is None if unlimited."""
         return {
             "algorithm": self.algorithm,
             "depth": self.depth,
@@ -199,13 +199,13 @@ class Plan:
         }
 
     def __repr__(self) -> str:
-        """One line."""
+        """Return algorithm, limits, number of packs and efficiency in one line."""
         depth = "unlimited" if self.depth is None else self.depth
         what = f"{self.algorithm}, capacity {self.capacity}, depth {depth}"
         return f"Plan({what}: {self.packs:,} packs, {self.efficiency:.3%})"
 
     def __str__(self) -> str:
-        """A small table of the numbers that matter."""
+        """Return a small table of the plan's main numbers."""
         above = self.packs - self.lower_bound
         state = f"this plan: {above:,} above, {above / self.lower_bound:.4%}" if above else "this plan: proven optimal"
         rows = [
@@ -222,7 +222,7 @@ class Plan:
         return "\n".join(f"{name:<15}{value}" for name, value in rows)
 
     def problems(self) -> list[str]:
-        """Prove the plan again from its own content; return what does not hold."""
+        """Check the plan from its own content; return the problems found."""
         found = []
         sizes = np.diff(self.indptr)
         sums = np.add.reduceat(self.lengths, self.indptr[:-1]) if sizes.size else sizes
@@ -240,7 +240,7 @@ class Plan:
         return found
 
     def to_json(self) -> str:
-        """Return the content of a plan file; same plan, same bytes."""
+        """Return the content of a plan file; the same plan always gives the same bytes."""
         head = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
@@ -273,7 +273,8 @@ class Plan:
         """Read a plan file.
 
         Raises:
-            FormatError: it is missing, not JSON, no plan, of an unknown version, or its numbers contradict each other.
+            FormatError: the file is missing, not JSON, no plan, has an unknown version, or its numbers contradict each
+                other.
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -283,7 +284,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str, *, name: str = "plan") -> Plan:
-        """Parse what `to_json` wrote; `name` stands in the messages."""
+        """Parse the output of `to_json`; `name` is used in error messages."""
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -342,7 +343,7 @@ def _from_document(document: Mapping[str, Any]) -> Plan:
 
 
 def _certificate(steps: Any) -> Certificate | None:
-    """Parse the steps of a certificate; TypeError or ValueError when malformed."""
+    """Parse the steps of a certificate; malformed steps raise TypeError or ValueError."""
     if steps is None:
         return None
     if any(type(number) is not int for step in steps for number in step):

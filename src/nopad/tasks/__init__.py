@@ -1,4 +1,4 @@
-"""What people do with a model on packs: embed texts, score sequences."""
+"""Common tasks of a model on packs: embed texts, score sequences."""
 
 from nopad.errors import MissingExtraError
 

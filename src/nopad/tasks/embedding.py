@@ -1,7 +1,7 @@
-"""Texts to vectors, one per text: an encoder on flat batches without padding, pooled and normalised as its folder says.
+"""Embed texts: an encoder on flat batches without padding, pooled and normalised as the model's folder says.
 
-Texts are taken in the order given, about `budget` tokens at a time; no sorting, no buckets. Prompts are put before
-texts as a folder of sentence-transformers says (`nopad.tasks.folder`).
+Texts are run in the order given, about `budget` tokens at a time, without sorting or buckets. Prompts are put before
+texts as sentence-transformers does (`nopad.tasks.folder`).
 """
 
 from __future__ import annotations
@@ -44,17 +44,18 @@ WORTH_TOKENS = 2048  # below, laying weights out for the faster kernel costs mor
 def embed(
     model: Any, batch: PackedBatch, *, pooling: Pooling = "mean", normalize: bool = True, skip: int = 0
 ) -> Tensor:
-    """Return a vector for each sequence of a batch, in the order in which they were given; ``[S, H]``.
+    """Return one vector per sequence of a batch, in the order in which they were given; ``[S, H]``.
 
     Args:
         model: a pack-safe base model (`nopad.packed`).
-        batch: on the model's device.
-        pooling: the "mean" of a sequence's states, or its "first" or "last".
-        normalize: to length 1; in float32 at least.
-        skip: how many first tokens of each sequence, those of a prompt, are left out of the mean.
+        batch: a batch on the model's device.
+        pooling: the "mean" of a sequence's states, or its "first" or "last" state.
+        normalize: scale vectors to length 1, in float32 or wider.
+        skip: number of first tokens of each sequence (a prompt) that are left out of the mean.
 
     Raises:
-        OptionError: an unknown pooling, a `skip` below 0 or with another pooling than the mean, or a model with a head.
+        OptionError: the pooling is unknown, `skip` is below 0 or used with another pooling than the mean, or the model
+            has a head.
         LengthError: a sequence has no more than `skip` tokens.
         BatchError: the batch is no `PackedBatch`.
 
@@ -90,12 +91,12 @@ class Embedder:
     """A model and its tokenizer, as one function from texts to vectors.
 
     Attributes:
-        model: pack-safe.
-        tokenizer: as `nopad.load_tokenizer` gives it.
+        model: the pack-safe model.
+        tokenizer: the tokenizer, as `nopad.load_tokenizer` returns it.
         pooling, normalize: see `embed`.
-        texts: what is done to texts before they are tokenised; prompts (`nopad.tasks.Texts`).
-        max_tokens: most tokens a text may have, special tokens included; None: as many as one likes (T5).
-        truncated: how many texts were cut so far.
+        texts: prompts, and changes of texts before they are tokenised (`nopad.tasks.Texts`).
+        max_tokens: most tokens a text may have, special tokens included; None: unlimited (T5).
+        truncated: number of texts truncated so far.
     """
 
     def __init__(
@@ -109,15 +110,14 @@ class Embedder:
         max_tokens: int | None = None,
         budget: int = 4096,
     ) -> None:
-        """Make `model` pack-safe where it is not; `budget`: about how many tokens are run at a time.
+        """Make `model` pack-safe if it is not yet; `budget`: about how many tokens are run at a time.
 
-        While `encode` runs, the model's weights are not to change (`nopad.model.fast_linear`).
-
-        `tokenizer`: anything that `nopad.load_tokenizer` takes. `max_tokens`: None: as many as the model has positions.
+        While `encode` runs, the model's weights must not change (`nopad.model.fast_linear`). `tokenizer`: anything that
+        `nopad.load_tokenizer` accepts. `max_tokens`: None: the number of the model's positions.
 
         Raises:
-            OptionError: an unknown pooling, no tokenizer, or more tokens than the model has positions.
-            UnsupportedModelError: nopad refuses this model, with the reason.
+            OptionError: the pooling is unknown, there is no tokenizer, or `max_tokens` exceeds the model's positions.
+            UnsupportedModelError: nopad refuses this model; the message gives the reason.
         """
         if pooling not in POOLINGS:
             raise OptionError(f"unknown pooling {pooling!r}; it is 'mean', 'first' or 'last'")
@@ -140,12 +140,12 @@ class Embedder:
 
     @classmethod
     def from_folder(cls, folder: str | Path | None = None, **how: Any) -> Embedder:
-        """Load a folder of sentence-transformers, or of transformers; None: all-MiniLM-L6-v2, where it is installed.
+        """Load a folder of sentence-transformers or of transformers; None: all-MiniLM-L6-v2, if it is installed.
 
-        `how`: arguments of the class, other than `model` and `tokenizer`; the folder says what is not given here.
+        `how`: arguments of the class other than `model` and `tokenizer`; the folder gives all others.
 
         Raises:
-            FormatError: no model in the folder, or one that pools in a way that `embed` does not.
+            FormatError: the folder has no model, or pools in a way that `embed` does not support.
             OptionError, UnsupportedModelError: as for the class.
             MissingExtraError: no folder is given, and the package with the default model is not installed.
         """
@@ -162,7 +162,7 @@ class Embedder:
 
     @property
     def content_capacity(self) -> int | None:
-        """Most tokens of a text besides the special ones; None: as many as one likes."""
+        """Most tokens of a text without special tokens; None: unlimited."""
         special = self.tokenizer.prefix.size + self.tokenizer.suffix.size
         return None if self.max_tokens is None else max(self.max_tokens - special, 0)
 
@@ -174,18 +174,19 @@ class Embedder:
         prompt_name: str | None = None,
         over_long: Literal["error", "truncate"] = "error",
     ) -> NDArray[np.float32]:
-        """Return a vector for each text, in order; float32 ``[n, H]``.
+        """Return one vector per text, in order; float32 ``[n, H]``.
 
         Args:
             texts: n texts.
-            prompt: what is put before each of them; "" for nothing.
-            prompt_name: the same by its name among the model's own prompts (`texts.prompts`). Without either it is the
-                default one of the model's folder, where that has one.
-            over_long: what to do with texts above `max_tokens`: refuse them, or cut them and count them (`truncated`).
+            prompt: text to put before each of them; "" for none.
+            prompt_name: name of one of the model's own prompts (`texts.prompts`). Without `prompt` and `prompt_name`,
+                the default prompt of the model's folder is used, if it has one.
+            over_long: what to do with texts above `max_tokens`: "error" refuses them, "truncate" cuts and counts them
+                (`truncated`).
 
         Raises:
-            LengthError: a text is too long, and `over_long` is "error"; or nothing of it is left behind its prompt.
-            OptionError: there is no prompt of this name, `prompt` is given too, or `over_long` is something else.
+            LengthError: a text is too long and `over_long` is "error", or no token is left after its prompt.
+            OptionError: there is no prompt of this name, `prompt` is given too, or `over_long` has another value.
         """
         if isinstance(texts, str):
             raise OptionError("one text was given where a list of texts is wanted; give [text]")
@@ -216,14 +217,14 @@ class Embedder:
         return self._vectors(sequences, skip)
 
     def encode_ids(self, sequences: Sequence[Any]) -> NDArray[np.float32]:
-        """Return a vector for each sequence of ids, special tokens and prompts included; float32 ``[n, H]``, in order.
+        """Return one vector per sequence of ids, special tokens and prompts included; float32 ``[n, H]``, in order.
 
         All tokens are pooled.
         """
         return self._vectors(sequences, 0)
 
     def _skipped(self, prompt: str) -> int:
-        """How many first tokens of each sequence are the prompt's, where those are not pooled."""
+        """Return the number of first tokens of each sequence that belong to the prompt and are not pooled."""
         if not prompt or self.texts.include_prompt or self.pooling == "last":
             return 0
         if self.pooling == "first":
@@ -251,7 +252,7 @@ class Embedder:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bar and no report while a model is loaded."""
+    """Turn off progress bars and reports while a model is loaded."""
     from transformers.utils import logging
 
     talk: Any = logging
@@ -267,7 +268,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _within(sequences: Sequence[Any], budget: int) -> Iterator[list[Any]]:
-    """Runs of sequences of about `budget` tokens; a longer one comes alone."""
+    """Yield runs of sequences of at most `budget` tokens; a longer sequence is a run alone."""
     part: list[Any] = []
     tokens = 0
     for sequence in sequences:
@@ -281,7 +282,7 @@ def _within(sequences: Sequence[Any], budget: int) -> Iterator[list[Any]]:
 
 
 def _mean_behind(states: Tensor, placed: Placement, skip: int) -> Tensor:
-    """The mean of each sequence's states but its first `skip`."""
+    """Return the mean of each sequence's states without its first `skip` tokens; ``[S, H]``."""
     at = placed.layout
     if int(at.seq_lengths.min()) <= skip:
         short = int(at.seq_lengths.argmin())

@@ -1,7 +1,7 @@
-"""What a folder of sentence-transformers says of a model beside its weights: pooling, limits, prompts, texts.
+"""What a folder of sentence-transformers says beside the model's weights: pooling, limits, prompts, texts.
 
 Reads ``modules.json``, the pooling's ``config.json``, ``sentence_bert_config.json`` and
-``config_sentence_transformers.json``. A folder that asks for what nopad does not do is refused.
+``config_sentence_transformers.json``. A folder that requires what nopad does not support is refused.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ NAMED = {"cls": "first", "mean": "mean", "lasttoken": "last", "last": "last"}
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """What is done to texts before they are tokenised, as sentence-transformers does it.
+    """Prompts, and changes of texts before they are tokenised, as in sentence-transformers.
 
     Attributes:
-        prompts: what is put before each text, by name.
-        default_prompt_name: which of them, where `Embedder.encode` is not told; None: none.
+        prompts: texts to put before each text, by name.
+        default_prompt_name: the prompt that `Embedder.encode` uses by default; None: no prompt.
         include_prompt: whether the prompt's tokens are pooled too.
-        strip: leave spaces around prompt and text out.
-        lowercase: make them lower case.
+        strip: remove spaces around prompt and text.
+        lowercase: convert prompt and text to lower case.
 
     Raises:
-        OptionError: `default_prompt_name` is none of the `prompts`, or one of these is no text.
+        OptionError: `default_prompt_name` is none of the `prompts`, or a prompt is no text.
 
     >>> texts = Texts(prompts={"query": "query: "}, default_prompt_name="query")
     >>> texts.prompt(), texts.prompt(prompt="find: "), texts.prompt(prompt="")
@@ -53,10 +53,10 @@ class Texts:
             self.prompt(prompt_name=self.default_prompt_name)
 
     def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
-        """Choose what is put before each text: `prompt` itself, the one of this name, or the default one.
+        """Return the text to put before each text: `prompt` itself, the prompt of this name, or the default prompt.
 
         Raises:
-            OptionError: there is none of this name, or both are given.
+            OptionError: there is no prompt of this name, or both arguments are given.
         """
         if prompt is not None and prompt_name is not None:
             raise OptionError("prompt and prompt_name were both given; give one of the two")
@@ -70,18 +70,18 @@ class Texts:
         return self.prompts[name]
 
     def ready(self, text: str) -> str:
-        """Return a text, its prompt in front, as the tokenizer gets it."""
+        """Return a text with its prompt as the tokenizer gets it: stripped and in lower case, if so configured."""
         text = text.strip() if self.strip else text
         return text.lower() if self.lowercase else text
 
 
 def read_folder(path: Path, positions: int | None) -> dict[str, Any]:
-    """Read the arguments of `Embedder` from a folder; nothing of pooling and texts where no ``modules.json`` is in it.
+    """Read arguments of `Embedder` from a folder; without ``modules.json``, those of pooling and texts are left out.
 
-    `positions`: of the model; the most tokens of a text are never more.
+    `positions`: the model's number of positions, which limits the tokens of a text.
 
     Raises:
-        FormatError: it asks for a pooling, a module or a prompt that nopad does not have.
+        FormatError: the folder requires a pooling, a module or a prompt that nopad does not have.
     """
     found = _limit(path, positions)
     if not (path / "modules.json").is_file():
@@ -122,7 +122,9 @@ def _pooling(config: Mapping[str, Any], path: Path) -> str:
 
 
 def _limit(path: Path, positions: int | None) -> dict[str, Any]:
-    """The most tokens of a text; at most as many as the model has positions."""
+    """Return the most tokens of a text as ``max_tokens``, at most the model's positions; empty if the folder has no
+    limit.
+    """
     file = path / "sentence_bert_config.json"
     limit = _read(file).get("max_seq_length")
     if limit is None:
@@ -133,7 +135,7 @@ def _limit(path: Path, positions: int | None) -> dict[str, Any]:
 
 
 def _read(file: Path, kind: type = dict) -> Any:
-    """A JSON file; nothing where there is none."""
+    """Return the content of a JSON file; an empty dict or list if there is no file."""
     found: Any = None
     try:
         found = json.loads(file.read_text()) if file.is_file() else kind()

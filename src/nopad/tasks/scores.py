@@ -1,4 +1,4 @@
-"""How likely a causal language model finds each sequence of a batch."""
+"""Score the sequences of a batch with a causal language model."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["sequence_logprobs"]
 def sequence_logprobs(model: Any, batch: PackedBatch, *, mean: bool = False) -> Tensor:
     """Return the log-probability of each sequence, in the order in which they were given; float32 or wider, ``[S]``.
 
-    The sum over its tokens but the first, which nothing predicts, so 0 for a sequence of one token; with `mean`, that
-    sum by the number of predicted tokens.
+    It is the sum over the sequence's tokens except the first, which nothing predicts (so 0 for a sequence of one
+    token); with `mean`, this sum divided by the number of predicted tokens.
 
     Raises:
-        OptionError: the model is not pack-safe, or no causal language model.
+        OptionError: the model is not pack-safe, or is no causal language model.
 
     >>> import nopad
     >>> from transformers import LlamaConfig, LlamaForCausalLM

@@ -1,6 +1,6 @@
-"""Pricing: the most valuable pattern under given values of items, and the best pattern around every single item.
+"""Pricing: the most valuable pattern under given values of items, and the best pattern around each single item.
 
-A pattern is a multiset of items that fits into a pack. Values are integers, so the answer is exact and so is the bound
+A pattern is a multiset of items that fits into a pack. Values are integers, so the result is exact, and so is the bound
 made from it. O(k * C) without a depth limit and O(depth * k * C) with one, for k items and a capacity of C units.
 """
 
@@ -20,13 +20,13 @@ Pattern = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Items:
-    """What is to be packed: `demand[i]` items of `sizes[i]` units.
+    """The items to pack: `demand[i]` items of `sizes[i]` units.
 
     Attributes:
-        sizes: units, ascending, distinct, 1..capacity; int64 ``[k]``.
-        demand: how many of each, >= 1; int64 ``[k]``.
-        capacity: units of a pack.
-        depth: most items of a pack, at least 1; never more than fit.
+        sizes: units of each item, ascending, distinct, 1..capacity; int64 ``[k]``.
+        demand: number of each item, >= 1; int64 ``[k]``.
+        capacity: units per pack.
+        depth: most items per pack, at least 1, and never more than fit.
     """
 
     sizes: NDArray[np.int64]
@@ -36,20 +36,20 @@ class Items:
 
     @classmethod
     def of(cls, sizes: NDArray[np.int64], demand: NDArray[np.int64], capacity: int, depth: int | None) -> Items:
-        """Build from any depth limit."""
+        """Return the items for any depth limit."""
         most = capacity // int(sizes[0])
         return cls(sizes, demand, capacity, most if depth is None else min(depth, most))
 
     @property
     def unlimited(self) -> bool:
-        """Whether the depth limit can never bind."""
+        """Whether a pack is always full before it reaches the depth."""
         return self.depth >= self.capacity // int(self.sizes[0])
 
 
 def price(items: Items, values: NDArray[np.int64], most: int) -> tuple[int, list[Pattern]]:
-    """Return what the best pattern is worth, and up to `most` patterns worth more than `SCALE`, best first.
+    """Return the value of the best pattern, and up to `most` patterns with a value above `SCALE`, best first.
 
-    Patterns are item numbers, largest item first.
+    A pattern is a tuple of item numbers, largest item first.
     """
     from nopad.planning.optimal import _kernels
 

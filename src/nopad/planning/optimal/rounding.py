@@ -1,8 +1,8 @@
-"""From fractions to whole packs: take what the linear program says for sure, solve what is left again, and so on.
+"""From fractions to whole packs (diving): fix what the linear program says clearly, solve the rest again, and so on.
 
-Each step takes the whole part of every pattern; when nothing is whole, the patterns nearest to the next whole number
-are taken once. Patterns are slots: a slot whose item has run out takes the next smaller one. Every step's leftovers
-are also packed by best-fit at once, and the best plan seen is kept; the dive ends when it meets the bound.
+Each step takes the whole part of every pattern's count; if there is none, the patterns with the largest fractions are
+taken once. Patterns are slots: a slot whose item has run out takes the next smaller item. After every step the rest is
+also packed by best-fit, and the best plan so far is kept; the dive ends when it meets the bound.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COLUMNS = 40
 
 
 def as_values(duals: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return duals as integers that never fall with size: any such values make a valid bound."""
+    """Return duals as integers that never fall with size; any such values give a valid bound."""
     values: NDArray[np.int64] = np.round(duals.clip(0, 1) * SCALE).astype(np.int64)
     return np.maximum.accumulate(values)
 
@@ -60,7 +60,7 @@ def dive(master: Master, times: NDArray[np.float64], bound: int, budget: Budget)
 
 
 def fill_demand(patterns: list[Pattern], times: NDArray[np.int64], demand: NDArray[np.int64]) -> Packing:
-    """Use every pattern as often as said, as long as there is demand for it."""
+    """Return a packing that uses pattern p ``times[p]`` times, or as long as there is demand for it."""
     left, taken = demand.copy(), Packing()
     for p in np.flatnonzero(times).tolist():
         _fill(patterns[p], int(times[p]), left, taken)
@@ -81,7 +81,9 @@ def _take_nearest(master: Master, times: NDArray[np.float64], left: NDArray[np.i
 
 
 def _fill(pattern: Pattern, copies: int, left: NDArray[np.int64], taken: Packing) -> None:
-    """Take `copies` packs of this pattern out of `left`; slots whose item has run out take the next smaller one."""
+    """Move `copies` packs of this pattern from `left` to `taken`; a slot whose item has run out takes a smaller
+    item.
+    """
     while copies:
         held: list[int] = []
         for item in pattern:
@@ -100,7 +102,7 @@ def _fill(pattern: Pattern, copies: int, left: NDArray[np.int64], taken: Packing
 
 
 def best_fit(items: Items, left: NDArray[np.int64]) -> Packing:
-    """Pack these many of each item by best-fit decreasing."""
+    """Pack ``left[i]`` of each item i by best-fit decreasing."""
     present = np.flatnonzero(left)
     sizes = items.sizes[present]
     number = dict(zip(sizes.tolist(), present.tolist(), strict=True))

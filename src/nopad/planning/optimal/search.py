@@ -1,8 +1,8 @@
-"""Column generation and rounding for items in units: from demand to whole packs and the values that prove a bound.
+"""Column generation and rounding for items in units: whole packs, and the values that prove a bound.
 
-Each round solves the master over the patterns known so far, prices the duals, and adds the best patterns around
-single items. Every round's duals, made integers, prove a bound; the search ends when the best bound meets the optimum
-of the linear program, rounded up, when no pattern is worth adding, or when the budget is spent.
+Each round solves the master over the patterns known so far, prices the duals, and adds the best patterns around single
+items. In every round the duals, as integers, prove a bound; the search ends when the best bound equals the linear
+program's optimum, rounded up, when no pattern improves it, or when the budget is spent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _POLISH_COPIES = 40
 
 @dataclass(frozen=True)
 class Relaxed:
-    """The solved linear program: how often each pattern, and the best bound with the values that prove it."""
+    """The solved linear program: how often to use each pattern, and the best bound with the values that prove it."""
 
     times: NDArray[np.float64]
     bound: int
@@ -39,7 +39,7 @@ class Relaxed:
 
 @dataclass(frozen=True)
 class Solved:
-    """A whole packing, and the bound it was held against."""
+    """A packing into whole packs, with the bound and the values that prove it."""
 
     packing: Packing
     bound: int
@@ -50,9 +50,10 @@ class Solved:
 def solve(
     items: Items, seeds: Iterable[Pattern], budget: Budget, *, enough: int = 0, within: float = 0.0
 ) -> Solved | None:
-    """Pack all items; None when the budget does not allow a single linear program.
+    """Pack all items; None if the budget does not allow a single linear program.
 
-    The search ends early at `enough` packs, a bound known from elsewhere, or `within` this share of its own bound.
+    The search ends early at `enough` packs, a bound known from elsewhere, or within the share `within` of its own
+    bound.
     """
     master = Master(items)
     master.add([*seeds, *best_fit(items, items.demand)])
@@ -66,7 +67,7 @@ def solve(
 
 
 def relax(master: Master, budget: Budget) -> Relaxed | None:
-    """Generate columns until the bound meets the linear program's optimum, or as far as the budget goes."""
+    """Generate columns until the bound meets the linear program's optimum, or the budget is spent."""
     demand = master.items.demand.tolist()
     best: Relaxed | None = None
     while budget.spend():
@@ -85,9 +86,9 @@ def relax(master: Master, budget: Budget) -> Relaxed | None:
 
 
 def polish(solved: Solved, budget: Budget, turn: int) -> Solved:
-    """Take apart the packs with room left, and some of the full ones, and pack them again; keep the better.
+    """Pack the packs that have room, and some of the full ones, again; return the better packing.
 
-    Which of the full packs are taken differs from `turn` to `turn`.
+    Which full packs are chosen depends on `turn`.
     """
     items, master = solved.master.items, solved.master
     sizes = items.sizes.tolist()

@@ -1,7 +1,7 @@
-"""Open packs up front: all of them at once, then longest length first, each onto the emptiest pack with a free place.
+"""Open a fixed number of packs up front; then each sequence, longest first, goes to the emptiest pack with a place.
 
-The remedy for a binding depth limit, where best-fit fills packs with long lengths and runs out of places: with as many
-packs as the lower bound allows, every pack gets its share of long and short. Poor where lengths are near a third of
+This helps where packs reach the depth before they are full, because best-fit puts long lengths together: with as many
+packs as the lower bound allows, every pack gets long and short lengths. It is poor where lengths are near a third of
 the capacity. O(k log k) for k distinct lengths.
 
 Source: worst-fit with a fixed number of bins, as in Graham's LPT rule with a cardinality limit (Dell'Amico, Iori,
@@ -18,7 +18,7 @@ __all__ = ["spread"]
 
 
 def spread(histogram: Histogram, capacity: int, depth: int | None, packs: int) -> Strategies:
-    """Return ``(count, lengths)`` pairs that cover `histogram`, beginning with `packs` packs.
+    """Return ``(count, lengths)`` pairs that cover `histogram`; `packs` packs are opened first.
 
     >>> histogram = Histogram.from_lengths([4, 4, 2, 2, 1, 1])
     >>> spread(histogram, 8, 3, packs=2)

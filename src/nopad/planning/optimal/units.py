@@ -1,8 +1,9 @@
 """Large capacities: plan in units of many tokens, then fill the slots with real lengths.
 
-Lengths are rounded to the nearest of a few hundred multiples, so roundings cancel instead of adding up. The patterns
-found are only a guide: their slots are filled from the real lengths, each pack's last slot with the longest one that
-still fits, and what no slot could take is packed by best-fit. So plans are exact and nearly as good as the guide.
+Lengths are rounded to the nearest of a few hundred multiples, so that rounding errors cancel instead of adding up. The
+patterns found are only a guide: their slots are filled from the real lengths, the last slot of each pack with the
+longest length that still fits, and lengths without a slot are packed by best-fit. So plans are exact, and nearly as
+good as the guide.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Units:
     """Lengths rounded to units.
 
     Attributes:
-        items: sizes in units, and how many of each.
-        edges: item i stands for the lengths from ``edges[i]`` up to below ``edges[i + 1]``; int64 ``[k + 1]``.
+        items: sizes in units, and the number of each.
+        edges: item i stands for the lengths from ``edges[i]`` up to ``edges[i + 1]`` (exclusive); int64 ``[k + 1]``.
         middle: the length that item i stands for, in tokens; float64 ``[k]``.
     """
 
@@ -49,7 +50,7 @@ class Units:
 
     @classmethod
     def of(cls, histogram: Histogram, capacity: int, depth: int | None) -> Units:
-        """Round at the finest resolution that keeps the number of sizes small."""
+        """Return lengths rounded at the finest resolution that keeps the number of sizes small."""
         for resolution in [n for n in _RESOLUTIONS if n <= max(capacity, _RESOLUTIONS[-1])]:
             nearest = np.floor(histogram.lengths * (resolution / capacity) + 0.5).astype(np.int64)
             sizes, first, item = np.unique(np.maximum(nearest, 1), return_index=True, return_inverse=True)
@@ -64,7 +65,10 @@ class Units:
 
 
 def divide(histogram: Histogram) -> tuple[int, Histogram, Histogram]:
-    """Split off a part small enough to fill slots one by one: the histogram is so many copies of it, and a rest."""
+    """Divide a histogram into equal copies of a smaller one, and a rest; return (number of copies, copy, rest).
+
+    The copy is small enough to fill slots one by one.
+    """
     copies = max(1, -(-histogram.sequences // _MOST_FILLED))
     return copies, _histogram(histogram, histogram.counts // copies), _histogram(histogram, histogram.counts % copies)
 
@@ -110,9 +114,9 @@ def _sort(indptr: NDArray[np.int64], flat: NDArray[np.int32]) -> None:
 
 
 def certify(solved: Solved, units: Units, capacity: int, depth: int | None, budget: Budget) -> Certificate | None:
-    """Return values of real lengths that prove a bound: the same linear program, every item as short as its shortest.
+    """Return values of real lengths that prove a bound, from a linear program with every item at its shortest length.
 
-    None when pricing in tokens would take too long, or the budget is spent.
+    None if pricing in tokens would take too long, or the budget is spent.
     """
     items = Items.of(units.edges[:-1], units.items.demand, capacity, depth)
     steps = items.sizes.size * capacity * (1 if items.unlimited else items.depth)
