@@ -76,7 +76,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a lazily opened name."""
+    """Import a public name at its first use."""
     if name not in _LAZY:
         raise AttributeError(f"module 'nopad' has no attribute {name!r}")
     from importlib import import_module
@@ -85,5 +85,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names."""
+    """Return the public names."""
     return __all__

@@ -1,4 +1,4 @@
-"""The compiled loops of `nopad.assignment`: deal sequences out to the packs of a plan.
+"""The compiled loops of `nopad.assignment`, which assign sequences to the packs of a plan.
 
 Conventions as in `nopad._kernels`.
 """
@@ -23,7 +23,7 @@ def shuffle_segments(items: NDArray[Any], indptr: NDArray[Any], keys: NDArray[An
 
 @njit(cache=True, nogil=True)
 def look_up_ranks(lengths: NDArray[Any], table: NDArray[Any], ranks: NDArray[Any]) -> None:
-    """ranks[i] = table[lengths[i]]."""
+    """Set ``ranks[i]`` to ``table[lengths[i]]``."""
     for i in range(lengths.shape[0]):
         ranks[i] = table[lengths[i]]
 
@@ -38,7 +38,7 @@ def deal(
     indptr: NDArray[Any],
     sequence: NDArray[Any],
 ) -> None:
-    """Fill packs one by one: each slot takes the next unused sequence of its length (`free` is advanced)."""
+    """Fill packs one by one: each slot takes the next unused sequence of its length, and `free` is advanced."""
     at = 0
     for p in range(strategy_of_pack.shape[0]):
         s = strategy_of_pack[p]
@@ -58,7 +58,7 @@ def packs_by_rank(
     begin: NDArray[Any],
     packs: NDArray[Any],
 ) -> None:
-    """List, for each length rank, the packs that hold it, ascending; the list of rank k begins at ``begin[k]``."""
+    """List, for each length rank, the packs that contain it, ascending; the list of rank k begins at ``begin[k]``."""
     free = begin.copy()
     for p in range(strategy_of_pack.shape[0]):
         s = strategy_of_pack[p]
@@ -82,11 +82,11 @@ def deal_in_order(
     indptr: NDArray[Any],
     sequence: NDArray[Any],
 ) -> None:
-    """Deal in order of arrival: the first sequence not yet dealt opens the next pack that holds its length.
+    """Assign in order of arrival: the first sequence without a pack opens the next pack that contains its length.
 
-    The other places of that pack take the next sequences of their lengths. So packs come out by their first member,
-    and the sequences of any one length stay in order of arrival. `free` and `next_pack` are advanced, and
-    `strategy_of_pack` is used up.
+    The other places of that pack take the next sequences of their lengths. So packs are in the order of their first
+    members, and the sequences of any one length stay in order of arrival. `free` and `next_pack` are advanced, and
+    `strategy_of_pack` is overwritten.
     """
     dealt = np.zeros(ranks.shape[0], dtype=np.uint8)
     at, p = 0, 0
@@ -111,13 +111,13 @@ def deal_in_order(
 
 @njit(cache=True, nogil=True, inline="always")
 def even_position(copy: int, count: int, packs: int) -> np.int64:
-    """Place of one of `count` copies spread evenly over `packs`: floor((2 * copy + 1) * packs / (2 * count))."""
+    """Return the place of one of `count` copies spread evenly: floor((2 * copy + 1) * packs / (2 * count))."""
     return np.int64((np.uint64(2 * copy + 1) * np.uint64(packs)) // np.uint64(2 * count))
 
 
 @njit(cache=True, nogil=True)
 def spread(counts: NDArray[Any], packs: int, strategy_of_pack: NDArray[Any]) -> None:
-    """Interleave strategies evenly: a counting sort of all their copies by `even_position`."""
+    """Interleave strategies evenly, by a counting sort of all their copies by `even_position`."""
     begin = np.zeros(packs + 1, dtype=np.uint32)
     for s in range(counts.shape[0]):
         for copy in range(counts[s]):

@@ -1,8 +1,9 @@
-"""Compiled loops that several packages use; those of one package are in its own `_kernels` module, and nowhere else.
+"""Compiled loops that several packages use; loops of one package are in that package's own kernels modules.
 
-Kernels take and return plain arrays, release the GIL, cache their compilation and hold no policy: their callers
-validate. Each is also run as plain Python (``kernel.py_func``) by the tests, which hold both forms equal.
-Integers that wrap are ``uint64`` throughout: mixing them with signed ones would silently become float64.
+Kernels take and return plain arrays, release the GIL, cache their compilation and do not check arguments: their callers
+validate. Tests also run each kernel as plain Python (``kernel.py_func``) and compare the results.
+
+Integers that wrap are ``uint64`` throughout, since mixing them with signed integers would silently give float64.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _1, _27, _30, _31, _32 = np.uint64(1), np.uint64(27), np.uint64(30), np.uint64(3
 
 @njit(cache=True, nogil=True, inline="always")
 def mix(x: np.uint64) -> np.uint64:
-    """SplitMix64 finaliser; see `nopad.random`."""
+    """Mix the bits of a 64-bit integer (SplitMix64 finaliser); see `nopad.random`."""
     x = (x ^ (x >> _30)) * _M1
     x = (x ^ (x >> _27)) * _M2
     return x ^ (x >> _31)
@@ -30,7 +31,7 @@ def mix(x: np.uint64) -> np.uint64:
 
 @njit(cache=True, nogil=True, inline="always")
 def bounded(u: np.uint64, n: np.uint64) -> np.uint64:
-    """High word of the 128-bit product u * n, from four 64-bit ones."""
+    """Return the high 64 bits of the 128-bit product u * n: a number below n, uniform if u is."""
     u_hi, u_lo, n_hi, n_lo = u >> _32, u & _LOW, n >> _32, n & _LOW
     middle = u_hi * n_lo + ((u_lo * n_lo) >> _32)
     low = (middle & _LOW) + u_lo * n_hi
@@ -39,7 +40,7 @@ def bounded(u: np.uint64, n: np.uint64) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def shuffle(items: NDArray[Any], key: np.uint64) -> None:
-    """Fisher-Yates shuffle in place; `key` is uint64."""
+    """Shuffle in place by Fisher-Yates; `key` is uint64."""
     for i in range(items.shape[0] - 1, 0, -1):
         position = np.uint64(i) + _1
         j = np.int64(bounded(mix(key + position * GOLDEN), position))
@@ -48,7 +49,7 @@ def shuffle(items: NDArray[Any], key: np.uint64) -> None:
 
 @njit(cache=True, nogil=True)
 def group_by_rank(ranks: NDArray[Any], indptr: NDArray[Any], order: NDArray[Any]) -> None:
-    """Stable counting sort: fill `order` with indices grouped by rank; ``indptr[k]`` is where group k begins."""
+    """Fill `order` with indices grouped by rank (stable counting sort); group k begins at ``indptr[k]``."""
     free = indptr.copy()
     for i in range(ranks.shape[0]):
         k = ranks[i]
@@ -58,7 +59,7 @@ def group_by_rank(ranks: NDArray[Any], indptr: NDArray[Any], order: NDArray[Any]
 
 @njit(cache=True, nogil=True)
 def sort_within_packs(indptr: NDArray[Any], sequence: NDArray[Any]) -> None:
-    """Sort the members of every pack ascending, in place (insertion sort: packs are short)."""
+    """Sort the members of every pack ascending, in place; by insertion sort, since packs are short."""
     for p in range(indptr.shape[0] - 1):
         low, high = indptr[p], indptr[p + 1]
         if high - low > 32:
@@ -81,7 +82,7 @@ def permute_packs(
     new_indptr: NDArray[Any],
     new_sequence: NDArray[Any],
 ) -> None:
-    """Write the packs in the order of `permutation` (old pack numbers)."""
+    """Write the packs in the order of `permutation`, which holds old pack numbers."""
     at = 0
     for q in range(permutation.shape[0]):
         p = permutation[q]

@@ -1,6 +1,6 @@
-"""Arrow in and out: CSR arrays as list arrays and back, without a copy, and files that can be memory-mapped.
+"""Arrow in and out: CSR arrays as list arrays and back without a copy, and files that can be memory-mapped.
 
-pyarrow is imported on use, so that `import nopad` stays quick.
+pyarrow is imported at its first use, so that `import nopad` stays fast.
 """
 
 from __future__ import annotations

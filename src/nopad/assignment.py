@@ -1,11 +1,10 @@
-"""Assignment: deal the sequences out to the packs of a plan.
+"""Assignment: assign sequences to the packs of a plan.
 
-O(n) time, at most 16 bytes per sequence beyond the result. Which of the equal-length sequences goes where, and in which
-order the packs come, is a seeded random choice from the generator specified in `nopad.random` (packs sorted longest
-first are a known training bug). ``order="source"`` keeps close to the order of arrival instead: going through the
-packs, the sequences of any one length come in arrival order, members of a pack ascend, and so do first members.
-
-Same lengths, plan, seed and order: same packs, on every machine.
+O(n) time, at most 16 bytes per sequence beyond the result. Which of the sequences of equal length goes where, and the
+order of the packs, are random choices by the generator of `nopad.random` (packs sorted longest first are a known
+training bug). ``order="source"`` stays close to the order of arrival instead: members of a pack ascend, packs are in
+the order of their first members, and over all packs the sequences of any one length are in order of arrival. The same
+lengths, plan, seed and order give the same packs on every machine.
 """
 
 from __future__ import annotations
@@ -42,22 +41,22 @@ def pack(
     arrival_window: int | None = None,
     **options: Any,
 ) -> Packs:
-    """Plan and assign in one call: lengths ``[n]`` -> `Packs`.
+    """Plan and assign in one call: from lengths ``[n]`` to `Packs`.
 
     Args:
         lengths: integer lengths in tokens, each in 1..capacity.
         capacity: most tokens a pack may hold.
-        depth: most sequences a pack may hold; None = unlimited.
+        depth: most sequences a pack may hold; None: unlimited.
         algorithm: one of `nopad.ALGORITHMS`.
-        seed: random seed; decides which sequences share packs and in which order packs come.
-        order: "random" (seeded) or "source" (close to arrival order).
-        arrival_window: pack each run of this many sequences by itself, which keeps packs near arrival order and costs
-            some more of them; None: pack all together.
-        options: of the algorithm, and conditions, see `nopad.plan`.
+        seed: random seed; decides which sequences share packs, and the order of the packs.
+        order: "random" (by `seed`) or "source" (close to arrival order).
+        arrival_window: pack each run of this many sequences separately, which keeps packs close to arrival order but
+            needs some more of them; None: pack all sequences together.
+        options: options of the algorithm, and conditions; see `nopad.plan`.
 
     Raises:
         LengthError: a length is < 1, not an integer, or above `capacity`.
-        OptionError: capacity, depth, seed, order, algorithm or an option has no such value, or the algorithm has no
+        OptionError: capacity, depth, seed, order, algorithm or an option has an invalid value, or the algorithm has no
             such option.
 
     >>> import nopad
@@ -97,7 +96,7 @@ def _pack_all(
     order: Order,
     options: Mapping[str, Any],
 ) -> Packs:
-    """Pack checked lengths, all at once."""
+    """Pack lengths that were checked already, all together."""
     if algorithm not in ARRIVAL_ALGORITHMS:
         made = plan(lengths, capacity, depth=depth, algorithm=algorithm, **options)
         return _assigned(made, lengths, seed, order)
@@ -112,11 +111,11 @@ def _pack_all(
 
 
 def assign(plan: Plan, lengths: ArrayLike, *, seed: int = 0, order: Order = "random") -> Packs:
-    """Deal the sequences of `lengths` out to the packs of `plan`.
+    """Assign the sequences of `lengths` to the packs of `plan`.
 
     Raises:
         PlanMismatchError: the plan does not cover exactly these lengths; the message names the first that differs.
-        OptionError: `order` or `seed` has no such value.
+        OptionError: `order` or `seed` has an invalid value.
         LengthError: a length is < 1, not an integer, or above the plan's capacity.
 
     >>> import nopad
@@ -131,7 +130,7 @@ def assign(plan: Plan, lengths: ArrayLike, *, seed: int = 0, order: Order = "ran
 
 
 def _assigned(plan: Plan, checked: NDArray[np.int32], seed: int, order: Order) -> Packs:
-    """Deal checked lengths out."""
+    """Assign lengths that were checked already."""
     _check_cover(plan, checked)
     dtype = index_dtype(checked.size)
     indptr = np.zeros(plan.packs + 1, dtype=dtype)
@@ -162,7 +161,7 @@ def _assigned(plan: Plan, checked: NDArray[np.int32], seed: int, order: Order) -
 
 
 def _ranks(lengths: NDArray[np.int32], histogram: Histogram) -> NDArray[np.int32]:
-    """Return the place of each length among the distinct ones."""
+    """Return the rank of each length among the distinct lengths; int32 ``[n]``."""
     ranks = np.empty(lengths.size, dtype=np.int32)
     if histogram.max_length <= 1 << 22:
         table = np.zeros(histogram.max_length + 1, dtype=np.int32)
@@ -176,7 +175,7 @@ def _ranks(lengths: NDArray[np.int32], histogram: Histogram) -> NDArray[np.int32
 def _packs_by_rank(
     plan: Plan, strategy_of_pack: NDArray[Any], indptr: NDArray[np.int64], ranks: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return which packs hold each length rank, as (where each list begins, pack numbers)."""
+    """Return which packs contain each length rank, as (where each list begins, pack numbers)."""
     first = np.ones(ranks.size, dtype=bool)  # of a run of equal lengths in one strategy
     first[1:] = ranks[1:] != ranks[:-1]
     first[indptr[:-1]] = True
@@ -189,7 +188,7 @@ def _packs_by_rank(
 
 
 def _check_cover(plan: Plan, lengths: NDArray[np.int32]) -> None:
-    """Refuse a plan made for other lengths, naming the first difference."""
+    """Refuse a plan made for other lengths; the error names the first difference."""
     covered, given = plan.histogram, Histogram.from_lengths(lengths)
     if covered == given:
         return
@@ -207,7 +206,7 @@ def _check_order(order: str) -> None:
 
 
 def _kernels() -> Any:
-    """Import the compiled loops on first use: numba takes longer to import than all of nopad."""
+    """Import the compiled loops at their first use, since importing numba takes longer than all of nopad."""
     from nopad import _kernels
 
     return _kernels

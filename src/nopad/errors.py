@@ -1,27 +1,27 @@
-"""Everything that can go wrong, in one tree.
+"""All errors of nopad, in one tree.
 
 NopadError
-├── InputError              what was handed in cannot be used                      exit 2
+├── InputError              an argument or input cannot be used                    exit 2
 │   ├── LengthError         a length is 0, negative, not an integer, above capacity
-│   ├── OptionError         an option has no such value: unknown algorithm, depth < 1, ...
+│   ├── OptionError         an option has an invalid value: unknown algorithm, depth < 1, ...
 │   ├── FormatError         a file is not what it claims to be: histogram, plan, packs, tokenizer
 │   ├── PlanMismatchError   a plan does not cover exactly these lengths
 │   ├── SourceError         an input path is missing, unreadable, or holds nothing usable
 │   ├── RecordError         one record of a corpus is bad: file, line, reason
 │   ├── BatchError          a packed batch does not fit the model: device, dtype, positions, labels
-│   └── UnsupportedModelError   sequences of this model cannot be kept apart, or nobody has proven it
+│   └── UnsupportedModelError   sequences of this model cannot be kept apart, or this is not proven
 ├── NotPackSafeError        a packed batch was given to a model that is not pack-safe   exit 2
-├── OutputError             where the result should go                             exit 2
+├── OutputError             the result cannot be written to this place             exit 2
 │   ├── OutputExistsError   the folder already holds something else
 │   ├── OutputBusyError     another process is writing there
-│   └── ResumeError         the unfinished job there was started from other inputs or settings
+│   └── ResumeError         the unfinished job there was started with other inputs or settings
 ├── StorageError            the disk is full, or a read or write failed            exit 3
 ├── CorruptError            a packed dataset is damaged or incomplete              exit 1
 ├── InterruptedJobError     stopped by the user; run again to resume               exit 130
 └── MissingExtraError       an optional part is not installed (also an ImportError)  exit 2
 
-Every message says what was wrong (index, value), what is allowed, and what to do.
-Catch `NopadError` for all of them; `InputError` and `OptionError` are also `ValueError`.
+Every message says what was wrong (index, value), what is allowed, and what to do. Catch `NopadError` for all of them;
+`InputError` and `OptionError` are also `ValueError`.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ __all__ = [
 
 
 class NopadError(Exception):
-    """Root of every error nopad raises on purpose."""
+    """Base class of all errors that nopad raises on purpose."""
 
     exit_code = 2
 
 
 class InputError(NopadError, ValueError):
-    """What was handed in cannot be used."""
+    """An argument or input cannot be used."""
 
 
 class LengthError(InputError):
@@ -64,7 +64,7 @@ class LengthError(InputError):
 
 
 class OptionError(InputError):
-    """An option has no such value."""
+    """An option has an invalid value."""
 
 
 class FormatError(InputError):
@@ -88,18 +88,18 @@ class BatchError(InputError):
 
 
 class UnsupportedModelError(InputError):
-    """Sequences of this model cannot be kept apart, or nobody has proven that they are."""
+    """Sequences of this model cannot be kept apart, or it is not proven that they are."""
 
 
 class NotPackSafeError(NopadError, AttributeError, TypeError):
     """A packed batch was given to a model that would let its sequences see each other.
 
-    Also an AttributeError, so that a mere `hasattr` of its mask is answered with no.
+    Also an AttributeError, so that `hasattr` of its mask returns False.
     """
 
 
 class OutputError(NopadError):
-    """The place where the result should go cannot be used."""
+    """The result cannot be written to this place."""
 
 
 class OutputExistsError(OutputError):
@@ -111,7 +111,7 @@ class OutputBusyError(OutputError):
 
 
 class ResumeError(OutputError):
-    """The unfinished job in the output folder was started from other inputs or settings."""
+    """The unfinished job in the output folder was started with other inputs or settings."""
 
 
 class StorageError(NopadError):

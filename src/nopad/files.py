@@ -1,6 +1,7 @@
 """Write files so that a kill at any moment leaves the old content or the new, never a mixture.
 
-Every write goes to a temporary name in the same folder, is fsynced, renamed over the target, and the folder is fsynced.
+Every write goes to a temporary name in the same folder, which is fsynced and renamed over the target; then the folder
+is fsynced.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def local_path(given: str | os.PathLike[str]) -> Path:
     """Return a path to write to.
 
     Raises:
-        OptionError: it is a URL: results are written to this machine's disk. Or it is no UTF-8, which Parquet's readers
-            want of a name.
+        OptionError: the path is a URL, while results are written to local disks; or it is not UTF-8, which Parquet
+            readers require.
 
     >>> local_path("run-12:30")
     PosixPath('run-12:30')
@@ -55,7 +56,7 @@ def local_path(given: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def storage_errors(doing: str, path: Path) -> Iterator[None]:
-    """Turn an OSError into a `StorageError` that says what was being done, where, and what to do."""
+    """Turn an OSError into a `StorageError` that says what was being done and where, and what to do."""
     try:
         yield
     except OSError as error:
@@ -69,10 +70,10 @@ def storage_errors(doing: str, path: Path) -> Iterator[None]:
 
 @contextmanager
 def preparing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `path` to write to, and leave it there for `replacing` to take up.
+    """Yield a temporary name beside `path` to write to; it stays until `replacing` renames it.
 
     Raises:
-        StorageError: the disk is full, or a write in the block failed. The temporary is then gone.
+        StorageError: the disk is full, or a write in the block failed; the temporary file is then removed.
     """
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
     with storage_errors("writing", path):
@@ -85,10 +86,11 @@ def preparing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `path` to write to; at the end sync it and rename it over `path`.
+    """Yield a temporary name beside `path` to write to; at the end fsync the file and rename it over `path`.
 
     Raises:
-        StorageError: the disk is full, or a write in the block failed. `path` is then as it was, the temporary gone.
+        StorageError: the disk is full, or a write in the block failed; `path` is then unchanged, and the temporary file
+            is removed.
     """
     with storage_errors("writing", path):
         with preparing(path) as partial:
@@ -99,7 +101,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`, or leave it as it was.
+    """Replace the content of `path`, or leave it unchanged.
 
     Raises:
         StorageError: the disk is full, or the write failed.

@@ -1,8 +1,8 @@
-"""Count sequence lengths: the whole input of planning.
+"""Count sequence lengths, which is all that planning needs.
 
-A `Histogram` is small (one entry a distinct length), exact (64-bit counts) and mergeable: ``a + b`` is what counting
-both inputs together would give, so shards can be counted anywhere. Counting is one pass in bounded memory:
-O(n) time, O(longest length) space up to lengths of 2^22, O(distinct lengths) above.
+A `Histogram` is small (one entry per distinct length), exact (64-bit counts) and mergeable: ``a + b`` is the histogram
+of both inputs together, so shards can be counted anywhere. Counting is one pass in bounded memory: O(n) time, O(longest
+length) space up to lengths of 2^22, O(distinct lengths) above.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _DENSE = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """Count of sequences per length.
+    """Number of sequences of each length.
 
     Attributes:
         lengths: distinct lengths in tokens, ascending, each >= 1; int64 ``[k]``.
-        counts: how many sequences have that length, each >= 1; int64 ``[k]``.
+        counts: number of sequences of each length, each >= 1; int64 ``[k]``.
 
     >>> h = Histogram.from_lengths([3, 5, 3]) + Histogram.from_lengths([5])
     >>> h.lengths.tolist(), h.counts.tolist(), h.sequences, h.tokens
@@ -83,7 +83,7 @@ class Histogram:
 
     @classmethod
     def from_counts(cls, counts: Mapping[int, int]) -> Histogram:
-        """Build from a ``{length: count}`` map; zero counts are left out.
+        """Return the histogram of a ``{length: count}`` map; zero counts are left out.
 
         Raises:
             LengthError: a length is < 1 or above 2^31 - 1, or a count is negative, not an integer, or above 2^63 - 1.
@@ -127,7 +127,7 @@ class Histogram:
         write_atomic(Path(path), (json.dumps(document, indent=1) + "\n").encode())
 
     def __add__(self, other: Histogram) -> Histogram:
-        """Return what counting both inputs together would give."""
+        """Return the histogram of both inputs together."""
         if not isinstance(other, Histogram):
             return NotImplemented
         merged = self.to_dict()
@@ -136,7 +136,7 @@ class Histogram:
         return Histogram.from_counts(merged)
 
     def __eq__(self, other: object) -> bool:
-        """Two histograms are equal when they count the same."""
+        """Whether both histograms have the same lengths and counts."""
         if not isinstance(other, Histogram):
             return NotImplemented
         return np.array_equal(self.lengths, other.lengths) and np.array_equal(self.counts, other.counts)
@@ -146,7 +146,7 @@ class Histogram:
         return hash(self.fingerprint)
 
     def __repr__(self) -> str:
-        """One line: how many sequences, tokens, and which lengths."""
+        """Return the numbers of sequences and tokens and the range of lengths, in one line."""
         if not self.lengths.size:
             return "Histogram(empty)"
         return (
@@ -166,7 +166,7 @@ class Histogram:
 
     @property
     def max_length(self) -> int:
-        """Longest length, 0 when empty."""
+        """The longest length; 0 if there is none."""
         return int(self.lengths[-1]) if self.lengths.size else 0
 
     @property
@@ -183,7 +183,7 @@ class Histogram:
 
 
 def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
-    """Read a histogram file and the capacity it was made for (``max_sequence_length``), None when it names none."""
+    """Read a histogram file, and the capacity that it states as ``max_sequence_length``; None if it states none."""
     try:
         document = json.loads(Path(path).read_bytes())
     except OSError as error:
@@ -204,10 +204,10 @@ def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
 
 
 def integers(lengths: ArrayLike) -> NDArray[Any]:
-    """Return `lengths` as a 1-D integer array, without a copy where it already is one.
+    """Return `lengths` as a 1-D integer array, without a copy if it already is one.
 
     Raises:
-        LengthError: the values are not integers (NaN, fractions, booleans, text) or not one-dimensional.
+        LengthError: the values are not integers (NaN, fractions, booleans, text), or not one-dimensional.
     """
     try:
         array = np.asarray(lengths)
@@ -233,7 +233,7 @@ def as_lengths(lengths: ArrayLike, capacity: int | None = None) -> NDArray[np.in
     """Return validated lengths as int32 ``[n]``.
 
     Raises:
-        LengthError: a length is < 1, not an integer, or above `capacity`; the message names index, value and way out.
+        LengthError: a length is < 1, not an integer, or above `capacity`; the message gives its index and value.
     """
     array = integers(lengths)
     if array.size:
@@ -254,14 +254,14 @@ def as_lengths(lengths: ArrayLike, capacity: int | None = None) -> NDArray[np.in
 
 
 def exact_sum(values: NDArray[np.int64]) -> int:
-    """Sum as a Python integer, exact beyond 64 bits."""
+    """Return the sum as a Python integer, exact beyond 64 bits."""
     if values.size and int(values.max()) > (2**63 - 1) // values.size:
         return sum(values.tolist())
     return int(values.sum())
 
 
 def exact_dot(a: NDArray[np.int64], b: NDArray[np.int64]) -> int:
-    """Sum of products as a Python integer, exact beyond 64 bits (both non-negative)."""
+    """Return the sum of products as a Python integer, exact beyond 64 bits (both arrays non-negative)."""
     if a.size and int(a.max()) * int(b.max()) > (2**63 - 1) // a.size:
         return sum(map(mul, a.tolist(), b.tolist()))
     return int(a @ b)
@@ -272,7 +272,9 @@ def _is_integer(value: object) -> bool:
 
 
 def _count(chunk: NDArray[Any], offset: int, dense: NDArray[np.int64], sparse: dict[int, int]) -> NDArray[np.int64]:
-    """Add one chunk to the dense table (returned, it may have grown) or, above its limit, to `sparse`."""
+    """Add one chunk to the dense table, or to `sparse` if it has longer lengths; return the dense table, which may
+    grow.
+    """
     low, high = int(chunk.min()), int(chunk.max())
     if low < 1:
         i = int(np.argmax(chunk < 1))

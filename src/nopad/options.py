@@ -1,6 +1,6 @@
-"""Options that a user gives, and the one way they are checked: by value, before any work.
+"""Options that a user gives, and the checks of their values before any work begins.
 
-`Option` describes one of an algorithm, a model or an audit; `check_sizes` are the ones that every plan has.
+`Option` describes an option of an algorithm, a model or an audit; `check_sizes` checks those that every plan has.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ MAX_LENGTH = 2**31 - 1  # lengths and capacities are int32
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """An option of an algorithm.
+    """An option of an algorithm, a model or an audit.
 
     Attributes:
-        default: its value when not given.
-        choices: the values allowed, or None: an integer from `low` to `high`.
-        none: None is allowed as well (for integers).
+        default: the default value.
+        choices: the allowed values; None: an integer from `low` to `high`.
+        none: whether None is allowed as well (for integers).
         help: one line for the documentation and the command line.
     """
 
@@ -40,7 +40,7 @@ class Option:
         """Return `value` as a plain Python value, or refuse it.
 
         Raises:
-            OptionError: naming the value and what is allowed.
+            OptionError: the value is not allowed; the message says what is.
         """
         if value is None and self.none:
             return None
@@ -56,10 +56,10 @@ class Option:
 
 
 def check_sizes(capacity: int, depth: int | None, seed: int = 0) -> tuple[int, int | None]:
-    """Refuse a capacity, depth or seed that means nothing; return capacity and depth as Python integers.
+    """Refuse an invalid capacity, depth or seed; return capacity and depth as Python integers.
 
     Raises:
-        OptionError: naming the value and what is allowed.
+        OptionError: a value is not allowed; the message says what is.
     """
     for name, value, low, high in (
         ("capacity", capacity, 1, MAX_LENGTH),

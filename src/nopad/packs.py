@@ -1,8 +1,9 @@
-"""`Packs`: which sequence sits in which pack, and in what order.
+"""`Packs`: which sequences are in which pack, and in what order.
 
-Compressed sparse rows: pack p holds the sequences ``sequence[indptr[p]:indptr[p + 1]]``, one after the other from
-offset 0. Two integers wide at most: 16 million sequences in 8 million packs take about 100 MB, in memory and on disk
-(``packs.arrow``: one Arrow ``list`` column, memory-mapped on loading, readable by any Arrow library).
+Stored as compressed sparse rows (CSR): pack p holds the sequences ``sequence[indptr[p]:indptr[p + 1]]``, one after the
+other from offset 0. The size is at most two integers per sequence: 16 million sequences in 8 million packs take about
+100 MB, in memory and on disk (``packs.arrow``: one Arrow ``list`` column, memory-mapped on loading, readable by any
+Arrow library).
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ class Packs:
 
     Attributes:
         capacity: most tokens a pack may hold.
-        depth: most sequences a pack may hold; None = unlimited.
+        depth: most sequences a pack may hold; None: unlimited.
         indptr: where each pack begins in `sequence`; int32 or int64 ``[packs + 1]``, starts at 0.
         sequence: sequence numbers, pack after pack; same dtype, ``[sequences]``.
-        lengths_sha256: fingerprint of the lengths that these packs were made for; None where nobody said.
-        selection: what was done to the records of a corpus before their lengths were taken, in words; empty: nothing.
+        lengths_sha256: fingerprint of the lengths that these packs were made for; None: not known.
+        selection: in words, how records of a corpus were changed before their lengths were taken; "": not at all.
 
     >>> import nopad
     >>> packs = nopad.pack([5, 3, 4, 2], capacity=8, order="source")
@@ -92,7 +93,7 @@ class Packs:
             yield self[at]
 
     def __eq__(self, other: object) -> bool:
-        """Equal when every pack holds the same sequences in the same order."""
+        """Whether every pack holds the same sequences in the same order, with the same capacity and depth."""
         if not isinstance(other, Packs):
             return NotImplemented
         return (
@@ -106,7 +107,7 @@ class Packs:
         return hash(self.fingerprint)
 
     def __repr__(self) -> str:
-        """One line: how many packs and sequences."""
+        """Return the numbers of packs and sequences, capacity and depth, in one line."""
         depth = "unlimited" if self.depth is None else self.depth
         return f"Packs({len(self):,} packs, {self.sequences:,} sequences, capacity {self.capacity}, depth {depth})"
 
@@ -128,28 +129,28 @@ class Packs:
         return replace(self, indptr=indptr, sequence=sequence)
 
     def shard(self, rank: int, world_size: int) -> Packs:
-        """Return every `world_size`-th pack from `rank` on: the share of one of any number of workers."""
+        """Return every `world_size`-th pack from number `rank` on: the share of one worker."""
         if world_size < 1 or not 0 <= rank < world_size:
             raise OptionError(f"rank must be in 0..world_size - 1, got rank {rank} of world_size {world_size}")
         return self[rank::world_size]
 
     def seq_lengths(self, lengths: ArrayLike) -> NDArray[np.int32]:
-        """Return the length of each slot's sequence, int32 ``[sequences]`` in the order of `sequence`."""
+        """Return the length of each packed sequence, in the order of `sequence`; int32 ``[sequences]``."""
         lens: NDArray[np.int32] = as_lengths(lengths)[self.sequence]
         return lens
 
     def check(self, lengths: ArrayLike) -> None:
-        """Prove that these packs hold each sequence of `lengths` exactly once, within capacity and depth.
+        """Check that these packs hold each sequence of `lengths` exactly once, within capacity and depth.
 
         Raises:
-            PlanMismatchError: they do not; the message names the first offender.
+            PlanMismatchError: they do not; the message names the first problem.
         """
         problem = self.problem(as_lengths(lengths))
         if problem:
             raise PlanMismatchError(problem)
 
     def problem(self, lengths: NDArray[np.int32]) -> str | None:
-        """Say what is wrong with these packs for these lengths; None when nothing is."""
+        """Return what is wrong with these packs for these lengths; None if nothing is."""
         disorder = self.disorder(lengths.size)
         if disorder or not len(self):
             return disorder
@@ -160,7 +161,7 @@ class Packs:
         return None
 
     def disorder(self, n: int) -> str | None:
-        """Say why these are not packs of `n` sequences, whatever their lengths; None when they are."""
+        """Return why these are not packs of `n` sequences of any lengths; None if they are."""
         if self.sequences != n:
             return f"packs hold {self.sequences:,} sequences, the lengths are {n:,}"
         if self.indptr[0] != 0 or self.indptr[-1] != self.sequences:
@@ -180,7 +181,7 @@ class Packs:
         return None
 
     def made_for(self, lengths: NDArray[np.int32]) -> Packs:
-        """Return the same packs, which know that they were made for these lengths."""
+        """Return the same packs with the fingerprint of these lengths."""
         return replace(self, lengths_sha256=lengths_sha256(lengths))
 
     def save(self, path: str | Path) -> None:
@@ -204,10 +205,10 @@ class Packs:
 
     @classmethod
     def load(cls, path: str | Path) -> Packs:
-        """Map a file that `save` wrote, and read it once to check that it holds packs within their depth.
+        """Memory-map a file that `save` wrote, and read it once to check that no pack is empty or exceeds the depth.
 
-        Which sequences they are, whether each comes once, and how long they are, no file of packs can tell:
-        `check(lengths)` proves that.
+        Whether each sequence occurs once and the lengths fit cannot be checked without the lengths: use
+        `check(lengths)`.
 
         Raises:
             FormatError: the file is missing, damaged, or no packs file.
@@ -249,7 +250,7 @@ class Packs:
 
 
 def lengths_sha256(lengths: NDArray[np.int32]) -> str:
-    """SHA-256 of lengths in order, as little-endian int32, in hex."""
+    """Return the SHA-256 of lengths in order, as little-endian int32, in hex."""
     digest = hashlib.sha256(b"nopad.lengths.v1\0")
     for begin in range(0, lengths.size, 1 << 20):
         digest.update(lengths[begin : begin + (1 << 20)].astype("<i4").tobytes())
@@ -259,7 +260,7 @@ def lengths_sha256(lengths: NDArray[np.int32]) -> str:
 def take_lists(
     indptr: NDArray[Any], values: NDArray[Any], chosen: NDArray[np.int64]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return bounds and values of the lists with these numbers, in this order; list k is ``values[indptr[k]:...]``."""
+    """Return bounds and values of the chosen lists, in this order; list k is ``values[indptr[k]:indptr[k + 1]]``."""
     from nopad import _kernels
 
     new = np.zeros(chosen.size + 1, dtype=indptr.dtype)
@@ -269,7 +270,7 @@ def take_lists(
 
 
 def _schema(dtype: type[np.int32] | type[np.int64]) -> pa.Schema:
-    """The one column of a packs file of this index width."""
+    """Return the schema of a packs file with this index dtype."""
     import pyarrow as pa
 
     return pa.schema({"sequence": list_array(np.zeros(1, dtype), np.zeros(0, dtype)).type})

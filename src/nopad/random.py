@@ -1,7 +1,7 @@
 """The random numbers of nopad, specified here so that they never change.
 
-Counter-based: every draw is a pure function of (key, index), so any rank or worker computes the same value without
-history, and no upgrade of NumPy or torch can move it. The generator is SplitMix64 read at a position:
+They are counter-based: every draw depends only on (key, index), so any rank or worker computes the same value without
+history, and no upgrade of NumPy or torch changes it. The generator is SplitMix64, computed at an index:
 
 * ``mix(x)``: ``x ^= x >> 30; x *= 0xBF58476D1CE4E5B9; x ^= x >> 27; x *= 0x94D049BB133111EB; x ^= x >> 31`` (mod 2^64)
 * ``key(p0, p1, ...)``: start at 0; for each part ``k = mix((k ^ part) + 0x9E3779B97F4A7C15)``
@@ -9,8 +9,8 @@ history, and no upgrade of NumPy or torch can move it. The generator is SplitMix
 * ``bounded(u, n) = (u * n) >> 64``, the high word of the 128-bit product, in ``[0, n)``
 * ``shuffle``: Fisher-Yates from the top: for ``i = n - 1 .. 1`` swap ``i`` with ``bounded(draw(key, i), i + 1)``
 
-This module is the readable reference on Python integers; `nopad._kernels` holds the compiled twins, and tests hold
-the two equal. Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+This module is the readable reference on Python integers; `nopad._kernels` has the compiled versions, and tests check
+that both are equal. Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STREAM_MIXTURE = 7
 
 
 def mix(x: int) -> int:
-    """Return the SplitMix64 finaliser of a 64-bit integer.
+    """Mix the bits of a 64-bit integer (SplitMix64 finaliser).
 
     >>> hex(mix(1))
     '0x5692161d100b05e5'
@@ -49,7 +49,7 @@ def mix(x: int) -> int:
 
 
 def key(*parts: int) -> int:
-    """Return the 64-bit key of a random choice, e.g. ``key(seed, STREAM_PACK_ORDER)``."""
+    """Return the 64-bit key of a random choice, for example ``key(seed, STREAM_PACK_ORDER)``."""
     k = 0
     for part in parts:
         k = mix((k ^ (int(part) & MASK)) + GOLDEN)  # int(): a NumPy integer cannot hold MASK
@@ -57,7 +57,7 @@ def key(*parts: int) -> int:
 
 
 def keys(values: NDArray[Any], *parts: int) -> NDArray[np.uint64]:
-    """Return ``key(*parts, value)`` for each of many values at once.
+    """Return ``key(*parts, value)`` for each of `values` at once; uint64, same shape.
 
     >>> keys(np.array([3, 4]), 7, 2).tolist() == [key(7, 2, 3), key(7, 2, 4)]
     True
@@ -69,7 +69,7 @@ def keys(values: NDArray[Any], *parts: int) -> NDArray[np.uint64]:
 
 
 def draw(key: int, index: int) -> int:
-    """Return draw number `index` of `key`, uniform on 64 bits."""
+    """Return draw number `index` of `key`, uniform over 64-bit integers."""
     return mix(key + (index + 1) * GOLDEN)
 
 

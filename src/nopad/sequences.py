@@ -1,7 +1,7 @@
-"""`Sequences`: n sequences in columns, the one form in which tokens travel: corpus -> spool -> shards -> batches.
+"""`Sequences`: n sequences in columns, the form in which tokens pass from corpus to spool, shards and batches.
 
-Per-token columns are flat arrays, the sequences end to end; per-sequence columns have one entry each. Nothing here
-copies tokens but `gathered`, so a part of a memory-mapped corpus costs its lengths and no more.
+Per-token columns are flat arrays of concatenated sequences; per-sequence columns have one entry per sequence. Only
+`gathered` copies tokens, so a part of a memory-mapped corpus costs no more than its lengths.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Sequences:
     """n sequences with T tokens.
 
     Attributes:
-        seq_lengths: tokens of each; int32 ``[n]``.
-        tokens: per-token columns by name, ``input_ids`` among them where ids are known; ``[T]``, the sequences end to
-            end, or anywhere in a longer array where `begin` says so.
+        seq_lengths: length of each sequence in tokens; int32 ``[n]``.
+        tokens: per-token columns by name, with ``input_ids`` if ids are known; ``[T]`` concatenated, or longer arrays
+            in which `begin` says where each sequence begins.
         values: per-sequence columns by name; ``[n]``, NumPy or Arrow arrays.
-        begin: where each sequence begins in the per-token columns; int64 ``[n]``; None: end to end.
+        begin: where each sequence begins in the per-token columns; int64 ``[n]``; None: concatenated.
 
     >>> made = Sequences(seq_lengths=np.array([2, 1, 3], np.int32), tokens={"input_ids": np.arange(6)})
     >>> chosen = made.take(np.array([2, 0]))
@@ -50,11 +50,11 @@ class Sequences:
         return np.cumsum(self.seq_lengths, dtype=np.int64) - self.seq_lengths
 
     def take(self, numbers: NDArray[np.int64]) -> Sequences:
-        """Return the sequences of these numbers, in this order; the per-token columns stay as they are."""
+        """Return the sequences with these numbers, in this order, without copying per-token columns."""
         return self._chosen(numbers, lambda column: column.take(_as_index(column, numbers)))
 
     def part(self, begin: int, end: int) -> Sequences:
-        """Return sequences `begin` to `end`, as views."""
+        """Return sequences `begin` to `end` (exclusive), as views."""
         span = slice(begin, end)
         if self.begin is not None:
             return self._chosen(span, lambda column: column[span])
@@ -68,7 +68,7 @@ class Sequences:
         )
 
     def gathered(self) -> Sequences:
-        """Return the same with per-token columns end to end, copied if they are not. O(tokens)."""
+        """Return the same sequences with concatenated per-token columns, copied if necessary. O(tokens)."""
         if self.begin is None:
             return self
         ends = np.cumsum(self.seq_lengths, dtype=np.int64)
@@ -86,7 +86,7 @@ class Sequences:
 
 
 def _as_index(column: Any, numbers: NDArray[np.int64]) -> Any:
-    """NumPy takes an array of numbers, Arrow one of its own."""
+    """Return `numbers` as an index for `column`: a NumPy or an Arrow array."""
     if isinstance(column, np.ndarray):
         return numbers
     import pyarrow as pa

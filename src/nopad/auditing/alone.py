@@ -38,8 +38,9 @@ class Alone:
         self._sound: dict[Names, tuple[Alone | None, frozenset[str], list[str]]] = {}
 
     def gradients(self, names: Names, numbers: Sequence[int] | None = None) -> Gradients:
-        """Return the gradients of all parameters for a random weighting of these outputs of these sequences (None:
-        all).
+        """Return the gradients of all parameters for a random weighting of these outputs.
+
+        `numbers`: the sequences whose outputs are weighted; None: all.
         """
         chosen = tuple(range(len(self.outputs)) if numbers is None else numbers)
         key = names, chosen

@@ -1,4 +1,4 @@
-"""The forms in which nopad puts sequences together; all that the audit knows of building batches is here."""
+"""The forms in which nopad batches sequences; only this module of the audit builds batches."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def arranged(
     targets: Sequence[Sequence[int]] | None = None,
     start_id: int = 0,
 ) -> PackedBatch:
-    """Put sequences together in one form, with their targets where a decoder wants them.
+    """Build a batch of one form, with targets for a decoder if they are given.
 
-    A sequence and its target lie in the same row; rows of targets are of another width: a shape tells which they are.
+    A sequence and its target are in the same row. Rows of targets have another width, so that a shape tells them apart.
     """
     lengths = [len(sequence) for sequence in sequences]
     rows = _rows(lengths, capacity)
@@ -42,7 +42,7 @@ def arranged(
 
 
 def crossing(lengths: Sequence[int]) -> int | None:
-    """Find the width of rows, above the longest sequence, with which one goes on in the next row; None: there is none.
+    """Return a row width above the longest sequence at which a sequence crosses into the next row; None: there is none.
 
     >>> crossing([4, 1, 2]), crossing([3])
     (6, None)
@@ -55,7 +55,7 @@ def crossing(lengths: Sequence[int]) -> int | None:
 
 
 def shortened_targets(lengths: Sequence[int]) -> list[int]:
-    """Lengths of targets: each of another sequence, cut to two thirds, so that nothing fits by chance.
+    """Return lengths of targets: each is two thirds of the next sequence's length, so that no shape fits by chance.
 
     >>> shortened_targets([64, 1, 38])
     [1, 25, 42]
@@ -73,7 +73,7 @@ def _how(form: str, lengths: Sequence[int], rows: Numbers, capacity: int, pad_id
 
 
 def _rows(lengths: Sequence[int], capacity: int) -> Numbers:
-    """First fit, longest first: no plan, and nothing to compile, for six sequences."""
+    """Return which sequences share a row, by first-fit decreasing; for six sequences this needs no plan or compiler."""
     rows: Numbers = []
     for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
         row = next((row for row in rows if sum(lengths[n] for n in row) + lengths[number] <= capacity), None)

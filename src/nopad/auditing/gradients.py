@@ -1,4 +1,4 @@
-"""Gradients of all parameters, packed against alone, of one random weighing of all outputs."""
+"""Compare gradients of all parameters, packed against alone, for one random weighting of all outputs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ TIMES_ALONE = 4  # how much further from the truth packed may be than alone is, 
 
 @dataclass(frozen=True)
 class Truth:
-    """Gradients in float64, of the sequences alone; and the names of those that are zero.
+    """Gradients in float64 of the sequences alone, and the names of parameters whose gradient is exactly zero.
 
-    A key's bias shifts all scores of a query alike. Only float64 tells that from a gradient that is small.
+    A key's bias shifts all scores of a query alike, so its gradient is zero; only float64 shows that it is not just
+    small.
     """
 
     alone: Gradients
@@ -29,7 +30,7 @@ class Truth:
 
     @classmethod
     def of(cls, alone: Alone, names: tuple[str, ...]) -> Truth:
-        """Take those of a trial in float64."""
+        """Return the gradients of a trial in float64."""
         gradients = alone.gradients(names)
         sizes = {name: 0.0 if value is None else largest(value) for name, value in gradients.items()}
         finite = [size for size in sizes.values() if math.isfinite(size)]
@@ -44,11 +45,12 @@ def compare_gradients(
     truth: Truth,
     left_out: frozenset[str] = frozenset(),
 ) -> Check:
-    """Compare; each tensor's largest difference is measured against its own largest value.
+    """Compare gradients; each tensor's largest difference is measured relative to its own largest value.
 
-    In another dtype than float64, a tensor whose gradient is small among all may also be off by a few times what
-    rounding does to the sequences alone, as the `truth` tells: some are small sums of large numbers (DeBERTa's keys'
-    biases). So may it in float64, by a few roundings of float32, where the model computes some of it so (a softmax).
+    In other dtypes than float64, a tensor with a small gradient may also differ by a few times the rounding error of
+    the sequences alone, measured against `truth`: some gradients are small sums of large numbers (DeBERTa's key
+    biases). In float64 it may differ by a few roundings of float32, if the model computes some of it in float32 (a
+    softmax).
     """
     names = tuple(together)
     wanted = [{name: output[name][0] for name in names} for output in alone.outputs]
@@ -77,14 +79,14 @@ def compare_gradients(
 
 
 def _rounding(value: Tensor | None, true: Tensor | None, dtype: torch.dtype, most: float) -> float:
-    """What rounding does to a gradient of the sequences alone: as float64 tells; there, what float32 leaves of zero."""
+    """Return the rounding error of a gradient of the sequences alone, against float64; in float64, that of float32."""
     if dtype == torch.float64:
         return most * torch.finfo(torch.float32).eps
     return 0.0 if value is None or true is None else _apart(true, value.double())
 
 
 def _apart(mine: Tensor | None, other: Tensor | None) -> float:
-    """Largest difference; overwrites `other`. One that has none, or is no number, is infinitely far."""
+    """Return the largest difference; overwrites `other`. It is infinite if only one is None or a value is NaN."""
     if mine is None or other is None:
         return 0.0 if mine is other else math.inf
     if mine.is_sparse or other.is_sparse:

@@ -1,4 +1,4 @@
-"""How near is near enough, by dtype; and how far apart two tensors are."""
+"""The allowed differences by dtype, and functions that measure how far two tensors differ."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ LIMITS = {torch.float64: EXACT, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch
 
 
 def limit_of(measured: float, dtype: torch.dtype, partly: bool = False) -> float:
-    """The most a relative difference may be; models that compute `partly` in float32 even in float64 get that."""
+    """Return the largest relative difference allowed.
+
+    Models that compute `partly` in float32, even in float64, are allowed the error of float32.
+    """
     if dtype == torch.float64 and partly and EXACT < measured <= PARTLY_SINGLE:
         return PARTLY_SINGLE
     return LIMITS.get(dtype, 1e-2)
 
 
 def named(dtype: torch.dtype) -> str:
-    """A dtype's short name."""
+    """Return a dtype's short name, such as "float64"."""
     return str(dtype).removeprefix("torch.")
 
 
 def apart(before: Tensor, after: Tensor) -> float:
-    """Largest difference; the same infinity in both is none, nor is NaN in both; other infinities are infinite."""
+    """Return the largest difference: 0 for equal infinities and NaN in both, infinite for any other of these."""
     same = (before == after) | (before.isnan() & after.isnan())
     difference = (before - after).detach().abs().masked_fill(same.detach(), 0)
     if not difference.numel():
@@ -34,6 +37,6 @@ def apart(before: Tensor, after: Tensor) -> float:
 
 
 def largest_finite(values: Tensor) -> float:
-    """Largest of the finite values, by magnitude; 0 where there is none."""
+    """Return the largest finite absolute value; 0 if there is none."""
     finite = values.detach()[values.detach().isfinite()]
     return float(finite.abs().max()) if finite.numel() else 0.0

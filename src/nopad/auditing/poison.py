@@ -1,4 +1,4 @@
-"""What one sequence can do to its neighbours, bit for bit; and whether nopad's attention ran in every layer."""
+"""Check that a sequence does not change its neighbours' results, and that nopad's attention ran in every layer."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ FORM = "rows"
 
 
 def poison(alone: Alone, dtype: torch.dtype) -> Found:
-    """Change one sequence, then make it huge, then not a number: what do its neighbours do?
+    """Change one sequence, then scale its embeddings, then make them NaN; measure how its neighbours' results change.
 
-    They may not move by one bit; off the CPU, in other dtypes than float64, by a few roundings of the largest value.
-    So may they where a sequence changes what neighbours are computed together with: in a mixture of experts.
+    They may not change by one bit; off the CPU, in other dtypes than float64, by a few roundings of the largest value.
+    The same holds in a mixture of experts, where a sequence changes which tokens are computed together.
     """
     found, trial, huge = Found(), alone.trial, SCALE.get(dtype, 1e6)
     poisoned = _Poisoned(trial, alone.kinds)
@@ -56,11 +56,11 @@ def poison(alone: Alone, dtype: torch.dtype) -> Found:
 
 
 class _Poisoned:
-    """A trial of which one sequence is changed.
+    """A trial in which one sequence is changed.
 
     Attributes:
-        victim: number of the sequence that is changed.
-        others: all sequences, with other tokens in that one.
+        victim: number of the changed sequence.
+        others: all sequences, with other tokens in the changed one.
     """
 
     def __init__(self, trial: Trial, kinds: Kinds) -> None:
@@ -74,13 +74,13 @@ class _Poisoned:
     def run(
         self, sequences: list[list[int]], factor: float | None = None, watch: Any = None
     ) -> dict[str, list[Tensor]]:
-        """Run packed, the victim's embeddings scaled by a factor."""
+        """Run the sequences packed, with the victim's embeddings scaled by `factor`."""
         batch, there = self.trial.batch(self.form, sequences)
         with torch.no_grad(), _scaled(self.trial, there, self.victim, factor), watch or nullcontext():
             return per_sequence(self.trial.run(batch, f"packed, {self.form}"), there, self.kinds)
 
     def check(self, name: str, dtype: torch.dtype, sequences: list[list[int]], factor: float | None) -> Check | None:
-        """Measure how far neighbours move; None: nothing is a sequence's own, which the outputs have told."""
+        """Measure how far the neighbours' results move; None if no output has a part per sequence."""
         if self._clean is None:
             self._clean = self.run(self.trial.sequences)
         if not self._clean:
@@ -108,7 +108,7 @@ class _Poisoned:
         return Check(name=name, passed=worst <= limit, value=worst, limit=limit, detail=detail)
 
     def _reroutes(self, sequences: list[list[int]], factor: float | None) -> bool:
-        """Whether the changed sequence changes what is decided, or the shapes of what is computed."""
+        """Whether the changed sequence changes routing decisions, or the shapes of computed tensors."""
         make: Any = _Decisions
         before, after = make(), make()
         self.run(self.trial.sequences, None if factor is None else 1.0, watch=before)  # scaling is seen too
@@ -117,7 +117,7 @@ class _Poisoned:
 
 
 class _Decisions(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps, in order, the shapes of all that is computed, and what is decided: whole numbers made of real ones."""
+    """Records the shapes of all results in order, and decisions: integers that were computed from floats."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -170,7 +170,7 @@ def _layers(trial: Trial) -> int:
 
 
 def once_a_layer(trial: Trial, counts: dict[int, int]) -> Check:
-    """Our attention ran once for every layer that attends; `counts` says how often for which."""
+    """Check that nopad's attention ran once per attention layer; `counts` holds calls by ``id(module)``."""
     layers, attends = _layers(trial), state_of(trial.model).family.attends
     shared = len(counts) < layers  # ALBERT: one layer, again and again
     ran = sum(counts.values())

@@ -1,4 +1,4 @@
-"""What an audit feeds a model: sequences that fill packs in different ways, and where they end up in a batch."""
+"""The sequences of an audit, with lengths that fill packs in different ways, and where they lie in a batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Places", "find", "lengths_for"]
 
 
 def lengths_for(capacity: int, longest: int) -> list[int]:
-    """Lengths that fill packs of `capacity` to the end and not, at depths 1 and more, with one of a single token.
+    """Return lengths of which some fill a pack of `capacity` exactly and some do not, with one of a single token.
 
     >>> lengths_for(64, 512)
     [64, 1, 38, 19, 6, 31]
@@ -32,13 +32,13 @@ def lengths_for(capacity: int, longest: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Places:
-    """Where each sequence lies in a batch: in the rows laid end to end, ``[length]`` for each.
+    """Where each sequence lies in a batch: positions in the concatenated rows, ``[length]`` per sequence.
 
     Attributes:
         shape: (R, L) of the batch.
-        of: places of each sequence's tokens, in the order in which the sequences were given.
-        batch: the packed batch itself where it is ours, which also knows values per sequence.
-        target: the same of the targets, where a decoder has them.
+        of: positions of each sequence's tokens, in the order in which the sequences were given.
+        batch: the packed batch if nopad built it, which also splits values per sequence.
+        target: the places of the targets, for a decoder.
     """
 
     shape: tuple[int, int]
@@ -47,10 +47,10 @@ class Places:
     target: Places | None = None
 
     def split(self, values: Tensor, kind: str | None = None) -> list[Tensor] | None:
-        """Split ``[R, L, ...]``, or ``[S, ...]``, into one value for each sequence; None for any other shape.
+        """Split ``[R, L, ...]`` or ``[S, ...]`` into one value per sequence; None for any other shape.
 
-        `kind` "sequence": not the former, though the shape may be the same; "target": of the targets' rows; None: by
-        the shape.
+        `kind`: "token" or "target" for values per token of the sequences or targets, "sequence" for values per
+        sequence; None: decide by the shape.
         """
         if self.target is not None and kind in (None, "target") and self._is(self.target, values):
             return self.target.split(values, "token")
@@ -71,7 +71,7 @@ class Places:
 
 
 def _of_layout(at: Layout) -> list[NDArray[np.int64]]:
-    """Places of each sequence's tokens, in the order given."""
+    """Return the positions of each sequence's tokens, in the order given."""
     places: list[Any] = [None] * at.sequences
     for number, (begin, end) in zip(at.order.tolist(), pairwise(at.cu_seqlens.tolist()), strict=True):
         places[number] = at.index[begin:end]
@@ -82,7 +82,7 @@ def find(batch: Mapping[str, Any], sequences: Sequence[Sequence[int]]) -> Places
     """Find where the sequences lie in a batch of any collator, by their tokens.
 
     Raises:
-        BatchError: a sequence is not there in one piece within a row, or the mask has more tokens than the sequences.
+        BatchError: a sequence is not in one piece within a row, or the mask has more tokens than the sequences.
     """
     ids = batch["input_ids"]
     shape = (int(ids.shape[0]), int(ids.shape[1]))

@@ -1,7 +1,8 @@
-"""Run sequences alone and packed, and compare outputs, gradients, poison, layers (docs/audit.md: what each proves).
+"""Run sequences alone and packed, and compare outputs, gradients and neighbours (docs/audit.md says what this proves).
 
-The model is copied once per dtype: nothing of the caller's changes. In float64, outputs and gradients are compared on
-packs of the capacity; what costs more, poison, and all of it in the model's own dtype, on packs of a quarter of it.
+The model is copied once per dtype, so the caller's model does not change. In float64, outputs and gradients are
+compared on packs of the full capacity. The more expensive neighbour checks (poison), and all checks in the model's own
+dtype, use packs of a quarter of it.
 """
 
 from __future__ import annotations
@@ -52,26 +53,26 @@ def audit(
     gradients: bool = True,
     seed: int = 0,
 ) -> Verdict:
-    """Prove that sequences in a pack get what they get alone, or name the layer at which they do not.
+    """Check that sequences in a pack get the results they get alone, or name the module where they first differ.
 
     Args:
-        model: a transformers model; made pack-safe for the audit where it is not, and no collator is given.
-        collator: audit the model as it is, fed with what this makes of features (dicts with ``input_ids``): any
-            function that returns the arguments of a forward call.
-        capacity: of the packs that are tried; the longest sequence. None: 64, or a quarter more than the window of a
-            model with local attention (up to 256): a shorter sequence does not show what a window does.
-        backend: of the model that is made pack-safe here.
-        layers: audit a copy with only the first so many layers, for a large model; None: all of them.
-        gradients: compare those of the parameters too.
-        seed: random seed, of the tokens and of what the outputs are weighed with.
+        model: a transformers model; without a collator it is made pack-safe for the audit, if it is not yet.
+        collator: any function from features (dicts with ``input_ids``) to the arguments of a forward call; the model is
+            then audited unchanged, with batches of this collator.
+        capacity: capacity of the packs, and length of the longest sequence. None: 64, or for a model with local
+            attention a quarter more than its window (up to 256), since shorter sequences do not test a window.
+        backend: attention backend with which the model is made pack-safe.
+        layers: audit a copy with only this many first layers, for a large model; None: all layers.
+        gradients: also compare the gradients of the parameters.
+        seed: random seed of the tokens and of the weights of outputs.
 
     Raises:
-        UnsupportedModelError: nopad refuses this model, with the reason.
+        UnsupportedModelError: nopad refuses this model; the message gives the reason.
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
-        OptionError: a capacity below 4, more layers than there are, another backend than that of a model which is
+        OptionError: a capacity below 4, more layers than the model has, another backend than that of a model that is
             pack-safe already, or a model that is random even in evaluation mode.
 
-    What the model itself raises is no exception here but a check that has not passed, with the exception's name.
+    An exception of the model itself is not raised here: it is a failed check with the exception's name.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertModel, DataCollatorWithFlattening
@@ -119,7 +120,7 @@ def audit(
 
 
 def _how(model: Any, collator: Collator | None, backend: str) -> str:
-    """What keeps sequences apart, in words."""
+    """Return in words what keeps sequences apart."""
     if collator is not None:
         return f"as it is, with {getattr(collator, '__name__', type(collator).__name__)}"
     return f"nopad, backend {state_of(model).backend if is_packed(model) else backend!r}"
@@ -127,11 +128,11 @@ def _how(model: Any, collator: Collator | None, backend: str) -> str:
 
 @dataclass
 class _Task:
-    """One audit: what is asked, and the truth that it finds on its way.
+    """The arguments and state of one audit.
 
     Attributes:
-        tokens: what is drawn.
-        truth: gradients of the short packs in float64.
+        tokens: the token ids to draw from.
+        truth: gradients of the short packs in float64, once known.
     """
 
     model: Any
@@ -144,9 +145,9 @@ class _Task:
     truth: Truth | None = None
 
     def run_best(self) -> Found:
-        """Run; with collators, on sequences that go from bos to eos: some mark borders by them.
+        """Run the audit; with a collator, on sequences from bos to eos, by which some collators mark borders.
 
-        Where eos is the pad too, others take it for padding: then sequences without it are a second chance.
+        If eos is also the pad id, other collators take it for padding; then sequences without eos are tried too.
         """
         eos, pad = (self.tokens.special.get(name) for name in ("eos", "pad"))
         if self.collator is None or eos is None:
@@ -172,7 +173,7 @@ class _Task:
         return found
 
     def run(self) -> Found:
-        """Audit in float64, in the model's own dtype, and compiled where it is."""
+        """Audit in float64, in the model's own dtype, and with compiled layers if the model has some."""
         own = next(bare(self.model).parameters()).dtype
         found = Found()
         self._attempt(found, torch.float64, "", lambda subject: self._in_float64(subject, own))
@@ -187,7 +188,7 @@ class _Task:
         return found
 
     def _attempt(self, found: Found, dtype: torch.dtype, label: str, measure: Callable[[Any], Found]) -> None:
-        """Measure a copy in a dtype."""
+        """Measure a copy of the model in a dtype."""
 
         def lent() -> Found:
             with subject_of(self.model, dtype, self.collator is None, self.backend) as subject:
@@ -196,13 +197,13 @@ class _Task:
         found.attempt(f"{named(dtype)} outputs, alone{label}", lent)
 
     def _drawn(self, subject: Any, tokens: Tokens, capacity: int | None = None, partly: bool = False) -> Trial:
-        """Sequences for packs of this capacity; None: for short ones, of fewer sequences."""
+        """Draw sequences for packs of this capacity; None: fewer sequences for short packs."""
         size = max(min(self.capacity, CAPACITY) // 4, 4) if capacity is None else capacity
         most = 4 if capacity is None else 6
         return replace(Trial.drawn(subject, self.collator, size, self.seed, tokens, most), partly=partly)
 
     def _in_float64(self, subject: Any, own: torch.dtype) -> Found:
-        """Everything there is to check."""
+        """Run all checks in float64."""
         found, first, apart = Found(), self._drawn(subject, self.tokens), {}
         partly = steady(first)
         if self.collator is None:
@@ -224,7 +225,7 @@ class _Task:
         return found
 
     def _with(self, subject: Any, name: str, token: int, partly: bool) -> Found:
-        """A token that the model looks for, inside of sequences and at the end of one."""
+        """Compare outputs with a token that the model looks for, inside sequences and at the end of one."""
         trial = self._drawn(subject, replace(self.tokens, inside=(token,)), None, partly)
         trial.sequences[-1][-1] = token
         found = compare(Alone(trial, False), torch.float64, forms=trial.forms[:2], label=f", with {name}")
@@ -238,7 +239,7 @@ class _Task:
         return found
 
     def _compiled(self, subject: Any, dtype: torch.dtype, layers: dict[str, Any]) -> Found:
-        """The same layers compiled as in the model given; outputs only."""
+        """Compare outputs of a copy in which the same layers are compiled as in the given model."""
         found = Found()
         recompiled(subject, layers)
         try:

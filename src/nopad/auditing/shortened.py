@@ -1,4 +1,4 @@
-"""The first layers of a large model as a model of its own: isolation does not depend on how many there are."""
+"""A large model's first layers as a smaller model, since isolation does not depend on the number of layers."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 
 
 def layer_count(config: Any) -> int:
-    """How many layers a configuration asks for."""
+    """Return the number of layers in a configuration."""
     text = config.get_text_config()
     return next((int(getattr(text, name)) for name in COUNTS if getattr(text, name, None)), 0)
 
 
 def missing_kinds(model: Any, layers: int) -> str:
-    """Name the kinds of layers (local, global) that come only later, for a note; empty when there are none."""
+    """Name the kinds of layers (local, global) that the first layers lack, for a note; empty if they lack none."""
     kinds = list(getattr(model.config.get_text_config(), "layer_types", None) or ())
     later = sorted(set(kinds[layers:]) - set(kinds[:layers]))
     return f", without any of {', '.join(later)}" if later else ""
 
 
 def window_of(config: Any) -> int:
-    """How many places local attention reaches over, both sides; 0: there is none."""
+    """Return the total width of local attention in tokens; 0: the model has none."""
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None)
     window = getattr(text, "local_attention", None) or getattr(text, "sliding_window", None) or 0
@@ -38,12 +38,12 @@ def window_of(config: Any) -> int:
 
 
 def shortened(model: Any, layers: int) -> Any:
-    """Return a copy with only the first layers; pack-safe by the same backend where the model is.
+    """Return a copy with only the first layers; if the model is pack-safe, so is the copy, by the same backend.
 
     Raises:
-        OptionError: fewer than 1 layer, or more than there are.
+        OptionError: `layers` is below 1, or above the model's number of layers.
         UnsupportedModelError: the model cannot be built with fewer layers from its configuration: it is wrapped by
-            PEFT, or has hooks or methods of its own, which a copy would not have.
+            PEFT, or has its own hooks or methods, which a copy would not have.
     """
     inner = bare(model)
     there = layer_count(inner.config)
@@ -72,7 +72,7 @@ def shortened(model: Any, layers: int) -> Any:
 
 
 def _has_hooks(module: Any) -> bool:
-    """Whether others than nopad and transformers, which only records states, have hooked a module."""
+    """Whether a module has hooks of anyone but nopad and transformers, whose hooks only record states."""
     return any(
         not isinstance(hook, Hook) and not (getattr(hook, "__module__", None) or "").startswith("transformers.")
         for hooks in (module._forward_hooks, module._forward_pre_hooks)
@@ -81,13 +81,13 @@ def _has_hooks(module: Any) -> bool:
 
 
 def _attention(inner: Any) -> str:
-    """The attention that the model had before it was made pack-safe."""
+    """Return the attention implementation that the model had before it was made pack-safe."""
     state = getattr(inner, STATE, None)
     return str((state.before if state is not None else "") or inner.config._attn_implementation)
 
 
 def _fewer(config: Any, there: int, layers: int) -> Any:
-    """Cut what is said of each layer too."""
+    """Return a configuration for fewer layers, in which lists with an entry per layer are cut too."""
     config = copy.deepcopy(config)
     text = config.get_text_config()
     for name, value in list(vars(text).items()):

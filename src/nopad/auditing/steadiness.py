@@ -1,4 +1,4 @@
-"""What a model is by itself: whether it gives the same twice, computes in float32, or looks for certain tokens."""
+"""Check a model alone: whether two runs give the same results, use float32, or depend on certain tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ANOTHER = 1e-4  # of the largest value: another result, and no rounding
 
 
 class _Singles(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches for results in float32."""
+    """Notices results in float32."""
 
     found: bool = False
 
@@ -34,10 +34,10 @@ class _Singles(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def steady(trial: Trial) -> bool:
-    """Run the shortest sequence twice; return whether some of it is computed in float32.
+    """Run the shortest sequence twice; return whether the model computes some of it in float32.
 
     Raises:
-        OptionError: the two differ, so there is nothing to compare.
+        OptionError: the two results differ, so there is nothing to compare.
         ModelFailedError: the model does not run on ids alone.
     """
     shortest = min(range(len(trial.sequences)), key=lambda number: len(trial.sequences[number]))
@@ -55,9 +55,10 @@ def steady(trial: Trial) -> bool:
 
 
 def looked_for(trial: Trial, tokens: Tokens) -> dict[str, int]:
-    """Special tokens that the model itself looks for, by name: positions or results depend on where they are.
+    """Return the special tokens, by name, that the model looks for: positions or results depend on where they are.
 
-    Such a model gives one result for the ids, and another one for their embeddings, which do not say which is special.
+    Such a model gives another result for the embeddings of ids than for the ids themselves, since embeddings do not
+    show which tokens are special.
     """
     length = min(6, max(map(len, trial.sequences)))
 

@@ -1,4 +1,4 @@
-"""What is audited: a copy of the model in one dtype, pack-safe where nopad is to keep sequences apart."""
+"""The audited model: a copy in one dtype, made pack-safe if nopad is to keep sequences apart."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ TABLE = 4096  # rows of embeddings
 
 @contextmanager
 def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto") -> Iterator[Any]:
-    """Lend a copy of a model, in a dtype and without compiled layers; `safe`: made pack-safe where it is not.
+    """Lend a copy of a model in a dtype and without compiled layers; `safe`: make it pack-safe if it is not yet.
 
-    It is let go at once afterwards: hooks and model hold each other, and a copy is as large as the model, or twice.
+    The copy is released at once at the end: hooks and model refer to each other, and a copy is as large as the model,
+    or twice as large.
 
     Raises:
-        UnsupportedModelError: nopad refuses it.
-        ModelFailedError: it cannot be copied, converted or made pack-safe.
+        UnsupportedModelError: nopad refuses the model.
+        ModelFailedError: the model cannot be copied, converted or made pack-safe.
     """
     with inside_model(f"{type(bare(model)).__name__} cannot be copied in {dtype}"):
         made = copy.deepcopy(bare(model)).to(dtype).eval()
@@ -56,7 +57,7 @@ def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto"
 
 
 def compiled_layers(model: Any) -> dict[str, Any]:
-    """Parts of a model that were compiled, by name, with what compiles them (None: unknown)."""
+    """Return the compiled parts of a model by name, each with its ``torch.compile`` context (None: unknown)."""
     found: dict[str, Any] = {}
     for name, module in bare(model).named_modules():
         plain = ".".join(part for part in name.split(".") if part != "_orig_mod")
@@ -68,7 +69,7 @@ def compiled_layers(model: Any) -> dict[str, Any]:
 
 
 def recompiled(subject: Any, layers: dict[str, Any]) -> None:
-    """Compile the same parts of a copy, each by what compiled it."""
+    """Compile the same parts of a copy, each with the same ``torch.compile`` context."""
     for name, compiler in layers.items():
         module = subject.get_submodule(name)
         if compiler is None:
@@ -78,14 +79,14 @@ def recompiled(subject: Any, layers: dict[str, Any]) -> None:
 
 
 def room_to_compile() -> Any:
-    """A context in which layers are compiled for every shape that is tried: beyond a limit torch stops in silence."""
+    """Return a context in which layers are compiled for every shape; otherwise torch silently stops at a limit."""
     import torch._dynamo
 
     return torch._dynamo.config.patch(recompile_limit=ROOM, accumulated_recompile_limit=ROOM)
 
 
 def _compiler_of(compiled: Any) -> Any:
-    """The context by which ``torch.compile`` made this function; None where it does not tell."""
+    """Return the ``torch.compile`` context that made a function; None if it cannot be found."""
     code, cells = getattr(compiled, "__code__", None), getattr(compiled, "__closure__", None) or ()
     held = dict(zip(getattr(code, "co_freevars", ()), cells, strict=False))
     found = held["self"].cell_contents if "self" in held else None
@@ -100,14 +101,14 @@ def _uncompiled(model: nn.Module) -> None:
 
 
 def _sparse_tables(model: nn.Module) -> None:
-    """Let gradients of embeddings be of the few tokens that are drawn: of a whole vocabulary they cost the most."""
+    """Make gradients of embeddings sparse: those of a whole vocabulary would cost more than all else."""
     for module in model.modules():
         if isinstance(module, nn.Embedding) and module.num_embeddings >= TABLE and module.max_norm is None:
             module.sparse = True
 
 
 def _eager_experts(model: Any) -> None:
-    """Experts one by one: the grouped kernels of transformers know no float64."""
+    """Run experts one by one, since the grouped kernels of transformers do not support float64."""
     config = model.config.get_text_config()
     if getattr(config, "_experts_implementation", None) not in (None, "eager"):
         model.set_experts_implementation("eager")

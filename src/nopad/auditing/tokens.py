@@ -1,4 +1,4 @@
-"""Which token ids are drawn: all of the vocabulary, pad, bos and eos too, but not the mask."""
+"""The token ids that an audit draws: all of the vocabulary, with pad, bos and eos, but without the mask token."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ NAMES = ("pad", "bos", "eos", "cls", "sep")
 
 @dataclass(frozen=True)
 class Tokens:
-    """Ids to draw from.
+    """The token ids to draw from.
 
     Attributes:
-        vocabulary: how many ids there are.
-        special: ids of pad, bos, eos, cls and sep by name, those that the configuration has.
+        vocabulary: number of ids.
+        special: ids of pad, bos, eos, cls and sep by name, as far as the configuration has them.
         mask: id of the mask token, which is never drawn; -1: there is none.
         inside: special ids that are drawn among the others.
-        begins, ends: what longer sequences begin with, and all end with; None: whatever is drawn.
+        begins, ends: first id of sequences above 2 tokens, and last id of all; None: any.
     """
 
     vocabulary: int
@@ -38,10 +38,10 @@ class Tokens:
 
     @classmethod
     def of(cls, config: Any) -> Tokens:
-        """Read them off a configuration; special ones are not drawn yet.
+        """Return the ids of a configuration; special tokens are not drawn yet.
 
         Raises:
-            OptionError: a vocabulary too small to draw from, or none.
+            OptionError: the vocabulary is missing, or too small to draw from.
         """
         size = getattr(config, "vocab_size", None)
         if not isinstance(size, int):
@@ -60,21 +60,21 @@ class Tokens:
 
     @cached_property
     def plain(self) -> NDArray[np.int64]:
-        """The ids without special ones."""
+        """The ids without special tokens."""
         return np.setdiff1d(np.arange(self.vocabulary), [*self.special.values(), self.mask])
 
     def including(self, names: Sequence[str]) -> Tokens:
-        """Draw these special tokens too, anywhere."""
+        """Return tokens with these special tokens drawn anywhere too."""
         return replace(self, inside=tuple(dict.fromkeys(self.special[name] for name in names)))
 
     def bordered(self) -> Tokens:
-        """Sequences as a corpus has them: bos first, eos last, and no special token in between."""
+        """Return tokens for sequences like those of a corpus: bos first, eos last, no special token in between."""
         pad, bos, eos = (self.special.get(name) for name in ("pad", "bos", "eos"))
         return replace(self, begins=None if bos in (pad, eos) else bos, ends=eos)
 
 
 def draw(lengths: Sequence[int], tokens: Tokens, seed: int) -> list[list[int]]:
-    """Draw sequences of these lengths; those of 3 tokens and more hold special ones, up to a third."""
+    """Draw sequences of these lengths; up to a third of each sequence are special tokens of `tokens.inside`."""
     rng = np.random.default_rng(seed)
     drawn = []
     for number, length in enumerate(lengths):

@@ -1,4 +1,4 @@
-"""The first module whose output differs: run again with hooks, alone and packed."""
+"""Find the first module whose output differs, by running alone and packed again with hooks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["first_difference"]
 
 
 def first_difference(trial: Trial, form: str, limit: float) -> str | None:
-    """Name the first module to finish whose outputs differ; None: none does, or the model fails this time."""
+    """Return the name of the first module whose outputs differ; None: none does, or the model fails this time."""
     batch, places = trial.batch(form, trial.sequences)
     single: dict[str, Any] = {}
     packs: dict[str, Any] = {}
@@ -46,7 +46,7 @@ def first_difference(trial: Trial, form: str, limit: float) -> str | None:
 
 @contextmanager
 def _traced(model: Any, trace: dict[str, Any], keep: Callable[[Tensor], Any]) -> Iterator[None]:
-    """Keep the first tensor that each module gives, in the order in which modules finish."""
+    """Record the first tensor of each module's output, in the order in which modules finish."""
     handles = []
 
     def hook(name: str) -> Callable[..., None]:

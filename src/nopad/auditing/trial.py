@@ -1,4 +1,4 @@
-"""A model in one dtype, and what an audit feeds it."""
+"""`Trial`: a model in one dtype, with the sequences that an audit runs."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ Kinds = dict[str, Literal["token", "target", "sequence"]]
 
 @dataclass(frozen=True)
 class Trial:
-    """A model in one dtype, and what it is fed.
+    """A model in one dtype, with the sequences that an audit runs.
 
     Attributes:
-        model: in evaluation mode.
-        collator: what it is fed by; None: nopad.
-        sequences: ids.
-        others: as many, as long, with other ids.
-        targets: of an encoder-decoder that nopad feeds, one for each sequence, of other lengths; None: no decoder.
-        capacity: of packs.
-        seed: of everything that is drawn.
-        start: what a decoder's input begins with.
-        partly: whether the model computes some of its results in float32, even when it is in float64.
+        model: the model, in evaluation mode.
+        collator: the function that builds batches; None: nopad builds them.
+        sequences: ids of each sequence.
+        others: sequences of the same lengths with other ids.
+        targets: targets of an encoder-decoder model, one per sequence, of other lengths; None: no decoder.
+        capacity: capacity of the packs.
+        seed: random seed of everything that is drawn.
+        start: first id of a decoder's input.
+        partly: whether the model computes some of its results in float32, even in float64.
     """
 
     model: Any
@@ -54,7 +54,7 @@ class Trial:
     def drawn(
         cls, model: Any, collator: Collator | None, capacity: int, seed: int, tokens: Tokens, most: int = 6
     ) -> Trial:
-        """Draw up to `most` sequences that fit the model."""
+        """Return a trial with up to `most` random sequences that fit the model."""
         config = bare(model).config.get_text_config()
         longest = longest_of(config, capacity)
         lengths = lengths_for(longest, longest)[:most]
@@ -65,21 +65,21 @@ class Trial:
         return cls(model, collator, sequences, others, targets, longest, seed, _start(config))
 
     def only(self, numbers: Sequence[int]) -> Trial:
-        """Keep these sequences."""
+        """Return a trial with these sequences only."""
         targets = self.targets and [self.targets[number] for number in numbers]
         sequences, others = ([taken[number] for number in numbers] for taken in (self.sequences, self.others))
         return replace(self, sequences=sequences, others=others, targets=targets)
 
     @property
     def forms(self) -> list[str]:
-        """The ways in which sequences are put together, by name."""
+        """Names of the forms in which sequences are batched."""
         if self.collator is not None:
             return ["packed"]
         crosses = crossing([len(sequence) for sequence in self.sequences]) is not None
         return [form for form in FORMS if crosses or form != "end to end"]
 
     def inputs(self, number: int) -> dict[str, Any]:
-        """What the model gets of one sequence by itself."""
+        """Return the model's arguments for one sequence alone."""
         inner = bare(self.model)
         device = next(inner.parameters()).device
         named: dict[str, Any] = {"input_ids": torch.tensor([self.sequences[number]], device=device)}
@@ -90,7 +90,7 @@ class Trial:
         return named
 
     def alone(self, number: int) -> dict[str, Tensor]:
-        """Run one sequence by itself.
+        """Run one sequence alone; return its outputs by name.
 
         Raises:
             ModelFailedError: the model does not run on ids alone.
@@ -102,10 +102,10 @@ class Trial:
         )
 
     def run(self, inputs: Mapping[str, Any], doing: str) -> dict[str, Tensor]:
-        """Run the model; return what it gave by name: real numbers of at least one dimension.
+        """Run the model; return its floating-point outputs of at least one dimension, by name.
 
         Raises:
-            ModelFailedError: it raised; `doing` says when.
+            ModelFailedError: the model raised; `doing` says when.
         """
         with inside_model(doing):
             given = self.model(**inputs)
@@ -115,7 +115,7 @@ class Trial:
             return {n: v for n, v in named.items() if isinstance(v, Tensor) and v.is_floating_point() and v.dim() > 0}
 
     def batch(self, form: str, sequences: Sequence[Sequence[int]]) -> tuple[Mapping[str, Any], Places]:
-        """Put sequences together, and find them in the batch.
+        """Build a batch of sequences, and find where they lie in it.
 
         Raises:
             BatchError: the collator fails, or cuts, drops, changes or adds tokens.
@@ -158,7 +158,7 @@ class Trial:
 
 
 def kinds_of(alone: Sequence[Mapping[str, Tensor]], trial: Trial) -> Kinds:
-    """Which outputs are per token, which per token of the target, and which per sequence; told by what is got alone."""
+    """Return which outputs are per token, per token of the target, or per sequence, judged by the outputs alone."""
 
     def as_long_as(name: str, wanted: Sequence[Sequence[int]]) -> bool:
         pairs = zip((output[name] for output in alone), wanted, strict=True)
@@ -177,19 +177,19 @@ def kinds_of(alone: Sequence[Mapping[str, Tensor]], trial: Trial) -> Kinds:
 
 
 def per_sequence(output: Mapping[str, Tensor], places: Places, kinds: Kinds) -> dict[str, list[Tensor]]:
-    """The outputs of which every sequence has a part of its own."""
+    """Return the outputs of which every sequence has its own part, split by sequence."""
     split = {name: places.split(value, kinds[name]) for name, value in output.items() if name in kinds}
     return {name: parts for name, parts in split.items() if parts is not None}
 
 
 def longest_of(config: Any, capacity: int) -> int:
-    """The longest sequence that is tried: `capacity`, or less where the model has fewer positions."""
+    """Return the longest length that is tried: `capacity`, or less if the model has fewer positions."""
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or capacity
     return min(capacity, max(int(limit) - 2, 1)) if limit > 0 else capacity
 
 
 def _moved(value: Any, parameter: Tensor) -> Any:
-    """On the model's device; real numbers, such as masks to be added, in its dtype, as near as it has them."""
+    """Move a value to the model's device; floats, such as additive masks, are clamped and cast to its dtype."""
     if not isinstance(value, Tensor):
         return value
     if value.is_floating_point():

@@ -1,4 +1,4 @@
-"""What an audit found: checks with their numbers, and what they add up to."""
+"""The result of an audit: checks with their numbers, and a verdict."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["Check", "Verdict"]
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing that was measured.
+    """One measurement, and whether it passed.
 
     Attributes:
-        name: what.
-        passed: whether it is as it must be.
-        value: what was measured.
-        limit: the most it may be.
-        detail: in words.
-        error: class of the exception that the model raised instead of a result; "": it raised none.
+        name: what was measured.
+        passed: whether the value is within the limit.
+        value: the measured value.
+        limit: the largest value allowed.
+        detail: details in words.
+        error: class name of the exception that the model raised instead of a result; "": it raised none.
     """
 
     name: str
@@ -37,13 +37,13 @@ class Verdict:
     """The result of `audit`.
 
     Attributes:
-        isolated: every check passed.
+        isolated: whether every check passed.
         max_abs_diff: largest difference of an output, packed against alone, in float64.
-        first_difference: name of the first module whose output differs; None when none does.
-        model: class of the model.
-        how: what kept, or did not keep, sequences apart.
-        checks: all that was measured.
-        notes: what is good to know.
+        first_difference: name of the first module whose output differs; None: no module's does.
+        model: class name of the model.
+        how: what was meant to keep sequences apart.
+        checks: all measurements.
+        notes: remarks for the user.
     """
 
     isolated: bool
@@ -56,13 +56,16 @@ class Verdict:
 
     @property
     def outcome(self) -> str:
-        """In a word: "isolated", "contaminated", or "failed": all that did not pass is exceptions of the model."""
+        """The verdict in a word: "isolated", "contaminated", or "failed".
+
+        It is "failed" if all checks that did not pass are exceptions of the model.
+        """
         if self.isolated:
             return "isolated"
         return "failed" if all(check.passed or check.error for check in self.checks) else "contaminated"
 
     def to_json(self) -> str:
-        """Return all of it as JSON; a number that is not finite, of what could not be compared, is null."""
+        """Return everything as JSON; numbers that are not finite, because nothing could be compared, become null."""
 
         def plain(value: Any) -> Any:
             if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The command line: one verb per file. Exit codes: see `nopad.cli.app.main`."""
+"""The command line: one file per command. Exit codes: see `nopad.cli.app.main`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `nopad` command: gathers the verbs and turns errors into one readable line and an exit code."""
+"""The `nopad` command: collects the commands, and turns errors into one readable line and an exit code."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _failed(message: str, code: int, debug: bool) -> int:
 
 
 def _usage(error: Any) -> str:
-    """What is wrong with the arguments, and where the right ones are described; empty when help was shown instead."""
+    """Return what is wrong with the arguments, and which --help describes them; empty if help was shown instead."""
     if not (message := error.format_message().rstrip(".").replace("Value error, ", "")):
         return ""
     command = error.ctx.command_path if error.ctx else "nopad"
@@ -126,6 +126,6 @@ def _usage(error: Any) -> str:
 
 
 def _discard_stdout() -> int:
-    """Let nothing more be written to a stdout that takes no more, not even by the interpreter's last flush."""
+    """Redirect a stdout that can no longer be written to, so that the interpreter's last flush does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

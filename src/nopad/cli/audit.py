@@ -1,4 +1,4 @@
-"""``nopad audit``: does this model, on packs, give every sequence what it would get alone?"""
+"""``nopad audit``: check that a model gives every sequence of a pack the result it gets alone."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def audit(
     seed: Annotated[int, typer.Option("--seed", metavar="S", help="Random seed of the tokens that are tried.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
-    r"""Prove that a model on packs is isolated, or name the layer at which sequences see each other.
+    r"""Check that a model on packs keeps sequences apart, or name the layer at which they see each other.
 
     Exit code 0 when every check passes, 1 when one does not, or when the model fails. Needs the extra nopad\[torch].
 
@@ -93,7 +93,7 @@ def audit(
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Leave garbage alone while libraries are imported, which is nothing but new objects: a fifth of the time."""
+    """Turn garbage collection off during imports, which create only lasting objects; this saves a fifth of the time."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -104,7 +104,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _few_threads(model: Any) -> None:
-    """Run small models on one thread: their products are too small for several, which wait for each other instead."""
+    """Run small models on one thread, since several threads would mostly wait for each other."""
     import torch
 
     if model.num_parameters() < LARGE:
@@ -112,7 +112,7 @@ def _few_threads(model: Any) -> None:
 
 
 def _collator(name: str, model: Any) -> Any:
-    """What the model is fed by; None: nopad."""
+    """Return the collator by name; None: nopad's own batches."""
     if name == "nopad":
         return None
     if name == "flattening":
@@ -131,7 +131,7 @@ def _collator(name: str, model: Any) -> Any:
 
 
 class _AsTrained:
-    """TRL's collator and what its trainer adds: no cache, without which causal models look for borders."""
+    """TRL's collator with ``use_cache=False``, as its trainer adds; with a cache, causal models ignore the borders."""
 
     def __init__(self, collate: Any, model: Any) -> None:
         self.collate = collate
@@ -144,7 +144,7 @@ class _AsTrained:
 
 
 def _imported(name: str) -> Any:
-    """A function, or an object of a class, by ``module:name``; modules of the working directory are found too."""
+    """Return a function, or an instance of a class, by ``module:name``, also from the working directory."""
     module, _, attribute = name.partition(":")
     sys.path.insert(0, "")
     try:
@@ -162,13 +162,13 @@ def _imported(name: str) -> Any:
 
 
 def load_model(spec: str, attention: str | None = None) -> Any:
-    """Load a transformers model with the head its configuration names, in its own dtype.
+    """Load a transformers model in its own dtype, with the head that its configuration names.
 
-    `spec`: a folder, or a name on the hub; `attention`: as transformers' `attn_implementation`, None: its default.
+    `spec`: a folder, or a name on the hub; `attention`: transformers' `attn_implementation`; None: its default.
 
     Raises:
         MissingExtraError: torch or transformers is not installed.
-        FormatError: there is no model at that place, or transformers cannot read it; or the hub is out of reach.
+        FormatError: there is no model at `spec`, transformers cannot read it, or the hub cannot be reached.
     """
     try:
         import transformers as library

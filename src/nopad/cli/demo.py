@@ -1,4 +1,4 @@
-"""``nopad demo``: the main job on real text that every machine has: the docstrings and comments of Python itself."""
+"""``nopad demo``: pack text that every machine has, the docstrings and comments of Python itself."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def demo(
 
 
 def _draw(out: Path, path: Path, rows: list[dict[str, Any]]) -> Path | None:
-    """Write the report where its libraries are installed."""
+    """Write the report if its libraries are installed; return its path, or None."""
     known = [row for row in rows if row["algorithm"] in COMPARED]
     try:
         write_report([read_subject(out, comparison=known)], path)
@@ -118,7 +118,7 @@ def _draw(out: Path, path: Path, rows: list[dict[str, Any]]) -> Path | None:
 
 
 def _lengths_in_source_order(out: Path) -> NDArray[np.int32]:
-    """Read the lengths of a packed dataset back in the order in which its source gave them."""
+    """Return the lengths of a packed dataset in source order."""
     dataset = open_packed(out)
     blocks = [block.sequences for block in dataset.iter_row_groups(range(dataset.row_groups))]
     lengths = np.concatenate([block.seq_lengths for block in blocks])
@@ -128,7 +128,7 @@ def _lengths_in_source_order(out: Path) -> NDArray[np.int32]:
 
 
 def _write_texts(folder: Path) -> Path:
-    """Write the texts as JSONL, once for each version of Python."""
+    """Write the texts as JSONL, unless the file for this version of Python exists."""
     path = folder / f"stdlib-{platform.python_version()}.jsonl"
     if path.exists():
         return path

@@ -1,4 +1,4 @@
-"""The demo's second half: a real model on 2,000 real texts, padded and packed, side by side."""
+"""The second part of the demo: a real model on 2,000 real texts, padded and packed, compared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BATCH = 32
 
 
 def longer_texts(path: Path, count: int, seed: int = 0) -> list[str]:
-    """Return `count` texts of at least 40 characters of the demo's file, in an order drawn by `seed`."""
+    """Return `count` texts of at least 40 characters from the demo's file, in a random order that depends on `seed`."""
     with open(path, encoding="utf-8") as file:
         texts = [text for line in file if len(text := json.loads(line)["text"]) >= LEAST]
     order = list(range(len(texts)))
@@ -33,7 +33,7 @@ def longer_texts(path: Path, count: int, seed: int = 0) -> list[str]:
 
 
 def embedding_lines(path: Path) -> Iterator[str]:
-    """Embed the texts both ways, and say what came out; one line when there is nothing to run."""
+    """Embed the texts padded and packed, and yield lines with the results; one line if there is nothing to run."""
     try:
         import torch
 
@@ -78,7 +78,7 @@ def embedding_lines(path: Path) -> Iterator[str]:
 
 
 def _padded(model: Any, sequences: list[NDArray[Any]]) -> NDArray[np.float32]:
-    """Embed the usual way: batches of 32, each padded to its longest."""
+    """Embed the usual way: batches of 32, each padded to its longest sequence."""
     import torch
 
     found = []

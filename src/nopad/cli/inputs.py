@@ -1,4 +1,4 @@
-"""What the verbs read: from the words of a command line to a source, the same for all of them."""
+"""Open the inputs of a command line as a source, in the same way for all commands."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ _DEFAULTS = {f.name: f.default for f in fields(CorpusOptions) if f.default is no
 
 
 def open_inputs(inputs: Sequence[str], reader: ReaderOptions, policies: Mapping[str, Any] | None = None) -> Source:
-    """Open what the user named: one ``.npy`` of lengths, a corpus, or several with a name each.
+    """Open the user's inputs: one ``.npy`` file of lengths, a corpus, or several named inputs.
 
     Args:
-        inputs: as on the command line.
-        reader: what is read of a corpus.
-        policies: options of `CorpusOptions`; refused where there are only lengths.
+        inputs: the words of the command line.
+        reader: what is read from a corpus.
+        policies: options of `CorpusOptions`; refused with a file of lengths.
 
     Raises:
-        OptionError: a file of lengths beside something else or with options of a corpus, or names for some inputs only.
+        OptionError: a file of lengths is given with something else or with options of a corpus, or only some inputs
+            have names.
     """
     if len(inputs) == 1 and inputs[0].endswith(".npy"):
         refuse_policies(inputs[0], reader, policies or {})
@@ -47,10 +48,10 @@ def open_inputs(inputs: Sequence[str], reader: ReaderOptions, policies: Mapping[
 
 
 def refuse_policies(file: str, reader: ReaderOptions, policies: Mapping[str, Any]) -> None:
-    """Refuse options of a corpus for a file of lengths, which would be passed over.
+    """Refuse options of a corpus with a file of lengths, where they would have no effect.
 
     Raises:
-        OptionError: one of them is not as it is where nobody gives it.
+        OptionError: an option differs from its default.
     """
     usual = {**ReaderOptions().settings(), **_DEFAULTS}
     for name, value in {**reader.settings(), **policies}.items():

@@ -1,4 +1,4 @@
-"""What `plan` and `study` look at: the lengths of what `pack` would read, or those that a file already holds."""
+"""The lengths that `plan` and `study` use: those of a corpus as `pack` would read it, or those stored in a file."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["Given", "Shares", "read_given"]
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What a file says.
+    """Capacity and lengths for planning.
 
     Attributes:
         capacity: most tokens a pack may hold.
-        histogram: of the lengths; not empty.
-        lengths: in order of arrival, any int dtype ``[n]``; None where the file is a histogram.
+        histogram: histogram of the lengths; not empty.
+        lengths: lengths in order of arrival, any int dtype ``[n]``; None if the input is a histogram.
     """
 
     capacity: int
@@ -47,12 +47,12 @@ def read_given(
     reader: ReaderOptions,
     shares: Shares | None = None,
 ) -> Given:
-    """Read a histogram (.json), lengths (.npy) or a corpus; `policies` and `reader` matter only for a corpus.
+    """Read a histogram (.json), lengths (.npy) or a corpus; `policies` and `reader` apply only to a corpus.
 
     Raises:
-        OptionError: the file does not say for which capacity, and `capacity` is None; a histogram beside another input,
-            or options that only a corpus has for one.
-        SourceError: there is no such file, or nothing in it.
+        OptionError: neither the file nor `capacity` states a capacity, a histogram is given with another input, or it
+            is given with options of a corpus.
+        SourceError: there is no such file, or it holds no sequences.
     """
     file, shares = inputs[0] if len(inputs) == 1 else f"{len(inputs)} inputs", shares or Shares()
     for given in inputs:
@@ -82,14 +82,14 @@ def read_given(
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """Which records are planned, where not all: weights of named sources, and a share to hold out."""
+    """Which records are planned, if not all: weights of named sources, and a share to hold out."""
 
     weights: Mapping[str, float] | None = None
     validation: float = 0.0
     seed: int = 0
 
     def of(self, record: NDArray[np.int64], lengths: NDArray[Any], records: Mapping[str, int]) -> NDArray[Any]:
-        """Return the lengths that are left to train on."""
+        """Return the lengths of the training sequences."""
         if self.weights is None and not self.validation:
             return lengths
         chosen = choose(record, lengths, records, weights=self.weights, validation=self.validation, seed=self.seed)
@@ -102,7 +102,7 @@ def _elsewhere(file: str) -> bool:
 
 
 def _named(given: str) -> bool:
-    """Whether this is NAME=INPUT."""
+    """Whether an input has the form NAME=INPUT."""
     return "=" in given and not Path(given).exists()
 
 
@@ -113,7 +113,7 @@ def _read_histogram(
     reader: ReaderOptions,
     shares: Shares,
 ) -> Given:
-    """Read a histogram, which stands alone."""
+    """Read a histogram; refuse other inputs and options with it."""
     file = inputs[0]
     if len(inputs) > 1:
         raise OptionError("a histogram stands alone; give one, or a corpus of any number of files")
@@ -132,7 +132,7 @@ def _read_histogram(
 def _lengths(
     source: Source, tokenizer: Tokenizer | None, options: CorpusOptions, monitor: Monitor, shares: Shares
 ) -> NDArray[np.int32]:
-    """Tokenise a corpus for its lengths only, in order of arrival: 12 bytes per sequence."""
+    """Tokenise a corpus for its lengths only, in order of arrival; takes 12 bytes per sequence."""
     monitor.stage("tokenising", source.total_bytes, "bytes")
     lengths, record = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int64)]
     records = dict.fromkeys(source.parts, 0)

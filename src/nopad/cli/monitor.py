@@ -1,4 +1,4 @@
-"""Progress on stderr: one bar per stage, with tokens per second and time left; silent when stderr is no terminal."""
+"""Progress on stderr: one bar per stage, with tokens per second and time left; silent if stderr is no terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Bars"]
 
 
 class _Rate(ProgressColumn):
-    """Tokens per second, where a stage counts tokens."""
+    """Tokens per second, in stages that count tokens."""
 
     def render(self, task: Task) -> Text:
         """Show millions or thousands of tokens per second."""
@@ -24,15 +24,15 @@ class _Rate(ProgressColumn):
 
 
 class _Share(ProgressColumn):
-    """Percent done, where the total is known."""
+    """Percentage done, if the total is known."""
 
     def render(self, task: Task) -> Text:
-        """Show a share, or nothing."""
+        """Show the percentage, or nothing."""
         return Text(f"{task.percentage:3.0f} %" if task.total else "")
 
 
 class Bars:
-    """A `nopad.store.Monitor` that draws bars; a context manager."""
+    """A `nopad.store.Monitor` that draws progress bars; use it as a context manager."""
 
     def __init__(self) -> None:
         """Draw nothing yet."""

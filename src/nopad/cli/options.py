@@ -1,4 +1,4 @@
-"""Options that several verbs share, declared once."""
+"""Options that several commands share, declared once."""
 
 from __future__ import annotations
 
@@ -140,10 +140,10 @@ AlgorithmOptions = Annotated[
 
 
 def parse_options(given: list[str] | None) -> dict[str, Any]:
-    """Read ``NAME=VALUE`` pairs; values are JSON, or else plain text.
+    """Parse ``NAME=VALUE`` pairs; values are JSON, or else plain text.
 
     Raises:
-        OptionError: one has no name or no value, or a name comes twice.
+        OptionError: a pair has no name or no value, or a name occurs twice.
     """
     options: dict[str, Any] = {}
     for text in given or []:
@@ -167,10 +167,10 @@ def parse_reader(
     mask_field: str | None,
     pad_id: int | None,
 ) -> corpus.ReaderOptions:
-    """Return what is read of a corpus; "none" stands for nothing at all.
+    """Return the `ReaderOptions` of a command line, where "none" stands for no column.
 
     Raises:
-        OptionError: "none" beside names.
+        OptionError: "none" is given together with names.
     """
     names = carry or []
     if "none" in names and len(names) > 1:
@@ -186,10 +186,10 @@ def parse_reader(
 
 
 def parse_weights(given: list[str] | None) -> dict[str, float] | None:
-    """Read ``NAME=W`` pairs; None where there are none.
+    """Parse ``NAME=W`` pairs; None if there are none.
 
     Raises:
-        OptionError: one is no such pair, or a name comes twice.
+        OptionError: an entry is no such pair, or a name occurs twice.
     """
     weights: dict[str, float] = {}
     for text in given or []:
@@ -205,10 +205,10 @@ def parse_weights(given: list[str] | None) -> dict[str, float] | None:
 
 
 def parse_share(text: str | None) -> float:
-    """Read a share: ``1%`` or ``0.01``; 0 where there is none.
+    """Parse a share such as ``1%`` or ``0.01``; None gives 0.
 
     Raises:
-        OptionError: it is no number.
+        OptionError: the text is no number.
 
     >>> parse_share("1%"), parse_share("0.01"), parse_share(None)
     (0.01, 0.01, 0.0)
@@ -222,10 +222,10 @@ def parse_share(text: str | None) -> float:
 
 
 def parse_depth(text: str | None) -> int | None:
-    """Read a depth from the command line: an integer >= 1, or "none" / "max" for unlimited.
+    """Parse a depth: an integer >= 1, or "none", "max" or "unlimited" for no limit.
 
     Raises:
-        OptionError: it is neither.
+        OptionError: the text is none of these.
     """
     if text is None or text.lower() in ("none", "max", "unlimited"):
         return None

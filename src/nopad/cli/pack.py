@@ -1,4 +1,4 @@
-"""``nopad pack``: a corpus in, a packed dataset out."""
+"""``nopad pack``: pack a corpus into a dataset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``nopad plan``: how much is padding, and how much of it each algorithm gets back."""
+"""``nopad plan``: show how much padding there is, and how much of it each algorithm removes."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def plan(
 
 
 def _show(rows: list[dict[str, Any]], histogram: Histogram, capacity: int, output: Path | None) -> None:
-    """Print the table, what its plans have to say, and the bound."""
+    """Print the table, the notes of its plans, and the lower bound."""
     out = console()
     out.print(describe_histogram(histogram, capacity))
     out.print(plan_table(rows, out.width))
@@ -184,7 +184,7 @@ def _show(rows: list[dict[str, Any]], histogram: Histogram, capacity: int, outpu
 
 
 def _check_output(output: Path | None, algorithms: int, depths: int) -> None:
-    """Refuse --output where there is not one plan, or no folder to save it in."""
+    """Refuse --output unless there is exactly one plan and a folder to save it in."""
     if output is None:
         return
     if (algorithms, depths) != (1, 1):
@@ -207,7 +207,7 @@ def table_rows(
     options: Mapping[str, Any] | None = None,
     output: Path | None = None,
 ) -> list[dict[str, Any]]:
-    """Call `compare` with progress; save each plan to `output` (there is one, where it is given)."""
+    """Call `compare` with progress bars; if `output` is given, save the only plan there."""
 
     def done(made: Plan) -> None:
         monitor.advance(1)

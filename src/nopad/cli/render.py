@@ -1,4 +1,4 @@
-"""How numbers look in a terminal: the plan table, the before/after bars. Plain when piped; NO_COLOR is honoured."""
+"""Tables, bars and sentences for a terminal. They are plain when piped; NO_COLOR is respected."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _PIPE_WIDTH = 160
 
 
 def console() -> Console:
-    """Return the console for results: stdout, wide enough not to cut a table when piped."""
+    """Return the console for results: stdout, wide enough for any table when piped."""
     return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, emoji=False, highlight=False, soft_wrap=False)
 
 
 def describe_histogram(histogram: Histogram, capacity: int) -> str:
-    """Say what is to be packed, and how much of it would be padding."""
+    """Describe in words the sequences to pack, and how much padding there is without packing."""
     alone = histogram.tokens / (histogram.sequences * capacity)
     return (
         f"{histogram.sequences:,} sequences of {histogram.lengths[0]} to {histogram.max_length} tokens, "
@@ -38,7 +38,7 @@ def describe_histogram(histogram: Histogram, capacity: int) -> str:
 
 
 def describe_bound(histogram: Histogram, capacity: int, rows: Sequence[dict[str, Any]]) -> str:
-    """One line: how good any plan can be, by the best bound that a plan of unlimited depth has proven."""
+    """Describe the best lower bound, from a plan of unlimited depth, in one line."""
     unlimited = [row for row in rows if row["depth"] is None]
     least = max([lower_bound(histogram, capacity, None).packs, *(row["lower_bound"] for row in unlimited)])
     reached = any(row["packs"] == least for row in unlimited)
@@ -53,13 +53,13 @@ def describe_bound(histogram: Histogram, capacity: int, rows: Sequence[dict[str,
 def plan_table(rows: Sequence[dict[str, Any]], width: int | None = None) -> Table:
     """Return the table of `nopad plan`; `rows` are `Plan.summary` dicts with ``seconds``.
 
-    Above `width` (None: any) the columns that matter least are left out, and the caption names them.
+    If it is wider than `width` (None: no limit), the least important columns are left out and named in the caption.
     """
     return fitted(lambda left_out: _table(rows, left_out), ("strategies", "reached", "padding tokens", "time"), width)
 
 
 def fitted(make: Callable[[Sequence[str]], Table], least: Sequence[str], width: int | None) -> Table:
-    """Return a table within `width`: without as many of the columns `least` as it takes; the caption names them."""
+    """Return a table of at most `width`; columns in `least` are left out until it fits, and named in the caption."""
     left_out: list[str] = []
     table = make(left_out)
     for name in least:
@@ -76,7 +76,7 @@ def fitted(make: Callable[[Sequence[str]], Table], least: Sequence[str], width: 
 
 
 def _table(rows: Sequence[dict[str, Any]], left_out: Sequence[str]) -> Table:
-    """Return the table without some columns."""
+    """Return the table without the columns in `left_out`."""
     table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")
     table.add_column("algorithm", no_wrap=True)
     for head in _COLUMNS:
@@ -121,7 +121,7 @@ def bars(manifest: Manifest) -> Text:
 
 
 def outcome(manifest: Manifest, plan: Plan) -> Text:
-    """Return the summary that ends `nopad pack`: bars, packs against the bound, what became of the records."""
+    """Return the summary that ends `nopad pack`: bars, packs and lower bound, and what happened to the records."""
     text = bars(manifest)
     text.append(f"  packs: {plan.packs:,} for {counted(plan.sequences, 'sequence')} (")
     text.append(f"{plan.packing_factor:.2f} per pack", style="bold")
@@ -162,5 +162,5 @@ def counted(n: int, noun: str) -> str:
 
 
 def seconds(value: float) -> str:
-    """Return a duration in the unit that fits."""
+    """Return a duration in seconds or milliseconds, as text."""
     return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.1f} s"

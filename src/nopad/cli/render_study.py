@@ -1,4 +1,4 @@
-"""How the studies look in a terminal: published, ours and difference under each other, one table a table."""
+"""Tables of the studies for a terminal: published figure, our figure and difference in separate lines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SPARK = 24
 
 
 def redone_table(table: Table, rows: Sequence[Redone], width: int) -> Group:
-    """Return a published table with three lines per row; a row that the paper does not have has one."""
+    """Return a published table with three lines per row, or one line for a row that the paper does not have."""
 
     def make(left_out: Sequence[str]) -> Grid:
         columns = [column for column in table.columns if column not in left_out]
@@ -50,7 +50,7 @@ def redone_table(table: Table, rows: Sequence[Redone], width: int) -> Group:
 
 
 def redone_notes(rows: Sequence[Redone]) -> Iterator[str]:
-    """Yield what there is to say about the rows."""
+    """Yield the notes of the rows."""
     return (f"{row.name}, depth {row.depth}: {row.note}" for row in rows if row.note)
 
 
@@ -69,7 +69,7 @@ def matrix_table(matrix: Sequence[Sequence[int]], same: bool) -> Group:
 
 
 def counts_table(counted: Sequence[StrategyCount]) -> Group:
-    """Return how many strategies there are beside the formulas."""
+    """Return a table of exact numbers of strategies beside those of the formulas."""
     heads = ["capacity", "depth", "exact", "equations 5 and 6", "difference", "in the text"]
     grid = _grid(heads)
     for at, one in enumerate(counted):
@@ -86,7 +86,7 @@ def counts_table(counted: Sequence[StrategyCount]) -> Group:
 
 
 def residuals_table(compared: Sequence[Compared], histogram: Histogram, capacity: int, width: int) -> Group:
-    """Return our values, with all weights 1 and weighted, beside the published ones where there are any."""
+    """Return a table of our values, with all weights 1 and weighted, beside the published ones if there are any."""
     title = f"supplement, Figures 10 and 11: {histogram.sequences:,} sequences, capacity {capacity}, depth 3"
 
     def make(left_out: Sequence[str]) -> Grid:
@@ -112,7 +112,7 @@ def residuals_table(compared: Sequence[Compared], histogram: Histogram, capacity
 
 
 def distributions_table(found: Sequence[Distribution], width: int) -> Group:
-    """Return one row per corpus."""
+    """Return a table with one row per corpus."""
     columns: dict[str, Callable[[Distribution], str]] = {
         "capacity": lambda one: f"{one.capacity:,}",
         "sequences": lambda one: f"{one.histogram.sequences:,}",
@@ -139,14 +139,14 @@ def distributions_table(found: Sequence[Distribution], width: int) -> Group:
 
 
 def sparkline(one: Distribution) -> str:
-    """Draw the histogram in one line, the fullest bin at full height."""
+    """Draw the histogram in one line of text; the fullest bin has full height."""
     bars = one.bars(min(_SPARK, one.capacity))
     top = bars.max()
     return "".join(_BLOCKS[max(round(8 * share / top), 1) if share else 0] for share in bars)
 
 
 def _titled(title: str, grid: Grid, *below: Text) -> Group:
-    """Put a title above a grid that may be narrower."""
+    """Put a title above a grid, also if the grid is narrower."""
     return Group(Text(title, "bold"), grid, *below)
 
 
@@ -168,7 +168,7 @@ def _style(label: str, row: Redone) -> str:
 
 
 def _grouped(figure: str) -> str:
-    """Put commas into a figure of digits only."""
+    """Put thousands separators into a figure that consists of digits only."""
     return f"{int(figure):,}" if figure.lstrip("+-").isdecimal() and figure[0] not in "+-" else figure
 
 

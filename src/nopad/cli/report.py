@@ -30,7 +30,7 @@ def report(
         float, typer.Option("--throughput", metavar="N", help="Slots per second and accelerator, for the hours saved.")
     ] = THROUGHPUT,
 ) -> None:
-    r"""Write one offline page: padding before and after, packs as coloured bars, lengths, efficiency against the bound.
+    r"""Write one offline page: padding before and after, packs as coloured bars, lengths, efficiency and its limit.
 
     Needs the extra nopad\[report]. Several paths stand side by side.
 

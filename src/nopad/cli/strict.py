@@ -1,7 +1,7 @@
-"""What holds for every command, checked in the one place through which all their arguments pass.
+"""Checks that hold for every command, in the one place that parses all arguments.
 
-An option of one value that is given twice is a mistyped repeat: the first value would be lost without a word. What is
-written goes to this machine's disk: every option with the metavar FILE or FOLDER names an output.
+An option that takes one value and is given twice is a mistake: the first value would silently be lost. Results are
+written to local disks only: every option with the metavar FILE or FOLDER names an output.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ OUTPUTS = ("FILE", "FOLDER")
 
 
 class StrictCommand(TyperCommand):
-    """A command that takes each option of one value once, and writes to nothing but local paths."""
+    """A command whose single-value options may be given only once, and whose outputs must be local paths."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, and refuse what would be lost or could not be written.
+        """Parse the arguments, and check options given twice and output paths.
 
         Raises:
-            OptionError: an option is given twice; an output is a URL, or a folder where a file is to be.
+            OptionError: an option is given twice, an output is a URL, or a folder is given in place of a file.
         """
         *_, given = self.make_parser(ctx).parse_args(args=list(args))
         for param, times in Counter(given).items():
@@ -45,14 +45,14 @@ class StrictCommand(TyperCommand):
 
 
 def _check_output(path: str, *, is_file: bool) -> None:
-    """Refuse what cannot be written to."""
+    """Refuse an output path that cannot be written to."""
     local_path(path)
     if is_file and os.path.isdir(path):
         raise OptionError(f"{path} is a folder; give the name of a file, such as {os.path.join(path, 'out')}")
 
 
 def sturdy_streams() -> None:
-    """Let stdout and stderr take whatever is printed: in ASCII, closed, or names that are no text."""
+    """Make stdout and stderr accept any text: on ASCII terminals, when closed, and for names that are not UTF-8."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed from outside, `nopad ... >&-`
@@ -63,7 +63,7 @@ def sturdy_streams() -> None:
 
 
 def make_strict(*apps: typer.Typer) -> None:
-    """Make every command of these apps a strict one."""
+    """Use `StrictCommand` for every command of these apps."""
     for app in apps:
         for command in app.registered_commands:
             command.cls = StrictCommand

@@ -1,4 +1,4 @@
-"""``nopad study``: the papers' tables and figures, redone; a verb of verbs, whose bare call lists them."""
+"""``nopad study``: the papers' tables and figures, recomputed; a group of commands, listed without arguments."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def index(context: typer.Context) -> None:
 
 @study.command()
 def packing(file: HistogramFile, as_json: AsJson = False) -> None:
-    """Redo the packing tables: published, ours, and the difference; then what `optimal` reaches.
+    """Recompute the packing tables: published figure, ours, and the difference; then the result of `optimal`.
 
     A histogram is recognised by its capacity and number of sequences; of any other, the same rows are shown without
     published figures.
@@ -123,7 +123,7 @@ def packing(file: HistogramFile, as_json: AsJson = False) -> None:
 
 @study.command(name="residuals")
 def residuals_verb(file: HistogramFile, as_json: AsJson = False, plot: Plot = None) -> None:
-    """Redo Figures 10 and 11: the residual of least squares at each length, with and without weights.
+    """Recompute Figures 10 and 11: the residual of least squares at each length, with and without weights.
 
     Examples:
       nopad study residuals wikipedia.json
@@ -175,7 +175,7 @@ def distributions(
     over_long: OverLong = "error",
     text_unit: TextUnit = "file",
 ) -> None:
-    """Redo Figure 1 for any number of corpora: how long sequences are, and what packing could and does give.
+    """Recompute Figure 1 for any number of corpora: lengths, and the speed-up that packing could give and gives.
 
     Examples:
       nopad study distributions wikipedia.json squad.json
@@ -199,7 +199,7 @@ def distributions(
 
 
 def _histogram(file: Path) -> tuple[Histogram, int]:
-    """Read a histogram and the capacity that it must name."""
+    """Read a histogram and its capacity; raise OptionError if it states none."""
     histogram, capacity = read_histogram(file)
     if capacity is None:
         raise OptionError(f'{file} does not say for which capacity; add "max_sequence_length": N to it')

@@ -1,4 +1,4 @@
-"""``nopad verify``: prove a plan file or a packed dataset."""
+"""``nopad verify``: verify a plan file or a packed dataset."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help='Print {"ok": ..., "problems": [...]}.')] = False,
     tokenizer: TokenizerSpec = None,
 ) -> None:
-    """Read everything again and prove it: every sequence exactly once, nothing above capacity or depth, all checksums.
+    """Read everything again and verify: every sequence once, nothing above capacity or depth, all checksums.
 
     Exit code 0 when all holds, 1 when something does not.
 
@@ -66,7 +66,7 @@ def verify(
 
 
 def _problems(path: Path, inputs: list[str], tokenizer: str | None) -> list[str]:
-    """Return what is wrong with `path`; what is wrong with the source or the tokenizer is the caller's error."""
+    """Return the problems of `path`; a bad source or tokenizer raises an error."""
     against: dict[str, Any] = {}
     try:
         manifest = Manifest.load((split_folders(path) or [path])[0]) if inputs else None
@@ -83,7 +83,7 @@ def _problems(path: Path, inputs: list[str], tokenizer: str | None) -> list[str]
 
 
 def _proven(path: Path, compared: bool) -> str:
-    """Say what has been proven."""
+    """Return in words what has been verified."""
     if not path.is_dir():
         made = Plan.load(path)
         above = made.packs - made.lower_bound

@@ -51,9 +51,7 @@ class Certificate:
 
     @classmethod
     def of(cls, values: Iterable[tuple[int, int]]) -> Certificate:
-        """Return the certificate of ``(length, value)`` pairs in rising order; pairs with no higher value are
-        dropped.
-        """
+        """Return the certificate of ``(length, value)`` pairs in rising order; equal values are dropped."""
         steps: list[tuple[int, int]] = []
         for length, value in values:
             if value > (steps[-1][1] if steps else 0):

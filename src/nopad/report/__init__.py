@@ -1,4 +1,4 @@
-"""A page that people want to look at: what was packed, how well, and what packs look like. Needs the extra `report`.
+"""A report page: what was packed, how well, and what the packs look like. Needs the extra `report`.
 
 `read_subject` reads a histogram, a plan or a packed dataset; `write_report` puts any number of them on one offline
 page; `write_pictures` saves its charts as PNG.

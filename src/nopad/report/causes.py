@@ -1,4 +1,4 @@
-"""Why a plan leaves padding: the share of slots that each of its reasons costs, from proven minimums."""
+"""Why a plan has padding: the share of all slots that each cause takes, computed from lower bounds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ SMALLEST = 0.01  # share of the slots from which on a reason is told
 
 
 def causes_of_padding(plan: Plan) -> list[str]:
-    """Return a sentence for each reason that costs at least 1 % of the slots, the dearest first.
+    """Return a sentence for each cause that takes at least 1 % of the slots, largest first.
 
-    Between the tokens and the packs lie the minimum for these lengths, the one at this depth, the one under the plan's
-    conditions, and what the algorithm found: each step up is what one of them costs.
+    Lower bounds are computed for these lengths, then for this depth, then under the plan's conditions; the plan's own
+    packs come last. Each step up is the padding of one cause.
 
     >>> import nopad
     >>> causes_of_padding(nopad.plan([10] * 100, 100, depth=2))

@@ -1,4 +1,4 @@
-"""The charts of the report, one function each: a subject in, an altair chart out."""
+"""The charts of the report, one function each, from a subject to an altair chart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PACK_HEIGHT = 15
 
 
 def length_chart(subject: Subject) -> Any:
-    """How long sequences are: share of sequences and of tokens by length."""
+    """Return a chart of the lengths: share of sequences and of tokens by length."""
     alt = load_altair()
     histogram, capacity = subject.histogram, subject.plan.capacity
     bins = min(BINS, capacity)
@@ -60,7 +60,7 @@ def length_chart(subject: Subject) -> Any:
 
 
 def efficiency_chart(subject: Subject) -> Any:
-    """How full packs are by depth: each algorithm, and the most that any plan could reach."""
+    """Return a chart of the efficiency by depth: each algorithm, and the proven limit of any plan."""
     alt = load_altair()
     depths = list(dict.fromkeys(_depth(row["depth"]) for row in subject.comparison))
     rows = []
@@ -97,7 +97,7 @@ def efficiency_chart(subject: Subject) -> Any:
 
 
 def fill_chart(subject: Subject) -> Any:
-    """How full the packs are."""
+    """Return a chart of how full the packs are."""
     alt = load_altair()
     sums, counts = subject.fills()
     share = np.minimum(sums * 20 // subject.plan.capacity, 19)
@@ -110,7 +110,7 @@ def fill_chart(subject: Subject) -> Any:
 
 
 def depth_chart(subject: Subject) -> Any:
-    """How many sequences share a pack."""
+    """Return a chart of the number of sequences per pack."""
     alt = load_altair()
     packs = np.bincount(np.diff(subject.plan.indptr), weights=subject.plan.counts).astype(np.int64)
     deepest = packs.size - 1
@@ -125,7 +125,7 @@ def depth_chart(subject: Subject) -> Any:
 
 
 def packs_chart(subject: Subject) -> Any:
-    """Packs as bars: each colour a sequence, hatched grey what stays empty."""
+    """Return a chart of packs as bars: one colour per sequence, grey for empty slots."""
     alt = load_altair()
     rows = []
     for number, pack in enumerate(subject.packs):
@@ -158,7 +158,7 @@ def packs_chart(subject: Subject) -> Any:
 
 
 def source_chart(subject: Subject) -> Any:
-    """What became of the tokens of each named source."""
+    """Return a chart of what happened to the tokens of each named source."""
     alt = load_altair()
     fates = {
         "packed": "tokens",
@@ -201,7 +201,7 @@ def source_chart(subject: Subject) -> Any:
 
 
 def charts_of(subject: Subject) -> dict[str, Any]:
-    """Return all its charts by name; that of its sources where they are named."""
+    """Return all charts of a subject by name; "sources" only if its sources are named."""
     makers = {
         "packs": packs_chart,
         "lengths": length_chart,

@@ -1,4 +1,4 @@
-"""The command that makes a packed dataset again, from its manifest."""
+"""The `nopad pack` command that makes a packed dataset again, derived from its manifest."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def pack_command(manifest: Manifest, out: str) -> str:
-    """Return it as one line for a shell, with every option that is not the default.
+    """Return the command as one line for a shell, with every option that differs from its default.
 
-    INPUT stands for the source, and TOKENIZER for the tokenizer: no path is stored, so that the same input gives the
-    same bytes wherever it lies; the report names both by their SHA-256.
+    INPUT stands for the source, and TOKENIZER for the tokenizer: datasets store no paths, so that the same input gives
+    the same bytes anywhere; the report gives the SHA-256 of both.
     """
     inputs = [f"{part['name']}=INPUT" for part in manifest.sources] or ["INPUT"]
     words = ["nopad", "pack", *inputs, "-o", out]
@@ -37,7 +37,7 @@ def pack_command(manifest: Manifest, out: str) -> str:
 
 
 def option_words(options: Mapping[str, Any]) -> list[str]:
-    """Return options of an algorithm, and conditions, as words of a command line."""
+    """Return options of an algorithm and conditions as words of a command line."""
     return [
         word
         for name, value in options.items()

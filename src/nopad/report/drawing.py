@@ -1,4 +1,4 @@
-"""What every chart needs: altair where it is installed, colours that everyone can tell apart, and saving.
+"""What all charts need: altair if it is installed, colours that everyone can tell apart, and saving.
 
 Needs the extra `report` (altair, vl-convert).
 """
@@ -22,7 +22,7 @@ def check_chart(path: Path) -> None:
     """Refuse a chart that could not be saved, before anything is computed.
 
     Raises:
-        OptionError: the suffix is none of `CHART_KINDS`, or the folder is not there.
+        OptionError: the suffix is none of `CHART_KINDS`, or the folder does not exist.
         MissingExtraError: altair or vl-convert is not installed.
     """
     if path.suffix not in CHART_KINDS:
@@ -33,10 +33,10 @@ def check_chart(path: Path) -> None:
 
 
 def save_chart(chart: Any, path: Path) -> None:
-    """Save an altair chart in the format of its suffix, whole or not at all.
+    """Save an altair chart in the format of its suffix; a failure leaves no partial file.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the file cannot be written.
     """
     import vl_convert
 
@@ -53,10 +53,10 @@ def save_chart(chart: Any, path: Path) -> None:
 
 
 def load_altair() -> Any:
-    """Return altair.
+    """Import and return altair.
 
     Raises:
-        MissingExtraError: it or vl-convert is not installed.
+        MissingExtraError: altair or vl-convert is not installed.
     """
     try:
         import altair

@@ -1,4 +1,4 @@
-"""One self-contained page: the template filled, all charts as specifications, Vega once. Works with the network off."""
+"""One self-contained page: the filled template, all charts as specifications, and Vega. It works offline."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ HERE = Path(__file__).resolve().parent
 
 
 def write_report(subjects: Sequence[Subject], path: Path, *, throughput: float = THROUGHPUT) -> None:
-    """Write the page, whole or not at all.
+    """Write the page; a failure leaves no partial file.
 
     Raises:
         MissingExtraError: altair or vl-convert is not installed.
-        OptionError: no subject, or a throughput that is not above 0.
-        StorageError: it cannot be written.
+        OptionError: there is no subject, or the throughput is not above 0.
+        StorageError: the page cannot be written.
     """
     load_altair()
     if not subjects:
@@ -53,11 +53,11 @@ def write_report(subjects: Sequence[Subject], path: Path, *, throughput: float =
 
 
 def write_pictures(subjects: Sequence[Subject], folder: Path) -> list[Path]:
-    """Save every chart as PNG, twice the size of the screen; return the files.
+    """Save every chart as PNG, at twice the screen resolution; return the files.
 
     Raises:
         MissingExtraError: altair or vl-convert is not installed.
-        StorageError: one cannot be written.
+        StorageError: a file cannot be written.
     """
     files = []
     for subject in subjects:
@@ -68,7 +68,7 @@ def write_pictures(subjects: Sequence[Subject], folder: Path) -> list[Path]:
 
 
 def _flexible(chart: Any) -> dict[str, Any]:
-    """Return a specification that is as wide as its place on the page."""
+    """Return a chart's specification that adapts to the width of the page."""
     spec: dict[str, Any] = chart.to_dict()
     spec.pop("config", None)
     spec.pop("$schema", None)
@@ -76,5 +76,5 @@ def _flexible(chart: Any) -> dict[str, Any]:
 
 
 def _safe(text: str) -> str:
-    """Keep a name such as </script> from ending the element that holds it."""
+    """Escape JSON so that a name such as </script> cannot end its HTML element."""
     return text.replace("<", "\\u003c")

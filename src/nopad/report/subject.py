@@ -1,7 +1,7 @@
-"""What a report is about: a histogram, a plan, or a packed dataset, in one shape.
+"""`Subject`: a histogram, a plan, or a packed dataset, in the form that a report shows.
 
-Of a histogram the default plan is shown. Packs are a sample, evenly spaced: of a dataset real packs with their record
-numbers, of a plan its strategies as often as they come. O(lengths) for histograms and plans, milliseconds for datasets.
+For a histogram the default plan is shown. Packs are an evenly spaced sample: real packs with record numbers for a
+dataset, strategies for a plan. O(lengths) for histograms and plans, milliseconds for datasets.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ SHOWN_SEQUENCES = 4000
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """One thing to report on.
+    """A histogram, plan or packed dataset to report on.
 
     Attributes:
-        name: for the reader.
+        name: name for the reader.
         kind: "histogram", "plan" or "dataset".
-        plan: how it is, or would be, packed.
+        plan: the plan of its packs; for a histogram the default plan.
         comparison: `Plan.summary` rows of several algorithms and depths.
-        packs: a sample; each pack as (length, which record or "") pairs.
-        outcome: what became of the records, (what, how many) pairs; empty where there were none.
-        facts: fingerprints and versions, (name, value) pairs.
-        command: that makes it again, with INPUT and TOKENIZER for what is known by its SHA-256 only.
-        sources: what the manifest says of each named source.
-        split: "train" or "validation" where a share was held out.
+        packs: a sample; each pack as (length, record or "") pairs.
+        outcome: what happened to the records, as (what, count) pairs; empty without records.
+        facts: fingerprints and versions, as (name, value) pairs.
+        command: the command that makes it again, with INPUT and TOKENIZER as placeholders.
+        sources: the manifest's entries of named sources.
+        split: "train" or "validation" if a share was held out; else None.
     """
 
     name: str
@@ -63,46 +63,46 @@ class Subject:
 
     @property
     def histogram(self) -> Histogram:
-        """Its lengths."""
+        """The histogram of its lengths."""
         return self.plan.histogram
 
     @property
     def padding_before(self) -> float:
-        """Share of padding with one sequence per row."""
+        """Share of padding with one sequence per row, from 0 to 1."""
         return 1 - self.plan.tokens / (self.plan.sequences * self.plan.capacity)
 
     @property
     def padding_after(self) -> float:
-        """Share of padding in packs."""
+        """Share of padding in packs, from 0 to 1."""
         return 1 - self.plan.efficiency
 
     @property
     def causes(self) -> list[str]:
-        """Sentences that say why so much padding is left; none where it is hardly any."""
+        """Sentences that say why padding is left; empty if there is hardly any."""
         return causes_of_padding(self.plan)
 
     @property
     def level(self) -> str:
-        """How much padding is left, in a word: "low" up to 5 %, "high" from 20 % on, "middle" between."""
+        """How much padding is left: "low" up to 5 %, "high" from 20 % on, "middle" between."""
         return "low" if self.padding_after <= 0.05 else "middle" if self.padding_after < 0.2 else "high"
 
     def hours_saved(self, throughput: float) -> float:
-        """GPU-hours saved per million sequences, at so many slots per second."""
+        """Return the GPU-hours saved per million sequences, at `throughput` slots per second."""
         saved_slots = 1e6 * self.plan.capacity * (1 - self.plan.packs / self.plan.sequences)
         return saved_slots / throughput / 3600
 
     def fills(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return tokens in each strategy's packs, and how many packs follow it."""
+        """Return the tokens per pack of each strategy, and its number of packs; int64 ``[strategies]`` each."""
         sums = np.add.reduceat(self.plan.lengths, self.plan.indptr[:-1])
         return sums, self.plan.counts
 
 
 def read_subject(path: Path, *, comparison: Sequence[Mapping[str, Any]] | None = None) -> Subject:
-    """Read what is at a path; of a dataset, `comparison` spares planning where its rows are known already.
+    """Read the subject at a path; for a dataset, known `comparison` rows save planning again.
 
     Raises:
-        FormatError: it is neither a histogram, nor a plan, nor a packed dataset.
-        OptionError: a histogram does not say for which capacity, or holds nothing.
+        FormatError: the path is no histogram, plan or packed dataset.
+        OptionError: a histogram states no capacity, or is empty.
     """
     if path.is_dir():
         return _dataset(path, comparison)
@@ -202,7 +202,7 @@ def _plan_facts(made: Plan) -> list[tuple[str, str]]:
 
 
 def _strategies(made: Plan) -> list[list[tuple[int, str]]]:
-    """Return the packs at evenly spaced places of the plan."""
+    """Return an evenly spaced sample of the plan's packs."""
     ends = np.cumsum(made.counts)
     wanted = np.unique(np.linspace(0, int(ends[-1]) - 1, SHOWN_PACKS).astype(np.int64))
     packs: list[list[tuple[int, str]]] = []
@@ -213,7 +213,7 @@ def _strategies(made: Plan) -> list[list[tuple[int, str]]]:
 
 
 def _real_packs(path: Path, manifest: Manifest) -> list[list[tuple[int, str]]]:
-    """Return packs at evenly spaced places of a dataset."""
+    """Return an evenly spaced sample of a dataset's packs, with their records."""
     dataset = open_packed(path)
     parts = manifest.sources
 
@@ -229,6 +229,6 @@ def _real_packs(path: Path, manifest: Manifest) -> list[list[tuple[int, str]]]:
 
 
 def _enough(packs: list[list[tuple[int, str]]]) -> list[list[tuple[int, str]]]:
-    """Cut a sample where it would make the page heavy: packs of a thousand sequences are seen as well in a few."""
+    """Shorten a sample that would make the page too large, as with a thousand sequences per pack."""
     sizes = np.cumsum([len(pack) for pack in packs])
     return packs[: max(int(np.searchsorted(sizes, SHOWN_SEQUENCES, side="right")), 1)]

@@ -212,9 +212,7 @@ class PackedDataset:
             begin += rows.size
 
     def _bounds(self) -> NDArray[np.int64]:
-        """Return the number of the first pack of each row group, and the number of packs; int64 ``[row_groups +
-        1]``.
-        """
+        """Return the first pack number of each row group, and the number of packs; int64 ``[row_groups + 1]``."""
         rows, parts = self.manifest.rows_per_group, []
         for begin, end in zip(self._first_pack_of_file, self._first_pack_of_file[1:], strict=False):
             parts.append(np.arange(begin, end, rows, dtype=np.int64))

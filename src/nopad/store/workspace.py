@@ -197,9 +197,7 @@ class Workspace:
             ) from error
 
     def _check_same_job(self, job_file: Path, started: Mapping[str, Any]) -> None:
-        """Refuse to resume a job that was started with other settings or source files; the error names the
-        differences.
-        """
+        """Refuse to resume a job that was started with other settings or files; the error names the differences."""
         try:
             stored = unsealed(json.loads(job_file.read_text(encoding="utf-8")))
             changed = _differences(stored["settings"], started["settings"])

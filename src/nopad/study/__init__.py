@@ -1,7 +1,7 @@
-"""The papers' tables and figures, redone: each a pure function of a histogram that returns published and own figures.
+"""The papers' tables and figures, recomputed: functions from a histogram to published and our own figures.
 
-Nothing here knows a published result when it computes: `published` is only what the result is compared with. Only
-the command line imports this package.
+No computation here uses a published result: `published` is only compared with ours. Only the command line imports this
+package.
 """
 
 from __future__ import annotations

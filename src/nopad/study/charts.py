@@ -1,4 +1,4 @@
-"""The figures as pictures: one altair chart each. Needs the extra `report`."""
+"""The figures as charts, one altair chart each. Needs the extra `report`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BINS = 64
 
 
 def residuals_chart(plain: Residuals, weighted: Residuals) -> Any:
-    """Figures 10 and 11 as an altair chart: the residual by length; below with light short lengths."""
+    """Return Figures 10 and 11 as a chart: the residual by length; below, with smaller weights for short lengths."""
     alt = load_altair()
     panels = []
     for found, title in (
@@ -47,7 +47,7 @@ def residuals_chart(plain: Residuals, weighted: Residuals) -> Any:
 
 
 def distributions_chart(found: Sequence[Distribution]) -> Any:
-    """Figure 1 as an altair chart: share of sequences by length, one panel a corpus with its two speed-ups."""
+    """Return Figure 1 as a chart: share of sequences by length, one panel per corpus with its two speed-ups."""
     alt = load_altair()
     panels = []
     for one in found:

@@ -1,8 +1,8 @@
-"""Figure 1: how lengths are distributed, and the speed-up that packing could and does give.
+"""Figure 1: how lengths are distributed, and the speed-up that packing could give and does give.
 
 The theoretical speed-up is capacity x sequences / tokens: no padding, no overhead. The achieved one is the packing
-factor. What the papers' algorithm (`spfhp` without a depth limit) leaves between the two is what a better plan can
-still get; what is above the factor of the proven bound, no plan can. Milliseconds to seconds per corpus.
+factor. Between the factor of the papers' algorithm (`spfhp` without a depth limit) and that of the proven bound lies
+what a better plan can still gain; no plan exceeds the bound. Milliseconds to seconds per corpus.
 
 Source: arXiv 2107.02027, section 2 and figure 1.
 """
@@ -23,16 +23,16 @@ __all__ = ["Distribution", "distribution"]
 
 @dataclass(frozen=True, kw_only=True)
 class Distribution:
-    """One corpus.
+    """Lengths and speed-ups of one corpus.
 
     Attributes:
-        name: for the reader.
-        capacity: in tokens.
-        histogram: its lengths.
+        name: name for the reader.
+        capacity: capacity in tokens.
+        histogram: histogram of its lengths.
         theoretical: the speed-up without any padding.
-        spfhp: factor that the papers' algorithm reaches, without a depth limit.
-        factor: factor that nopad's default reaches, without a depth limit.
-        possible: factor of the proven bound: no plan exceeds it.
+        spfhp: packing factor of the papers' algorithm, without a depth limit.
+        factor: packing factor of nopad's default, without a depth limit.
+        possible: packing factor of the lower bound, which no plan exceeds.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Distribution:
 
     @property
     def padding(self) -> float:
-        """Share of padding with one sequence per row."""
+        """Share of padding with one sequence per row, from 0 to 1."""
         return 1 - self.histogram.tokens / (self.histogram.sequences * self.capacity)
 
     @property
     def full(self) -> float:
-        """Share of sequences that fill the capacity."""
+        """Share of sequences that fill the capacity, from 0 to 1."""
         return float(self.histogram.counts[self.histogram.lengths == self.capacity].sum()) / self.histogram.sequences
 
     @property
@@ -60,7 +60,7 @@ class Distribution:
 
     @property
     def median(self) -> int:
-        """Length of the middle sequence, the shorter of two."""
+        """Median length in tokens, the shorter of two middle ones."""
         middle = (self.histogram.sequences - 1) // 2
         return int(self.histogram.lengths[np.searchsorted(np.cumsum(self.histogram.counts), middle, side="right")])
 

@@ -1,8 +1,8 @@
-"""The papers' packing tables, redone row by row; the counts of strategies; the example matrix.
+"""The papers' packing tables, recomputed row by row; counts of strategies; the example matrix.
 
-A figure of ours is formatted with the digits of the printed one before the two are compared, so "=" means: would have
-been printed the same. Costs what the algorithms cost: `nnlshp` 15 s on Wikipedia-512 and 5 s on SQuAD-384, `greedy`
-3 s on Wikipedia, the rest milliseconds.
+Our figures are formatted with as many digits as the printed ones before they are compared, so "=" means that ours would
+have been printed the same. Time: `nnlshp` 15 s on Wikipedia-512 and 5 s on SQuAD-384, `greedy` 3 s on Wikipedia, the
+rest milliseconds.
 
 Source: see `nopad.study.published`.
 """
@@ -41,14 +41,14 @@ class Redone:
     """One row of a published table beside ours.
 
     Attributes:
-        table: its name.
-        depth: as printed.
-        name: of the algorithm, as printed.
-        reached: most sequences in any pack of ours; None where there are no packs.
+        table: name of the table.
+        depth: depth as printed.
+        name: name of the algorithm as printed.
+        reached: most sequences in any of our packs; None if there are no packs.
         published: column -> figure as printed; empty for rows that the paper does not have.
-        ours: column -> figure, with the digits of the printed one.
-        difference: column -> ours - published in these digits, "=" when none.
-        note: why a difference is expected, or what else there is to say.
+        ours: column -> our figure, with the digits of the printed one.
+        difference: column -> ours - published in these digits, "=" if none.
+        note: why a difference is expected, or another remark.
     """
 
     table: str
@@ -94,7 +94,7 @@ def redo(table: Table, row: Row, histogram: Histogram) -> Redone:
 
 
 def _what_it_took(made: Plan) -> list[str]:
-    """Say what a reader of the row must know beyond its figures."""
+    """Return notes that explain the figures of a row."""
     if made.algorithm == "greedy":
         return [f"the deepest pack holds {made.max_depth_used}"]
     if "packs_before_repair" in made.facts:
@@ -103,7 +103,7 @@ def _what_it_took(made: Plan) -> list[str]:
 
 
 def contrast(table: Table, histogram: Histogram) -> list[Redone]:
-    """Return what `optimal` reaches at the depths of the table, with the proven bound in the note."""
+    """Return rows with the results of `optimal` at the depths of the table; notes give the lower bound."""
     rows = []
     limits = {row.limit for row in table.rows} - {1}
     for limit in sorted(limits, key=lambda limit: limit or MAX_LENGTH):
@@ -125,7 +125,7 @@ def contrast(table: Table, histogram: Histogram) -> list[Redone]:
 
 
 def sorted_batches(histogram: Histogram, capacity: int, rows: int) -> dict[str, float]:
-    """Return efficiency and factor of batches of `rows` sorted sequences, each padded to its longest.
+    """Return efficiency and packing factor of batches of `rows` sorted sequences, each padded to its longest.
 
     >>> sorted_batches(Histogram.from_counts({2: 2, 4: 1, 8: 1}), 8, 2)
     {'efficiency %': 80.0, 'packing factor': 1.6}
@@ -139,15 +139,15 @@ def sorted_batches(histogram: Histogram, capacity: int, rows: int) -> dict[str, 
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyCount:
-    """How many strategies fill a pack exactly, and what the papers' formulas give.
+    """The number of strategies that fill a pack exactly, and the number that the papers' formulas give.
 
     Attributes:
-        capacity: in tokens.
+        capacity: capacity in tokens.
         depth: most sequences in a strategy.
-        exact: how many there are.
-        formula: what equations 5 and 6 add up to, rounded down.
-        published: figure in the text, empty where there is none.
-        note: about that figure.
+        exact: exact number of strategies.
+        formula: sum of equations 5 and 6, rounded down.
+        published: number in the papers' text, empty if there is none.
+        note: remark about the published number.
     """
 
     capacity: int
@@ -161,8 +161,8 @@ class StrategyCount:
 def count_strategies() -> list[StrategyCount]:
     """Count strategies for several capacities and depths.
 
-    Equation 5 approximates those of exactly three sequences by ``s^2 / 12``, equation 6 those of four by
-    ``s (s + 4) (2 s + 1) / 288``; there are ``s / 2`` of two and one of one.
+    Equation 5 approximates the strategies of exactly three sequences by ``s^2 / 12``, equation 6 those of four by ``s
+    (s + 4) (2 s + 1) / 288``; there are ``s / 2`` of two, and one of one.
 
     >>> [(c.exact, c.formula) for c in count_strategies() if c.capacity == 512]
     [(1, 1), (257, 257), (22102, 22102), (959631, 962368)]
@@ -205,7 +205,7 @@ def as_printed(value: float, printed: str) -> str:
 
 
 def difference(ours: str, printed: str) -> str:
-    """Return ours - printed in the printed digits.
+    """Return ours - printed in the digits of the printed figure; "=" if there is no difference.
 
     >>> difference("97.315", "97.310"), difference("40808", "40808")
     ('+0.005', '=')
@@ -229,7 +229,7 @@ def _figures(made: Plan) -> dict[str, float]:
 
 
 def _as_the_papers_count(made: Plan) -> dict[str, float]:
-    """Return a plan's figures; those of least squares before the repair, with sequences invented for empty slots."""
+    """Return a plan's figures as the papers count: for least squares, before the repair into an exact cover."""
     facts: Mapping[str, Any] = made.facts
     if "packs_before_repair" not in facts:
         return _figures(made)

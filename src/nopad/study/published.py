@@ -1,9 +1,9 @@
-"""What the papers print, as text and with their own digits: tables, the values of the residuals, counts of strategies.
+"""Figures that the papers print, as text with their own digits: tables, values of the residuals, counts of strategies.
 
-Figures only. What the papers call "tokens" counts every slot; the column keeps that name here.
+What the papers call "tokens" counts every slot; the column keeps that name here.
 
-Sources: [B] "Efficient Sequence Packing without Cross-contamination" (arXiv 2107.02027); [S] its supplement, under
-the earlier title "Towards Packing: 2x NLP BERT Acceleration".
+Sources: [B] "Efficient Sequence Packing without Cross-contamination" (arXiv 2107.02027); [S] its supplement, under the
+earlier title "Towards Packing: 2x NLP BERT Acceleration".
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ COUNTS = ("strategies", "packs", "tokens", "padding tokens", EFFICIENCY, FACTOR)
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row of a published table, and how nopad redoes it.
+    """One row of a published table, and how nopad recomputes it.
 
     Attributes:
-        depth: as printed.
-        name: of the algorithm, as printed.
-        algorithm: nopad's name, or "sorted_batches".
-        limit: the depth to plan with; None = unlimited.
-        options: of the algorithm.
-        printed: column -> figure as printed; without the columns that the paper leaves out.
+        depth: depth as printed.
+        name: name of the algorithm as printed.
+        algorithm: nopad's name of it, or "sorted_batches".
+        limit: the depth to plan with; None: unlimited.
+        options: options of the algorithm.
+        printed: column -> figure as printed; columns that the paper leaves out are missing.
         note: why a difference is expected.
     """
 
@@ -59,12 +59,12 @@ class Table:
     """A published table of one dataset.
 
     Attributes:
-        name: short, for a heading and for JSON.
-        what: the dataset.
-        capacity: in tokens.
-        sequences: how many the dataset has; with the capacity, how a histogram is recognised.
-        columns: in the order in which the paper prints them.
-        rows: the table.
+        name: short name, for a heading and for JSON.
+        what: name of the dataset.
+        capacity: capacity in tokens.
+        sequences: number of sequences of the dataset; with the capacity it identifies a histogram.
+        columns: column names in the printed order.
+        rows: the rows of the table.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Table:
 
 
 def tables_for(histogram: Histogram, capacity: int) -> list[Table]:
-    """Return the published tables of this dataset, recognised by its capacity and its number of sequences.
+    """Return the published tables of this dataset, identified by its capacity and number of sequences.
 
     >>> from nopad import Histogram
     >>> [table.name for table in tables_for(Histogram.from_counts({100: 88_641}), 384)]
@@ -86,12 +86,12 @@ def tables_for(histogram: Histogram, capacity: int) -> list[Table]:
 
 
 def _counts(text: str) -> dict[str, str]:
-    """Read a row of figures in the order of `COUNTS`."""
+    """Parse a row of figures in the order of `COUNTS`."""
     return dict(zip(COUNTS, text.split(), strict=True))
 
 
 def _counted(depth: str, name: str, limit: int | None, figures: str, **more: Any) -> Row:
-    """Return a row of counts of the algorithm that bears the printed name."""
+    """Return a row of counts for the algorithm with the printed name."""
     return Row(depth=depth, name=name, algorithm=name.lower(), limit=limit, printed=_counts(figures), **more)
 
 
@@ -216,13 +216,13 @@ def _depth(limit: int | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """One figure of a text, and how far ours may be from it.
+    """A figure stated in a text, and how far ours may differ.
 
     Attributes:
-        value: as printed; None: the text leaves it out.
+        value: figure as printed; None: the text leaves it out.
         tolerance: largest difference that counts as reproduced, in the unit of the value.
-        weighted: whether it is about the weighted problem.
-        note: about the figure.
+        weighted: whether the figure is about the weighted problem.
+        note: remark about the figure.
     """
 
     value: float | None

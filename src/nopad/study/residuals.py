@@ -1,7 +1,7 @@
-"""Figures 10 and 11: what least squares leaves over and invents, at each length, with and without weights.
+"""Figures 10 and 11: sequences without a slot and slots without a sequence, by length, with and without weights.
 
-The residual is ``b - A round(x)``: positive where sequences found no slot, negative where slots found no sequence and
-stay padding. Depth 3, as in the papers. Takes as long as `nnlshp` itself, once for each weighting: 15 s each at 512.
+The residual is ``b - A round(x)``: positive for sequences that found no slot, negative for slots that found no sequence
+and stay padding. Depth 3, as in the papers. Each weighting takes as long as `nnlshp` itself: 15 s at 512.
 
 Source: supplement to arXiv 2107.02027, D.4.4 and D.4.5.
 """
@@ -29,11 +29,11 @@ class Residuals:
     """Sequences without a slot (positive) and slots without a sequence (negative), by length.
 
     Attributes:
-        values: at length i + 1; int64 ``[capacity]``.
-        weight: of lengths up to 8; the others weigh 1.
-        packs: of the rounded solution.
-        strategies: that it uses.
-        strategies_with_leftovers: when each sequence left over gets a pack with its complement.
+        values: residual of length i + 1 at index i; int64 ``[capacity]``.
+        weight: weight of lengths up to 8; the others have weight 1.
+        packs: number of packs of the rounded solution.
+        strategies: number of strategies of the rounded solution.
+        strategies_with_leftovers: number of strategies if each sequence left over gets a pack with its complement.
     """
 
     values: NDArray[np.int64]
@@ -44,29 +44,29 @@ class Residuals:
 
     @property
     def left_over(self) -> int:
-        """Sequences without a slot."""
+        """Number of sequences without a slot."""
         return int(self.values[self.values > 0].sum())
 
     @property
     def invented(self) -> int:
-        """Slots without a sequence."""
+        """Number of slots without a sequence."""
         return -int(self.values[self.values < 0].sum())
 
     @property
     def padding_tokens(self) -> int:
-        """Tokens of the slots without a sequence."""
+        """Number of tokens of the slots without a sequence."""
         lengths = np.arange(1, self.values.size + 1)
         return int(np.maximum(-self.values, 0) @ lengths)
 
     @property
     def padding_tokens_of_leftovers(self) -> int:
-        """Tokens of padding if each sequence left over gets a pack of its own: r (capacity - i) at length i."""
+        """Padding tokens if each sequence left over gets a separate pack: r (capacity - i) at length i."""
         lengths = np.arange(1, self.values.size + 1)
         return int(np.maximum(self.values, 0) @ (self.values.size - lengths))
 
 
 def residuals(histogram: Histogram, capacity: int, *, weight: float = 1.0) -> Residuals:
-    """Solve the least squares problem of `nnlshp` and return what it leaves.
+    """Solve the least-squares problem of `nnlshp` and return the residuals.
 
     Raises:
         OptionError: there are too many strategies for this capacity.
@@ -99,17 +99,17 @@ def residuals(histogram: Histogram, capacity: int, *, weight: float = 1.0) -> Re
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One figure beside what the text states.
+    """One of our figures beside the published one.
 
     Attributes:
-        what: it is.
-        plain: ours with all weights 1.
-        weighted: ours with light short lengths.
-        published: in the text; None: it states none, or the histogram is not the paper's.
-        difference: ours - published, of the weighting that the text means.
+        what: name of the figure.
+        plain: our figure with all weights 1.
+        weighted: our figure with a smaller weight for short lengths.
+        published: published figure; None: there is none, or the histogram is not the paper's.
+        difference: ours - published, with the weighting that the text means.
         tolerance: largest difference that counts as reproduced.
-        within: whether it is; None without a published figure.
-        note: about the published figure.
+        within: whether the difference is within the tolerance; None without a published figure.
+        note: remark about the published figure.
     """
 
     what: str
@@ -123,7 +123,7 @@ class Compared:
 
 
 def compare(plain: Residuals, weighted: Residuals, histogram: Histogram) -> list[Compared]:
-    """Put our figures beside those of the text where the histogram is the paper's, else ours alone.
+    """Return our figures, beside the published ones if the histogram is the paper's.
 
     >>> histogram = Histogram.from_counts({3: 9, 5: 10, 8: 1})
     >>> found = residuals(histogram, 8)
@@ -155,7 +155,7 @@ def compare(plain: Residuals, weighted: Residuals, histogram: Histogram) -> list
 
 
 def _figures(found: Residuals, histogram: Histogram) -> dict[str, float]:
-    """Return the figures by the names of `published.RESIDUALS`: both ends of the lengths, then totals."""
+    """Return the figures by the names of `published.RESIDUALS`: the shortest and longest lengths, then totals."""
     capacity = found.values.size
     ends = sorted({*range(1, min(8, capacity) + 1), *range(max(capacity - 8, 1), capacity + 1)})
     return {

@@ -81,8 +81,9 @@ def _take_nearest(master: Master, times: NDArray[np.float64], left: NDArray[np.i
 
 
 def _fill(pattern: Pattern, copies: int, left: NDArray[np.int64], taken: Packing) -> None:
-    """Move `copies` packs of this pattern from `left` to `taken`; a slot whose item has run out takes a smaller
-    item.
+    """Move `copies` packs of a pattern from `left` to `taken`.
+
+    A slot whose item has run out takes the next smaller item.
     """
     while copies:
         held: list[int] = []

@@ -182,8 +182,9 @@ def hashes_of(sequences: Sequences) -> dict[str, NDArray[np.uint64]]:
 
 
 def _hash_tokens(tokens: NDArray[Any], lengths: NDArray[np.int32]) -> NDArray[np.uint64]:
-    """Return a 64-bit hash of each run of values; `lengths` are those of the runs, and values may have any fixed
-    width.
+    """Return a 64-bit hash of each run of values; `lengths` are the lengths of the runs.
+
+    The values may have any fixed width.
     """
     out = np.empty(lengths.size, dtype=np.uint64)
     _kernels.token_hashes(as_integers(tokens), lengths, out)
