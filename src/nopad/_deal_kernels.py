@@ -64,7 +64,8 @@ def packs_by_rank(
         s = strategy_of_pack[p]
         for slot in range(strategy_indptr[s], strategy_indptr[s + 1]):
             k = strategy_ranks[slot]
-            if slot == strategy_indptr[s] or k != strategy_ranks[slot - 1]:  # equal lengths stand side by side
+            # Equal lengths are adjacent, so count each once
+            if slot == strategy_indptr[s] or k != strategy_ranks[slot - 1]:
                 packs[free[k]] = p
                 free[k] += 1
 

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 PARTIAL_SUFFIX = ".partial"
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")  # of a Path, which makes one slash of two
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")  # one slash, since Path turns "//" into "/"
 
 
 def local_path(given: str | os.PathLike[str]) -> Path:

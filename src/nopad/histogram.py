@@ -77,7 +77,7 @@ class Histogram:
         if not sparse:
             return cls(found, dense[found])
         pairs = dict(zip(found.tolist(), dense[found].tolist(), strict=True))
-        for length, count in sparse.items():  # a length can be in both: the dense table grew to hold it later
+        for length, count in sparse.items():  # a length is in both if the dense table grew beyond it later
             pairs[length] = pairs.get(length, 0) + count
         return cls.from_counts(pairs)
 
@@ -122,7 +122,7 @@ class Histogram:
             "tokens": self.tokens,
             "histogram": {str(length): count for length, count in pairs},
         }
-        from nopad.files import write_atomic  # here, so that counting needs no file code
+        from nopad.files import write_atomic  # imported here, since counting needs no file code
 
         write_atomic(Path(path), (json.dumps(document, indent=1) + "\n").encode())
 
@@ -272,9 +272,7 @@ def _is_integer(value: object) -> bool:
 
 
 def _count(chunk: NDArray[Any], offset: int, dense: NDArray[np.int64], sparse: dict[int, int]) -> NDArray[np.int64]:
-    """Add one chunk to the dense table, or to `sparse` if it has longer lengths; return the dense table, which may
-    grow.
-    """
+    """Add one chunk to the dense table, or to `sparse` for longer lengths; return the dense table, which may grow."""
     low, high = int(chunk.min()), int(chunk.max())
     if low < 1:
         i = int(np.argmax(chunk < 1))
@@ -291,7 +289,7 @@ def _count(chunk: NDArray[Any], offset: int, dense: NDArray[np.int64], sparse: d
         for length, count in zip(found.tolist(), counts.tolist(), strict=True):
             sparse[length] = sparse.get(length, 0) + count
         return dense
-    # bincount wants int64; uint64 would be refused, and smaller dtypes are converted inside anyway.
+    # bincount works on int64: it refuses uint64, and converts smaller dtypes itself.
     counted = np.bincount(chunk.astype(np.int64, copy=False), minlength=dense.size)
     counted[: dense.size] += dense
     return counted

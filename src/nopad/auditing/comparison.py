@@ -96,7 +96,7 @@ def compare(
 
 def _compare_form(alone: Alone, form: str, dtype: torch.dtype, truth: Truth | None, label: str) -> Found:
     out, trial = Found(), alone.trial
-    # Gradients of a form that only lays the same stream otherwise: once, where nothing is hidden by rounding.
+    # Forms in MAY_REFUSE only place the same stream differently: compare their gradients once, in float64.
     with_gradients = alone.graph and (dtype == torch.float64 or form not in MAY_REFUSE)
     batch, places = trial.batch(form, trial.sequences)
 
@@ -109,7 +109,7 @@ def _compare_form(alone: Alone, form: str, dtype: torch.dtype, truth: Truth | No
     out.names, out.row = tuple(together), places.shape[1]
     of_rows = [name for name in given if name in alone.kinds and name not in together]
     if trial.collator is not None and "pooler_output" in of_rows and together:
-        of_rows.remove("pooler_output")  # of a base model, whose states are what others use
+        of_rows.remove("pooler_output")  # a base model's; its hidden states are compared
         out.note("pooler_output is not compared: it is a row's, and no sequence's")
     check, worst = _outputs(alone, together, of_rows, [n for n in alone.kinds if n not in given], dtype)
     out.worst = worst if dtype == torch.float64 else 0.0

@@ -11,7 +11,7 @@ from nopad.errors import BatchError, UnsupportedModelError
 
 __all__ = ["ModelFailedError", "inside_model"]
 
-MOST = 200  # characters of a foreign message
+MOST = 200  # characters kept of the exception's message
 
 
 class ModelFailedError(Exception):
@@ -31,7 +31,7 @@ class ModelFailedError(Exception):
         self.kind, self.reason = type(error).__name__, said + where
         self.refused = isinstance(error, BatchError | UnsupportedModelError)
         if self.refused:
-            self.reason = whole  # ours, with the way out
+            self.reason = whole  # nopad's own message in full, since it says what to do
         super().__init__(f"{doing}: {self.kind}: {self.reason}")
 
 
@@ -42,5 +42,5 @@ def inside_model(doing: str) -> Iterator[None]:
         yield
     except ModelFailedError:
         raise
-    except Exception as error:  # theirs may raise anything
+    except Exception as error:  # a user's model may raise anything
         raise ModelFailedError(doing, error) from error

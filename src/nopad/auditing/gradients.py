@@ -14,7 +14,7 @@ from nopad.auditing.verdict import Check
 
 __all__ = ["Truth", "compare_gradients"]
 
-TIMES_ALONE = 4  # how much further from the truth packed may be than alone is, where rounding is most of a gradient
+TIMES_ALONE = 4  # allowed error of packed relative to that of alone, for gradients that are mostly rounding
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def compare_gradients(
     theirs = gradients_of(alone.trial, weighed(alone.trial.seed, wanted, parts), "gradients of packs")
     sizes = {name: 0.0 if value is None else largest(value) for name, value in mine.items() if name not in left_out}
     most = max(sizes.values(), default=0.0)
-    worst = (0.0, 0.0, limit_of(0.0, dtype), "")  # share of what is allowed; relative difference, its limit, where
+    worst = (0.0, 0.0, limit_of(0.0, dtype), "")  # (difference / limit, relative difference, limit, where)
     for name, size in sizes.items():
         value = mine[name]
         scale = max(most if name in truth.zero else size, 1e-30)
@@ -68,7 +68,7 @@ def compare_gradients(
         if difference > limit:
             rounding = _rounding(value, truth.alone.get(name), dtype, most) / scale
             small = LIMITS.get(torch.float32 if dtype == torch.float64 else dtype, limit) * most / scale
-            excused = min(TIMES_ALONE * rounding, small)  # rounding is no excuse for a tensor that weighs much
+            excused = min(TIMES_ALONE * rounding, small)  # tensors with large gradients get no such allowance
             if alone.trial.partly or dtype != torch.float64:
                 limit, why = max(limit, excused), f", where rounding alone does {rounding:.1e}"
         if difference / limit > worst[0]:

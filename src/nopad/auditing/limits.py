@@ -8,7 +8,7 @@ from torch import Tensor
 __all__ = ["EXACT", "LIMITS", "PARTLY_SINGLE", "apart", "largest_finite", "limit_of", "named"]
 
 EXACT = 1e-12  # float64, of the largest value
-PARTLY_SINGLE = 1e-5  # the same where the model itself computes some of it in float32
+PARTLY_SINGLE = 1e-5  # the same, if the model computes some of it in float32
 LIMITS = {torch.float64: EXACT, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 

@@ -21,11 +21,9 @@ from nopad.model.safety import STATE, bare, part_of, state_of
 
 __all__ = ["once_a_layer", "poison"]
 
-SCALE = {torch.float16: 1e3}  # 1e6 is beyond its numbers
-ROUNDINGS = (
-    4  # that a neighbour may move by, off the CPU and not in float64; or, for each layer, where tokens are routed
-)
-SHARED_NAN = ("segments", "varlen")  # backends of which one sequence's NaN stays its own
+SCALE = {torch.float16: 1e3}  # float16 cannot represent 1e6
+ROUNDINGS = 4  # roundings by which a neighbour may move off the CPU below float64, or per layer if tokens are routed
+SHARED_NAN = ("segments", "varlen")  # backends in which NaN does not reach other sequences
 FORM = "rows"
 
 
@@ -111,7 +109,8 @@ class _Poisoned:
         """Whether the changed sequence changes routing decisions, or the shapes of computed tensors."""
         make: Any = _Decisions
         before, after = make(), make()
-        self.run(self.trial.sequences, None if factor is None else 1.0, watch=before)  # scaling is seen too
+        # Scaled by 1, so that both runs have the same operations
+        self.run(self.trial.sequences, None if factor is None else 1.0, watch=before)
         self.run(sequences, factor, watch=after)
         return bool(before.seen != after.seen)
 

@@ -62,7 +62,7 @@ class Places:
             return found
         rows = [int(places[0]) // self.shape[1] for places in self.of]
         if self.batch is None and values.shape[:1] == (self.shape[0],) and sorted(rows) == list(range(self.shape[0])):
-            return [values[row] for row in rows]  # one sequence in every row, so a row's is a sequence's
+            return [values[row] for row in rows]  # with one sequence per row, values per row are values per sequence
         return None
 
     @staticmethod

@@ -19,11 +19,11 @@ from nopad.model.safety import bare
 
 __all__ = ["looked_for", "steady"]
 
-ANOTHER = 1e-4  # of the largest value: another result, and no rounding
+ANOTHER = 1e-4  # relative to the largest value; more than rounding can explain
 
 
 class _Singles(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notices results in float32."""
+    """Records in `found` whether any result is in float32."""
 
     found: bool = False
 
@@ -82,5 +82,5 @@ def looked_for(trial: Trial, tokens: Tokens) -> dict[str, int]:
 
     try:
         return {} if differs(None) else {name: token for name, token in tokens.special.items() if differs(token)}
-    except ModelFailedError:  # it takes no embeddings, so it does not tell
+    except ModelFailedError:  # the model does not accept embeddings, so this cannot be found out
         return {}

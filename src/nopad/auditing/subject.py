@@ -48,7 +48,7 @@ def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto"
             with inside_model(f"{type(made).__name__} cannot be made pack-safe"):
                 raise
     if is_packed(made):
-        state_of(made).most = None  # a limit of sequences has nothing to do with keeping them apart
+        state_of(made).most = None  # the audit may use more sequences than the user's limit
     try:
         yield made
     finally:

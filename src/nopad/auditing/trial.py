@@ -140,7 +140,7 @@ class Trial:
     def _collated(collate: Collator, sequences: Sequence[Sequence[int]]) -> Mapping[str, Any]:
         try:
             batch = collate([{"input_ids": list(sequence), "labels": list(sequence)} for sequence in sequences])
-        except Exception:  # whatever theirs raises on labels
+        except Exception:  # a collator may raise anything for labels
             try:
                 batch = collate([{"input_ids": list(sequence)} for sequence in sequences])
             except Exception as error:

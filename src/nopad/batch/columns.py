@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Records", "from_features", "from_rows", "from_sequences", "per_sequence"]
 
-LENGTHS = "seq_lengths"  # of a row of a packed dataset
+LENGTHS = "seq_lengths"  # the column of lengths in a row of a packed dataset
 RECORDS = ("seq_index", "seq_start", "seq_source")  # where a sequence of a packed dataset comes from
-OWN = (LENGTHS, *RECORDS)  # what nopad wrote beside the content
+OWN = (LENGTHS, *RECORDS)  # columns that nopad adds to the content
 MASK = "attention_mask"
-POSITIONS = "position_ids"  # made again
+POSITIONS = "position_ids"  # the layout computes these
 LABEL = ("label", "label_ids")  # what transformers' collators call labels
 
 Records = Mapping[str, NDArray[Any]]  # where each sequence of a packed dataset comes from, by name: ``[n]``
@@ -286,11 +286,11 @@ def _flat(given: Sequence[Any], name: str) -> tuple[NDArray[Any], NDArray[np.int
     if not len(given):
         raise BatchError("a batch needs at least one sequence, and there is none")
     if type(given[0]) is list and given[0] and type(given[0][0]) is int:
-        try:  # four times as fast as an array for each list
+        try:  # four times as fast as one array per list
             ids = array("q", chain.from_iterable(given))
             return np.frombuffer(ids, dtype=np.int64).copy(), np.fromiter(map(len, given), np.int64, len(given))
         except (TypeError, OverflowError):
-            pass  # the slow way says which of them it is
+            pass  # the slow way finds the list at fault
     arrays = [_array(entry, name, n) for n, entry in enumerate(given)]
     return np.concatenate(arrays), np.fromiter(map(len, arrays), np.int64, len(arrays))
 
@@ -316,7 +316,7 @@ def _wide(column: NDArray[Any]) -> NDArray[Any]:
 
 def _span(mask: Any, n: int) -> tuple[int, int]:
     """Return where the ones of a mask begin and end; `n` is the feature's number in error messages."""
-    if type(mask) is list and mask and mask.count(1) == len(mask):  # the usual case, without an array
+    if type(mask) is list and mask and mask.count(1) == len(mask):  # fast path for the usual case, without an array
         return 0, len(mask)
     found = _array(mask, MASK, n)
     ones = np.flatnonzero(found)

@@ -175,8 +175,8 @@ def pack_few(lengths: Sequence[int], capacity: int, depth: int | None) -> list[l
 
 def _best_fit(numbers: dict[int, list[int]], capacity: int, most: int) -> list[tuple[int, ...]]:
     """Return the lengths in each pack; the same result as `nopad.planning.lpfhp` on the histogram of the lengths."""
-    rooms: list[int] = []  # of open packs, ascending, each once
-    stacks: dict[int, list[tuple[int, ...]]] = {}  # by room; the one opened last is taken first
+    rooms: list[int] = []  # distinct rooms of open packs, ascending
+    stacks: dict[int, list[tuple[int, ...]]] = {}  # by room; the pack opened last is taken first
     packs = []
     for length in sorted(numbers, reverse=True):
         left = len(numbers[length])
@@ -218,7 +218,7 @@ def _dealt(lengths: Sequence[int], numbers: dict[int, list[int]], packs: list[tu
     holders: dict[int, list[int]] = {length: [] for length in numbers}
     for at in range(total - 1, -1, -1):
         for length in set(places[at][1]):
-            holders[length].append(at)  # the next one last
+            holders[length].append(at)  # reversed, so that pop() gives the next pack
     free = {length: iter(those) for length, those in numbers.items()}
     dealt, used, rows = [False] * len(lengths), [False] * total, []
     for number, length in enumerate(lengths):

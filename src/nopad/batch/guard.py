@@ -37,7 +37,7 @@ class PackedMask:
 
     def __init__(self, layout: Layout) -> None:
         object.__setattr__(self, "_layout", layout)
-        object.__setattr__(self, "_on_device", {})  # what nopad.model derives, by device
+        object.__setattr__(self, "_on_device", {})  # placements by device, made by nopad.model
 
     def __repr__(self) -> str:
         layout = layout_of(self)

@@ -30,7 +30,8 @@ __all__ = ["PackedBatch"]
 
 FLAT = Flat()
 MASK = "attention_mask"
-MARKED = ("input_ids", "inputs_embeds", "position_ids", "decoder_input_ids")  # what a model must not get without it
+# Tensors that a model must not get without the mask
+MARKED = ("input_ids", "inputs_embeds", "position_ids", "decoder_input_ids")
 FLASH_KEYS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 

@@ -84,15 +84,15 @@ def main(argv: list[str] | None = None) -> None:
         code = _failed("interrupted", INTERRUPTED, debug)
     except BrokenPipeError:  # `nopad plan ... | head`
         code = _discard_stdout()
-    except SystemExit as stop:  # what typer makes of a broken pipe
+    except SystemExit as stop:  # typer turns a broken pipe into this
         code = _discard_stdout() if isinstance(stop.__context__, BrokenPipeError) else stop.code
     except _USAGE_ERROR as error:
         code = _failed(_usage(error), WRONG_USE, debug)
     except OSError as error:
         what = f"cannot read or write {error.filename or 'the output'}: {error.strerror or error}"
         code = _failed(what, StorageError.exit_code, debug)
-        _discard_stdout()  # perhaps the very thing that cannot be written
-    except UnicodeEncodeError as error:  # a name on disk that is no text, in a library that takes only text
+        _discard_stdout()  # stdout may be what cannot be written to
+    except UnicodeEncodeError as error:  # a file name that is not UTF-8, in a library that accepts only text
         shown = str(error.object).encode("utf-8", "backslashreplace").decode()
         code = _failed(f"{shown}: this name is no UTF-8; rename it", WRONG_USE, debug)
     except Exception as error:

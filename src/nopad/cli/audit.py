@@ -186,7 +186,7 @@ def load_model(spec: str, attention: str | None = None) -> Any:
         named = [getattr(transformers, name, None) for name in config.architectures or ()]
         kind = next((found for found in named if found is not None), transformers.AutoModel)
         return kind.from_pretrained(spec, dtype="auto", **options)
-    except Exception as error:  # whatever a damaged file or a missing package makes it raise
+    except Exception as error:  # a damaged file or a missing package may raise anything
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         if path.exists():
             raise FormatError(f"{spec}: transformers cannot read this model ({reason})") from error

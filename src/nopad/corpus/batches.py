@@ -101,7 +101,7 @@ def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 def _plain(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Return a validated column in a type that all later code can read."""
-    if pa.types.is_string_view(column.type):  # pyarrow lacks half of what it has for other strings
+    if pa.types.is_string_view(column.type):  # pyarrow lacks many functions for string views
         return column.cast(pa.large_string(), safe=False)
     if column.type != wanted and not is_string(column.type):
         return column.cast(wanted)

@@ -32,7 +32,7 @@ TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 TABLE_SUFFIXES = (".parquet", ".arrow", ".feather")
 SUFFIXES = TEXT_SUFFIXES + JSONL_SUFFIXES + TABLE_SUFFIXES
-# Named directly, a file of an unknown suffix is text; these are known, and are not.
+# A file that is named directly and has an unknown suffix is read as text; files with these suffixes are no text.
 OTHERS = (".json", ".csv", ".tsv", ".npy", ".npz", ".pkl", ".pdf", ".docx", ".xlsx")
 MAGIC = {b"PAR1": ".parquet", b"ARROW1": ".arrow", b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 MANIFEST = "nopad.json"  # in every folder that nopad has packed
@@ -361,7 +361,7 @@ def _walk(folder: Path) -> Iterator[str]:
     for parent, folders, files in os.walk(folder, followlinks=True, onerror=fail):
         here = os.path.realpath(parent)
         kept = [name for name in folders if not name.startswith(".")]
-        # a link that leads back to one of its own parents would be walked for ever
+        # a link to one of its own parent folders would be walked for ever
         loops = [n for n in kept if (here + os.sep).startswith(os.path.realpath(os.path.join(parent, n)) + os.sep)]
         packed = [name for name in kept if os.path.isfile(os.path.join(parent, name, MANIFEST))]
         folders[:] = [name for name in kept if name not in loops + packed]

@@ -128,7 +128,7 @@ class InputFile:
             try:
                 yield opened
             except Exception:
-                self.prove(opened, done=True)  # where it has changed, that is what went wrong
+                self.prove(opened, done=True)  # if the file has changed, report that as the cause
                 raise
             self.prove(opened, done=True)
 

@@ -54,7 +54,7 @@ class JsonlFile(Source):
         self._field = _named_field(options) or detect_field(file)
         self.kind = self._field.kind if self._field else None
         self.total_bytes = None if file.compression else file.size
-        self._selection: Selection | None = None  # where more than the content is read
+        self._selection: Selection | None = None  # None: only the content is read
         self._chosen: Selection | None = None
         typical = list(islice(_typical(file, self._field), TYPICAL)) if self._field else []
         if self._field and typical:

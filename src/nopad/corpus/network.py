@@ -40,7 +40,8 @@ def reachable(url: str) -> bool:
         except OSError:
             pass
 
-    asking = threading.Thread(target=connect, daemon=True)  # looking a name up has no time limit of its own
+    # A DNS lookup has no time limit, so it runs in a thread that can be left
+    asking = threading.Thread(target=connect, daemon=True)
     asking.start()
     asking.join(WAIT_S)
     return answered.is_set()

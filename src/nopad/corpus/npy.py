@@ -49,7 +49,7 @@ class NpyFile:
                 self.shape, _, self.dtype = read(opened)
                 if self.dtype.hasobject:
                     raise ValueError("it holds pickled objects")
-            except Exception as error:  # what NumPy makes of bytes that are no header
+            except Exception as error:  # NumPy may raise anything for bytes that are no header
                 raise SourceError(f"{path}: not an .npy file of numbers ({error}); save it with numpy.save") from error
             self._begin = opened.tell()
         self.size = math.prod(self.shape)
@@ -67,7 +67,7 @@ class NpyFile:
 
             def read(begin: int, end: int) -> NDArray[Any]:
                 file.seek(self._begin + begin * width)
-                data = file.read_buffer((end - begin) * width)  # of Arrow's pool: its memory is used again
+                data = file.read_buffer((end - begin) * width)  # from Arrow's memory pool, which reuses its memory
                 if len(data) != (end - begin) * width:
                     raise SourceError(f"{self.path}: cut short at value {begin + len(data) // width:,}; save it again")
                 self._file.prove(file)

@@ -63,7 +63,7 @@ class DatasetSource(TableSource):
         while True:
             try:
                 table = next(tables, None)
-            except Exception as error:  # of the library, of what it reads, or of the user's own functions in it
+            except Exception as error:  # from the library, the data, or the user's own functions
                 reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(": ")
                 raise SourceError(f"{self._path}: cannot be read from row {row} on ({reason}); repair it") from error
             if table is None:
@@ -187,7 +187,7 @@ def _type_of(items: Sequence[Mapping[str, Any]], key: str) -> pa.DataType:
     values = [_plain(item[key]) for item in items if item.get(key) is not None]
     try:
         found = pa.array(values).type
-    except _MISFITS:  # they do not fit together: the first one counts
+    except _MISFITS:  # no common type: take the first value's
         try:
             found = pa.array(values[:1]).type
         except _MISFITS:

@@ -42,7 +42,7 @@ __all__ = [
 
 MAX_ID = 2**31 - 1
 MAX_TOKENS = 2**31 - 1  # of one record: lengths are int32
-DOCUMENT_BYTES = 8 << 20  # a tokenizer takes about 110 bytes of memory for each
+DOCUMENT_BYTES = 8 << 20  # a tokenizer needs about 110 bytes of memory per byte of text
 TOO_LONG = (
     f", above the {DOCUMENT_BYTES:,} that are tokenised at once (it takes 110 times as much memory); divide it into "
     "documents"
@@ -150,7 +150,7 @@ def within_vocabulary(run: Records, vocab_size: int | None) -> Iterator[Records 
     for place in np.flatnonzero(ids >= vocab_size).tolist():
         row = int(np.searchsorted(ends, place, side="right"))
         if row < at:
-            continue  # the second one of that record
+            continue  # a further bad id of the same record
         if row > at:
             yield run.part(at, row)
         reason = f"token {place - begins[row]} has the id {ids[place]}, beyond the vocabulary of {vocab_size}"

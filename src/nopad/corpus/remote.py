@@ -123,7 +123,7 @@ def _filesystem(url: str, scheme: str) -> tuple[Any, str]:
 
     if scheme in ("s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss", "file"):
         if scheme in ("gs", "gcs") and "?" not in url:
-            url += "?retry_limit_seconds=15"  # its own limit is 15 minutes, in which nothing can stop it
+            url += "?retry_limit_seconds=15"  # the default is 15 minutes, during which Ctrl-C does not work
         try:
             return pafs.FileSystem.from_uri(url)  # type: ignore[no-any-return]
         except pa.ArrowNotImplementedError:

@@ -156,7 +156,7 @@ def _mark_first(bad: dict[int, str], ragged: _Ragged, places: NDArray[np.int64],
     row = held[np.searchsorted(ragged.begins[held], places, side="right") - 1]
     inside = places - ragged.begins[row]
     for place, at, which in zip(places.tolist(), inside.tolist(), row.tolist(), strict=True):
-        if 0 <= at < ragged.lengths[which]:  # else it lies under a null
+        if 0 <= at < ragged.lengths[which]:  # otherwise the value is hidden under a null row
             bad.setdefault(which, reason(at, ragged.values[place]))
 
 

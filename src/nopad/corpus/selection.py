@@ -18,7 +18,7 @@ from nopad.errors import SourceError
 __all__ = ["Selection", "is_list", "is_string", "select"]
 
 MASK = "attention_mask"
-# what nopad itself writes
+# names of columns that nopad itself writes
 OWN = ("seq_lengths", "seq_index", "seq_start", "seq_source")
 RESERVED = ("input_ids", *OWN)
 FORMAT_KEY = b"nopad.format"  # in the metadata of every table that nopad writes

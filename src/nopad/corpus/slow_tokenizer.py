@@ -15,7 +15,7 @@ _WHERE_FROM = (
     "is_local",
     "local_files_only",
     "model_max_length",
-)  # settings that do not change what a text becomes
+)  # settings that do not change the token ids
 
 
 @dataclass(frozen=True, slots=True)

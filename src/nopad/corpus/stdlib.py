@@ -21,7 +21,7 @@ from typing import TypedDict
 
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
 
-# strings are matched only so that a '#' inside them is none
+# strings are matched too, so that a '#' inside a string is not taken for a comment
 _COMMENT = re.compile(
     r'''(\#[^\n]*)
     | """[^"\\]*(?:(?:\\.|"(?!""))[^"\\]*)*"""
@@ -73,7 +73,7 @@ def _texts(path: Path) -> list[tuple[int, str]]:
     with tokenize.open(path) as file:
         source = file.read()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # invalid escapes in strings are not our affair
+        warnings.simplefilter("ignore")  # about invalid escapes in the library's strings
         tree = ast.parse(source)
     found = [*_docstrings(tree), *_comments(source)]
     return [(line, text) for line, _, text in sorted(found) if text.strip()]

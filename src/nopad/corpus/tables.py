@@ -156,10 +156,10 @@ def _library_errors(file: InputFile, kind: str) -> Iterator[None]:
     except NopadError:
         raise
     except OSError as error:
-        if error.errno is not None:  # of the disk, not of what is on it
+        if error.errno is not None:  # an error of the disk, not of the file's content
             raise
         raise _damaged(file, kind, error) from error
-    except Exception as error:  # damaged bytes reach every corner of a library
+    except Exception as error:  # damaged bytes can raise any error in a library
         raise _damaged(file, kind, error) from error
 
 

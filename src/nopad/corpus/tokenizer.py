@@ -77,7 +77,7 @@ class Tokenizer:
     def flatten(encodings: Sequence[Any]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return (tokens int32 ``[sum]``, lengths int64 ``[n]``) of encoded texts."""
         lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
-        ids = array("i")  # a list at once: faster than np.fromiter, which takes one number after the other
+        ids = array("i")  # fromlist copies a whole list: faster than np.fromiter, number by number
         for encoding in encodings:
             ids.fromlist(encoding.ids)
         return np.asarray(ids, dtype=np.int32), lengths
@@ -111,7 +111,7 @@ def load_tokenizer(spec: Any = None) -> Tokenizer:
 
 
 def _default_file() -> Path:
-    # find_spec and not import: the package's own __init__ would pull in torch
+    # find_spec and not import, since the package's __init__ imports torch
     spec = importlib.util.find_spec(DEFAULT_PACKAGE)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder) / "model" / "tokenizer.json"
@@ -165,7 +165,7 @@ def _from_transformers(folder: Path) -> Tokenizer:
         ) from error
     try:
         return _from_object(AutoTokenizer.from_pretrained(str(folder)))
-    except Exception as error:  # it raises whatever the tokenizer's own code does
+    except Exception as error:  # the tokenizer's own code may raise anything
         why = str(error).strip().split("\n")[0] or type(error).__name__
         raise FormatError(f"{reason}, and transformers cannot read it either ({why}); give another one") from error
 

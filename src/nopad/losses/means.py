@@ -89,7 +89,7 @@ def token_loss(
     check_logits(logits, labels, batch)
     flat = logits.reshape(-1, logits.shape[-1])
     if causal:
-        flat = flat.roll(1, 0)  # the logits for a token stand at the one before it, in its own sequence
+        flat = flat.roll(1, 0)  # a token is predicted by the slot before it, which is in the same sequence
     each = cross_entropy(_wide(flat), wanted, ignore_index=IGNORED, reduction="none")
     scale = slot_weights(number, wanted, batch, per, weights)
     return _mean(each, scale, denominator)

@@ -106,7 +106,7 @@ class Confusion(_Counts):
         classes = len(self.counts)
         if tuple(logits.shape) != (*labels.shape, classes):
             raise BatchError(f"logits have the shape {list(logits.shape)}; wanted {[*labels.shape, classes]}")
-        check_classes(labels, classes, anywhere=True)  # counting them waits for the accelerator anyway
+        check_classes(labels, classes, anywhere=True)  # counting waits for the accelerator anyway
         known = labels != IGNORED
         wanted, guess = labels[known].long(), logits.argmax(-1)[known]
         self._add(torch.bincount(wanted * classes + guess, minlength=classes**2).reshape(classes, classes))

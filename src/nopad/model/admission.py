@@ -23,7 +23,7 @@ __all__ = ["check_call", "check_layout", "device_of", "leave_columns", "position
 
 log = logging.getLogger("nopad")
 
-RELATIVE = ("t5", "deberta-v2", "deberta")  # positions without a table, as far as their configuration has none
+RELATIVE = ("t5", "deberta-v2", "deberta")  # relative positions, unless the configuration has a table
 
 
 def check_call(model: Any, family: Family, most: int | None, named: Mapping[str, Any], layout: Layout) -> None:

@@ -63,7 +63,7 @@ def _check_side(model: Any, named: Mapping[str, Any], side: str, layout: Layout)
 def _embeddings(model: Any) -> Any:
     try:
         return model.get_input_embeddings()
-    except (AttributeError, NotImplementedError):  # a model may have none
+    except (AttributeError, NotImplementedError):  # the model has no input embeddings
         return None
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["NAME", "begin", "end", "inside", "lost", "packed_attention", "register", "tell", "watched"]
 
 NAME = "nopad"
-KNOWN = ("s_aux", "position_ids", "cache_position")  # s_aux: sinks; positions are in queries and keys already
+KNOWN = ("s_aux", "position_ids", "cache_position")  # s_aux: sinks; queries and keys already contain positions
 
 _watch: ContextVar[Callable[[nn.Module], None] | None] = ContextVar("nopad_watch", default=None)
 _inside: ContextVar[Call | None] = ContextVar("nopad_inside", default=None)
@@ -87,7 +87,7 @@ def packed_attention(
             f"{type(module).__name__} of layer {layer} attends within a window and does not tell its attention of it; "
             "run its sequences padded, without nopad.packed"
         )
-    # A tensor without dimensions says nothing of tokens: a loss's denominator comes along, for one.
+    # A scalar tensor cannot be per token: for example, a loss's denominator is passed along.
     unknown = [name for name, one in others.items() if isinstance(one, Tensor) and one.dim() and name not in KNOWN]
     if unknown:
         raise UnsupportedModelError(
@@ -107,7 +107,7 @@ def packed_attention(
     )
     assert attention_mask is not None
     placed = None if torch.compiler.is_compiling() else carried_by(attention_mask)
-    if placed is None:  # in a compiled graph only the mask's own numbers arrive, or where it was copied on its way
+    if placed is None:  # compiled graphs and copied masks keep only the mask's numbers
         keep = _keep_of(module, attention_mask, query, key, heads)
         return attend(query, key, value, keep, heads).transpose(1, 2), None
     return BACKENDS[placed.backend](query, key, value, placed, heads).contiguous(), None

@@ -135,7 +135,8 @@ def _together(module: Any, kind: str, weight: Any) -> str | None:
     """Return why a sequence's values depend on the batch; None: they do not."""
     scale = "quantises activations with one scale for the whole batch"
     if kind == "torch.ao":
-        half = getattr(getattr(module, "_packed_params", None), "dtype", None) == torch.float16  # weights only
+        # Only weights are quantised
+        half = getattr(getattr(module, "_packed_params", None), "dtype", None) == torch.float16
         return None if half else scale
     if kind == "bitsandbytes":
         return (
@@ -146,5 +147,6 @@ def _together(module: Any, kind: str, weight: Any) -> str | None:
     if kind == "torchao float8":
         granularity = module.config.cast_config_input.scaling_granularity
         return scale if str(getattr(granularity, "value", granularity)) == "tensorwise" else None
-    granularity = getattr(getattr(weight, "act_quant_kwargs", None), "granularity", None)  # torchao's weights
+    # The kind of torchao's weights
+    granularity = getattr(getattr(weight, "act_quant_kwargs", None), "granularity", None)
     return scale if type(granularity).__name__ == "PerTensor" else None

@@ -78,7 +78,7 @@ def _deberta_refuses(config: Any) -> str | None:
 
 def _decoder_refuses(config: Any) -> str | None:
     both = getattr(config, "use_bidirectional_attention", None)
-    if both and both != "vision" and config.model_type != "gemma3_text":  # whose masks follow its layers
+    if both and both != "vision" and config.model_type != "gemma3_text":  # its masks depend on each layer's type
         return "with use_bidirectional_attention its tokens see what follows them in a batch without padding only"
     if getattr(config, "is_causal", True) is False:
         return "with is_causal = False in its configuration its tokens see what follows them in padded batches only"
@@ -104,7 +104,7 @@ _DEBERTA = Family(
 )
 _DECODER = Family(pooled="last", head=("score", 0), refuse=_decoder_refuses)
 
-# Decoders whose classifier is a `score` of every token, of which the last one is read.
+# Decoders whose classifier scores every token (`score`) and reads the score of the last one.
 _DECODERS = """
     afmoe apertus arcee aria_text axk1 bitnet cohere cohere2 cohere2_moe cwm deepseek_v2 deepseek_v3 dots1 ernie4_5
     ernie4_5_moe exaone4 exaone_moe flex_olmo flint gemma gemma2 gemma3_text gemma3n_text gemma4_text

@@ -99,7 +99,7 @@ class Head:
         for name in ("pooler_output", "seq_relationship_logits", "sop_logits"):
             unread = cell.most is None or (name == "pooler_output" and self.family.pooled == "eos")
             if name in (output or ()) and unread:
-                output[name] = None  # it is a row's
+                output[name] = None  # computed per row, so meaningless
         return output
 
     def _feed(
@@ -277,7 +277,7 @@ class _Answers(Head):
             output[name] = placed.to_padded(placed.stream(output[name]), fill=-torch.inf)
             wanted = call.labels[f"{side}_positions"]
             if wanted is not None:
-                # A position beyond the sequence is no answer, as in transformers; there is nothing to learn from it.
+                # A position beyond the sequence is no answer and is ignored, as in transformers.
                 inside = wanted.clamp(min=0)
                 inside = inside.masked_fill(inside >= placed.lens, IGNORED)
                 losses.append(cross_entropy(output[name], inside, ignore_index=IGNORED))

@@ -61,7 +61,7 @@ def attach(module: nn.Module, hook: Any) -> None:
 
 def take_off(module: nn.Module, cell: Cell) -> None:
     """Remove a model's hooks from a module, and those copied with the module; hooks of another model stay."""
-    # Not by the handles of PyTorch: those of a copied module are not known.
+    # Not by PyTorch's handles, which do not exist for the hooks of a copied module.
     before: tuple[Any, ...] = (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
     after: tuple[Any, ...] = (
         module._forward_hooks,
@@ -160,7 +160,9 @@ class NoPositions(Hook):
 
 @dataclass(eq=False)
 class Positions(Hook):
-    """Looks learned positions up by each token's position in its sequence (after `NoPositions`)."""
+    """Replaces the embeddings of positions along the row by those of positions in each sequence (after
+    `NoPositions`).
+    """
 
     moment: Literal["before", "after"] = "after"
 

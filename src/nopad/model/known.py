@@ -23,7 +23,7 @@ NAMES = {
     "classification": "one result per sequence",
     "answers": "start_logits and end_logits of question answering",
 }
-# Tables of transformers' Auto classes, the telling ones first: a class may be in several.
+# Tables of transformers' Auto classes, most specific first: a class may be in several.
 TABLES = {
     "SEQUENCE_CLASSIFICATION": "classification",
     "NEXT_SENTENCE_PREDICTION": "classification",
@@ -96,7 +96,7 @@ def _way_out(model: Any) -> str:
 
 @cache
 def _tables() -> dict[str, str]:
-    """Head names by class name, from the tables of transformers' Auto classes."""
+    """Return head names by class name, from the tables of transformers' Auto classes."""
     from transformers.models.auto import modeling_auto
 
     found: dict[str, str] = {}

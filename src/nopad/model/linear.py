@@ -25,7 +25,7 @@ __all__ = ["fast_linear", "is_worth_it"]
 
 log = logging.getLogger("nopad")
 
-WORTH = 1.15  # times faster, below which the copies are not worth their memory
+WORTH = 1.15  # speed-up below which the copies are not worth their memory
 TRIED_TOKENS = 256
 _linear = nn.functional.linear
 
@@ -72,7 +72,7 @@ class _FastLinear(TorchFunctionMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._mine = {id(parameter) for parameter in model.parameters() if not parameter.is_inference()}
-        self._model = model  # so that no other parameter gets one of these ids
+        self._model = model  # kept alive, so that no new parameter gets one of these ids
         self._laid_out: dict[int, tuple[tuple[int, int], Tensor]] = {}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

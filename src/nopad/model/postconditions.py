@@ -36,7 +36,7 @@ FREE = (
 OF_TOKENS = ("last_hidden_state", "hidden_states", "decoder_hidden_states", "prediction_logits")
 OF_SOURCE = ("encoder_last_hidden_state", "encoder_hidden_states")
 OF_SEQUENCES = ("pooler_output", "seq_relationship_logits", "sop_logits")
-# What TRL's fused language model head gives for each token but a row's first, and masks where nothing is predicted.
+# Outputs of TRL's fused language model head: one per token but the first of a row, masked where nothing is predicted.
 OF_PREDICTIONS = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1", "label_mask")
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 DECODER_LAYERS = ("num_decoder_layers", "decoder_layers")
@@ -67,10 +67,10 @@ def check_attended(model: Any, family: Family, call: Call, modules: Sequence[nn.
         UnsupportedModelError: a layer did not attend, or the total differs.
     """
     if call.compiled:
-        return  # compiled layers do not tell
+        return  # compiled layers do not report that they attended
     config = model.config
     wanted, times = _attentions(config, family, call), sum(call.attended.values())
-    dropped = model.training and any(getattr(config, name, 0) for name in DROPPED)  # layers left out at random
+    dropped = model.training and any(getattr(config, name, 0) for name in DROPPED)  # LayerDrop skips layers at random
     if times > wanted or (times < wanted and not dropped):
         raise UnsupportedModelError(
             f"layers of {type(model).__name__} asked nopad's attention {times} times, and its configuration says "
@@ -91,7 +91,7 @@ def _attentions(config: Any, family: Family, call: Call) -> int:
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         return _first(text, LAYERS) * int(getattr(text, "inner_group_num", 1)) * family.attends
     encoder = _first(config, ("encoder_layers", *LAYERS)) if call.encodes else 0
-    return encoder + 2 * _first(config, (*DECODER_LAYERS, *LAYERS))  # each of a decoder's attends to the encoder too
+    return encoder + 2 * _first(config, (*DECODER_LAYERS, *LAYERS))  # decoder layers also attend to the encoder
 
 
 def _first(config: Any, names: Sequence[str]) -> int:
@@ -145,7 +145,7 @@ def declared(head: Head, name: str) -> str:
 
 
 def _shapes(head: Head, kind: str, name: str, at: Layout, sequences: int, longest: int) -> list[tuple[int, ...]]:
-    if name == "":  # of a tuple or a tensor, of which nothing says what it is
+    if name == "":  # an entry of a tuple, or a tensor, has no name that says what it is
         return [at.shape, (sequences,)] if kind == "token" else [(sequences,)]
     if kind == "token":
         fewer = head.name == "causal" and name in OF_PREDICTIONS

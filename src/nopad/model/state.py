@@ -77,7 +77,7 @@ class State:
         self.takes = parameters(type(model).forward)
         if not self.head.stock and takes_more(type(model).forward):
             self.takes += parameters(type(self.head.base).forward)
-        list(self._hooks())  # what cannot be hooked is refused before anything is changed
+        list(self._hooks())  # raises for modules that cannot be hooked, before anything is changed
         if self.family.route == "interface":
             self.before = model.config._attn_implementation
             model.set_attn_implementation(attention.NAME)
@@ -126,17 +126,17 @@ class State:
         modules = tuple(_walk(self.model))
         if len(modules) == len(self.modules) and all(map(is_, modules, self.modules)):
             return
-        self.cell.owned = True  # also where it came with a copied model
+        self.cell.owned = True  # also for a cell that came with a copied model
         with self.lock:
             hooks = list(self._hooks())
             for module in {*modules, *self.modules}:
                 if module is not self.model:
                     take_off(module, self.cell)
-            first = not self.roles  # hooks on the model itself are put on once: it runs them just now
+            first = not self.roles  # the model's own hooks are attached once: PyTorch is running them right now
             for module, hook in hooks:
                 if module is not self.model or first:
                     attach(module, hook)
-            # A stock class may go around its base model (OPT does); of others, each must be seen to hand positions on.
+            # A class of transformers may go around its base model (OPT does); any other class must pass positions on.
             free = (UnpackFirst, PackAgain, NoPositions, *((Count,) if self.head.stock else ()))
             counted = (hook for _, hook in hooks if not isinstance(hook, free))
             self.roles = tuple(hook.role for hook in counted)
@@ -187,11 +187,11 @@ class State:
             numbers: Any = arguments.get("attention_mask")
             if is_static(numbers):
                 enter_static(self.cell, numbers, arguments.get("input_ids"))
-            elif not isinstance(numbers, PackedMask):  # which says by itself that it is not to be compiled
+            elif not isinstance(numbers, PackedMask):  # a PackedMask itself raises an error when it is compiled
                 refuse_marked(arguments)
             return None
         stack = self.cell.calls.stack
-        stack.append(None)  # the leaving hook takes it off, whatever happens here
+        stack.append(None)  # the hook at the end always pops it, even after an exception
         if args and isinstance(args[0], Mapping):
             raise BatchError("a batch was given as one argument; call model(**batch)")
         named = bound(module, args, kwargs)
@@ -203,7 +203,7 @@ class State:
             enter_static(self.cell, guard, named.get("input_ids"))
             return None
         if not isinstance(guard, PackedMask):
-            if attention.inside() is None:  # else it is a part of a pack-safe model, which is called with its tensors
+            if attention.inside() is None:  # otherwise this model is a part of a pack-safe model and gets its tensors
                 refuse_unguarded(named)
             return None
         now = self.model.config._attn_implementation
@@ -236,7 +236,7 @@ class State:
             return None
         self._count(-1)
         attention.end(call.token)
-        if output is None:  # it raised
+        if output is None:  # the forward call raised
             return None
         check_ran(module, call, self.roles)
         check_attended(module, self.family, call, self.modules)
@@ -293,7 +293,7 @@ class State:
         if call.target is not None:
             named["decoder_attention_mask"] = (call.target.ids != 0).to(torch.long)
         given = named.pop("position_ids", None)
-        if given is None:  # picked out of the batch without them
+        if given is None:  # the caller passed only some items of the batch
             given = torch.from_numpy(placed.layout.position_ids).to(placed.ids.device)
         call.positions = positions(self.model, self.family, given, named.get("input_ids"), placed.ids, placed.first)
         if "position_ids" in takes:

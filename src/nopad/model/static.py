@@ -23,7 +23,7 @@ def enter_static(cell: Cell, numbers: Tensor, tokens: Tensor | None) -> None:
     if not torch.compiler.is_compiling():
         cell.calls.stack.append(None)
     cell.static.tokens = tokens
-    cell.static.ids = numbers  # no slice here: hooks of the whole model are frames, and graphs, of their own
+    cell.static.ids = numbers  # not sliced here: hooks of the whole model compile to separate frames and graphs
 
 
 def leave_static(model: Any, cell: Cell, head: Head, output: Any) -> Any:

@@ -73,5 +73,5 @@ def _begin_again(positions: Any, mask: Any) -> bool:
     if mask is None:
         return bool(again.any())
     if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[1] != positions.shape[1]:
-        return False  # one that says for each pair of tokens what it sees, or one of a cache
+        return False  # a mask per pair of tokens, or the mask of a cache
     return bool((again & (mask[:, 1:] != 0) & (mask[:, :-1] != 0)).any())

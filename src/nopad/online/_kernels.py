@@ -29,7 +29,7 @@ COUNT, FIRST, LAST = 0, 1, 2
 
 ANCHORS = 64  # longest lengths tried as the first member of a pack
 PAIRS = 64  # pairs compared for one room
-STEPS = 8  # lengths looked at when the padding of a pack is estimated
+STEPS = 8  # lengths considered when the padding of a pack is estimated
 
 _0, _1, _58, _63 = np.uint64(0), np.uint64(1), np.uint64(58), np.uint64(63)
 _2, _4, _8, _16, _32 = np.uint64(2), np.uint64(4), np.uint64(8), np.uint64(16), np.uint64(32)
@@ -89,7 +89,7 @@ def at_least(row: NDArray[Any], value: int) -> int:
 def mark(queues: NDArray[Any], bits: NDArray[Any], length: int, change: int) -> None:
     """Add `change` (1 or -1) to the count of a length, and update its bits."""
     queues[length, COUNT] += change
-    if queues[length, COUNT] == (change + 1) // 2:  # it was none, or there are none left
+    if queues[length, COUNT] == (change + 1) // 2:  # the count went from 0 to 1, or from 1 to 0
         mirrored = queues.shape[0] - 2 - length
         bits[0, length >> 6] ^= _1 << np.uint64(length & 63)
         bits[1, mirrored >> 6] ^= _1 << np.uint64(mirrored & 63)
@@ -197,7 +197,7 @@ def anchor(queues: NDArray[Any], bits: NDArray[Any], capacity: int, depth: int) 
     length, best, least = capacity, 0, capacity + 1
     for _ in range(ANCHORS):
         length = at_most(bits[0], length - 1)
-        if length * 3 < capacity:  # neither it nor a shorter one can be completed by two (0: there is none)
+        if length * 3 < capacity:  # shorter lengths cannot fill a pack of three; length 0 means that none is held
             return best if best else length
         mark(queues, bits, length, -1)
         found = exact(queues, bits, capacity - length, depth - 1)

@@ -63,7 +63,7 @@ def _big_lengths(histogram: Histogram, capacity: int) -> int:
     For one t: packs for lengths that fit with none of t or above, packs for lengths above half the capacity, and packs
     for the middle lengths beyond the room that the latter leave.
     """
-    # int64 where no product below can pass it; Python integers in object arrays beyond
+    # int64 if no product below can overflow; otherwise Python integers in object arrays
     exact: Any = np.int64 if histogram.sequences < 2**62 // (2 * capacity) else object
     lengths, counts = histogram.lengths, histogram.counts.astype(exact)
     items = np.concatenate([[0], np.cumsum(counts)])

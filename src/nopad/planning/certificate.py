@@ -66,7 +66,7 @@ class Certificate:
         most = capacity // steps[0][0]
         if depth is None or depth >= most:
             return self._best_unlimited(steps, capacity)
-        worth = np.zeros(capacity + 1, dtype=np.int64)  # worth[room]: with the sequences placed so far
+        worth = np.zeros(capacity + 1, dtype=np.int64)  # worth[room]: best value with the sequences placed so far
         for _ in range(depth):
             following = worth.copy()
             for length, value in steps:

@@ -27,10 +27,10 @@ def full_strategies(capacity: int, depth: int) -> NDArray[np.int32]:
     [[1, 1, 2], [1, 3, 0], [2, 2, 0], [4, 0, 0]]
     """
     done = np.zeros((1, 0), dtype=np.int32)
-    rest = np.array([capacity], dtype=np.int32)  # what the parts so far leave
+    rest = np.array([capacity], dtype=np.int32)  # tokens that are not assigned yet
     for place in range(depth):
         last = done[:, -1] if place else np.ones(1, dtype=np.int32)
-        # Another part after this one must be no smaller: go up to half of the rest. Or end here, with all of it.
+        # If another part follows, it is no smaller, so this part is at most half of the rest; the last part is all of it.
         halves = np.maximum(rest // 2 - last + 1, 0) if place < depth - 1 else np.zeros_like(rest)
         choices = np.where(rest > 0, halves, 0) + 1
         ends = np.cumsum(choices)
@@ -66,7 +66,7 @@ def strategy_count(capacity: int, depth: int, enough: int) -> int:
     )
     if depth <= len(closed) or closed[-1] > enough:
         return closed[min(depth, len(closed)) - 1]
-    ways = [1] * (capacity + 1)  # of a sum, with parts up to what the loop has reached
+    ways = [1] * (capacity + 1)  # ways[n]: number of partitions of n into parts up to the loop's current part
     for part in range(2, depth + 1):
         for total in range(part, capacity + 1):
             ways[total] += ways[total - part]

@@ -106,7 +106,7 @@ ARRIVAL_ALGORITHMS: dict[str, Algorithm] = {
     ),
 }
 ALGORITHMS = tuple(sorted([*HISTOGRAM_ALGORITHMS, *ARRIVAL_ALGORITHMS]))
-QUICK_ALGORITHMS = ("auto", "ffd", "greedy", "lpfhp", "spfhp")  # what a table shows unless asked for others
+QUICK_ALGORITHMS = ("auto", "ffd", "greedy", "lpfhp", "spfhp")  # the default algorithms of a table
 
 MAX_DRAWN = 2**28  # 1 GiB of lengths
 
@@ -261,9 +261,9 @@ def summarise(
     distinct = packs.take(first)
     indptr = distinct.indptr.astype(np.int64)
     flat = -lengths[distinct.sequence]
-    _kernels.sort_within_packs(indptr, flat)  # ascending of the negated: longest first
+    _kernels.sort_within_packs(indptr, flat)  # ascending order of the negated lengths is longest first
     columns = [np.where(np.diff(indptr) > i, flat[np.minimum(indptr[:-1] + i, flat.size - 1)], 0) for i in range(3)]
-    # Longest lengths first for the reader; beyond the third length the key decides, which is just as repeatable.
+    # Sorted by the three longest lengths, for the reader; ties are sorted by key, which is deterministic too.
     order = np.lexsort((keys, *reversed(columns))) if flat.size else np.arange(0)
     ordered, held = take_lists(indptr, -flat, order)
     histogram = Histogram.from_lengths(lengths)

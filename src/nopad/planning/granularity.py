@@ -55,7 +55,7 @@ def real_strategies(rounded: Strategies, histogram: Histogram, granularity: int,
     Raises:
         ValueError: the strategies need a length more often than the histogram has it.
     """
-    waiting: dict[int, list[list[int]]] = {}  # per rounded length: [length, how many are left], the longest at the end
+    waiting: dict[int, list[list[int]]] = {}  # per rounded length: [length, number left], longest last
     for length, count in histogram.to_dict().items():
         waiting.setdefault(_rounded(length, granularity, capacity), []).append([length, count])
     real: Strategies = []
@@ -84,7 +84,7 @@ def _next_alike(copies: Counter[int], waiting: dict[int, list[list[int]]], most:
                 break
         if needed:
             raise ValueError(f"strategies need length {slot} more often than the histogram has it")
-    # Where a pack empties an entry only in part of its slots, the next one looks different.
+    # A slot length that takes several real lengths in one pack empties an entry, so the next pack differs.
     mixed = len(takes) > len(copies)
     packs = 1 if mixed else min(most, *(entry[1] // take for entry, take in takes))
     for entry, take in takes:

@@ -28,11 +28,11 @@ from nopad.planning.granularity import real_strategies, rounded_histogram, whole
 
 __all__ = ["OPTIONS", "Choices", "System", "least_squares"]
 
-# The packing matrix ``[units, strategies]`` and the demand ``[units]`` as the solver gets them, or before that.
+# The packing matrix ``[units, strategies]`` and the demand ``[units]``, as listed or as the solver gets them.
 System: TypeAlias = "tuple[NDArray[np.float64], NDArray[np.float64]]"
 MakeSystem: TypeAlias = "Callable[[NDArray[np.float64], NDArray[np.float64]], System]"
 
-MARGIN = 1e-6  # a mixture of 2.5 comes as 2.4999999 or 2.5000001: both mean 2.5
+MARGIN = 1e-6  # the solver returns 2.4999999 or 2.5000001 for 2.5; both must round alike
 
 OPTIONS = {
     "rounding": Option(
@@ -77,7 +77,8 @@ def least_squares(
     rounded = rounded_histogram(histogram, choices.granularity, capacity)
     slots, mixture = np.zeros((0, 1), dtype=np.int32), np.zeros(0)
     notes: tuple[str, ...] = ()
-    if histogram.sequences and depth > 1 and capacity >= 2 * choices.granularity:  # else there is nothing to choose
+    # Otherwise each pack holds a single sequence
+    if histogram.sequences and depth > 1 and capacity >= 2 * choices.granularity:
         check_size(name, capacity, depth, choices.granularity, copies)
         slots, mixture, notes = _solve(name, system, rounded, choices.granularity, capacity, depth)
     solution = list(_whole(mixture, slots, choices.rounding))
@@ -112,7 +113,7 @@ def _solve(
     notes: tuple[str, ...] = ()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of ill-conditioned steps, which the repair makes harmless
+            warnings.simplefilter("ignore")  # about ill-conditioned steps; the repair corrects any solution
             mixture, _ = nnls(matrix, target, maxiter=max(3 * matrix.shape[1], 1000))
     except (RuntimeError, np.linalg.LinAlgError) as error:
         mixture = np.zeros(len(strategies))

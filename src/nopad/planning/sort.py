@@ -24,7 +24,7 @@ def sort(histogram: Histogram, capacity: int, depth: int | None) -> list[tuple[i
     """
     most = depth if depth is not None else capacity
     packs: list[tuple[int, Content]] = []
-    content: Content | None = None  # of the open pack, with its room and its free places
+    content: Content | None = None  # content of the open pack
     room, places = 0, 0
     for length, left in zip(histogram.lengths[::-1].tolist(), histogram.counts[::-1].tolist(), strict=True):
         copies = min(room // length, places, left)
@@ -36,7 +36,7 @@ def sort(histogram: Histogram, capacity: int, depth: int | None) -> list[tuple[i
         if content is not None:
             packs.append((1, content))
         full = min(capacity // length, most)
-        closed = (left - 1) // full  # the last pack stays open, be it full or not
+        closed = (left - 1) // full  # the last pack stays open, even if it is full
         if closed:
             packs.append((closed, (None, length, full)))
         copies = left - closed * full

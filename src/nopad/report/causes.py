@@ -7,7 +7,7 @@ from nopad.planning.bounds import lower_bound
 
 __all__ = ["SMALLEST", "causes_of_padding"]
 
-SMALLEST = 0.01  # share of the slots from which on a reason is told
+SMALLEST = 0.01  # causes with a smaller share of the slots are left out
 
 
 def causes_of_padding(plan: Plan) -> list[str]:

@@ -187,7 +187,7 @@ def source_chart(subject: Subject) -> Any:
                 title=None,
                 sort=used,
                 scale=alt.Scale(domain=used, range=[colours[fate] for fate in used]),
-                legend=alt.Legend(orient="bottom", columns=2),  # a phone is narrow
+                legend=alt.Legend(orient="bottom", columns=2),  # for the narrow screen of a phone
             ),
             tooltip=[
                 "source:N",

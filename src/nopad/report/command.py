@@ -13,7 +13,7 @@ from nopad.store import Manifest, PackOptions
 
 __all__ = ["option_words", "pack_command"]
 
-# `nopad pack` spells these in another way, or not at all.
+# `nopad pack` spells these options differently, or has none of this name.
 _APART = ("special_tokens", "carry", "weights", "validation", "split")
 _DEFAULTS: dict[str, Any] = {
     f.name: f.default

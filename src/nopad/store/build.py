@@ -103,7 +103,8 @@ class Builder:
         done = {name: Shard(**finished[name]) for name in names & finished.keys()}
         with storage_errors("creating", work / "shards"):
             (work / "shards").mkdir(exist_ok=True)
-            for path in (work / "shards").iterdir():  # left by a kill, or not by us: it must not be published
+            # Left by a killed run or another tool, so it must not be published
+            for path in (work / "shards").iterdir():
                 if f"shards/{path.name}" not in done:
                     path.unlink()
         tokens = sum(shard.tokens for shard in done.values())

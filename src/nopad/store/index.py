@@ -129,7 +129,8 @@ def read_index(folder: Path, m: Manifest) -> Index:
         table.validate(full=True)
         found = {name: table[name].combine_chunks().to_numpy() for name in table.column_names}
         index = Index(packs=packs, lengths=found.pop("length"), **found)
-    except (OSError, pa.ArrowException, LookupError, ValueError, TypeError) as error:  # written so, by something else
+    # The file matches its checksum, so another tool wrote it
+    except (OSError, pa.ArrowException, LookupError, ValueError, TypeError) as error:
         raise CorruptError(f"{folder} holds no index of nopad: {error}") from error
     n = index.lengths.size
     if (len(packs), packs.sequences, n) != (m.packs, m.sequences, m.sequences):

@@ -41,7 +41,7 @@ from nopad.store.workspace import Workspace
 
 __all__ = ["pack_corpus"]
 
-SUSPICIOUS = 16  # so many sequences of one length look like padding
+SUSPICIOUS = 16  # if at least this many sequences all have one length, they may be padded
 
 
 def pack_corpus(
@@ -87,7 +87,7 @@ def pack_corpus(
     (2, 6)
     """
     if source.kind == "ids":
-        tokenizer = None  # it would not be used, and must not stand in the manifest
+        tokenizer = None  # ids need no tokenizer, so the manifest must not name one
     workspace = Workspace(local_path(out))
     _check_outside(source, workspace.out)
     job = _Job(workspace, source, corpus, tokenizer, packing or PackOptions(), index_only, monitor or Silent())
@@ -99,14 +99,14 @@ def pack_corpus(
         return job.finished()
     with workspace.claim(job.settings(), source):
         try:
-            # Another process may just have finished it.
+            # Checked again: another process may have finished the job before we got the lock.
             return job.finished() if job.is_finished() else job.run(commit_every_s)
         except KeyboardInterrupt as error:
             raise InterruptedJobError(
                 f"stopped; what is done is kept in {workspace.work}: run the same command again to go on"
             ) from error
         except InputError as error:
-            # Records that can never be packed with these settings, or nothing done yet: nothing here is worth keeping.
+            # Resuming is useless: these records can never be packed with these settings, or nothing was committed yet.
             if isinstance(error, RecordError | LengthError | OptionError) or not Spool.begun(workspace.work):
                 workspace.abandon()
             raise

@@ -32,8 +32,8 @@ from nopad.store.shard_files import ShardFiles
 
 __all__ = ["PackedDataset", "PackedRow", "RowGroup", "open_packed"]
 
-_LOOK_EVERY = 64  # decoded row groups: how often it is asked whether rows are read at random
-_FEW = 2  # rows of each decoded row group
+_LOOK_EVERY = 64  # check for random reads after this many decoded row groups
+_FEW = 2  # fewer rows read per decoded row group count as random reads
 
 
 def open_packed(path: str | Path, *, cached_row_groups: int = 16) -> PackedDataset:
@@ -64,7 +64,7 @@ class PackedDataset:
         self._cached_row_groups = cached_row_groups
         m = self.manifest
         packs_of = [m.packs] if m.kind == "index" else [shard.packs for shard in m.shards]
-        # (file, first pack) of every row group: they have the same number of packs but for the last of a file.
+        # All row groups have the same number of packs, except the last of a file.
         self._first_pack_of_file = [0, *accumulate(packs_of)]
         groups = [-(-packs // m.rows_per_group) for packs in packs_of]
         self._first_of_file = [0, *accumulate(groups)]
@@ -75,7 +75,7 @@ class PackedDataset:
         self._lock = threading.Lock()
         self._files = ShardFiles(self.path, self.manifest)
         self._index: Index | None = None
-        self._rows = self._decoded = 0  # since it was last asked whether rows are read at random
+        self._rows = self._decoded = 0  # counted since the last check for random reads
         self._warned = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -205,7 +205,8 @@ class PackedDataset:
         while begin < wanted.size:
             row_group = int(np.searchsorted(bounds, wanted[begin], side="right")) - 1
             first, last = int(bounds[row_group]), int(bounds[row_group + 1])
-            here = wanted[begin : begin + last - first]  # a longer run repeats packs: then it is read as two
+            # At most one row group: a longer run repeats packs, and is read as two runs
+            here = wanted[begin : begin + last - first]
             outside = np.flatnonzero((here < first) | (here >= last))
             rows = here[: int(outside[0])] if outside.size else here
             yield row_group, rows - first

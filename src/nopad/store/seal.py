@@ -63,5 +63,5 @@ def sealed_lines(path: Path) -> Iterator[tuple[dict[str, Any] | None, int]]:
 
 
 def _digest(document: Mapping[str, Any]) -> str:
-    plain = json.loads(json.dumps(document))  # as it is read back: tuples are lists, keys are strings
+    plain = json.loads(json.dumps(document))  # the form in which it is read back: tuples become lists, keys strings
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -69,7 +69,7 @@ class ShardFiles:
         Raises:
             CorruptError: a file is missing or damaged, or is not what the manifest says.
         """
-        left, size = iter(places), _AHEAD  # few at first, so that the first comes soon
+        left, size = iter(places), _AHEAD  # a small first scan, so that the first row group comes soon
         while chosen := list(islice(left, size)):
             size = _SCANNED
             batches = self._batches(chosen)

@@ -45,7 +45,7 @@ SHARD_TOKENS = 1 << 26
 
 
 def schema_of(sequences: Sequences) -> pa.Schema:
-    """Return the Arrow schema of a shard of these sequences, with nopad's mark; nothing in it is nullable."""
+    """Return the Arrow schema of a shard of these sequences, with the format in its metadata; no field is nullable."""
     own = {name: sequences.values[name] for name in OWN if name in sequences.values}
     columns = {"seq_lengths": sequences.seq_lengths, **own, **sequences.values, **sequences.tokens}
     return pa.schema(
@@ -130,7 +130,8 @@ def write_shards(
 
         def write(shard: int) -> Future[Shard]:
             written = _write_shard(packs, sequences, folder, layout, shard, stop, on_tokens)
-            return finishers.submit(_finish_shard, folder, written)  # from here: whatever is written gets finished
+            # Submitted by the writer itself, so that every written shard is also finished
+            return finishers.submit(_finish_shard, folder, written)
 
         try:
             writing = {writers.submit(write, shard) for shard in todo}

@@ -95,7 +95,7 @@ class Spool:
         self._commit_every_s = commit_every_s
         self._files: dict[str, Any] = {}
         self._bytes: dict[str, int] = {}
-        self._hashes: dict[str, Any] = {}  # of what each file has got since the last commit
+        self._hashes: dict[str, Any] = {}  # hashes of the bytes written to each file since the last commit
         with storage_errors("reading the spool in", folder):
             self.history = self._trusted()
         self.progress = self.history[-1] if self.history else Progress()
@@ -112,7 +112,8 @@ class Spool:
             ResumeError: the source changed since the job started; the message says where.
         """
         digest, at, before, since = CHAIN_START, 0, "", ""
-        have, trusted = self.progress.blocks, {p.blocks: p for p in self.history}  # both grow while this runs
+        # Copied, since the caller commits while iterating
+        have, trusted = self.progress.blocks, {p.blocks: p for p in self.history}
         for block in source.blocks():
             if at >= have:
                 yield block
@@ -133,9 +134,10 @@ class Spool:
             )
 
     def append(self, batch: Sequences, counts: Counts, blocks: list[Block]) -> None:
-        """Append the sequences of `blocks`, all of one named source; commits if the last commit is long ago.
+        """Append the sequences of `blocks`, all of one named source.
 
-        What is not committed is lost when the job is killed.
+        This commits everything so far if the last commit is `commit_every_s` seconds ago; a killed job loses only what
+        came later.
         """
         if not self._files:
             self._open()
@@ -143,7 +145,8 @@ class Spool:
             for name, file in self._layout.items() if len(batch) else ():
                 values = np.ascontiguousarray(file.values(batch), dtype=file.dtype)
                 if file.per == "end" and values.size:
-                    values = values + self._bytes[name.removesuffix("-ends")]  # written before its text
+                    # The size of the text so far, since ends are written before their text
+                    values = values + self._bytes[name.removesuffix("-ends")]
                 self._write(name, values)
         digest, part = bytes.fromhex(self.progress.chain), blocks[0].part
         for block in blocks:

@@ -75,7 +75,7 @@ class Workspace:
             path = self.out / name
             if not _holds(path, digest):
                 raise CorruptError(f"{path} is missing or damaged; delete {self.out} to pack again")
-        self.clear()  # a job killed between its manifest and its clean-up leaves it
+        self.clear()  # a job killed after writing its manifest leaves its work folder
         return manifest
 
     @contextmanager
@@ -117,7 +117,7 @@ class Workspace:
         """
         line = sealed_line({"finished": {"file": file, **known}, "origin": origin})
         with storage_errors("writing", self.work), open(self.work / FINISHED, "ab") as journal:
-            journal.write(b"\n" + line)  # first end a line torn by a kill
+            journal.write(b"\n" + line)  # begin with a line end, in case a kill left an incomplete line
             journal.flush()
             os.fsync(journal.fileno())
 
@@ -190,7 +190,7 @@ class Workspace:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.fstat(lock).st_nlink:
-                raise BlockingIOError  # the other one removes its work folder at this moment
+                raise BlockingIOError  # the other process has just removed its work folder
         except BlockingIOError as error:
             raise OutputBusyError(
                 f"another process is packing into {self.out}; wait for it, or choose another folder"

@@ -38,7 +38,7 @@ __all__ = ["Embedder", "embed"]
 
 POOLINGS = get_args(Pooling)
 BUDGET = Option(default=4096, help="tokens run at a time, about")
-WORTH_TOKENS = 2048  # below, laying weights out for the faster kernel costs more than it saves
+WORTH_TOKENS = 2048  # below this, reordering weights costs more than the faster kernel saves
 
 
 def embed(

@@ -43,7 +43,7 @@ def sequence_logprobs(model: Any, batch: PackedBatch, *, mean: bool = False) -> 
     number = torch.from_numpy(at.sequence_ids).to(ids.device).reshape(-1).long()
     index = torch.from_numpy(at.index).to(ids.device)
     stream, tokens, owner = flat[index], ids[index], number[index] - 1
-    inside = owner[1:] == owner[:-1]  # the token after is of the same sequence
+    inside = owner[1:] == owner[:-1]  # the next token belongs to the same sequence
     each = torch.log_softmax(stream[:-1], dim=-1).gather(-1, tokens[1:, None])[:, 0]
     total: Tensor = flat.new_zeros(at.sequences).index_add(0, owner[1:][inside], each[inside])
     if mean:

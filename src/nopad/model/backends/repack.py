@@ -22,7 +22,7 @@ def repack(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
     queries, keys = (placed.queries, placed.keys) if isinstance(placed, Cross) else (placed, placed)
     q = _unpacked(query, queries)
     k, v = _unpacked(key, keys), _unpacked(value, keys)
-    if isinstance(placed, Cross):  # both are in the order given: a sequence and its target have one number
+    if isinstance(placed, Cross):  # both are in the order given, so a sequence and its target have the same number
         keep = padded_mask(keys)
     else:
         keep = placed.keep(("padded mask", heads.causal, heads.window), lambda: padded_mask(keys, heads))
@@ -38,7 +38,7 @@ def padded_mask(placed: Placement, heads: Heads | None = None) -> Tensor:
     if seen is None:
         return keep
     keep = keep & seen
-    # Slots behind a sequence may see nothing within a window: they see themselves, so that no row of scores is empty.
+    # Padding may see nothing within a window: let every slot see itself, since softmax over no score gives NaN.
     return keep | torch.eye(places.numel(), dtype=torch.bool, device=keep.device)
 
 

@@ -21,7 +21,7 @@ __all__ = ["segments"]
 def segments(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
     """Compute attention sequence by sequence; ``[R, L, H, D]``, 0 in padding."""
     queries, keys, pairs = _sides(placed)
-    # Split, not sliced: the gradient of a slice is as long as the whole stream, once for each sequence.
+    # Split, not sliced: the backward pass of each slice would allocate a gradient of the whole stream.
     parts = _split(query, queries)
     others = list(zip(_split(key, keys), _split(value, keys), strict=True))
     full = replace(heads, causal=False, window=None)

@@ -27,7 +27,8 @@ _OPTIONS = {
     "random_seed": 0,
     "primal_feasibility_tolerance": 1e-9,
     "dual_feasibility_tolerance": 1e-9,
-    "dual_simplex_cost_perturbation_multiplier": 0.0,  # these programs do not cycle, and perturbing costs a quarter
+    # These programs do not cycle, and perturbation takes a quarter of the time
+    "dual_simplex_cost_perturbation_multiplier": 0.0,
     "primal_simplex_bound_perturbation_multiplier": 0.0,
 }
 
@@ -55,7 +56,8 @@ class Master:
         none = np.empty(0, dtype=np.int32)
         upper = np.full(k + 1, highspy.kHighsInf)
         self._highs.addRows(k + 1, np.zeros(k + 1), upper, 0, none, none, np.empty(0))
-        rows = np.stack([np.arange(k), np.arange(1, k + 1)], axis=1).astype(np.int32).ravel()  # serves i, costs i + 1
+        # Column i adds one slot of item i and removes one of i + 1
+        rows = np.stack([np.arange(k), np.arange(1, k + 1)], axis=1).astype(np.int32).ravel()
         starts = np.arange(0, 2 * k, 2, dtype=np.int32)
         ends = np.full(k, highspy.kHighsInf)
         self._highs.addCols(k, np.zeros(k), np.zeros(k), ends, 2 * k, starts, rows, np.tile([1.0, -1.0], k))

@@ -22,7 +22,7 @@ __all__ = ["Packing", "as_values", "best_fit", "dive", "fill_demand"]
 Packing = Counter[Pattern]
 
 _WHOLE = 1e-6
-_ROUNDS = 6  # of pricing for each remainder
+_ROUNDS = 6  # rounds of pricing for each remainder
 _COLUMNS = 40
 
 

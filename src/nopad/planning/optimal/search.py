@@ -23,7 +23,7 @@ from nopad.planning.optimal.rounding import Packing, as_values, best_fit, dive
 __all__ = ["Relaxed", "Solved", "polish", "relax", "solve"]
 
 
-_SLACK = 0.002  # patterns this much worse than the best are forgotten before rounding
+_SLACK = 0.002  # patterns with a reduced cost above this are dropped before rounding
 _COLUMNS = 60  # added per round
 _POLISH_COPIES = 40
 

@@ -31,7 +31,7 @@ _MOST_SIZES = 700  # distinct sizes that a linear program can have and still be 
 MOST_CELLS = 2**25  # distinct sizes x units x depth: what pricing costs
 _RESOLUTIONS = (2048, 1024, 512, 256, 128)
 _MOST_FILLED = 2**21  # sequences, about 100 bytes each
-_MOST_STEPS = 3 * 10**9  # of pricing, for a bound
+_MOST_STEPS = 3 * 10**9  # steps of pricing that a bound may take
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def _dataset_problems(
     if source is not None and not problems:
         problems += source_problems(content, manifest, source, tokenizer, monitor)
     if not problems:
-        content.forget_places()  # dealing takes memory, and needs only the lengths
+        content.forget_places()  # assigning takes memory, and needs only the lengths
         problems += dealing_problems(content, manifest, plan)
     return problems, half
 

@@ -29,7 +29,7 @@ from nopad.store.row_groups import RowGroup, row_group_problems
 from nopad.store.shards import as_integers
 
 LOST = ("dropped", "empty_skipped", "bad_skipped", "other_split", "left_by_weight")  # counts of records not packed
-_CHUNK = 1 << 16  # sequences that are looked at together
+_CHUNK = 1 << 16  # sequences processed together
 
 __all__ = ["Content", "content_problems", "dealing_problems", "hashes_of", "read_content"]
 
@@ -68,7 +68,7 @@ class Content:
     def between(self, first: int, last: int) -> slice:
         """Return the slice of sequences that come from records `first` to `last` (exclusive)."""
         places = self._places
-        beyond = int(places[-1]) + 1 if places.size else 0  # what a manifest states may be any number
+        beyond = int(places[-1]) + 1 if places.size else 0  # a damaged manifest may state any number
         begin, end = (int(np.searchsorted(places, min(at * self.width, beyond))) for at in (first, last))
         return slice(begin, end)
 
@@ -319,6 +319,6 @@ def _dealt_as_stated(content: Content, m: Manifest, plan: Plan) -> bool:
             packs = pack(content.sequences.seq_lengths, m.capacity, **what, **how)
         else:
             packs = assign(plan, content.sequences.seq_lengths, **how)
-    except InputError:  # a seed or an order that does not exist
+    except InputError:  # the manifest states an invalid seed or order
         return False
     return np.array_equal(packs.sequence, content.sequence) and np.array_equal(np.diff(packs.indptr), content.sizes)

@@ -14,7 +14,7 @@ from nopad.store.verification.content import LOST, Content
 
 __all__ = ["Half", "half_of", "pair_problems"]
 
-# What the two manifests say in common; "options" but for the name of the split.
+# Fields that must be equal in both manifests; in "options", all but the name of the split.
 _COMMON = (
     "kind",
     "capacity",
@@ -58,7 +58,7 @@ def half_of(content: Content, m: Manifest) -> tuple[Half, list[str]]:
                 where = "held out, not trained on" if split == "train" else "trained on, not held out"
                 problems.append(f"record {number} is in {split}; by seed {m.seed} it is {where}")
     if split == "validation" and len(content) and content.distinct(slice(None)) == 1 == strays:
-        problems = []  # one record is held out however small the share: that with the least key of all
+        problems = []  # however small the share is, the record with the smallest key is held out
     if split not in SPLITS:
         problems.append(f"there is no split {split!r}")
     return Half(m, least), problems
