@@ -73,6 +73,7 @@ class Sequences:
             return self
         ends = np.cumsum(self.seq_lengths, dtype=np.int64)
         total = int(ends[-1]) if ends.size else 0
+        # One index per token: its place in the output, shifted to where its sequence begins.
         index = np.arange(total) + np.repeat(self.begin - ends + self.seq_lengths, self.seq_lengths)
         return replace(self, tokens={name: column[index] for name, column in self.tokens.items()}, begin=None)
 

@@ -143,6 +143,7 @@ def _scaled(trial: Trial, places: Places, victim: int, factor: float | None) -> 
         masks[side.shape][torch.from_numpy(side.of[victim])] = factor
 
     def scale(_: nn.Module, args: Any, output: Tensor) -> Tensor:
+        # Rows of targets have another width, so the shape tells which mask applies.
         mask = masks.get((output.shape[0], output.shape[1]))
         if mask is None:
             return output

@@ -84,6 +84,7 @@ class Placement:
         """Where each token of the stream lies in ``[S, longest]`` flattened, one sequence per row; int64 ``[T]``."""
 
         def made(at: Layout) -> Any:
+            # How far each sequence moves from its place in the stream to slot 0 of its own row.
             starts = at.order * at.max_seqlen - at.cu_seqlens[:-1]
             return np.arange(at.tokens) + np.repeat(starts, at.stream_lengths)
 
@@ -172,6 +173,7 @@ def is_static(mask: Any) -> bool:
     """Whether a mask comes from `static_inputs`: it holds sequence numbers and has no placement attached."""
     if not (isinstance(mask, Tensor) and mask.dtype == torch.int32 and mask.dim() == 4):
         return False
+    # A compiler does not trace attributes of tensors, so in a graph dtype and shape decide alone.
     return torch.compiler.is_compiling() or carried_by(mask) is None
 
 

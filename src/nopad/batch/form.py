@@ -213,6 +213,7 @@ def _dealt(lengths: Sequence[int], numbers: dict[int, list[int]], packs: list[tu
     """
     counts = sorted(Counter(packs).items(), reverse=True)
     total = len(packs)
+    # Midpoints of `count` equal intervals of the output: copies of a pack are spread evenly.
     places = [((2 * copy + 1) * total // (2 * count), pack) for pack, count in counts for copy in range(count)]
     places.sort(key=lambda place: place[0])
     holders: dict[int, list[int]] = {length: [] for length in numbers}

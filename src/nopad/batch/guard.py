@@ -55,6 +55,7 @@ class PackedMask:
         return torch.tensor(layout_of(self).tokens)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Other processes get the layout only; each makes its own placements.
         return PackedMask, (self._layout,)
 
     @classmethod

@@ -86,6 +86,7 @@ class Layout:
             row = int(tokens.argmax())
             raise LengthError(f"row {row} holds {tokens[row]} tokens, and {width} is the capacity; give a larger one")
         starts = np.empty(lens.size, dtype=np.int64)
+        # Start in the stream, plus the padding of all earlier rows, gives the start in the concatenated rows.
         starts[places] = ends[:-1] + (np.arange(per_row.size) * width - bounds[:-1]).repeat(per_row)
         return cls("rows", (per_row.size, width), given, starts, places)
 
@@ -141,6 +142,7 @@ class Layout:
         """Where each token lies in the concatenated rows; int64 ``[T]``, in stream order, so ascending."""
         if self.form == "flat" or self.crossing:
             return np.arange(self.tokens)
+        # Place in the stream, shifted by the padding before the token's sequence: no loop over sequences.
         offsets = self.starts[self.order] - self.cu_seqlens[:-1]
         return np.arange(self.tokens) + offsets.repeat(self.stream_lengths)
 

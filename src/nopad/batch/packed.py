@@ -196,6 +196,7 @@ class PackedBatch(MutableMapping[str, Any]):
         if isinstance(value, np.ndarray) and value.dtype != object:
             import torch
 
+            # Converted once and stored, so that every read returns the same tensor.
             value = self._fields[name] = torch.from_numpy(np.ascontiguousarray(value))
         if name in MARKED and not isinstance(value, np.ndarray) and not self._one_alone:
             mark(value)
@@ -358,6 +359,7 @@ class PackedBatch(MutableMapping[str, Any]):
             )
         if isinstance(start_id, bool) or not isinstance(start_id, int | np.integer) or start_id < 0:
             raise OptionError(f"start_id is {start_id!r}; it is a token, mostly model.config.decoder_start_token_id")
+        # One roll shifts all targets; each first token, which came from the target before, is then replaced.
         shifted = np.roll(labels, 1)
         shifted[stacked.begins] = start_id
         both = replace(stacked, tokens={"input_ids": shifted, "labels": labels})

@@ -116,6 +116,7 @@ def _groups(
             gathered = _gather(group, record, options)
             _check_kind(gathered, first)
             record += gathered.records
+            # The pool tokenises this group while the one before it is finished and used by the caller.
             content = _start(gathered, tokenizer, pool)
             if waiting:
                 yield _finish(*waiting, tokenizer, options)

@@ -168,6 +168,7 @@ def _by_mask(
     odd = np.flatnonzero((values != 0) & (values != 1))
     _mark_first(bad, mask, odd, lambda at, value: f"{name}[{at}] is {value}; a mask holds 0 and 1")
     ones = np.flatnonzero(values)
+    # `ones` ascends, so two searches count the ones of each row; a run without a hole spans as many places.
     ends = np.searchsorted(ones, mask.begins + mask.lengths)
     starts = np.searchsorted(ones, mask.begins)
     count = ends - starts
@@ -203,6 +204,7 @@ def _taken(values: NDArray[Any], begins: NDArray[np.int64], lengths: NDArray[np.
     total = int(ends[-1]) if ends.size else 0
     if total and np.array_equal(begins[1:], begins[0] + ends[:-1]):
         return values[begins[0] : begins[0] + total]
+    # One index per token: its place in the output, shifted to where its range begins.
     taken: NDArray[Any] = values[np.arange(total) + np.repeat(begins - (ends - lengths), lengths)]
     return taken
 

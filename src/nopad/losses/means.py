@@ -254,6 +254,7 @@ def _wide(logits: Tensor) -> Tensor:
 def _mean(each: Tensor, scale: Tensor, denominator: float | Tensor | None) -> Tensor:
     """Return the weighted sum over the denominator; entries of weight 0 are left out, even if infinite."""
     check_denominator(denominator)
+    # Not a plain product, since 0 * inf would be NaN.
     total = torch.where(scale == 0, torch.zeros_like(each), each * scale.to(each)).sum()
     return (total / (scale.sum() if denominator is None else denominator)).to(each.dtype)
 

@@ -207,6 +207,7 @@ def best_spans(start_logits: Tensor, end_logits: Tensor, longest: int = 30) -> t
         raise BatchError(f"start_logits and end_logits have the shapes {shapes}; wanted [S, L] both")
     width = start_logits.shape[1]
     # ends[s, i, k]: the score of an answer that begins at i and has k + 1 tokens
+    # Minus infinity rules out ends beyond the row.
     behind = torch.nn.functional.pad(end_logits, (0, longest - 1), value=-torch.inf)
     scores = start_logits[:, :, None] + behind.unfold(1, longest, 1)
     best = scores.reshape(len(scores), width * longest).argmax(1)

@@ -58,6 +58,7 @@ def packed_attention(
             f"{type(module).__name__} does not say whether it attends causally (is_causal), and nopad does not guess; "
             "run its sequences padded, without nopad.packed"
         )
+    # nopad's masks are int32, int16 or int8, others are bool, float or int64, so the dtype tells them apart.
     packed = attention_mask is not None and attention_mask.dtype in (NUMBERS, OPAQUE, DENSE)
     if not packed:
         if inside() is not None:

@@ -111,6 +111,7 @@ class Cell:
         self.owned = False
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Thread-local calls cannot be copied: a copied module gets a cell without any call.
         return Cell, (self.most, self.how)
 
     @property

@@ -314,6 +314,7 @@ def _takes_last(scores: Tensor, call: Call, output: Any) -> bool:
     """Whether the model's logits are the scores of each row's last token."""
     real = call.placed.ids != 0
     rows = torch.arange(real.shape[0], device=real.device)[real.any(1)]
+    # argmax finds the first True, so on a flipped row it finds the last real slot.
     last = real.shape[1] - 1 - real.flip(1).int().argmax(1)
     logits = output.get("logits") if isinstance(output, Mapping) else None
     return logits is not None and torch.equal(logits[rows], scores[rows, last[rows]])

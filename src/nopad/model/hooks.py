@@ -56,6 +56,7 @@ def attach(module: nn.Module, hook: Any) -> None:
     if hook.moment == "before":
         module.register_forward_pre_hook(hook, with_kwargs=True)
     else:
+        # The last hook also runs after an exception, so that every call is ended.
         module.register_forward_hook(hook, with_kwargs=True, always_call=hook.role == "leave")
 
 
@@ -155,14 +156,13 @@ class NoPositions(Hook):
         """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
         if self.cell.call is None:
             return None
+        # One position keeps the lookup inside the table; `Positions` replaces its result.
         return args, {**kwargs, "position_ids": torch.zeros(1, dtype=torch.long, device=module.weight.device)}
 
 
 @dataclass(eq=False)
 class Positions(Hook):
-    """Replaces the embeddings of positions along the row by those of positions in each sequence (after
-    `NoPositions`).
-    """
+    """Replaces position embeddings along the row by those of positions in each sequence (after `NoPositions`)."""
 
     moment: Literal["before", "after"] = "after"
 

@@ -36,6 +36,7 @@ def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside:
         return placed.last
     places = torch.arange(placed.layout.tokens, device=ids.device) if placed.index is None else placed.index
     real = torch.where(placed.stream(ids) != padding, places, 0)
+    # The largest place without a pad id; starting from `first` covers sequences of pad ids only.
     found = placed.first.scatter_reduce(0, placed.owner, real, "amax")
     if not pads_inside:
         reals = torch.zeros_like(found).index_add(0, placed.owner, (placed.stream(ids) != padding).long())

@@ -86,6 +86,7 @@ class _FastLinear(TorchFunctionMode):
 
     def _packed(self, weight: Tensor) -> Tensor:
         """Return a weight reordered for oneDNN, from the cache unless the weight has changed."""
+        # In-place changes increase `_version`, and new memory has another address.
         state = (weight._version, weight.data_ptr())
         known = self._laid_out.get(id(weight))
         if known is None or known[0] != state:

@@ -48,6 +48,7 @@ def positions(
     counted = given + 1
     real = sequence_ids != 0
     if ids is not None:
+        # Count pad ids along all rows, then subtract those of earlier sequences to count them per sequence.
         pads = ((ids == padding) & real).reshape(-1)
         seen = pads.cumsum(0)
         before = (seen - pads.long())[first]  # in earlier sequences

@@ -127,6 +127,7 @@ class State:
         if len(modules) == len(self.modules) and all(map(is_, modules, self.modules)):
             return
         self.cell.owned = True  # also for a cell that came with a copied model
+        # Threads share the modules, so only one may change their hooks at a time.
         with self.lock:
             hooks = list(self._hooks())
             for module in {*modules, *self.modules}:

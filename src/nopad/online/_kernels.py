@@ -63,6 +63,7 @@ def at_most(row: NDArray[Any], value: int) -> int:
         if word < 0:
             return 0
         bits = row[word]
+    # Set all bits below the highest one; bits - (bits >> 1) is then the highest bit alone.
     bits |= bits >> _1
     bits |= bits >> _2
     bits |= bits >> _4
@@ -158,6 +159,7 @@ def exact(queues: NDArray[Any], bits: NDArray[Any], room: int, places: int) -> i
     shift = queues.shape[0] - 2 - room
     longer, compared = (room + 1) >> 1, 0
     while longer < room and compared < PAIRS:
+        # Bit i is set if lengths longer + i and room - longer - i are both held.
         both = window(bits[0], longer) & window(bits[1], longer + shift)
         while both != _0:
             low = both & (~both + _1)
@@ -165,6 +167,7 @@ def exact(queues: NDArray[Any], bits: NDArray[Any], room: int, places: int) -> i
             a = longer + place_of(low)
             b = room - a
             copies = int(queues[a, COUNT]) + int(queues[b, COUNT])
+            # A pair of equal lengths needs two sequences of that length.
             if copies > most and (a != b or queues[a, COUNT] > 1):
                 best, most = a, copies
             compared += 1
@@ -197,8 +200,9 @@ def anchor(queues: NDArray[Any], bits: NDArray[Any], capacity: int, depth: int) 
     length, best, least = capacity, 0, capacity + 1
     for _ in range(ANCHORS):
         length = at_most(bits[0], length - 1)
-        if length * 3 < capacity:  # shorter lengths cannot fill a pack of three; length 0 means that none is held
+        if length * 3 < capacity:  # three lengths up to this one cannot fill a pack; 0 means that none is left
             return best if best else length
+        # One sequence of this length begins the pack, so it cannot also complete it.
         mark(queues, bits, length, -1)
         found = exact(queues, bits, capacity - length, depth - 1)
         left = capacity if found else padding(queues, bits, capacity - length, depth - 1)
@@ -228,6 +232,7 @@ def emit(
     then the length next to the average that the room needs is added, until two places are left.
     """
     capacity = queues.shape[0] - 2
+    # Packs of `depth` sequences of average length would not be full, so places are scarcer than room.
     scarce = depth <= capacity and state[TOKENS] < (state[HELD] * capacity + depth - 1) // depth
     sequence[at] = take(state, slots, queues, bits, first)
     at += 1

@@ -50,6 +50,7 @@ def best_fit_classes(
                 slot = slot_of(keys, room)
                 row = tops[slot]
                 below, used = classes[row, 1], classes[row, 2]
+                # As many packs of the class as can take the full number of copies move at once.
                 copies = min(room // length, depth - used, left)
                 count = min(classes[row, 0], left // copies)
                 classes[row, 0] -= count

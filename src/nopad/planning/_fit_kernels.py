@@ -83,6 +83,7 @@ def first_fit(
         length = int(lengths[i])
         if tree[1] >= length:
             node = 1
+            # Go left wherever the left half has room: the leftmost leaf is the pack opened first.
             while node < leaves:
                 node *= 2
                 if tree[node] < length:
@@ -118,6 +119,7 @@ def add(words: NDArray[Any], begin: NDArray[Any], value: int) -> None:
         word = begin[level] + (value >> 5)
         before = words[word]
         words[word] = before | (1 << (value & 31))
+        # The word had members before, so the levels above have its bit already.
         if before:
             return
         value >>= 5
@@ -129,6 +131,7 @@ def remove(words: NDArray[Any], begin: NDArray[Any], value: int) -> None:
     for level in range(begin.shape[0]):
         word = begin[level] + (value >> 5)
         words[word] = words[word] ^ (1 << (value & 31))
+        # Other members are left in the word, so the levels above keep its bit.
         if words[word]:
             return
         value >>= 5
@@ -176,6 +179,7 @@ def at_most(words: NDArray[Any], begin: NDArray[Any], value: int) -> int:
 @njit(cache=True, nogil=True)
 def slot_of(keys: NDArray[Any], key: int) -> int:
     """Return the slot of `key` in a table of 2^b keys; a new key takes a free slot (-1)."""
+    # Multiplicative hashing with linear probing.
     slot: int = ((key * 0x9E3779B1) >> 16) & (keys.shape[0] - 1)
     while keys[slot] != key:
         if keys[slot] < 0:

@@ -30,7 +30,7 @@ def full_strategies(capacity: int, depth: int) -> NDArray[np.int32]:
     rest = np.array([capacity], dtype=np.int32)  # tokens that are not assigned yet
     for place in range(depth):
         last = done[:, -1] if place else np.ones(1, dtype=np.int32)
-        # If another part follows, it is no smaller, so this part is at most half of the rest; the last part is all of it.
+        # A part that another, no smaller one follows is at most half of the rest; the last part is all of it.
         halves = np.maximum(rest // 2 - last + 1, 0) if place < depth - 1 else np.zeros_like(rest)
         choices = np.where(rest > 0, halves, 0) + 1
         ends = np.cumsum(choices)

@@ -195,6 +195,7 @@ def _weigh(
         if not total:
             raise RecordError(f"{name!r} has a weight, and no token to train on; leave it out, or see why it is empty")
     exact = [Fraction(weight) for weight in weights]
+    # Tokens per unit of weight; the source with the fewest is taken whole. Fractions keep this exact.
     scale = min(Fraction(total) / weight for total, weight in zip(totals, exact, strict=True))
     for place, mine, drawn_keys in drawn:
         candidates = fate[mine] == TRAIN

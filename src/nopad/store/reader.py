@@ -174,6 +174,7 @@ class PackedDataset:
         row_groups = np.arange(self.row_groups)
         _kernels.shuffle(row_groups, np.uint64(random.key(seed, random.STREAM_BLOCK_ORDER, epoch)))
         out = np.empty_like(numbers)
+        # A row group is a list of packs as a pack is a list of sequences, so the same kernel reorders both.
         _kernels.permute_packs(bounds, numbers, row_groups, np.zeros(self.row_groups + 1, dtype=dtype), out)
         return out
 

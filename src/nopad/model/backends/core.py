@@ -87,6 +87,7 @@ def _scored(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, head
     if keep is not None:
         scores = scores.masked_fill(~keep, torch.finfo(scores.dtype).min)
     if heads.sinks is not None:
+        # A sink is a key without a value: it takes its share of the softmax and is cut off afterwards.
         sinks = heads.sinks.to(scores.dtype).reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, sinks], dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., : key.shape[2]]

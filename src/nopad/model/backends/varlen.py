@@ -33,6 +33,7 @@ def varlen(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    # The kernel counts visible neighbours on each side: -1 is no limit, and 0 on the right is causal.
     left = -1 if heads.window is None else heads.window - 1
     right = 0 if heads.causal else left
     out = varlen_attn(

@@ -129,6 +129,7 @@ def fill_slots(
                 tokens += length
                 available[length] -= 1
                 if available[length] == 0:
+                    # No sequence of this length is left: link it to its neighbours, so that searches skip it.
                     below[length] = length - 1
                     above[length] = length + 1
             if at > begin:

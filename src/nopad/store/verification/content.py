@@ -141,6 +141,7 @@ class _Gathering:
         width = int(start.max(initial=0)) + 1
         if (int(places.max(initial=0)) + 1) * width >= 2**63:
             raise ValueError(f"a record has the number {places.max():,}, a piece of one begins at token {width - 1:,}")
+        # One integer per (record, start), so that a single sort orders by both.
         if width > 1:
             places *= width
             places += start
@@ -274,6 +275,7 @@ def _sequence_problems(content: Content, special: int) -> tuple[list[str], list[
         same = ~first & (np.diff(start, prepend=last[1]) == 0)
         for i in np.flatnonzero(same)[: 3 - len(twice)]:
             twice.append(f"record {record[i]}, piece from token {start[i]}: more than once")
+        # A piece begins where the piece before it ends, and a record's first piece at 0.
         joined = np.where(first, 0, np.append(last[2], ends[:-1]))
         for i in np.flatnonzero(start != joined)[: 3 - len(gaps)]:
             gaps.append(f"record {record[i]}: a piece begins at token {start[i]}, the one before ends at {joined[i]}")
