@@ -51,10 +51,10 @@ class Alone:
         return self._gradients[key]
 
     def sound(self, names: Names) -> tuple[Alone | None, frozenset[str], list[str]]:
-        """Return whose gradients can be compared, the parameters left out, and notes about what was left out.
+        """Return what can be compared: the sequences (None: too few), the parameters left out, and notes.
 
         Left out are sequences whose gradients are not finite even alone, and parameters whose gradients are not finite
-        for any sequence. The first result is None if too little is left.
+        for any sequence.
         """
         if names not in self._sound:
             self._sound[names] = self._judged(names)

@@ -28,7 +28,10 @@ def named(dtype: torch.dtype) -> str:
 
 
 def apart(before: Tensor, after: Tensor) -> float:
-    """Return the largest difference: 0 for equal infinities and NaN in both, infinite for any other of these."""
+    """Return the largest difference.
+
+    Equal infinities, and NaN in both, count as equal; any other infinity or NaN is an infinite difference.
+    """
     same = (before == after) | (before.isnan() & after.isnan())
     difference = (before - after).detach().abs().masked_fill(same.detach(), 0)
     if not difference.numel():

@@ -145,7 +145,7 @@ class _Task:
     truth: Truth | None = None
 
     def run_best(self) -> Found:
-        """Run the audit; with a collator, on sequences from bos to eos, by which some collators mark borders.
+        """Run the audit; with a collator, on sequences from bos to eos, since some collators mark borders by them.
 
         If eos is also the pad id, other collators take it for padding; then sequences without eos are tried too.
         """

@@ -26,7 +26,8 @@ class Tokens:
         special: ids of pad, bos, eos, cls and sep by name, as far as the configuration has them.
         mask: id of the mask token, which is never drawn; -1: there is none.
         inside: special ids that are drawn among the others.
-        begins, ends: first id of sequences above 2 tokens, and last id of all; None: any.
+        begins: first id of every sequence of 3 tokens or more; None: any id.
+        ends: last id of every sequence; None: any id.
     """
 
     vocabulary: int
@@ -38,7 +39,7 @@ class Tokens:
 
     @classmethod
     def of(cls, config: Any) -> Tokens:
-        """Return the ids of a configuration; special tokens are not drawn yet.
+        """Return the tokens of a configuration's vocabulary, without special tokens.
 
         Raises:
             OptionError: the vocabulary is missing, or too small to draw from.
@@ -64,11 +65,11 @@ class Tokens:
         return np.setdiff1d(np.arange(self.vocabulary), [*self.special.values(), self.mask])
 
     def including(self, names: Sequence[str]) -> Tokens:
-        """Return tokens with these special tokens drawn anywhere too."""
+        """Return a copy that also draws these special tokens, at any place."""
         return replace(self, inside=tuple(dict.fromkeys(self.special[name] for name in names)))
 
     def bordered(self) -> Tokens:
-        """Return tokens for sequences like those of a corpus: bos first, eos last, no special token in between."""
+        """Return a copy for sequences like those of a corpus: bos first, eos last, no special token in between."""
         pad, bos, eos = (self.special.get(name) for name in ("pad", "bos", "eos"))
         return replace(self, begins=None if bos in (pad, eos) else bos, ends=eos)
 

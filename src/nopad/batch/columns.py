@@ -72,8 +72,8 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
     """Turn dicts into columns. Each dict is one sequence, or one row of a packed dataset; only rows also give records.
 
     A list holds one value per token, a single value belongs to the whole sequence. Padding is removed by
-    ``attention_mask``; ``position_ids`` are dropped, since the layout computes them; without ``labels``, ``label`` or
-    ``label_ids`` is renamed to ``labels``, as transformers' collators do.
+    ``attention_mask``, and ``position_ids`` are dropped, since the layout computes them. If there are no ``labels``,
+    ``label`` or ``label_ids`` is renamed to ``labels``, as transformers' collators do.
 
     Raises:
         BatchError: a dict has other keys than the first one or no ``input_ids``, a mask has a hole, lengths differ, or

@@ -86,8 +86,8 @@ class PackedBatch(MutableMapping[str, Any]):
             sequences: ids of each sequence; n lists or integer arrays ``[length]``.
             form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
             columns: further columns by name: n lists of one value per token, or n single values.
-            sequence_columns: columns with one array per sequence, all of one shape, such as multi-label targets ``[n,
-                C]``.
+            sequence_columns: columns with one array per sequence, all of one shape, such as multi-label targets
+                ``[n, C]``.
             pad_id: id of the padding in ``input_ids``.
             fill: padding value of other per-token columns, by name; default 0, and -100 for names that end in
                 ``labels``.

@@ -278,7 +278,7 @@ _PACKED_FOLDER = "a packed dataset already; open it with nopad.open_packed, or g
 
 
 def _check_alike(files: Sequence[Source], paths: Sequence[str]) -> None:
-    """Refuse a last file that differs from the first: text instead of ids, or other columns to carry."""
+    """Refuse the last of several files if it differs from the first: text instead of ids, or other columns."""
     known = next((at for at, file in enumerate(files) if file.kind), None)
     if known is None or files[-1].kind is None:
         return

@@ -56,7 +56,7 @@ class InputFile:
 
     @property
     def suffix(self) -> str:
-        """The suffix without that of the compression: ".jsonl" for ``a.jsonl.gz``."""
+        """The suffix before that of the compression: ".jsonl" for ``a.jsonl.gz``."""
         name = self.name
         if self.compression:
             name = os.path.splitext(name)[0]

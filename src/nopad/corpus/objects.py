@@ -251,7 +251,7 @@ def _fit(values: Sequence[Any], kind: pa.DataType) -> bool:
 
 
 def _exact(found: type, kind: pa.DataType) -> bool:
-    """Whether a Python type fits a column's type; to Python, True is an int, but it is no number here."""
+    """Whether a Python type fits a column's type; bool fits only booleans, although it is a subclass of int."""
     return not (issubclass(found, bool) and not pa.types.is_boolean(kind))
 
 

@@ -24,9 +24,9 @@ class ReaderOptions:
 
     `text_unit`: whether a document of a text file is the whole file, or each line. `text_field`, `ids_field`: the
     column or object field with text, or with ready-made ids; both None: ``input_ids`` if there is one, else ``text``.
-    `carry`: names of columns to carry; "auto": with ready-made ids all columns that can be, with text none.
-    `mask_field`: the column that marks padding with 0; "auto": ``attention_mask`` if there is one; None: no mask.
-    `pad_id`: remove runs of this id at both ends.
+    `carry`: names of columns that are packed along with the content; "auto": with ready-made ids all columns of a
+    supported type, with text none. `mask_field`: the column that marks padding with 0; "auto": ``attention_mask`` if
+    there is one; None: no mask. `pad_id`: remove runs of this id at both ends.
 
     Options are part of a source's identity: a job that was started with other options is not resumed.
     """

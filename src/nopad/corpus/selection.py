@@ -33,10 +33,11 @@ class Selection:
         kind: "text" or "ids".
         mask: name of the column that marks padding; None: no column does.
         pad_id: the id that marks padding; None: no id does.
-        carried: columns that are carried.
+        carried: further columns that are packed along with the content.
         left_out: names of columns that are not read.
-        known: names of all columns that were present when columns were chosen.
-        new: which columns may not appear later: "all" that could be carried, the "mask", or "none" (any may).
+        known: names of all columns at the time of the choice.
+        new: columns that make a later record bad if they were not known: "all" that could be carried, the "mask", or
+            "none".
     """
 
     content: str
@@ -77,8 +78,8 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
     """Choose the columns of a table.
 
     Raises:
-        SourceError: a column is missing, occurs twice, has the name of one of nopad's, or has a type that cannot be
-            read; the message gives its name, its type and `place`. Or the table is a packed dataset.
+        SourceError: a column is missing, occurs twice, has the name of a column that nopad writes, or has a type that
+            cannot be read; the message gives its name, its type and `place`. Or the table is a packed dataset.
 
     >>> ids = pa.list_(pa.int64())
     >>> schema = pa.schema({"input_ids": ids, "attention_mask": ids, "label": pa.int64()})

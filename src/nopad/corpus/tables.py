@@ -1,8 +1,8 @@
 """Tables as sources: the base class, and Parquet and Arrow files.
 
 A table source yields record batches of a few thousand rows; `selection` chooses their columns, and `rows` decodes them.
-A block is one batch, cut at the same rows every time and validated before it is used (`batches`). Reading costs Arrow's
-decoding, and one copy of an Arrow file, whose batches must each fit in memory.
+A block is one batch, cut at the same rows every time and validated before it is used (`batches`). Reading takes as long
+as Arrow's decoding. Batches of an Arrow file are copied once, and each must fit in memory.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ def _damaged(file: InputFile, kind: str, error: Exception) -> SourceError:
 def _opened(file: Any) -> Any:
     """Open an Arrow file, or else an Arrow stream.
 
-    All columns are read: when Arrow is told which columns to read, it takes leftover memory for values after a short
-    read.
+    All columns are read, because Arrow does not notice a short read when it reads only some columns: it then takes
+    leftover memory for values.
     """
     start = file.read(len(ARROW_FILE))
     file.seek(0)

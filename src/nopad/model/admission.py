@@ -75,7 +75,7 @@ def refuse_attentions(model: Any, named: Mapping[str, Any]) -> None:
 
 
 def leave_columns(model: Any, takes: Sequence[str], named: dict[str, Any]) -> None:
-    """Remove columns of the batch that the model does not accept from the arguments, and warn once.
+    """Remove from `named` the columns of the batch that the model does not accept, and warn once.
 
     Raises:
         BatchError: a column's name is nearly that of an argument that was not given, or an argument holds no numbers.

@@ -38,7 +38,7 @@ def check_arguments(named: Mapping[str, Any]) -> None:
 def check_rope(model: Any, layout: Layout) -> None:
     """Check that no sequence changes the rotary frequencies of the others.
 
-    Longrope has two sets of frequencies; the longer one applies to the whole batch when its longest sequence exceeds
+    Longrope has two sets of frequencies; the long one applies to the whole batch when its longest sequence exceeds
     `original_max_position_embeddings`. Dynamic rope stretches the frequencies by the longest sequence beyond
     `max_position_embeddings` and keeps them for later calls; here they are reset after such a call.
 

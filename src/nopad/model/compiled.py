@@ -19,7 +19,7 @@ __all__ = ["static_inputs"]
 
 
 def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
-    """Return the inputs of a compiled pack-safe model: tensors of fixed shapes, which alone differ between batches.
+    """Return the inputs of a compiled pack-safe model: tensors of fixed shapes; only their values differ by batch.
 
     The mask holds the sequence numbers, ``[R, 1, 1, L]``, from which the compiled attention makes a block mask. Only
     this model understands it: unlike a batch's guard, it raises no error in another model. One graph serves all batches

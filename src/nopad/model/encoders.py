@@ -1,9 +1,9 @@
 """Models whose layers do not call a registered attention function (DeBERTa, MPNet): hooks around their own attention.
 
 With the backend `mask`, the encoder gets a dense block mask. With `segments` and `repack`, each attention module gets
-one sequence per row, as in PopRT: the states are unpacked before the module, its own attention runs on ``[S,
-longest]``, and its output is packed again. Gradient checkpointing runs attention again after the call has ended, so all
-that these hooks need is attached to the mask.
+one sequence per row, as in PopRT: the states are unpacked before the module, its own attention runs on
+``[S, longest]``, and its output is packed again. Gradient checkpointing runs attention again after the call has ended,
+so all that these hooks need is attached to the mask.
 """
 
 from __future__ import annotations

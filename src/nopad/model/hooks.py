@@ -1,4 +1,4 @@
-"""The hooks of a pack-safe model: they put the mask in, feed the heads, and look learned positions up.
+"""The hooks of a pack-safe model: they replace the mask, feed the heads, and compute learned positions.
 
 A hook knows only its role and the model's `Cell`, so modules may be copied, replaced and wrapped after `nopad.packed`:
 before each call, `State.renew` puts hooks on the modules that the model uses now. Runs are counted by role, and a
@@ -130,7 +130,7 @@ class Count(Hook):
 
 @dataclass(eq=False)
 class UnpackFirst(Hook):
-    """Gives an attention module that transformers' registry does not reach one sequence per row."""
+    """Gives one sequence per row to an attention module that does not use transformers' registry."""
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
@@ -182,8 +182,8 @@ class Feed(Hook):
     """Gives a module each sequence's pooled states in place of each row's.
 
     Attributes:
-        dims: dimensions of the module's input: 3 for ``[S, 1, H]``, of which it reads the first token, or 2 for ``[S,
-            H]``.
+        dims: dimensions of the module's input: 3 for ``[S, 1, H]``, of which it reads the first token, or 2 for
+            ``[S, H]``.
         stock: whether the model is one of transformers', which is known to give this module a row's pooled states.
     """
 

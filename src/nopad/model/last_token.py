@@ -20,7 +20,7 @@ __all__ = ["eos_tokens", "last_tokens", "static_last_tokens"]
 
 
 def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside: bool = True) -> Tensor:
-    """Return where the token that is read of each sequence lies in the concatenated rows; int64 ``[S]``.
+    """Return where, in the concatenated rows, each sequence's result is read; int64 ``[S]``.
 
     Args:
         config: the model's configuration.
@@ -50,9 +50,9 @@ def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside:
 
 
 def eos_tokens(config: Any, ids: Tensor, placed: Placement) -> Tensor:
-    """Return where the token that CLIP's text model reads of each sequence lies in the concatenated rows.
+    """Return where, in the concatenated rows, CLIP's text model reads each sequence's result; int64 ``[S]``.
 
-    The result is int64 ``[S]``. CLIP reads the first end-of-sequence token, or the first token if there is none. In
+    CLIP reads the first end-of-sequence token, or the first token if there is none. In
     configurations from before transformers 4.31, whose `eos_token_id` is 2, it reads the first of the largest ids.
     """
     padded = placed.to_padded(placed.stream(ids), fill=-1)
@@ -61,7 +61,7 @@ def eos_tokens(config: Any, ids: Tensor, placed: Placement) -> Tensor:
 
 
 def static_last_tokens(config: Any, ids: Tensor | None, sequence_ids: Tensor, most: int) -> Tensor:
-    """Do the same as `last_tokens` in shapes that depend on no batch; int64 ``[most]``.
+    """Do the same as `last_tokens`, with shapes that do not depend on the batch; int64 ``[most]``.
 
     `sequence_ids` has the shape ``[R, 1, 1, L]``.
     """

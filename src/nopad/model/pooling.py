@@ -69,9 +69,9 @@ def pool(states: Tensor, placed: Placement, how: str) -> Tensor:
 
 
 def static_pooled(states: Tensor, ids: Tensor, most: int, how: str) -> Tensor:
-    """Do the same as `pool` in shapes that depend on no batch, from numbers ``[R, 1, 1, L]``: ``[most, ...]``.
+    """Do the same as `pool`, with shapes that do not depend on the batch: ``[most, ...]``.
 
-    Entries beyond the last sequence are meaningless.
+    `ids` are the sequence numbers, ``[R, 1, 1, L]``. Entries beyond the last sequence are meaningless.
     """
     flat = states.reshape(-1, *states.shape[2:])
     owned = mine(ids, most)

@@ -149,7 +149,7 @@ def exact(queues: NDArray[Any], bits: NDArray[Any], room: int, places: int) -> i
     """Return the longer of the one or two lengths that fill `room` exactly; 0 if no lengths do.
 
     Among several pairs, the one with the most held sequences (of both lengths together) is taken, which keeps the
-    buffer varied. At most `PAIRS` pairs are compared, beginning with the most equal lengths.
+    buffer varied. At most `PAIRS` pairs are compared, beginning with lengths near half the room.
     """
     best, most = 0, 0
     if queues[room, COUNT] > 0:
@@ -229,7 +229,8 @@ def emit(
 
     The longest length that fits is added repeatedly, until one or two held lengths fill the room exactly and end the
     pack. But where sequences are so short that packs reach the depth before the capacity, every place must be used:
-    then the length next to the average that the room needs is added, until two places are left.
+    until two places are left, the longest length up to the average room per place is then added, or the next longer
+    one.
     """
     capacity = queues.shape[0] - 2
     # Packs of `depth` sequences of average length would not be full, so places are scarcer than room.

@@ -1,9 +1,9 @@
 """`Certificate`: values of lengths that prove how many packs every plan needs at least.
 
 Give every length an integer value that never falls with length, and let `best` be the highest value that one pack can
-hold. A plan of P packs holds at most ``P * best``, and all sequences together are worth ``sum(count * value)``; so ``P
->= sum(count * value) / best``. The values come from a linear program, but nothing here needs to trust it: this module
-recomputes `best` by a plain knapsack recursion that shares no code with the solver.
+hold. A plan of P packs holds at most ``P * best``, and all sequences together are worth ``sum(count * value)``; so
+``P >= sum(count * value) / best``. The values come from a linear program, but nothing here needs to trust it: this
+module recomputes `best` by a plain knapsack recursion that shares no code with the solver.
 
 Values are a step function: ``steps[i] = (from length, value)``, both rising. Only the first length of a step can be in
 a most valuable pack (a longer one of equal value is never better), so the recursion considers only those: O(steps *

@@ -188,7 +188,7 @@ def cut_strategies(strategies: Strategies, multiple: int) -> Strategies:
 
 
 def _missing(packs: int, sequences: int, multiple: int) -> int:
-    """Return how many more packs make a multiple; raise OptionError if there are fewer sequences than packs then."""
+    """Return how many more packs make a multiple; raise OptionError if there are too few sequences for that many."""
     missing = -packs % multiple
     if packs + missing > sequences:
         raise OptionError(
@@ -199,7 +199,7 @@ def _missing(packs: int, sequences: int, multiple: int) -> int:
 
 
 def cut_packs(packs: Packs, lengths: NDArray[np.int32], squares: int | None, multiple: int) -> Packs:
-    """Cut packs of an arrival-order algorithm that exceed `squares`, and more until their number is a multiple."""
+    """Cut packs of an arrival-order algorithm that exceed `squares`, then more until their number is a multiple."""
     starts = packs.indptr.tolist()
     if squares is not None:
         cost = lengths[packs.sequence].astype(object) ** 2 if lengths.size else lengths

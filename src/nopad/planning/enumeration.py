@@ -52,7 +52,7 @@ def packing_matrix(strategies: NDArray[np.int32], capacity: int) -> NDArray[np.f
 
 
 def strategy_count(capacity: int, depth: int, enough: int) -> int:
-    """Return the number of strategies; beyond depth 4 the result may be any number above `enough` once that is passed.
+    """Return the number of strategies; beyond depth 4, if above `enough`, any smaller number above `enough`.
 
     >>> [strategy_count(512, depth, 10**6) for depth in (1, 2, 3, 4)]
     [1, 257, 22102, 959631]

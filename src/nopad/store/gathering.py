@@ -27,8 +27,8 @@ def to_dataset(packs: Packs, dataset: Any) -> Any:
         PlanMismatchError: the number or the lengths of the rows differ from what the packs were made for: the order
             changed, padding was removed, or records were truncated or split.
         LengthError: a pack would exceed the capacity, or a row is empty.
-        OptionError: there is no column ``input_ids`` of lists of integers, a column has the name of one of nopad's or
-            has nulls among its tokens, or ``attention_mask`` marks padding.
+        OptionError: there is no column ``input_ids`` of lists of integers, a column has the name of a column that nopad
+            writes or has nulls among its tokens, or ``attention_mask`` marks padding.
         SourceError: the dataset has a transform.
         MissingExtraError: `datasets` is not installed.
     """
@@ -46,7 +46,7 @@ def to_dataset(packs: Packs, dataset: Any) -> Any:
 
 
 def _check_columns(schema: pa.Schema, names: list[str]) -> None:
-    """Refuse a dataset without lists of ids in ``input_ids``, or with a column that has the name of one of nopad's."""
+    """Refuse a dataset without lists of ids, or with a column that has the name of one that nopad writes."""
     if "input_ids" not in names:
         raise OptionError(f"the dataset has no column 'input_ids'; it has {', '.join(names)}")
     kind = schema.field("input_ids").type
@@ -101,7 +101,7 @@ def _check_mask(table: pa.Table) -> None:
 
 
 def _gathered(packs: Packs, table: pa.Table) -> pa.Table:
-    """Return one row per pack: columns of one value per token become flat lists, all others lists."""
+    """Return a table with one row per pack; columns of one value per token become flat lists."""
     ids = table.column("input_ids").combine_chunks()
     _check_rows(packs, ids, np.diff(list_parts(ids)[0]).astype(np.int64))
     _check_mask(table)

@@ -2,10 +2,10 @@
 
 ``OUT/.work/`` holds the tokens, lengths, record numbers, piece starts and carried columns of all sequences so far. New
 values are appended, then committed together: the data is fsynced first, then one journal line is written with a
-checksum of what each file has got since the previous line. Opening a spool reads its files again (2 GB/s) and accepts
-the journal up to the last line before any wrong checksum; files and journal are truncated there, and the job makes the
-rest again. So a kill at any moment loses at most what came after the last commit. Bytes that were changed or removed
-meanwhile lose what came after them, and are never packed.
+checksum of the bytes added to each file since the previous line. Opening a spool reads its files again (2 GB/s) and
+accepts the journal up to the last line before any wrong checksum; files and journal are truncated there, and the job
+makes the rest again. So a kill at any moment loses at most what came after the last commit. Bytes that were changed or
+removed meanwhile are never packed: they and everything after them are made again.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Items:
 
     @property
     def unlimited(self) -> bool:
-        """Whether a pack is always full before it reaches the depth."""
+        """Whether the depth never limits a pack, since packs of the smallest item are full first."""
         return self.depth >= self.capacity // int(self.sizes[0])
 
 

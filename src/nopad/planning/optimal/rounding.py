@@ -1,4 +1,4 @@
-"""From fractions to whole packs (diving): fix what the linear program says clearly, solve the rest again, and so on.
+"""From fractions to whole packs (diving): take what the linear program decides clearly, then solve the rest again.
 
 Each step takes the whole part of every pattern's count; if there is none, the patterns with the largest fractions are
 taken once. Patterns are slots: a slot whose item has run out takes the next smaller item. After every step the rest is

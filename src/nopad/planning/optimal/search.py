@@ -52,8 +52,8 @@ def solve(
 ) -> Solved | None:
     """Pack all items; None if the budget does not allow a single linear program.
 
-    The search ends early at `enough` packs, a bound known from elsewhere, or within the share `within` of its own
-    bound.
+    The search ends early at `enough` packs (a bound known from elsewhere), or when the packs exceed its own bound by at
+    most the share `within`.
     """
     master = Master(items)
     master.add([*seeds, *best_fit(items, items.demand)])

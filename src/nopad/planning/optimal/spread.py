@@ -1,8 +1,8 @@
 """Open a fixed number of packs up front; then each sequence, longest first, goes to the emptiest pack with a place.
 
-This helps where packs reach the depth before they are full, because best-fit puts long lengths together: with as many
-packs as the lower bound allows, every pack gets long and short lengths. It is poor where lengths are near a third of
-the capacity. O(k log k) for k distinct lengths.
+This helps where packs reach the depth before they are full: best-fit puts long lengths together, while here every pack
+gets long and short lengths, if as many packs are opened as the lower bound allows. It is poor where lengths are near a
+third of the capacity. O(k log k) for k distinct lengths.
 
 Source: worst-fit with a fixed number of bins, as in Graham's LPT rule with a cardinality limit (Dell'Amico, Iori,
 Martello, "Heuristic algorithms and scatter search for the cardinality constrained P||Cmax problem", 2004).
