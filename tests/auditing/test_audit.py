@@ -240,5 +240,5 @@ def test_a_collator_that_fails_is_not_our_bug():
     with pytest.raises(BatchError, match=r"the collator failed .* RuntimeError: boom"):
         nopad.audit(build("bert"), collator=fails)
     for gives in (None, {"input_ids": [[1, 2]]}, {}):
-        with pytest.raises(BatchError, match="wanted are the arguments of a forward call by name"):
+        with pytest.raises(BatchError, match="expected the arguments of a forward call by name"):
             nopad.audit(build("bert"), collator=lambda features, gives=gives: gives)

@@ -217,29 +217,29 @@ def test_flash_arguments():
         (
             lambda: PackedBatch.from_features([{"input_ids": [1], "attention_mask": None}]),
             BatchError,
-            "the attention_mask of feature 0 is None; wanted is a list of 0 and 1",
+            "the attention_mask of feature 0 is None; expected a list of 0 and 1",
         ),
         (
             lambda: PackedBatch.from_features({"input_ids": [1]}),
             BatchError,
-            "features are of type dict; wanted is a list",
+            "features are of type dict; expected a list",
         ),
-        (lambda: PackedBatch.from_features(["a"]), BatchError, "feature 0 is of type str; wanted is a dict of columns"),
-        (lambda: PackedBatch.from_rows([{"input_ids": [1]}]), BatchError, "row 0 is of type dict; wanted are rows of"),
+        (lambda: PackedBatch.from_features(["a"]), BatchError, "feature 0 is of type str; expected a dict of columns"),
+        (lambda: PackedBatch.from_rows([{"input_ids": [1]}]), BatchError, "row 0 is of type dict; expected rows of"),
         (
             lambda: PackedBatch.from_features([{"input_ids": [1, 2], "seq_lengths": 2}]),
             BatchError,
-            "column 'seq_lengths' of row 0 is of int64 in 0 dimensions; wanted is a list",
+            "column 'seq_lengths' of row 0 is of int64 in 0 dimensions; expected a list",
         ),
         (
             lambda: PackedBatch.from_features([{"input_ids": [1.5, 2], "seq_lengths": [2]}]),
             BatchError,
-            "input_ids of row 0 are of float64 in 1 dimensions; wanted are integers",
+            "input_ids of row 0 are of float64 in 1 dimensions; expected integers",
         ),
         (
             lambda: PackedBatch.from_features([{"input_ids": [1, 2], "seq_lengths": [2], "a": ["x", "y"]}]),
             BatchError,
-            "column 'a' is of object per token; wanted are numbers: leave it out",
+            "column 'a' is of object per token; expected numbers: leave it out",
         ),
         (
             lambda: PackedBatch.from_features([{"input_ids": [], "seq_lengths": []}]),
@@ -249,13 +249,13 @@ def test_flash_arguments():
         (
             lambda: PackedBatch.from_sequences(5),
             BatchError,
-            "input_ids are of type int; wanted is a list with an entry",
+            "input_ids are of type int; expected a list with an entry",
         ),
-        (lambda: PackedBatch.from_sequences("abc"), BatchError, "input_ids are of type str; wanted is a list"),
+        (lambda: PackedBatch.from_sequences("abc"), BatchError, "input_ids are of type str; expected a list"),
         (
             lambda: PackedBatch.from_sequences([[1]], columns={"a": 5}),
             BatchError,
-            "a are of type int; wanted is a list",
+            "a are of type int; expected a list",
         ),
         (lambda: PackedBatch.from_sequences([[1]]).to("nowhere"), OptionError, "'nowhere' is no torch device"),
         (
@@ -271,12 +271,12 @@ def test_flash_arguments():
         (
             lambda: PackedBatch.from_sequences([[1, 2]]).unpack_tokens(np.zeros((3, 3))),
             BatchError,
-            r"values per token have the shape \[3, 3\]; wanted \[1, 2, ...\]",
+            r"values per token have the shape \[3, 3\]; expected \[1, 2, ...\]",
         ),
         (
             lambda: PackedBatch.from_sequences([[1, 2]]).unpack_sequences(np.zeros((3, 3))),
             BatchError,
-            r"values per sequence have the shape \[3, 3\]; wanted \[1, ...\]",
+            r"values per sequence have the shape \[3, 3\]; expected \[1, ...\]",
         ),
         (lambda: PackedBatch({"input_ids": 1}), BatchError, "made of the fields of another one"),
         (
@@ -332,7 +332,7 @@ ONE = nopad.Packs(4, None, np.array([0, 1]), np.array([0]))  # not by `pack`: co
         ({"packs": ONE, "depth": 1}, "packs say what lies in each row; depth"),
         ({"packs": ONE, "end_to_end": True}, "packs say what lies in each row"),
         ({"packs": ONE, "capacity": 8}, "capacity is 8, and the packs are of 4; leave it out"),
-        ({"packs": [[0]]}, "packs are of type list; wanted are nopad.Packs, as nopad.pack gives"),
+        ({"packs": [[0]]}, "packs are of type list; expected nopad.Packs, as nopad.pack gives"),
         ({"capacity": 4, "end_to_end": True, "depth": 1}, "rows filled end to end have no depth"),
         *(({"capacity": odd}, "capacity must be an integer from 1 to") for odd in (0, -3, 4.5, "8")),
         *(({"capacity": 0, "end_to_end": True}, "capacity must be an integer from 1 to") for _ in range(1)),
@@ -349,10 +349,10 @@ def test_rows_that_cannot_be(how, says):
     ("how", "says"),
     [
         ({"fill": {"lables": 0}}, "fill names 'lables'; columns with a value per token are input_ids"),
-        ({"fill": ["labels"]}, "fill are of type list; wanted is a dict by the names of columns"),
-        ({"fill": {"input_ids": "x"}}, "padding of input_ids is 'x'; wanted is an integer"),
-        ({"columns": ["a"]}, "columns are of type list; wanted is a dict by the names of columns"),
-        *(({"pad_id": odd}, f"padding of input_ids is {odd!r}; wanted is an integer") for odd in ("x", None, 1.5)),
+        ({"fill": ["labels"]}, "fill are of type list; expected a dict by the names of columns"),
+        ({"fill": {"input_ids": "x"}}, "padding of input_ids is 'x'; expected an integer"),
+        ({"columns": ["a"]}, "columns are of type list; expected a dict by the names of columns"),
+        *(({"pad_id": odd}, f"padding of input_ids is {odd!r}; expected an integer") for odd in ("x", None, 1.5)),
     ],
 )
 def test_options_that_cannot_be(how, says):
@@ -371,7 +371,9 @@ def test_labels_of_several_classes():
     batch = PackedBatch.from_sequences([[1], [2, 3], [4, 5, 6]], sequence_columns={"labels": labels}, form=Rows(4))
     assert batch["labels"].shape == (3, 2)
     assert [part.tolist() for part in batch.unpack_sequences(batch["labels"])] == labels.tolist()
-    with pytest.raises(BatchError, match=r"column 'labels' has 2 entries of shapes \[\(2,\)\]; wanted 3 of one shape"):
+    with pytest.raises(
+        BatchError, match=r"column 'labels' has 2 entries of shapes \[\(2,\)\]; expected 3 of one shape"
+    ):
         PackedBatch.from_sequences([[1], [2], [3]], sequence_columns={"labels": labels[:2]})
 
 
@@ -395,7 +397,7 @@ def test_what_is_no_array_is_not_unpacked(way):
     with pytest.raises(BatchError, match=r"a BaseModelOutput is no array; give one of its results: .last_hidden_state"):
         unpack(BaseModelOutput(last_hidden_state=torch.zeros(1, 3, 2)))
     for scalar in (torch.tensor(3.0), np.float64(3.0)):
-        with pytest.raises(BatchError, match=r"have the shape \[\]; wanted"):
+        with pytest.raises(BatchError, match=r"have the shape \[\]; expected"):
             unpack(scalar)
 
 
@@ -449,8 +451,8 @@ def test_positions_that_the_layout_gives_may_be_given():
     ("column", "says"),
     [
         ({"a": [None, 1]}, r"column 'a' has no value \(None\) for sequence 0; give one to each, or leave it out"),
-        ({"a": [["x"], ["y"]]}, "a of sequence 0 is of <U1; wanted are numbers: leave this column out"),
-        ({"a": [[None], [1]]}, "a of sequence 0 is of object; wanted are numbers"),
+        ({"a": [["x"], ["y"]]}, "a of sequence 0 is of <U1; expected numbers: leave this column out"),
+        ({"a": [[None], [1]]}, "a of sequence 0 is of object; expected numbers"),
         ({"a": [[[1], [2, 3]], [1]]}, "a of sequence 0 is no list of numbers"),
         ({"a": [torch.ones(1, requires_grad=True), [1]]}, "a of sequence 0 is no list of numbers"),
         ({"a": [torch.ones(1, dtype=torch.bfloat16), [1]]}, "a of sequence 0 is no list of numbers"),

@@ -35,7 +35,7 @@ def words() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def one_by_one():
-    """A function that takes runs of records apart; what rides along is left out."""
+    """A function that takes runs of records apart; carried columns are left out."""
 
     def one_by_one(found):
         for one in found:

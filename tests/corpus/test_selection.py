@@ -66,7 +66,7 @@ def test_a_column_never_takes_the_place_of_the_content():
     found = select(schema, ReaderOptions(ids_field="tokens"), "a")
     assert [column.name for column in found.carried] == ["labels"]
     assert found.left_out == ("input_ids",)
-    with pytest.raises(SourceError, match="the column 'input_ids' cannot ride along: nopad writes one of that name"):
+    with pytest.raises(SourceError, match="the column 'input_ids' cannot be carried: nopad writes one of that name"):
         select(schema, ReaderOptions(ids_field="tokens", carry=("input_ids",)), "a")
 
 
@@ -90,11 +90,11 @@ def test_masks():
         ({"t": pa.int8()}, {"text_field": "t"}, "the column 't' is int8, not strings"),
         ({"input_ids": IDS}, {"ids_field": "x"}, "a: no column 'x'; it has the columns \"input_ids\""),
         ({"input_ids": IDS}, {"carry": ("labels",)}, "a: no column 'labels'; it has"),
-        ({"input_ids": IDS}, {"carry": ("input_ids",)}, "the column 'input_ids' cannot ride along: nopad writes one"),
+        ({"input_ids": IDS}, {"carry": ("input_ids",)}, "the column 'input_ids' cannot be carried: nopad writes one"),
         (
             {"input_ids": IDS, "seq_lengths": IDS},
             {"carry": ("seq_lengths",)},
-            "the column 'seq_lengths' cannot ride along",
+            "the column 'seq_lengths' cannot be carried",
         ),
         (
             {"input_ids": IDS, "n": pa.list_(IDS)},

@@ -162,7 +162,7 @@ class TestJsonl:
         assert [(run.line, run.reason) for run in found if hasattr(run, "reason")] == [
             (2, "'name' is 7, not string"),
             (4, "broken JSON: Expecting value at column 1"),
-            (5, "no 'name'; it rides along with the others"),
+            (5, "no 'name'; it is carried with the others"),
             (
                 6,
                 "'labels' has 2 values beside 1 in 'input_ids'"

@@ -119,11 +119,11 @@ def test_default_is_transformers_own(data):
 def test_refusals():
     batch = nopad.PackedBatch.from_sequences([[1, 2], [3]])
     logits, labels = torch.zeros(1, 3, 4), torch.zeros(1, 3, dtype=torch.long)
-    with pytest.raises(BatchError, match=r"labels have the shape \[3\]; wanted \[1, 3\], one per slot"):
+    with pytest.raises(BatchError, match=r"labels have the shape \[3\]; expected \[1, 3\], one per slot"):
         token_loss(logits, labels[0], batch)
-    with pytest.raises(BatchError, match=r"logits have the shape \[3, 1, 4\]; wanted \[1, 3, C\]"):
+    with pytest.raises(BatchError, match=r"logits have the shape \[3, 1, 4\]; expected \[1, 3, C\]"):
         token_loss(logits.reshape(3, 1, 4), labels, batch)
-    with pytest.raises(BatchError, match=r"weights have the shape \[3\]; wanted \[2\], one per sequence"):
+    with pytest.raises(BatchError, match=r"weights have the shape \[3\]; expected \[2\], one per sequence"):
         token_loss(logits, labels, batch, weights=torch.ones(3))
     with pytest.raises(OptionError, match="unknown per 'pack'; it is 'token' or 'sequence'"):
         token_loss(logits, labels, batch, per="pack")
@@ -200,18 +200,18 @@ def test_loss_of_answers_is_the_models_own():
 
 def test_refusals_of_sequences():
     batch = nopad.PackedBatch.from_sequences([[1, 2], [3]])
-    with pytest.raises(BatchError, match=r"logits have the shape \[2\]; wanted \[S, C\]"):
+    with pytest.raises(BatchError, match=r"logits have the shape \[2\]; expected \[S, C\]"):
         sequence_loss(torch.zeros(2), torch.zeros(2))
-    with pytest.raises(BatchError, match=r"labels have the shape \[3\]; wanted \[2\]"):
+    with pytest.raises(BatchError, match=r"labels have the shape \[3\]; expected \[2\]"):
         sequence_loss(torch.zeros(2, 3), torch.zeros(3, dtype=torch.long))
     with pytest.raises(BatchError, match="which is regression, and there are 3 logits per sequence"):
         sequence_loss(torch.zeros(2, 3), torch.zeros(2))
-    with pytest.raises(BatchError, match=r"weights have the shape \[3\]; wanted \[2\]"):
+    with pytest.raises(BatchError, match=r"weights have the shape \[3\]; expected \[2\]"):
         sequence_loss(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long), weights=torch.ones(3))
     places = torch.zeros(2, dtype=torch.long)
-    with pytest.raises(BatchError, match=r"start_logits have the shape \[2, 1\]; wanted \[2, 2\]"):
+    with pytest.raises(BatchError, match=r"start_logits have the shape \[2, 1\]; expected \[2, 2\]"):
         span_loss(torch.zeros(2, 1), torch.zeros(2, 2), places, places, batch)
-    with pytest.raises(BatchError, match=r"ends have the shape \[3\]; wanted \[2\]"):
+    with pytest.raises(BatchError, match=r"ends have the shape \[3\]; expected \[2\]"):
         span_loss(torch.zeros(2, 2), torch.zeros(2, 2), places, torch.zeros(3, dtype=torch.long), batch)
 
 
@@ -261,7 +261,7 @@ def test_labels_that_are_no_classes():
     wanted = token_loss(logits, torch.tensor([[1, 2, 3]]), batch)
     assert torch.equal(token_loss(logits, torch.tensor([[1, 2, 3]], dtype=torch.int32), batch), wanted)
     for dtype in (torch.float32, torch.bool):
-        with pytest.raises(BatchError, match=f"labels are {dtype}; wanted are numbers of classes, integers"):
+        with pytest.raises(BatchError, match=f"labels are {dtype}; expected numbers of classes, integers"):
             token_loss(logits, torch.ones(1, 3, dtype=dtype), batch)
 
 
@@ -274,24 +274,24 @@ def test_what_is_no_loss_is_said_in_our_words():
     with pytest.raises(BatchError, match=r"labels\[2\] is -1; there are 4 classes"):
         sequence_loss(torch.zeros(3, 4), torch.tensor([1, -100, -1]))
     for odd in (logits[..., 0], torch.zeros(1, 3, 0), torch.zeros(1, 4, 4)):
-        with pytest.raises(BatchError, match=r"wanted \[1, 3, C\], C classes per slot"):
+        with pytest.raises(BatchError, match=r"expected \[1, 3, C\], C classes per slot"):
             token_loss(odd, labels, batch)
-    with pytest.raises(BatchError, match="logits are of type ndarray; wanted is a torch tensor"):
+    with pytest.raises(BatchError, match="logits are of type ndarray; expected a torch tensor"):
         token_loss(logits.numpy(), labels, batch)
-    with pytest.raises(BatchError, match="labels are of type list; wanted is a torch tensor"):
+    with pytest.raises(BatchError, match="labels are of type list; expected a torch tensor"):
         sequence_loss(torch.zeros(3, 4), [1, 2, 3])
-    with pytest.raises(BatchError, match="weights are of type list; wanted is a torch tensor"):
+    with pytest.raises(BatchError, match="weights are of type list; expected a torch tensor"):
         token_loss(logits, labels, batch, weights=[1, 1])
-    with pytest.raises(BatchError, match="the batch is of type dict; wanted is the PackedBatch"):
+    with pytest.raises(BatchError, match="the batch is of type dict; expected the PackedBatch"):
         token_loss(logits, labels, dict(batch))
-    with pytest.raises(BatchError, match=r"the denominator is a Tensor of shape \[3\]; wanted is one number"):
+    with pytest.raises(BatchError, match=r"the denominator is a Tensor of shape \[3\]; expected one number"):
         token_loss(logits, labels, batch, denominator=torch.ones(3))
-    with pytest.raises(BatchError, match="the denominator is a str; wanted is one number"):
+    with pytest.raises(BatchError, match="the denominator is a str; expected one number"):
         token_loss(logits, labels, batch, denominator="mean")
-    with pytest.raises(BatchError, match=r"labels are torch.bool; wanted are numbers of classes"):
+    with pytest.raises(BatchError, match=r"labels are torch.bool; expected numbers of classes"):
         sequence_loss(torch.zeros(2, 3), torch.tensor([True, False]))
     places = torch.zeros(2, dtype=torch.int32)
     assert torch.isfinite(span_loss(torch.zeros(2, 2), torch.zeros(2, 2), places, places, batch))
     assert torch.isfinite(sequence_loss(torch.zeros(2, 3), places))
-    with pytest.raises(BatchError, match=r"starts are torch.float32; wanted are places in the sequence"):
+    with pytest.raises(BatchError, match=r"starts are torch.float32; expected places in the sequence"):
         span_loss(torch.zeros(2, 2), torch.zeros(2, 2), places.float(), places, batch)

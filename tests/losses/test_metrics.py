@@ -103,13 +103,13 @@ def test_bad_input_is_named():
     batch = nopad.PackedBatch.from_sequences([[1, 2, 3]])
     with pytest.raises(OptionError, match="unknown per 'row'"):
         Accuracy("row")
-    with pytest.raises(BatchError, match=r"logits have the shape \[1, 2, 8\]; wanted \[1, 3, C\]"):
+    with pytest.raises(BatchError, match=r"logits have the shape \[1, 2, 8\]; expected \[1, 3, C\]"):
         Accuracy().add(torch.zeros(1, 2, 8), torch.zeros(1, 3, dtype=torch.long), batch)
-    with pytest.raises(BatchError, match=r"logits have the shape \[2, 3\]; wanted \[2, 4\]"):
+    with pytest.raises(BatchError, match=r"logits have the shape \[2, 3\]; expected \[2, 4\]"):
         Confusion(4).add(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long))
     with pytest.raises(BatchError, match=r"labels\[0\] is 7; there are 4 classes"):
         Confusion(4).add(torch.zeros(1, 4), torch.tensor([7]))
-    with pytest.raises(BatchError, match="wanted one shape"):
+    with pytest.raises(BatchError, match="expected one shape"):
         Spans().add(torch.zeros(2), torch.zeros(2), torch.zeros(2), torch.zeros(3))
     with pytest.raises(OptionError, match="longest must be an integer from 1"):
         best_spans(torch.zeros(1, 2), torch.zeros(1, 2), 0)
@@ -119,19 +119,19 @@ def test_what_cannot_be_counted_is_said_in_our_words():
     batch = nopad.PackedBatch.from_sequences([[1, 2], [3]])
     labels = torch.full((1, 3), -100)
     for odd in (torch.zeros(1, 3, 0), torch.zeros(1, 3)):
-        with pytest.raises(BatchError, match=r"wanted \[1, 3, C\], C classes per slot"):
+        with pytest.raises(BatchError, match=r"expected \[1, 3, C\], C classes per slot"):
             Accuracy().add(odd, labels, batch)
     for odd in (0, -1, 2.5):
         with pytest.raises(OptionError, match="classes must be an integer from 1"):
             Confusion(odd)
     with pytest.raises(OptionError, match="label is 7; there are 2 classes, from 0"):
         Confusion(2).f1(7)
-    with pytest.raises(BatchError, match=r"labels are torch.float32; wanted are numbers of classes"):
+    with pytest.raises(BatchError, match=r"labels are torch.float32; expected numbers of classes"):
         Confusion(2).add(torch.zeros(3, 2), torch.zeros(3))
-    with pytest.raises(BatchError, match="starts are of type list; wanted is a torch tensor"):
+    with pytest.raises(BatchError, match="starts are of type list; expected a torch tensor"):
         Spans().add([1], [1], [1], [1])
     for sides in ((torch.zeros(3, 0),) * 2, (torch.zeros(3, 4), torch.zeros(3, 5)), (torch.zeros(3),) * 2):
-        with pytest.raises(BatchError, match=r"start_logits and end_logits have the shapes .*; wanted \[S, L\] both"):
+        with pytest.raises(BatchError, match=r"start_logits and end_logits have the shapes .*; expected \[S, L\] both"):
             best_spans(*sides)
     with pytest.raises(OptionError, match="longest must be an integer from 1"):
         best_spans(torch.zeros(3, 4), torch.zeros(3, 4), longest=2.5)

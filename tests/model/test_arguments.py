@@ -49,10 +49,10 @@ def test_ids_beyond_the_vocabulary():
             [0.5, 1.0, 2.0],
             "labels are torch.float64 of the shape [3], and there are 3 classes",
         ),
-        ("sequence classification", [True, False, True], "labels are torch.bool; wanted are numbers of classes"),
+        ("sequence classification", [True, False, True], "labels are torch.bool; expected numbers of classes"),
         ("token classification", [[0, 1, 3], [2], [1, 1]], "labels[0, 2] is 3; there are 3 classes"),
         ("masked LM", [[5, 6, 700], [8], [9, 10]], "labels[0, 2] is 700; there are 99 classes"),
-        ("masked LM", [[0.5, 6, 7], [8.0], [9.0, 10]], "labels are torch.float64; wanted are numbers of classes"),
+        ("masked LM", [[0.5, 6, 7], [8.0], [9.0, 10]], "labels are torch.float64; expected numbers of classes"),
         ("causal LM", [[5, 6, 99], [8], [9, 10]], "labels[0, 2] is 99; there are 99 classes"),
         ("next sentence", [0, 1, 2], "labels[2] is 2; there are 2 classes"),
     ],
@@ -75,12 +75,12 @@ def test_labels_of_a_decoders_classifier():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"input_ids": [[5, 6]]}, "input_ids are of type list; wanted is a tensor of integers [1, 6]"),
+        ({"input_ids": [[5, 6]]}, "input_ids are of type list; expected a tensor of integers [1, 6]"),
         ({"input_ids": torch.zeros(1, 6)}, "input_ids are torch.float32 of the shape [1, 6]"),
         ({"input_ids": None}, "no input_ids were given; the batch is laid out in [1, 6]"),
         ({"inputs_embeds": torch.zeros(1, 6, 24)}, "input_ids and inputs_embeds were both given"),
-        ({"input_ids": None, "inputs_embeds": torch.zeros(1, 6)}, "wanted is a tensor [1, 6, 24]"),
-        ({"input_ids": None, "inputs_embeds": torch.zeros(1, 6, 5)}, "wanted is a tensor [1, 6, 24]"),
+        ({"input_ids": None, "inputs_embeds": torch.zeros(1, 6)}, "expected a tensor [1, 6, 24]"),
+        ({"input_ids": None, "inputs_embeds": torch.zeros(1, 6, 5)}, "expected a tensor [1, 6, 24]"),
         (
             {"token_type_ids": torch.zeros(1, 3).long()},
             "token_type_ids have the shape (1, 3); the batch is laid out in (1, 6)",
@@ -100,7 +100,7 @@ def test_arguments_that_do_not_fit(changes, says):
 
 def test_answers_are_places():
     places = {"start_positions": [0.0, 0.0, 0.0], "end_positions": [0, 0, 0]}
-    with pytest.raises(BatchError, match=r"start_positions are torch.float64; wanted are places in the sequence"):
+    with pytest.raises(BatchError, match=r"start_positions are torch.float64; expected places in the sequence"):
         call("question answering", places)
 
 

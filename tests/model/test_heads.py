@@ -321,7 +321,7 @@ def test_pooling_refuses(sequences):
     with pytest.raises(OptionError, match="unknown pooling 'max'"):
         pooled(torch.zeros(1, 107, 3), batch, "max")
     with pytest.raises(
-        BatchError, match=r"cannot pool states of shape \(8, 3\); wanted one per slot.*\[1, 107, \.\.\.\]"
+        BatchError, match=r"cannot pool states of shape \(8, 3\); expected one per slot.*\[1, 107, \.\.\.\]"
     ):
         pooled(torch.zeros(8, 3), batch)
 

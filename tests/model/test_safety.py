@@ -254,7 +254,7 @@ class TestRefusals:
     def test_wrong_labels(self, batch, head, name, shape, wanted):
         model = nopad.packed(build("bert", head))
         got = r"\[" + ", ".join(map(str, shape)) + r"\]"
-        with pytest.raises(BatchError, match=f"{name} have the shape {got}; wanted {wanted}"):
+        with pytest.raises(BatchError, match=f"{name} have the shape {got}; expected {wanted}"):
             model(**batch, **{name: torch.zeros(shape, dtype=torch.long)})
 
     def test_rows_filled_end_to_end_with_a_mask(self, sequences):

@@ -113,6 +113,6 @@ def test_an_output_beside_a_file_that_is_read(corpus):
 @pytest.mark.parametrize("name", ["seq_lengths", "seq_index", "seq_start", "seq_source"])
 def test_columns_called_as_nopads(name):
     rows = [{"input_ids": [1, 2], name: 7}]
-    with pytest.raises(SourceError, match=f"the column '{name}' cannot ride along: nopad writes one of that name"):
+    with pytest.raises(SourceError, match=f"the column '{name}' cannot be carried: nopad writes one of that name"):
         nopad.open_source(rows)
     assert nopad.open_source(rows, nopad.ReaderOptions(carry=())).left_out == (name,)

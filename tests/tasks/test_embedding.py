@@ -213,7 +213,7 @@ def test_texts_are_made_ready_as_the_folder_says(folder, monkeypatch):
     monkeypatch.setattr(embedder.tokenizer, "encode", lambda texts: seen.extend(texts) or real(texts))
     embedder.encode(["  A Text\n"], prompt=" Find: ")
     assert seen == ["find:   a text"]
-    with pytest.raises(OptionError, match="text 1 is of type NoneType; wanted is a str"):
+    with pytest.raises(OptionError, match="text 1 is of type NoneType; expected a str"):
         embedder.encode(["a", None])
     with pytest.raises(OptionError, match="there is no prompt named 'x'; there are none"):
         Texts(default_prompt_name="x")
@@ -226,15 +226,15 @@ def test_texts_are_made_ready_as_the_folder_says(folder, monkeypatch):
         (
             "config_sentence_transformers.json",
             "[]",
-            "does not hold what sentence-transformers writes: wanted is a dict",
+            "does not hold what sentence-transformers writes: expected a dict",
         ),
-        ("config_sentence_transformers.json", '{"prompts": ["a"]}', "wanted are texts by name"),
-        ("config_sentence_transformers.json", '{"prompts": {"q": 5}}', "wanted are texts by name"),
-        ("sentence_bert_config.json", '{"max_seq_length": "many"}', "'many' as max_seq_length; wanted is an integer"),
-        ("sentence_bert_config.json", '{"max_seq_length": 0}', "0 as max_seq_length; wanted is an integer from 1"),
-        ("1_Pooling/config.json", "[]", "wanted is a dict"),
-        ("modules.json", "{}", "wanted is a list"),
-        ("modules.json", "[3]", "wanted is a list"),
+        ("config_sentence_transformers.json", '{"prompts": ["a"]}', "expected texts by name"),
+        ("config_sentence_transformers.json", '{"prompts": {"q": 5}}', "expected texts by name"),
+        ("sentence_bert_config.json", '{"max_seq_length": "many"}', "'many' as max_seq_length; expected an integer"),
+        ("sentence_bert_config.json", '{"max_seq_length": 0}', "0 as max_seq_length; expected an integer from 1"),
+        ("1_Pooling/config.json", "[]", "expected a dict"),
+        ("modules.json", "{}", "expected a list"),
+        ("modules.json", "[3]", "expected a list"),
         ("modules.json", '[{"idx": 0}]', "has a module of kind None"),
     ],
 )
@@ -247,11 +247,11 @@ def test_a_folder_that_holds_something_else(folder, file, content, says):
 def test_what_is_no_text_and_no_option(embedder):
     assert embedder.encode(iter(["a", "b"])).shape == (2, 384)
     for odd in (None, 5):
-        with pytest.raises(OptionError, match="wanted is a list of texts"):
+        with pytest.raises(OptionError, match="expected a list of texts"):
             embedder.encode(odd)
-    with pytest.raises(OptionError, match="prompt is 5; wanted is a text"):
+    with pytest.raises(OptionError, match="prompt is 5; expected a text"):
         embedder.encode(["a"], prompt=5)
-    with pytest.raises(OptionError, match="sequence 0 is of type int; wanted is a list of ids"):
+    with pytest.raises(OptionError, match="sequence 0 is of type int; expected a list of ids"):
         embedder.encode_ids([5, 6])
     with pytest.raises(OptionError, match="tokenizer is None; give that of the model"):
         Embedder(embedder.model, None)

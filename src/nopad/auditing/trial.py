@@ -151,7 +151,7 @@ class Trial:
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
         if not isinstance(batch, PackedBatch) and not (isinstance(ids, Tensor) and ids.dim() == 2):
             raise BatchError(
-                f"the collator gave {type(batch).__name__} with {type(ids).__name__} as input_ids; wanted are the "
+                f"the collator gave {type(batch).__name__} with {type(ids).__name__} as input_ids; expected the "
                 "arguments of a forward call by name, input_ids a tensor [R, L] among them"
             )
         return batch

@@ -84,7 +84,7 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
         raise BatchError("a batch needs at least one sequence, and there is none")
     for n, feature in enumerate(features):
         if not isinstance(feature, Mapping):
-            raise BatchError(f"feature {n} is of type {type(feature).__name__}; wanted is a dict of columns")
+            raise BatchError(f"feature {n} is of type {type(feature).__name__}; expected a dict of columns")
     names = list(features[0])
     if "input_ids" not in names:
         raise BatchError(f"a feature needs input_ids; this one has {', '.join(names) or 'nothing'}")
@@ -104,7 +104,7 @@ def _plain_features(features: Sequence[Mapping[str, Any]], names: Sequence[str])
     if MASK in names:
         for n, feature in enumerate(features):
             if not _is_list(feature[MASK]):
-                raise BatchError(f"the {MASK} of feature {n} is {feature[MASK]!r}; wanted is a list of 0 and 1")
+                raise BatchError(f"the {MASK} of feature {n} is {feature[MASK]!r}; expected a list of 0 and 1")
         spans = [_span(feature[MASK], n) for n, feature in enumerate(features)]
         for name, entries in given.items():
             if _is_list(entries[0]):
@@ -171,7 +171,7 @@ def _packed_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, 
         elif per_token and column.dtype.kind != "O":
             tokens[name] = _wide(column)
         elif per_token:
-            raise BatchError(f"column {name!r} is of {column.dtype} per token; wanted are numbers: leave it out")
+            raise BatchError(f"column {name!r} is of {column.dtype} per token; expected numbers: leave it out")
         else:
             raise BatchError(f"column {name!r} has neither one value per token nor one per sequence")
     records = {name: values.pop(name) for name in RECORDS if name in values}
@@ -182,9 +182,9 @@ def _of_row(value: Any, name: str, n: int) -> NDArray[Any]:
     """Return one column of row `n` as an array: numbers, or an object array of strings."""
     found = value if type(value) is np.ndarray else _converted(value, name, n)
     if found.ndim != 1 or (found.dtype.kind not in "biufUO" and found.size):
-        raise BatchError(f"column {name!r} of row {n} is {_told(found)}; wanted is a list")
+        raise BatchError(f"column {name!r} of row {n} is {_told(found)}; expected a list")
     if name in (LENGTHS, "input_ids") and found.size and found.dtype.kind not in "iu":
-        raise BatchError(f"{name} of row {n} are {_told(found)}; wanted are integers")
+        raise BatchError(f"{name} of row {n} are {_told(found)}; expected integers")
     found = _signed(found, name, n) if found.dtype == np.uint64 else found
     return found.astype(object) if found.dtype.kind == "U" else found
 
@@ -215,7 +215,7 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np
     for n, row in enumerate(rows):
         if not hasattr(row, "column_names"):
             raise BatchError(
-                f"row {n} is of type {type(row).__name__}; wanted are rows of nopad.open_packed, and dicts go to "
+                f"row {n} is of type {type(row).__name__}; expected rows of nopad.open_packed, and dicts go to "
                 "from_features"
             )
     per_token, per_sequence = rows[0].column_names
@@ -242,7 +242,7 @@ def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any
     if len(arrays) != sequences or len({array.shape for array in arrays}) > 1:
         shapes = sorted({array.shape for array in arrays})
         raise BatchError(
-            f"column {name!r} has {len(arrays)} entries of shapes {shapes}; wanted {sequences} of one shape"
+            f"column {name!r} has {len(arrays)} entries of shapes {shapes}; expected {sequences} of one shape"
         )
     return _wide(np.stack(arrays))
 
@@ -254,9 +254,9 @@ def _is_list(entry: Any) -> bool:
 def _array(entry: Any, name: str, n: int) -> NDArray[Any]:
     found = entry if type(entry) is np.ndarray else _converted(entry, name, n)
     if found.ndim != 1:
-        raise BatchError(f"{name} of sequence {n} has {found.ndim} dimensions; wanted is one, with a value per token")
+        raise BatchError(f"{name} of sequence {n} has {found.ndim} dimensions; expected one, with a value per token")
     if found.dtype.kind not in "biuf" and found.size:
-        raise BatchError(f"{name} of sequence {n} is of {found.dtype}; wanted are numbers: leave this column out")
+        raise BatchError(f"{name} of sequence {n} is of {found.dtype}; expected numbers: leave this column out")
     return _signed(found, name, n) if found.dtype == np.uint64 else found
 
 
@@ -277,7 +277,7 @@ def _signed(array: NDArray[Any], name: str, n: int) -> NDArray[np.int64]:
 def _listed(given: Any, name: str) -> Sequence[Any]:
     """Return the entries of a column as a sequence with a length; raise BatchError for anything that is no list."""
     if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__") or getattr(given, "ndim", 1) == 0:
-        raise BatchError(f"{name} are of type {type(given).__name__}; wanted is a list with an entry for each sequence")
+        raise BatchError(f"{name} are of type {type(given).__name__}; expected a list with an entry for each sequence")
     return given if hasattr(given, "__len__") else list(given)
 
 

@@ -75,7 +75,7 @@ class Rows:
         if packs is not None:
             if not (hasattr(packs, "indptr") and hasattr(packs, "sequence")):
                 raise OptionError(
-                    f"packs are of type {type(packs).__name__}; wanted are nopad.Packs, as nopad.pack gives"
+                    f"packs are of type {type(packs).__name__}; expected nopad.Packs, as nopad.pack gives"
                 )
             if self.depth is not None or self.end_to_end:
                 raise OptionError("packs say what lies in each row; depth and end_to_end do not go with them")

@@ -308,7 +308,7 @@ class PackedBatch(MutableMapping[str, Any]):
         at = self.layout
         if tuple(_shape(values)[:2]) != at.shape:
             raise BatchError(
-                f"values per token have the shape {list(values.shape)}; wanted [{at.shape[0]}, {at.shape[1]}, ...]"
+                f"values per token have the shape {list(values.shape)}; expected [{at.shape[0]}, {at.shape[1]}, ...]"
             )
         stream = values.reshape(at.slots, *values.shape[2:])
         if at.form != "flat":
@@ -329,7 +329,7 @@ class PackedBatch(MutableMapping[str, Any]):
         """
         if tuple(_shape(values)[:1]) != (self.layout.sequences,):
             raise BatchError(
-                f"values per sequence have the shape {list(values.shape)}; wanted [{self.layout.sequences}, ...]"
+                f"values per sequence have the shape {list(values.shape)}; expected [{self.layout.sequences}, ...]"
             )
         return list(values)
 
@@ -414,7 +414,7 @@ def _shape(values: Any) -> Any:
 
 def _named(what: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if given is not None and not isinstance(given, Mapping):
-        raise OptionError(f"{what} are of type {type(given).__name__}; wanted is a dict by the names of columns")
+        raise OptionError(f"{what} are of type {type(given).__name__}; expected a dict by the names of columns")
     return given or {}
 
 
@@ -423,4 +423,4 @@ def _check_fill(name: str, value: Any, dtype: np.dtype[Any]) -> None:
     number = isinstance(value, int | float | np.number)
     if not number or (dtype.kind in "iub" and value != int(value)):
         kind = "an integer" if dtype.kind in "iub" else "a number"
-        raise OptionError(f"padding of {name} is {value!r}; wanted is {kind}")
+        raise OptionError(f"padding of {name} is {value!r}; expected {kind}")

@@ -83,7 +83,7 @@ Carry = Annotated[
     typer.Option(
         "--carry",
         metavar="COLUMN",
-        help="A column that rides along, or none. Repeatable. Default: beside ids all that can, beside text none.",
+        help="A column to carry, or none. Repeatable. Default: with ids all that can be carried, with text none.",
         rich_help_panel=CORPUS,
     ),
 ]

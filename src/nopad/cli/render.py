@@ -150,7 +150,7 @@ def outcome(manifest: Manifest, plan: Plan) -> Text:
         text.append(
             f"  source {of}; {counted(part['sequences'], 'sequence')} of {counted(part['records'], 'record')}\n"
         )
-    for what, names in (("ride along", list(manifest.carried)), ("are left out", manifest.source["left_out"])):
+    for what, names in (("are carried", list(manifest.carried)), ("are left out", manifest.source["left_out"])):
         if names:
             text.append(f"  columns that {what}: {', '.join(names)}\n")
     return text

@@ -217,7 +217,7 @@ def to_batch(
         values = [_plain(item.get(field.name)) for item in items]
         for row, item in enumerate(items):
             if field.name not in item:
-                bad.setdefault(row, f"no {field.name!r}" + ("; it rides along with the others" if at else ""))
+                bad.setdefault(row, f"no {field.name!r}" + ("; it is carried with the others" if at else ""))
         try:
             if not _fit(values, field.type):
                 raise TypeError

@@ -157,13 +157,13 @@ def _asked(schema: pa.Schema, name: str, kind: Kind, content: str, place: str) -
     """Return a column that the user asked to carry, after checking that it can be carried."""
     _check_once(schema, name, place)
     if name in (*RESERVED, content):
-        raise SourceError(f"{place}: the column {name!r} cannot ride along: nopad writes one of that name; rename it")
+        raise SourceError(f"{place}: the column {name!r} cannot be carried: nopad writes one of that name; rename it")
     found = _carried(schema, name, kind)
     if found is None:
         beside = "" if kind == "ids" else ", and lists are beside text, whose tokens are not yet known"
         raise SourceError(
-            f"{place}: the column {name!r} is {schema.field(name).type}, which cannot ride along{beside}; "
-            "numbers, booleans and strings can, and beside ready-made ids lists of numbers of the same lengths"
+            f"{place}: the column {name!r} is {schema.field(name).type}, which cannot be carried{beside}; "
+            "numbers, booleans and strings can be, and beside ready-made ids lists of numbers of the same lengths"
         )
     return found
 
@@ -175,7 +175,7 @@ def _found(schema: pa.Schema, name: str, place: str) -> Carried | None:
     found = _carried(schema, name, "ids")
     if found is not None and name in OWN:
         raise SourceError(
-            f"{place}: the column {name!r} cannot ride along: nopad writes one of that name; rename it, or name the "
+            f"{place}: the column {name!r} cannot be carried: nopad writes one of that name; rename it, or name the "
             "columns to carry with --carry"
         )
     return found

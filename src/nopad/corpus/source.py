@@ -88,9 +88,9 @@ class Source(ABC):
     ignored: tuple[str, ...] = ()
     """Files that were found but that no reader handles, to be shown to the user."""
     carried: tuple[Carried, ...] = ()
-    """Columns that ride along, the same for every record."""
+    """Columns that are carried, the same for every record."""
     left_out: tuple[str, ...] = ()
-    """Columns that do not, to be shown to the user."""
+    """Columns that are not carried, to be shown to the user."""
     mask: str | None = None
     """The column that marks padding, the same for every record."""
     folders: tuple[Path, ...] = ()

@@ -27,7 +27,7 @@ def check_tensors(**given: Any) -> None:
     """
     for name, value in given.items():
         if not isinstance(value, Tensor):
-            raise BatchError(f"{name} are of type {type(value).__name__}; wanted is a torch tensor")
+            raise BatchError(f"{name} are of type {type(value).__name__}; expected a torch tensor")
 
 
 def check_batch(batch: Any) -> None:
@@ -37,7 +37,7 @@ def check_batch(batch: Any) -> None:
         BatchError: the batch has another type.
     """
     if not isinstance(batch, PackedBatch):
-        raise BatchError(f"the batch is of type {type(batch).__name__}; wanted is the PackedBatch that the model got")
+        raise BatchError(f"the batch is of type {type(batch).__name__}; expected the PackedBatch that the model got")
 
 
 def check_per(per: str) -> None:
@@ -59,7 +59,7 @@ def check_classes(labels: Tensor, classes: int, name: str = "labels", *, anywher
         BatchError: labels are no integers, or one is below 0 or above the last class.
     """
     if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise BatchError(f"{name} are {labels.dtype}; wanted are numbers of classes, integers")
+        raise BatchError(f"{name} are {labels.dtype}; expected numbers of classes, integers")
     if not labels.numel() or (labels.device.type != "cpu" and not anywhere):
         return
     low, high = (int(side) for side in labels.aminmax())
@@ -81,7 +81,7 @@ def check_places(**given: Tensor) -> None:
     """
     for name, value in given.items():
         if value.is_floating_point() or value.dtype == torch.bool:
-            raise BatchError(f"{name} are {value.dtype}; wanted are places in the sequence, integers")
+            raise BatchError(f"{name} are {value.dtype}; expected places in the sequence, integers")
 
 
 def check_denominator(denominator: Any) -> None:
@@ -93,4 +93,4 @@ def check_denominator(denominator: Any) -> None:
     single = isinstance(denominator, Tensor) and denominator.numel() == 1
     if not (denominator is None or single or isinstance(denominator, int | float)):
         shape = f" of shape {list(denominator.shape)}" if isinstance(denominator, Tensor) else ""
-        raise BatchError(f"the denominator is a {type(denominator).__name__}{shape}; wanted is one number")
+        raise BatchError(f"the denominator is a {type(denominator).__name__}{shape}; expected one number")

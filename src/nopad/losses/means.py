@@ -185,7 +185,7 @@ def span_loss(
     for name, value in (("start_logits", start_logits), ("end_logits", end_logits)):
         wanted = (batch.layout.sequences, batch.layout.max_seqlen)
         if value.dim() != 2 or value.shape[0] != wanted[0] or value.shape[1] < wanted[1]:
-            raise BatchError(f"{name} have the shape {list(value.shape)}; wanted {list(wanted)}")
+            raise BatchError(f"{name} have the shape {list(value.shape)}; expected {list(wanted)}")
     first, last = (
         cross_entropy(_wide(logits), places.long().masked_fill(~known, IGNORED), ignore_index=IGNORED, reduction="none")
         for logits, places in ((start_logits, starts), (end_logits, ends))
@@ -219,10 +219,10 @@ def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, 
     check_batch(batch)
     at = batch.layout
     if tuple(labels.shape) != at.shape:
-        raise BatchError(f"labels have the shape {list(labels.shape)}; wanted {list(at.shape)}, one per slot")
+        raise BatchError(f"labels have the shape {list(labels.shape)}; expected {list(at.shape)}, one per slot")
     number = torch.from_numpy(at.sequence_ids).to(labels.device).reshape(-1).long()
     if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise BatchError(f"labels are {labels.dtype}; wanted are numbers of classes, integers")
+        raise BatchError(f"labels are {labels.dtype}; expected numbers of classes, integers")
     wanted = labels.reshape(-1).long().masked_fill(number == 0, IGNORED)
     if causal:
         first = torch.from_numpy(at.index[at.cu_seqlens[:-1]]).to(labels.device)
@@ -242,7 +242,7 @@ def slot_weights(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, w
         return counts
     check_tensors(weights=weights)
     if tuple(weights.shape) != (sequences,):
-        raise BatchError(f"weights have the shape {list(weights.shape)}; wanted [{sequences}], one per sequence")
+        raise BatchError(f"weights have the shape {list(weights.shape)}; expected [{sequences}], one per sequence")
     return counts * torch.cat([weights.new_zeros(1), weights]).double()[number]
 
 
@@ -272,7 +272,9 @@ def _weighted(counts: Tensor, weights: Tensor | None) -> Tensor:
         return counts
     check_tensors(weights=weights)
     if weights.shape != counts.shape:
-        raise BatchError(f"weights have the shape {list(weights.shape)}; wanted {list(counts.shape)}, one per sequence")
+        raise BatchError(
+            f"weights have the shape {list(weights.shape)}; expected {list(counts.shape)}, one per sequence"
+        )
     return counts * weights.double()
 
 
@@ -283,18 +285,18 @@ def _spans(starts: Tensor, ends: Tensor, batch: PackedBatch) -> Tensor:
     check_places(starts=starts, ends=ends)
     for name, value in (("starts", starts), ("ends", ends)):
         if tuple(value.shape) != (batch.layout.sequences,):
-            raise BatchError(f"{name} have the shape {list(value.shape)}; wanted [{batch.layout.sequences}]")
+            raise BatchError(f"{name} have the shape {list(value.shape)}; expected [{batch.layout.sequences}]")
     lens = torch.from_numpy(batch.layout.seq_lengths).to(starts.device)
     return (starts >= 0) & (starts < lens) & (ends >= 0) & (ends < lens)
 
 
 def _check_sequences(logits: Tensor, labels: Tensor) -> None:
     if logits.dim() != 2:
-        raise BatchError(f"logits have the shape {list(logits.shape)}; wanted [S, C], a row for each sequence")
+        raise BatchError(f"logits have the shape {list(logits.shape)}; expected [S, C], a row for each sequence")
     several = labels.is_floating_point() and labels.dim() == 2
     wanted = tuple(logits.shape) if several else (len(logits),)
     if tuple(labels.shape) != wanted:
-        raise BatchError(f"labels have the shape {list(labels.shape)}; wanted {list(wanted)}")
+        raise BatchError(f"labels have the shape {list(labels.shape)}; expected {list(wanted)}")
     if not labels.is_floating_point() and logits.shape[1] == 1:
         raise BatchError("labels are integers, and there is one logit per sequence; give floats for regression")
     if labels.is_floating_point() and not several and logits.shape[1] != 1:
@@ -315,5 +317,7 @@ def check_logits(logits: Tensor, labels: Tensor, batch: PackedBatch) -> None:
     check_tensors(logits=logits)
     rows, width = batch.layout.shape
     if logits.dim() != 3 or tuple(logits.shape[:2]) != (rows, width) or not logits.shape[2]:
-        raise BatchError(f"logits have the shape {list(logits.shape)}; wanted [{rows}, {width}, C], C classes per slot")
+        raise BatchError(
+            f"logits have the shape {list(logits.shape)}; expected [{rows}, {width}, C], C classes per slot"
+        )
     check_classes(labels, logits.shape[2])

@@ -105,7 +105,7 @@ class Confusion(_Counts):
         check_tensors(logits=logits, labels=labels)
         classes = len(self.counts)
         if tuple(logits.shape) != (*labels.shape, classes):
-            raise BatchError(f"logits have the shape {list(logits.shape)}; wanted {[*labels.shape, classes]}")
+            raise BatchError(f"logits have the shape {list(logits.shape)}; expected {[*labels.shape, classes]}")
         check_classes(labels, classes, anywhere=True)  # counting waits for the accelerator anyway
         known = labels != IGNORED
         wanted, guess = labels[known].long(), logits.argmax(-1)[known]
@@ -159,7 +159,7 @@ class Spans(_Counts):
         check_tensors(**given)
         if len({tuple(side.shape) for side in (starts, ends, true_starts, true_ends)}) > 1:
             shapes = [list(side.shape) for side in (starts, ends, true_starts, true_ends)]
-            raise BatchError(f"starts, ends and the true ones have the shapes {shapes}; wanted one shape")
+            raise BatchError(f"starts, ends and the true ones have the shapes {shapes}; expected one shape")
         check_places(**given)
         known = (true_starts >= 0) & (true_ends >= 0)
         starts, ends, true_starts, true_ends = (side[known] for side in (starts, ends, true_starts, true_ends))
@@ -204,7 +204,7 @@ def best_spans(start_logits: Tensor, end_logits: Tensor, longest: int = 30) -> t
     check_tensors(start_logits=start_logits, end_logits=end_logits)
     if start_logits.dim() != 2 or start_logits.shape != end_logits.shape or not start_logits.shape[1]:
         shapes = [list(side.shape) for side in (start_logits, end_logits)]
-        raise BatchError(f"start_logits and end_logits have the shapes {shapes}; wanted [S, L] both")
+        raise BatchError(f"start_logits and end_logits have the shapes {shapes}; expected [S, L] both")
     width = start_logits.shape[1]
     # ends[s, i, k]: the score of an answer that begins at i and has k + 1 tokens
     # Minus infinity rules out ends beyond the row.

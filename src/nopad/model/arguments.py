@@ -52,7 +52,7 @@ def _check_side(model: Any, named: Mapping[str, Any], side: str, layout: Layout)
         fits = isinstance(embeds, Tensor) and embeds.dim() == 3 and width in (None, embeds.shape[2])
         if not fits or tuple(embeds.shape[:2]) != layout.shape:
             wanted = [*layout.shape, width or "H"]
-            raise BatchError(f"{side}inputs_embeds are {_told(embeds)}; wanted is a tensor {wanted}")
+            raise BatchError(f"{side}inputs_embeds are {_told(embeds)}; expected a tensor {wanted}")
         return
     _check_per_token(f"{side}input_ids", ids, layout)
     rows = getattr(table, "num_embeddings", None)
@@ -69,7 +69,7 @@ def _embeddings(model: Any) -> Any:
 
 def _check_per_token(name: str, value: Any, layout: Layout) -> None:
     if not isinstance(value, Tensor) or value.dtype not in (torch.int64, torch.int32):
-        raise BatchError(f"{name} are {_told(value)}; wanted is a tensor of integers {list(layout.shape)}")
+        raise BatchError(f"{name} are {_told(value)}; expected a tensor of integers {list(layout.shape)}")
     if tuple(value.shape) != layout.shape:
         raise BatchError(f"{name} have the shape {tuple(value.shape)}; the batch is laid out in {layout.shape}")
 
@@ -104,10 +104,10 @@ def check_labels(model: Any, by_token: bool, named: Mapping[str, Any]) -> None:
         if value is None:
             continue
         if not isinstance(value, Tensor):
-            raise BatchError(f"{name} are {_told(value)}; wanted is a tensor")
+            raise BatchError(f"{name} are {_told(value)}; expected a tensor")
         if name in ("start_positions", "end_positions"):
             if value.is_floating_point() or value.dtype == torch.bool:
-                raise BatchError(f"{name} are {value.dtype}; wanted are places in the sequence, integers")
+                raise BatchError(f"{name} are {value.dtype}; expected places in the sequence, integers")
         elif name == "next_sentence_label":
             check_classes(value, 2, name)
         elif by_token:

@@ -332,7 +332,7 @@ def _check_shape(named: dict[str, Any], name: str, wanted: list[tuple[int, ...]]
     value = named.get(name)
     if value is not None and tuple(value.shape) not in wanted:
         raise BatchError(
-            f"{name} have the shape {list(value.shape)}; wanted {' or '.join(str(list(shape)) for shape in wanted)}"
+            f"{name} have the shape {list(value.shape)}; expected {' or '.join(str(list(shape)) for shape in wanted)}"
         )
 
 

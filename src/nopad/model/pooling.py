@@ -42,7 +42,7 @@ def pooled(states: Tensor, batch: PackedBatch, how: str = "mean") -> Tensor:
         raise OptionError(f"unknown pooling {how!r}; it is 'first', 'last' or 'mean'")
     if tuple(states.shape[:2]) != batch.layout.shape:
         raise BatchError(
-            f"cannot pool states of shape {tuple(states.shape)}; wanted one per slot of the batch, "
+            f"cannot pool states of shape {tuple(states.shape)}; expected one per slot of the batch, "
             f"[{batch.layout.shape[0]}, {batch.layout.shape[1]}, ...]"
         )
     guard: PackedMask = batch["attention_mask"]

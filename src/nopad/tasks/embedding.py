@@ -74,7 +74,7 @@ def embed(
     if skip and pooling != "mean":
         raise OptionError(f"first tokens are left out of means only, and this is pooling {pooling!r}")
     if not isinstance(batch, PackedBatch):
-        raise BatchError(f"the batch is of type {type(batch).__name__}; wanted is a PackedBatch")
+        raise BatchError(f"the batch is of type {type(batch).__name__}; expected a PackedBatch")
     output = model(**batch)
     states = getattr(output, "last_hidden_state", None)
     if states is None:
@@ -191,11 +191,11 @@ class Embedder:
         if isinstance(texts, str):
             raise OptionError("one text was given where a list of texts is wanted; give [text]")
         if not isinstance(texts, Iterable):
-            raise OptionError(f"texts are of type {type(texts).__name__}; wanted is a list of texts")
+            raise OptionError(f"texts are of type {type(texts).__name__}; expected a list of texts")
         texts = list(texts)
         for number, text in enumerate(texts):
             if not isinstance(text, str):
-                raise OptionError(f"text {number} is of type {type(text).__name__}; wanted is a str")
+                raise OptionError(f"text {number} is of type {type(text).__name__}; expected a str")
         if over_long not in ("error", "truncate"):
             raise OptionError(f"over_long is {over_long!r}; it must be 'error' or 'truncate'")
         before = self.texts.prompt(prompt, prompt_name)
@@ -238,7 +238,7 @@ class Embedder:
     def _vectors(self, sequences: Sequence[Any], skip: int) -> NDArray[np.float32]:
         for number, sequence in enumerate(sequences):
             if not hasattr(sequence, "__len__"):
-                raise OptionError(f"sequence {number} is of type {type(sequence).__name__}; wanted is a list of ids")
+                raise OptionError(f"sequence {number} is of type {type(sequence).__name__}; expected a list of ids")
         many = self._fast and sum(map(len, sequences)) >= WORTH_TOKENS
         device = next(self.model.parameters()).device
         found = [np.zeros((0, self.model.config.hidden_size), dtype=np.float32)]

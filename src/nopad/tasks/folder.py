@@ -48,7 +48,7 @@ class Texts:
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompts, Mapping) or not all(isinstance(text, str) for text in self.prompts.values()):
-            raise OptionError(f"prompts are {self.prompts!r}; wanted are texts by name")
+            raise OptionError(f"prompts are {self.prompts!r}; expected texts by name")
         if self.default_prompt_name is not None:
             self.prompt(prompt_name=self.default_prompt_name)
 
@@ -62,7 +62,7 @@ class Texts:
             raise OptionError("prompt and prompt_name were both given; give one of the two")
         name = self.default_prompt_name if prompt_name is None else prompt_name
         if prompt is not None and not isinstance(prompt, str):
-            raise OptionError(f"prompt is {prompt!r}; wanted is a text")
+            raise OptionError(f"prompt is {prompt!r}; expected a text")
         if prompt is not None or name is None:
             return prompt or ""
         if name not in self.prompts:
@@ -128,7 +128,7 @@ def _limit(path: Path, positions: int | None) -> dict[str, Any]:
     if limit is None:
         return {}
     if not isinstance(limit, int) or limit < 1:
-        raise FormatError(f"{file} has {limit!r} as max_seq_length; wanted is an integer from 1")
+        raise FormatError(f"{file} has {limit!r} as max_seq_length; expected an integer from 1")
     return {"max_tokens": min(limit, positions or limit)}
 
 
@@ -141,5 +141,5 @@ def _read(file: Path, kind: type = dict) -> Any:
         raise FormatError(f"{file} is no JSON ({error})") from error
     fits = isinstance(found, kind)
     if not fits or (kind is list and not all(isinstance(one, dict) for one in found)):
-        raise FormatError(f"{file} does not hold what sentence-transformers writes: wanted is a {kind.__name__}")
+        raise FormatError(f"{file} does not hold what sentence-transformers writes: expected a {kind.__name__}")
     return found
