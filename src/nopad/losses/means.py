@@ -65,7 +65,8 @@ def token_loss(
         logits: ``[R, L, C]``.
         labels: ``[R, L]``, -100 for tokens that the loss ignores.
         batch: the batch whose layout logits and labels have.
-        per: "token": all labelled tokens have the same weight; "sequence": all sequences have (see the module).
+        per: "token": all labelled tokens have the same weight; "sequence": all sequences have the same weight (see
+            the module).
         causal: the logits of a token predict the label of the next token; a sequence's first label is not predicted.
         weights: weights of sequences, ``[S]``, in the order in which sequences were given; None: all 1.
         denominator: divide by this number, and not by `token_denominator` of this batch; compute it with the same
