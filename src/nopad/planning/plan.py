@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from nopad.errors import FormatError, OptionError
 from nopad.files import write_atomic
-from nopad.histogram import Histogram, exact_sum
+from nopad.histogram import Histogram, exact_dot, exact_sum
 from nopad.options import MAX_LENGTH
 from nopad.planning.bounds import Bound
 from nopad.planning.certificate import Certificate
@@ -111,11 +111,17 @@ class Plan:
     @cached_property
     def histogram(self) -> Histogram:
         """The histogram this plan covers, counted from its strategies."""
-        repeats = np.repeat(self.counts, np.diff(self.indptr))
-        distinct, place = np.unique(self.lengths, return_inverse=True)
-        counts = np.zeros(distinct.size, dtype=np.int64)
-        np.add.at(counts, place, repeats)
-        return Histogram(distinct, counts)
+        sizes = np.diff(self.indptr)
+        repeats = np.repeat(self.counts, sizes)
+        if exact_dot(self.counts, sizes) < 2**63:
+            distinct, place = np.unique(self.lengths, return_inverse=True)
+            counts = np.zeros(distinct.size, dtype=np.int64)
+            np.add.at(counts, place, repeats)
+            return Histogram(distinct, counts)
+        total: Counter[int] = Counter()  # of Python's integers, which do not wrap
+        for length, count in zip(self.lengths.tolist(), repeats.tolist(), strict=True):
+            total[length] += count
+        return Histogram.from_counts(total)
 
     @cached_property
     def packs(self) -> int:
@@ -232,6 +238,10 @@ class Plan:
             for s in np.flatnonzero(sizes > self.depth)[:3]:
                 found.append(f"strategy {s} holds {sizes[s]} sequences, above the depth of {self.depth}")
         found += broken_conditions(self.options, self.strategies, self.capacity)
+        proof = self.bound.certificate
+        unchecked = None if proof is None else proof.problem(self.capacity, self.depth)
+        if unchecked is not None:
+            return [*found, unchecked]
         proven = bound_under(self.options, self.histogram, self.capacity, self.depth, self.bound.certificate)
         if self.bound.packs != proven.packs:
             found.append(f"lower bound is stated as {self.bound.packs}, {proven.packs} can be proven")
