@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nopad import Histogram
+from nopad._bit_kernels import empty_set
 from nopad.planning import _class_kernels, lpfhp
-from nopad.planning.arrival import empty_set, empty_table
+from nopad.planning.arrival import empty_table
 from nopad.planning.open_packs import OpenPacks
 
 
@@ -15,7 +16,7 @@ def classes_of(kernel, lengths, counts, capacity, depth, rows=200):
     classes = np.zeros((rows, 4), dtype=np.int64)
     contents = np.zeros((rows, 3), dtype=np.int64)
     rooms, keys = empty_set(capacity), empty_table(rows, capacity)
-    used, made = kernel(lengths, counts, capacity, depth, *rooms, keys, classes, contents)
+    used, made = kernel(lengths, counts, capacity, depth, rooms, keys, classes, contents)
     return used, made, classes[: max(used, 0), :3].tolist(), contents[: max(made, 0)].tolist()
 
 
@@ -49,11 +50,11 @@ def test_a_table_that_is_too_small_grows(monkeypatch):
     expected = sorted(lpfhp.lpfhp(histogram, 64, None))
     tables, kernel = [], _class_kernels.best_fit_classes
 
-    def small_at_first(lengths, counts, capacity, most, words, begin, keys, classes, contents):
+    def small_at_first(lengths, counts, capacity, most, words, keys, classes, contents):
         tables.append(len(classes))
         if len(tables) == 1:
             classes = classes[:3]
-        return kernel(lengths, counts, capacity, most, words, begin, keys, classes, contents)
+        return kernel(lengths, counts, capacity, most, words, keys, classes, contents)
 
     monkeypatch.setattr(_class_kernels, "best_fit_classes", small_at_first)
     assert sorted(lpfhp.lpfhp(histogram, 64, None)) == expected

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.histogram import Histogram
-from nopad.planning.arrival import empty_set, empty_table
+from nopad.planning.arrival import empty_table
 from nopad.planning.open_packs import OpenPacks
 
 __all__ = ["best_fit_decreasing", "lpfhp"]
@@ -46,6 +46,7 @@ def best_fit_decreasing(
     sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int, depth: int | None
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Return ``(count, sizes)`` pairs of best-fit decreasing for these ascending sizes, compiled."""
+    from nopad._bit_kernels import empty_set
     from nopad.planning import _class_kernels
 
     most = depth if depth is not None else capacity
@@ -56,7 +57,7 @@ def best_fit_decreasing(
         keys = empty_table(rows, capacity)
         rooms = empty_set(capacity)
         used, _ = _class_kernels.best_fit_classes(
-            sizes[::-1], counts[::-1], capacity, most, *rooms, keys, classes, contents
+            sizes[::-1], counts[::-1], capacity, most, rooms, keys, classes, contents
         )
         if used >= 0:
             break

@@ -2,7 +2,9 @@
 
 Packs that are alike (same content) move together as one class: a stack entry ``(count, content, used)`` in the stack
 of its room. Two levels of bit words say which stacks are not empty, so a query looks at two integers: one of 512 bits,
-one of capacity / 512. Within one room the class opened last is taken first, as in the papers.
+one of capacity / 512. Within one room the class opened last is taken first, as in the papers. The words are Python's
+integers: to look into the compiled sets (`nopad._bit_kernels`) from Python takes as long (0.2 microseconds), to change
+them half as long again, and to load them half a second.
 """
 
 from __future__ import annotations
