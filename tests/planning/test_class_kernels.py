@@ -9,7 +9,6 @@ from nopad import Histogram
 from nopad._bit_kernels import empty_set
 from nopad.planning import _class_kernels, lpfhp
 from nopad.planning.arrival import empty_table
-from nopad.planning.open_packs import OpenPacks
 
 
 def classes_of(kernel, lengths, counts, capacity, depth, rows=200):
@@ -62,8 +61,6 @@ def test_a_table_that_is_too_small_grows(monkeypatch):
 
 
 @given(st.from_type(Histogram), st.integers(40, 70), st.none() | st.integers(1, 6))
-def test_the_same_plans_as_open_packs_give(histogram, capacity, depth):
-    packs = OpenPacks(capacity, depth)
-    for length, count in sorted(histogram.to_dict().items(), reverse=True):
-        packs.best_fit(length, count)
-    assert sorted(packs.strategies()) == sorted(lpfhp.lpfhp(histogram, capacity, depth))
+def test_the_same_plans_as_without_compiled_code(histogram, capacity, depth):
+    plain = lpfhp.best_fit_decreasing_few(histogram.to_dict(), capacity, depth)
+    assert sorted(plain) == sorted(lpfhp.lpfhp(histogram, capacity, depth))
