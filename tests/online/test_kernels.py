@@ -139,6 +139,15 @@ def test_exact_fills_are_found_whenever_there_is_one(data, capacity, places):
     assert ways.get(found, 0) == max(ways.values(), default=0)
 
 
+@pytest.mark.parametrize("emit", [kernels.emit, PLAIN["emit"]])
+def test_where_places_are_scarce_and_nothing_is_short_enough_the_next_longer_is_taken(emit):
+    held, sequence = StreamPacker(200, depth=8, buffer=64)._held, np.full(8, -1, np.int64)
+    for number, length in enumerate([190, *[9] * 20]):
+        kernels.insert(*held, number, length)
+    assert emit(*held, 190, 8, sequence, 0) == 2  # 10 tokens for 7 places, then 1 for 6
+    assert sequence[:2].tolist() == [0, 1]
+
+
 @given(st.data())
 def test_what_is_held_stays_consistent(data):
     packer = StreamPacker(30, buffer=12)
