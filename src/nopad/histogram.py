@@ -35,6 +35,9 @@ class Histogram:
         lengths: distinct lengths in tokens, ascending, each >= 1; int64 ``[k]``.
         counts: how many sequences have that length, each >= 1; int64 ``[k]``.
 
+    Raises:
+        LengthError: they are no such lengths and counts.
+
     >>> h = Histogram.from_lengths([3, 5, 3]) + Histogram.from_lengths([5])
     >>> h.lengths.tolist(), h.counts.tolist(), h.sequences, h.tokens
     ([3, 5], [2, 2], 4, 16)
@@ -45,9 +48,21 @@ class Histogram:
 
     def __post_init__(self) -> None:
         for name in ("lengths", "counts"):
-            array = np.array(getattr(self, name), dtype=np.int64)  # a copy: the caller's array stays writable
+            array = integers(getattr(self, name))
+            if array.size and not 1 <= int(array.min()) <= int(array.max()) < 2**63:
+                odd = int(array.min()) if int(array.min()) < 1 else int(array.max())
+                raise LengthError(f"{name} of a histogram hold {odd}; they are integers from 1 to 2^63 - 1")
+            array = np.array(array, dtype=np.int64)  # a copy: the caller's array stays writable
             array.setflags(write=False)
             object.__setattr__(self, name, array)
+        if self.lengths.shape != self.counts.shape:
+            raise LengthError(
+                f"a histogram of {self.lengths.size} lengths has {self.counts.size} counts; give one each"
+            )
+        if (np.diff(self.lengths) < 1).any():
+            raise LengthError("lengths of a histogram ascend, each once; Histogram.from_counts takes them in any order")
+        if self.max_length > MAX_LENGTH:
+            raise LengthError(f"a histogram has a length of {self.max_length}; lengths are up to {MAX_LENGTH}")
 
     @classmethod
     def from_lengths(cls, lengths: ArrayLike) -> Histogram:

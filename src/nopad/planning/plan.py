@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.errors import FormatError, OptionError
+from nopad.errors import FormatError, LengthError, OptionError
 from nopad.files import write_atomic
 from nopad.histogram import Histogram, exact_dot, exact_sum
 from nopad.options import MAX_LENGTH
@@ -295,31 +295,44 @@ class Plan:
     def from_json(cls, text: str, *, name: str = "plan") -> Plan:
         """Parse what `to_json` wrote; `name` stands in the messages."""
         try:
-            document = json.loads(text)
+            document = json.loads(text, object_pairs_hook=_once)
         except (ValueError, RecursionError) as error:
             raise FormatError(f"{name} is not JSON: {error}") from error
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise FormatError(f'{name} is no plan file: it lacks "format": "{FORMAT}"')
-        if document.get("format_version") != FORMAT_VERSION:
-            raise FormatError(
-                f"{name} has format version {document.get('format_version')!r}; this nopad reads {FORMAT_VERSION}"
-            )
+        version = document.get("format_version")
+        if type(version) is not int or version != FORMAT_VERSION:
+            raise FormatError(f"{name} has format version {version!r}; this nopad reads {FORMAT_VERSION}")
         try:
             plan = _from_document(document)
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError, OptionError) as error:
+            covered = plan.histogram.fingerprint
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError, OptionError, LengthError) as error:
             raise FormatError(f"{name} is damaged: {error!r}") from error
         for key in ("sequences", "tokens", "packs"):
-            if document.get(key) != getattr(plan, key):
+            if type(document.get(key)) is not int or document[key] != getattr(plan, key):
                 raise FormatError(f"{name} states {document.get(key)} {key}, its strategies give {getattr(plan, key)}")
-        if document.get("histogram_sha256") != plan.histogram.fingerprint:
+        if document.get("histogram_sha256") != covered:
             raise FormatError(
                 f"{name} is damaged: its strategies do not cover the histogram whose fingerprint it states"
             )
         return plan
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build an object of JSON; ValueError where a key comes twice, of which readers would take either."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"the key {next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)!r} twice")
+    return found
+
+
 def _from_document(document: Mapping[str, Any]) -> Plan:
     """Build a plan from parsed JSON; any malformed part raises KeyError, TypeError or ValueError."""
+    for key, kind in (("options", dict), ("facts", dict), ("notes", list), ("strategies", list), ("algorithm", str)):
+        if type(document.get(key, {} if key == "facts" else None)) is not kind:
+            raise ValueError(f"{key} is {document[key]!r}, and should be a {kind.__name__}")
+    if not all(type(note) is str for note in document["notes"]):
+        raise ValueError("notes should be strings")
     strategies = [(s["count"], s["lengths"]) for s in document["strategies"]]
     for at, strategy in enumerate(document["strategies"]):
         own = strategy.get("capacity", document["capacity"])
