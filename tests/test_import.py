@@ -32,6 +32,11 @@ def test_nothing_heavy_is_imported(code):
     assert loaded & HEAVY == set()
 
 
+def test_the_command_line_starts_without_what_it_does_not_need_yet():
+    loaded = modules_after("import nopad.cli.app")
+    assert loaded & {"torch", "numba", "llvmlite", "tokenizers", "datasets", "scipy", "pandas", "transformers"} == set()
+
+
 def test_only_the_packages_of_planning_are_opened():
     opened = {name.split(".")[1] for name in modules_after("import nopad") if name.startswith("nopad.")}
     assert opened == {"arrow", "assignment", "errors", "files", "histogram", "options", "packs", "planning", "random"}
