@@ -138,6 +138,9 @@ def test_damaged_shards(out, edit_manifest, shards):
         ("tokenizer", {}),
         ("columns", None),
         ("seed", "0"),
+        ("seed", 2**64),
+        ("packs", 2**63),
+        ("sequences", 10**30),
         ("shards", []),
     ],
 )

@@ -229,18 +229,14 @@ class PackedDataset:
         if self.manifest.kind == "index":
             index = self._opened_index()
             return index.packs.indptr.astype(np.int64), index.lengths[index.packs.sequence].astype(np.int32)
-        indptr = np.zeros(len(self) + 1, dtype=np.int64)
-        lengths = np.empty(self.manifest.sequences, dtype=np.int32)
-        at = 0
-        for file, (first, last) in enumerate(zip(self._first_pack_of_file, self._first_pack_of_file[1:], strict=False)):
+        bounds, parts, at = [np.zeros(1, dtype=np.int64)], [np.zeros(0, dtype=np.int32)], 0
+        for file in range(len(self.manifest.shards)):
             offsets, values = self._files.lengths(file)
-            if at + values.size > lengths.size:
-                at = -1
-                break
-            indptr[first + 1 : last + 1] = offsets[1:] + at
-            lengths[at : at + values.size] = values
+            bounds.append(offsets[1:] + at)
+            parts.append(values)
             at += values.size
-        if at != lengths.size or lengths.min(initial=1) < 1:
+        indptr, lengths = np.concatenate(bounds), np.concatenate(parts)
+        if (indptr.size - 1, at) != (len(self), self.manifest.sequences) or lengths.min(initial=1) < 1:
             raise CorruptError(f"{self.path} holds other sequences than its manifest states; see `nopad verify`")
         return indptr, lengths
 
