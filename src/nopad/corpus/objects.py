@@ -201,7 +201,9 @@ def _plain(value: Any) -> Any:
         array = np.asanyarray(value)
     except (TypeError, ValueError, RuntimeError):  # on another device, with a gradient, of a type NumPy lacks
         return value
-    return array[()] if not array.ndim else array
+    if not array.ndim:
+        return array[()]
+    return array if array.size or array.ndim > 1 else []  # NumPy calls an empty list floats
 
 
 def _type_of(items: Sequence[Mapping[str, Any]], key: str) -> pa.DataType:

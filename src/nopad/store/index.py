@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from nopad.arrow import read_arrow, write_arrow
 from nopad.errors import CorruptError
-from nopad.files import sha256_file
+from nopad.files import damage_errors, sha256_file
 from nopad.packs import Packs, packs_of
 from nopad.sequences import Sequences
 from nopad.store.manifest import Manifest, Shard
@@ -123,10 +123,8 @@ def read_index(folder: Path, m: Manifest) -> Index:
     tables = {}
     for shard in m.shards:
         path = folder / shard.file
-        try:
+        with damage_errors(path, pa.ArrowException, ValueError):
             tables[shard.file] = read_arrow(path, sha256=shard.sha256)
-        except (OSError, pa.ArrowException, ValueError) as error:
-            raise CorruptError(f"{path} is missing or damaged: {error}; see `nopad verify`") from error
     try:
         packs, table = packs_of(tables[PACKS], folder / PACKS), tables[SEQUENCES]
         found = {name: table[name].combine_chunks().to_numpy() for name in table.column_names}

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from nopad.corpus import Counts
 from nopad.errors import CorruptError, FormatError
-from nopad.files import write_atomic
+from nopad.files import storage_errors, write_atomic
 from nopad.store.seal import SEAL, sealed, unsealed
 
 __all__ = ["MANIFEST", "PLAN", "POLICIES", "SPLITS", "Manifest", "Shard", "split_folders", "tool_versions"]
@@ -122,8 +122,10 @@ class Manifest:
                 raise FormatError(f"{folder} holds two datasets; open {' or '.join(map(str, split_folders(folder)))}")
             raise FormatError(f"{folder} is no packed dataset: it has no {MANIFEST}")
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            with storage_errors("reading", path):
+                content = path.read_bytes()
+            document = json.loads(content.decode())
+        except (ValueError, RecursionError) as error:
             raise CorruptError(f"{path} is damaged: {error}") from error
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise FormatError(f'{path} is not the manifest of a packed dataset: it lacks "format": "{FORMAT}"')
@@ -140,12 +142,12 @@ class Manifest:
                 "pack again into a new folder"
             )
         try:
-            content = unsealed(document)
-            shards = tuple(Shard(**shard) for shard in content.pop("shards"))
+            values = unsealed(document)
+            shards = tuple(Shard(**shard) for shard in values.pop("shards"))
         except (TypeError, ValueError) as error:
             raise CorruptError(f"{path} is damaged: {error}") from error
-        del content["format"], content["format_version"]
-        manifest = cls(shards=shards, **content)
+        del values["format"], values["format_version"]
+        manifest = cls(shards=shards, **values)
         for name, sound in _soundness(manifest):
             if not sound:
                 raise CorruptError(f"{path} is damaged: {name} is {document.get(name, shards)!r}")
@@ -172,7 +174,7 @@ def _soundness(m: Manifest) -> Iterator[tuple[str, bool]]:
     yield "tokenizer", m.tokenizer is None or _has(m.tokenizer, "sha256", "vocab_size", "prefix", "suffix")
     yield "counts", _has(m.counts, *(f.name for f in fields(Counts))) and all(map(_is_count, m.counts.values()))
     yield "sources", isinstance(m.sources, list) and all(map(_is_part, m.sources))
-    yield "options", _has(m.options, *POLICIES) and _are_options(m.options, {part["name"] for part in m.sources})
+    yield "options", _has(m.options, *POLICIES) and _are_options(m.options)
     yield "columns", _has(m.columns) and bool(m.columns) == (m.kind == "packed")
     yield (
         "carried",
@@ -192,7 +194,7 @@ def _has(value: object, *keys: str) -> bool:
     return isinstance(value, dict) and set(keys) <= set(value)
 
 
-def _are_options(options: Mapping[str, Any], sources: set[str]) -> bool:
+def _are_options(options: Mapping[str, Any]) -> bool:
     """Whether options that something computes with have values that a job can have had."""
     share, window, split = options.get("validation"), options.get("arrival_window"), options.get("split")
     weights = options.get("weights")
@@ -200,7 +202,7 @@ def _are_options(options: Mapping[str, Any], sources: set[str]) -> bool:
         (share is None or (type(share) is float and 0 < share < 1))
         and (window is None or _is_count(window, least=1))
         and (split in SPLITS if share else split is None)
-        and (weights is None or (_has(weights) and set(weights) == sources and all(map(_is_weight, weights.values()))))
+        and (weights is None or (_has(weights) and all(map(_is_weight, weights.values()))))
     )
 
 
