@@ -283,3 +283,24 @@ def test_lengths_become_int32_without_a_copy_where_they_are():
 def test_lengths_and_counts_that_are_none(lengths, counts, message):
     with pytest.raises(LengthError, match=message):
         Histogram(lengths, counts)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"5": 3, "5": 2}',
+        '{"histogram": {"5": 3, "05": 2}}',
+        '{"histogram": {"5": 3, "\\uff15": 2}}',
+        '{"histogram": {"' + "9" * 5000 + '": 2}}',
+    ],
+)
+def test_no_count_is_lost_where_one_length_is_written_in_two_ways(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(FormatError, match=r"a.json (is not JSON \(the key '5' comes twice\)|holds no histogram)"):
+        Histogram.load(tmp_path / "a.json")
+
+
+def test_lengths_under_a_mask():
+    with pytest.raises(LengthError, match=r"the length at index 1 is masked; leave it out"):
+        Histogram.from_lengths(np.ma.array([5, 3], mask=[0, 1]))
+    assert Histogram.from_lengths(np.ma.array([5, 3], mask=[0, 0])).sequences == 2

@@ -306,7 +306,7 @@ def test_problems_are_few():
 
 def test_a_key_that_is_there_twice(refuses, document):
     text = json.dumps(document).replace('"capacity": 8', '"capacity": 8, "capacity": 9')
-    with refuses(FormatError, "p.json is not JSON: the key 'capacity' twice"):
+    with refuses(FormatError, "p.json is not JSON: the key 'capacity' comes twice"):
         Plan.from_json(text, name="p.json")
 
 

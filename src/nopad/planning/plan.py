@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.errors import FormatError, LengthError, OptionError
-from nopad.files import write_atomic
+from nopad.files import once_each, write_atomic
 from nopad.histogram import Histogram, exact_dot, exact_sum
 from nopad.options import MAX_LENGTH
 from nopad.planning.bounds import Bound
@@ -295,7 +295,7 @@ class Plan:
     def from_json(cls, text: str, *, name: str = "plan") -> Plan:
         """Parse what `to_json` wrote; `name` stands in the messages."""
         try:
-            document = json.loads(text, object_pairs_hook=_once)
+            document = json.loads(text, object_pairs_hook=once_each)
         except (ValueError, RecursionError) as error:
             raise FormatError(f"{name} is not JSON: {error}") from error
         if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -316,14 +316,6 @@ class Plan:
                 f"{name} is damaged: its strategies do not cover the histogram whose fingerprint it states"
             )
         return plan
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object of JSON; ValueError where a key comes twice, of which readers would take either."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError(f"the key {next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)!r} twice")
-    return found
 
 
 def _from_document(document: Mapping[str, Any]) -> Plan:
