@@ -226,7 +226,7 @@ class TestRefusals:
 
     def test_another_device(self, batch):
         batch["input_ids"] = batch["input_ids"].to("meta")
-        with pytest.raises(BatchError, match=r"the batch is on meta and the model on cpu; use batch\.to\('cpu'\)"):
+        with pytest.raises(BatchError, match=r"input_ids are on meta and the model on cpu; use batch\.to\('cpu'\)"):
             nopad.packed(build("bert"))(**batch)
 
     def test_no_token_at_all(self):

@@ -33,6 +33,7 @@ class Layout:
             the other, also where they cross into the next row; int64 ``[S]``.
         order: which sequence comes first, second, ... in the stream, by the number it was given with; int64 ``[S]``.
         crossing: whether a sequence may go on in the next row ("end to end": PopRT's fixed grid without gaps).
+        causal: whether labels of first tokens were left out, which nothing predicts in a causal language model.
         records: where each sequence comes from, in the order given, as a packed dataset has it: ``seq_index``, and
             ``seq_start`` and ``seq_source`` when there; ``[S]`` each.
     """
@@ -43,6 +44,7 @@ class Layout:
     starts: NDArray[np.int64]
     order: NDArray[np.int64]
     crossing: bool = False
+    causal: bool = False
     records: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     @classmethod

@@ -30,6 +30,7 @@ __all__ = ["PackedBatch"]
 
 FLAT = Flat()
 MASK = "attention_mask"
+TARGETS = ("decoder_input_ids", "labels", f"decoder_{MASK}")
 MARKED = ("input_ids", "inputs_embeds", "position_ids", "decoder_input_ids")  # what a model must not get without it
 FLASH_KEYS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
@@ -43,7 +44,8 @@ class PackedBatch(MutableMapping[str, Any]):
     is in the order given, for rows of a packed dataset in the order of the rows and within them.
 
     Attributes:
-        layout: where everything lies (`Layout`).
+        layout: where everything lies (`Layout`); of the sources, where there are targets too.
+        sources, targets: the two sides of a batch for an encoder-decoder model, each as a batch.
         seq_lengths: lengths in the order given; int32 ``[S]``, on the host.
         cu_seqlens: where sequences begin in the stream without padding, row after row, and where the last one ends;
             int32 ``[S + 1]``, on the host.
@@ -62,7 +64,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         """Take the fields of another batch, perhaps changed; see `from_sequences` for a new one."""
-        mask = fields.get(MASK)
+        mask = fields.get(MASK) if isinstance(fields, Mapping) else None
         if not isinstance(mask, PackedMask):
             raise BatchError("a PackedBatch is made of the fields of another one; build it with from_sequences")
         self._fields = dict(fields)
@@ -160,9 +162,12 @@ class PackedBatch(MutableMapping[str, Any]):
         """
         form = check_form(form)
         stacked, records = from_features(features)
-        if causal and "labels" in stacked.tokens:
-            stacked.tokens["labels"][stacked.begins] = -100
-        return cls._filled(stacked, form.layout(stacked.seq_lengths), pad_id, fill, records)
+        layout = form.layout(stacked.seq_lengths)
+        if causal:
+            layout = replace(layout, causal=True)
+            if "labels" in stacked.tokens:
+                stacked.tokens["labels"][stacked.begins] = -100
+        return cls._filled(stacked, layout, pad_id, fill, records)
 
     @classmethod
     def _filled(
@@ -194,7 +199,10 @@ class PackedBatch(MutableMapping[str, Any]):
         if isinstance(value, np.ndarray) and value.dtype != object:
             import torch
 
-            value = self._fields[name] = torch.from_numpy(np.ascontiguousarray(value))
+            from nopad.batch.device import lasting
+
+            with lasting():
+                value = self._fields[name] = torch.from_numpy(np.ascontiguousarray(value))
         if name in MARKED and not isinstance(value, np.ndarray) and not self._one_alone:
             mark(value)
         return value
@@ -265,6 +273,24 @@ class PackedBatch(MutableMapping[str, Any]):
         """The longest length."""
         return self.layout.max_seqlen
 
+    @property
+    def sources(self) -> PackedBatch:
+        """This batch without its targets (`with_decoder`): what the encoder gets, and how its results are laid out."""
+        return PackedBatch({name: value for name, value in self._fields.items() if name not in TARGETS})
+
+    @property
+    def targets(self) -> PackedBatch:
+        """The targets (`with_decoder`) as a batch of their own: what the decoder gets, and how its results are laid out.
+
+        Raises:
+            BatchError: there are none.
+        """
+        ids, labels, mask = (self._fields.get(name) for name in TARGETS)
+        if mask is None:
+            raise BatchError("this batch has no targets; batch.with_decoder(targets, start_id) adds them")
+        fields = {"input_ids": ids, "labels": labels, "position_ids": layout_of(mask).position_ids, MASK: mask}
+        return PackedBatch({name: value for name, value in fields.items() if value is not None})
+
     def to(self, device: Any, non_blocking: bool = False) -> PackedBatch:
         """Return this batch on a torch device.
 
@@ -300,10 +326,17 @@ class PackedBatch(MutableMapping[str, Any]):
             ``[length, ...]`` for each sequence.
 
         Raises:
-            BatchError: another shape, or no array.
+            BatchError: another shape, or no array; or nobody can tell whether they are of sources or of targets.
         """
         at = self.layout
-        if tuple(_shape(values)[:2]) != at.shape:
+        given, target = tuple(_shape(values)[:2]), self._fields.get(f"decoder_{MASK}")
+        aimed = target is not None and given == layout_of(target).shape
+        if aimed and not (given == at.shape and _same(at, layout_of(target))):
+            raise BatchError(
+                "these values have the shape of the targets; give them to batch.targets.unpack_tokens, or to "
+                "batch.sources.unpack_tokens where they are the encoder's"
+            )
+        if given != at.shape:
             raise BatchError(
                 f"values per token have the shape {list(values.shape)}; wanted [{at.shape[0]}, {at.shape[1]}, ...]"
             )
@@ -334,7 +367,8 @@ class PackedBatch(MutableMapping[str, Any]):
         """Return this batch with targets for an encoder-decoder model, one for each sequence, in the order given.
 
         The decoder gets each target shifted by one place, with `start_id` first; ``labels`` are the targets. Decoder
-        sequences are packed by themselves, as `form` says. With the backend `mask` a sequence and its target must be
+        sequences are packed by themselves, as `form` says: `batch.targets` is their batch, which splits what the decoder
+        gives and goes to losses, and `batch.sources` that of the encoder. With the backend `mask` a sequence and its target must be
         in the same row.
 
         Raises:
@@ -380,6 +414,11 @@ class PackedBatch(MutableMapping[str, Any]):
         ends = torch.from_numpy(self.cu_seqlens).to(device)
         fields = {name: self[name] for name in self if name != MASK}
         return {**fields, **dict(zip(FLASH_KEYS, (ends, ends, self.max_seqlen, self.max_seqlen), strict=True))}
+
+
+def _same(one: Layout, other: Layout) -> bool:
+    """Whether all tokens of two layouts lie in the same places."""
+    return np.array_equal(one.starts, other.starts) and np.array_equal(one.seq_lengths, other.seq_lengths)
 
 
 def _index_like(stream: Any, index: NDArray[np.int64]) -> Any:

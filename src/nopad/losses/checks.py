@@ -30,13 +30,18 @@ def check_tensors(**given: Any) -> None:
 
 
 def check_batch(batch: Any) -> None:
-    """Refuse what is no packed batch.
+    """Refuse what is no packed batch, or two: sources and targets are laid out each in their own way.
 
     Raises:
-        BatchError: it is no packed batch.
+        BatchError: it is no packed batch, or one with targets.
     """
     if not isinstance(batch, PackedBatch):
         raise BatchError(f"the batch is of type {type(batch).__name__}; wanted is the PackedBatch that the model got")
+    if "decoder_attention_mask" in batch:
+        raise BatchError(
+            "this batch has sources and targets, each with a layout of their own; give batch.targets for what the "
+            "decoder gives, batch.sources for what the encoder gives"
+        )
 
 
 def check_per(per: str) -> None:

@@ -2,7 +2,9 @@
 
 * rotary frequencies that change with the longest sequence of a batch (longrope, dynamic rope),
 * activations that are quantised with one scale for the whole batch; one scale per token is sound,
-* a cache of earlier tokens, which belongs to rows and not to sequences.
+* a cache of earlier tokens, which belongs to rows and not to sequences,
+* adapters of PEFT that are chosen, or switched on, per row,
+* noise on embeddings that is scaled by the width of a row (NEFTune).
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from torch import nn
 from nopad.batch.layout import Layout
 from nopad.errors import BatchError, UnsupportedModelError
 
-__all__ = ["check_arguments", "check_rope", "check_scales"]
+__all__ = ["check_arguments", "check_embeddings", "check_layers", "check_rope"]
+
+PER_ROW = ("adapter_names", "alora_offsets")  # what PEFT hands to layers, by hooks that last as long as a call
 
 
 def check_arguments(named: Mapping[str, Any]) -> None:
@@ -30,6 +34,24 @@ def check_arguments(named: Mapping[str, Any]) -> None:
         raise BatchError(
             "past_key_values hold earlier tokens of rows, and a packed batch has sequences: every one would see them; "
             "leave them out, or generate with the sequences padded"
+        )
+
+
+def check_embeddings(model: Any) -> None:
+    """Check that no noise is added to embeddings by the width of a row.
+
+    Raises:
+        UnsupportedModelError: it is (NEFTune, `neftune_noise_alpha` of trainers).
+    """
+    try:
+        table = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):  # a model may have none
+        return
+    hooks = getattr(table, "_forward_hooks", None) or {}
+    if any(getattr(hook, "__name__", "") == "neftune_post_forward_hook" for hook in hooks.values()):
+        raise UnsupportedModelError(
+            "NEFTune adds noise to embeddings that is the weaker the wider a row is, so what a sequence gets depends on "
+            "who shares its batch; set neftune_noise_alpha to None"
         )
 
 
@@ -60,13 +82,20 @@ def check_rope(model: Any, layout: Layout) -> None:
             _reset_frequencies(model)
 
 
-def check_scales(model: nn.Module) -> None:
-    """Check that no layer quantises the activations of a whole batch together.
+def check_layers(model: nn.Module) -> None:
+    """Check that no layer quantises the activations of a whole batch together, and none is told something per row.
 
     Raises:
-        UnsupportedModelError: one does.
+        UnsupportedModelError: one does, or is.
     """
     for module in _modules(model):
+        for hook in module._forward_pre_hooks.values():
+            given = next((name for name in PER_ROW if name in getattr(hook, "keywords", ())), None)
+            if given is not None:
+                raise UnsupportedModelError(
+                    f"PEFT hands {given} to each layer, one per row, and rows hold several sequences; run one adapter "
+                    "at a time (model.set_adapter), and adapters with alora_invocation_tokens without packs"
+                )
         known = _library(type(module).__module__, type(module).__name__)
         weight = module._parameters.get("weight")
         custom = weight is not None and type(weight) is not nn.Parameter

@@ -87,6 +87,9 @@ class Head:
             output["pooler_output"] = states.reshape(-1, states.shape[-1])[call.seen["eos"]]
         return output
 
+    def enter_static(self, named: Mapping[str, Any]) -> None:
+        """Check the arguments of a call of static shapes."""
+
     def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:
         """Put labels right in a call of static shapes."""
         return labels
@@ -225,20 +228,35 @@ class Causal(Head):
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         """Take labels of first tokens out, and refuse those that a row's own shift would get wrong."""
         super().enter(call, named)
-        labels = named.get("labels")
-        if labels is not None and call.placed.layout.crossing:
+        labels, layout = named.get("labels"), call.placed.layout
+        counts = named.get("num_items_in_batch") is not None
+        if labels is None:
+            if counts and (layout.crossing or not layout.causal):
+                raise BatchError(
+                    "num_items_in_batch was given and labels were not, so the loss is computed outside of the model "
+                    "(label smoothing, compute_loss_func), where labels are shifted along rows, across the borders of "
+                    "sequences; build the batch with causal=True, and not end to end"
+                )
+            return
+        if layout.crossing:
             raise BatchError(
                 "the model's own loss shifts labels within rows, and these rows are filled end to end, so the first "
                 "token of a row would go unpredicted; take labels out and use nopad.losses.token_loss(causal=True)"
             )
-        if labels is not None and call.target is None:
-            counted = labels.reshape(-1)[call.placed.first] != IGNORED
-            if named.get("num_items_in_batch") is not None and bool(counted.any()):
-                raise BatchError(
-                    "labels of first tokens are in the number of items that the loss is divided by, and nothing "
-                    "predicts them; build the batch with causal=True"
-                )
-            named["labels"] = labels.reshape(-1).index_fill(0, call.placed.first, IGNORED).reshape(labels.shape)
+        counted = labels.reshape(-1)[call.placed.first] != IGNORED
+        if counts and bool(counted.any()):
+            raise BatchError(
+                "labels of first tokens are in the number of items that the loss is divided by, and nothing "
+                "predicts them; build the batch with causal=True"
+            )
+        named["labels"] = labels.reshape(-1).index_fill(0, call.placed.first, IGNORED).reshape(labels.shape)
+
+    def enter_static(self, named: Mapping[str, Any]) -> None:
+        if named.get("num_items_in_batch") is not None:
+            raise BatchError(
+                "num_items_in_batch was given to a call of static shapes, which cannot tell whether it counts labels of "
+                "first tokens; leave it out, or use nopad.losses.token_loss(causal=True, denominator=...)"
+            )
 
     def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:
         """The same in a call of static shapes."""

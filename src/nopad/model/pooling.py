@@ -10,6 +10,7 @@ from torch import Tensor
 from nopad.batch.device import Placement, place
 from nopad.batch.guard import PackedMask
 from nopad.errors import BatchError, OptionError
+from nopad.losses.checks import check_batch, check_tensors
 
 if TYPE_CHECKING:
     from nopad.batch import PackedBatch
@@ -29,7 +30,7 @@ def pooled(states: Tensor, batch: PackedBatch, how: str = "mean") -> Tensor:
         ``[S, ...]``, same dtype and device, in the order in which the sequences were given.
 
     Raises:
-        BatchError: the states are of another shape than the batch.
+        BatchError: the states are no tensor or of another shape than the batch, or this is no batch of one side.
         OptionError: there is no such `how`.
 
     >>> import nopad, torch
@@ -40,6 +41,8 @@ def pooled(states: Tensor, batch: PackedBatch, how: str = "mean") -> Tensor:
     """
     if how not in ("first", "last", "mean"):
         raise OptionError(f"unknown pooling {how!r}; it is 'first', 'last' or 'mean'")
+    check_tensors(states=states)
+    check_batch(batch)
     if tuple(states.shape[:2]) != batch.layout.shape:
         raise BatchError(
             f"cannot pool states of shape {tuple(states.shape)}; wanted one per slot of the batch, "

@@ -6,6 +6,7 @@ here may depend on a tensor's values; those of the batch are in `static_inputs`.
 
 from __future__ import annotations
 
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,23 +19,26 @@ from nopad.model.postconditions import check_static
 __all__ = ["enter_static", "leave_static"]
 
 
-def enter_static(cell: Cell, numbers: Tensor, tokens: Tensor | None) -> None:
-    """Open a call with this mask, of these token ids."""
+def enter_static(cell: Cell, numbers: Tensor, tokens: Tensor | None, frame: FrameType | None) -> None:
+    """Open a call with this mask, of these token ids; `frame`: in which the module is called, None while compiling."""
+    static = cell.static
     if not torch.compiler.is_compiling():
         cell.calls.stack.append(None)
-    cell.static.tokens = tokens
-    cell.static.ids = numbers  # no slice here: hooks of the whole model are frames, and graphs, of their own
+        static.frame = frame
+    static.tokens = tokens
+    static.ids = numbers  # no slice here: hooks of the whole model are frames, and graphs, of their own
 
 
 def leave_static(model: Any, cell: Cell, head: Head, output: Any) -> Any:
     """Close the call; give what it returned ``[most, ...]`` where it has one entry per row."""
-    numbers = cell.static.ids
+    static = cell.static
+    numbers = static.ids
     try:
         if output is not None and numbers is not None:
             output = head.leave_static(cell, output)
             check_static(model, head, cell.most, (numbers.shape[0], numbers.shape[-1]), output)
     finally:
-        cell.static.ids = cell.static.kept = cell.static.tokens = None
+        static.clear()
         if not torch.compiler.is_compiling():
             cell.calls.stack.pop()
     return output

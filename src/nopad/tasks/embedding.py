@@ -21,12 +21,13 @@ from nopad.batch import PackedBatch
 from nopad.batch.device import place
 from nopad.batch.packed import MASK
 from nopad.corpus.tokenizer import DEFAULT_PACKAGE, load_tokenizer
-from nopad.errors import BatchError, FormatError, LengthError, MissingExtraError, OptionError
+from nopad.errors import FormatError, LengthError, MissingExtraError, OptionError
+from nopad.losses.checks import check_batch
 from nopad.model.admission import positions_of
 from nopad.model.families import family_of
 from nopad.model.linear import fast_linear, is_worth_it
 from nopad.model.pooling import pool
-from nopad.model.safety import bare, is_packed, packed
+from nopad.model.safety import bare, is_packed, packed, state_of
 from nopad.options import Option
 from nopad.tasks.folder import Pooling, Texts, read_folder
 
@@ -54,9 +55,10 @@ def embed(
         skip: how many first tokens of each sequence, those of a prompt, are left out of the mean.
 
     Raises:
-        OptionError: an unknown pooling, a `skip` below 0 or with another pooling than the mean, or a model with a head.
+        OptionError: an unknown pooling, a `skip` below 0 or with another pooling than the mean, a model with a head or
+            one that is not pack-safe.
         LengthError: a sequence has no more than `skip` tokens.
-        BatchError: the batch is no `PackedBatch`.
+        BatchError: the batch is no `PackedBatch`, or one with targets.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertModel
@@ -72,8 +74,8 @@ def embed(
         raise OptionError(f"skip is {skip!r}; it is a number of tokens, from 0")
     if skip and pooling != "mean":
         raise OptionError(f"first tokens are left out of means only, and this is pooling {pooling!r}")
-    if not isinstance(batch, PackedBatch):
-        raise BatchError(f"the batch is of type {type(batch).__name__}; wanted is a PackedBatch")
+    check_batch(batch)
+    state_of(model)
     output = model(**batch)
     states = getattr(output, "last_hidden_state", None)
     if states is None:
