@@ -282,7 +282,7 @@ def test_flash_arguments():
         (
             lambda: PackedBatch.from_sequences([[1], [2]]).with_decoder([[1]], 0),
             BatchError,
-            "1 targets for 2 sequences; one for each is wanted",
+            "1 targets for 2 sequences; expected one per sequence",
         ),
     ],
 )
@@ -425,7 +425,7 @@ def test_a_label_is_what_models_call_labels(name):
     both = PackedBatch.from_features([{"input_ids": [1], name: 3, "labels": 4}])
     assert (both[name].tolist(), both["labels"].tolist()) == ([3], [4])
     assert name in PackedBatch.from_sequences([[1]], columns={name: [3]})  # named by hand, and kept so
-    with pytest.raises(BatchError, match="there are label and label_ids, and which of them are the labels is not said"):
+    with pytest.raises(BatchError, match="there are label and label_ids, and only one can be the labels; keep one"):
         PackedBatch.from_features([{"input_ids": [1], "label": 3, "label_ids": 4}])
 
 

@@ -89,7 +89,7 @@ def test_labels_of_a_decoders_classifier():
         ({"position_ids": torch.zeros(1, 3).long()}, "position_ids have the shape (1, 3); the batch"),
         (
             {"position_ids": torch.full((1, 6), 200)},
-            "position_ids hold 200 at place 0 of sequence 0, and the model has",
+            "position_ids hold 200 at slot 0 of row 0, and by its layout the batch has 0 there",
         ),
     ],
 )

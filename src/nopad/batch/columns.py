@@ -135,7 +135,7 @@ def _labelled(stacked: Sequences) -> Sequences:
     if not found or "labels" in names:
         return stacked
     if len(found) > 1:
-        raise BatchError(f"there are {' and '.join(found)}, and which of them are the labels is not said; keep one")
+        raise BatchError(f"there are {' and '.join(found)}, and only one can be the labels; keep one")
 
     def named(columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         return {"labels" if name == found[0] else name: column for name, column in columns.items()}

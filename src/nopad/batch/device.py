@@ -23,7 +23,18 @@ from nopad.batch.guard import PackedMask, layout_of
 from nopad.batch.layout import Layout
 from nopad.errors import BatchError
 
-__all__ = ["ATTRIBUTE", "DENSE", "NUMBERS", "OPAQUE", "Cross", "Placement", "carried_by", "is_static", "place"]
+__all__ = [
+    "ATTRIBUTE",
+    "DENSE",
+    "NUMBERS",
+    "OPAQUE",
+    "Cross",
+    "Placement",
+    "carried_by",
+    "is_static",
+    "lasting",
+    "place",
+]
 
 ATTRIBUTE = "nopad_placement"
 NUMBERS, OPAQUE, DENSE = torch.int32, torch.int16, torch.int8
@@ -43,15 +54,17 @@ class Placement:
     def __init__(self, layout: Layout, device: Any, backend: str) -> None:
         self.layout = layout
         self.backend = backend
-        self.ids = torch.from_numpy(layout.sequence_ids).to(device)
-        self.index = None if layout.form == "flat" else torch.from_numpy(layout.index).to(device)
+        with lasting():
+            self.ids = torch.from_numpy(layout.sequence_ids).to(device)
+            self.index = None if layout.form == "flat" else torch.from_numpy(layout.index).to(device)
         self.bounds: list[int] = layout.cu_seqlens.tolist()
         self._kept: dict[Any, Any] = {}
 
     def keep(self, key: Any, make: Callable[[], Any]) -> Any:
         """Return the value cached under `key`; `make` computes it at the first call."""
         if key not in self._kept:
-            self._kept[key] = make()
+            with lasting():
+                self._kept[key] = make()
         return self._kept[key]
 
     @property
@@ -73,6 +86,11 @@ class Placement:
     def owner(self) -> Tensor:
         """Number of the sequence that each token of the stream belongs to, from 0; int64 ``[T]``."""
         return self._tensor("owner", lambda at: np.repeat(at.order, at.stream_lengths))
+
+    @property
+    def positions(self) -> Tensor:
+        """Position of each slot's token in its sequence, from 0, and 0 in padding; int64 ``[R, L]``."""
+        return self._tensor("positions", lambda at: at.position_ids)
 
     @property
     def cu_seqlens(self) -> Tensor:
@@ -154,7 +172,8 @@ class Cross:
     def keep(self, make: Callable[[], Tensor]) -> Tensor:
         """Return the cached mask between queries and keys; `make` computes it at the first call."""
         if self._kept is None:
-            self._kept = make()
+            with lasting():
+                self._kept = make()
         return self._kept
 
     def mask(self) -> Tensor:
@@ -162,6 +181,11 @@ class Cross:
         carrier = torch.zeros_like(self.keys.ids, dtype=OPAQUE)[:, None, None, :]
         setattr(carrier, ATTRIBUTE, self)
         return carrier
+
+
+def lasting() -> Any:
+    """Inside, tensors are made to be kept: those made in inference mode would be of no use in training afterwards."""
+    return torch.inference_mode(False)
 
 
 def carried_by(mask: Tensor | None) -> Placement | Cross | None:

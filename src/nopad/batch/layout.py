@@ -33,6 +33,7 @@ class Layout:
             there, also where the sequence crosses into the next row; int64 ``[S]``.
         order: number of the first, second, ... sequence of the stream, in the order given; int64 ``[S]``.
         crossing: whether a sequence may go on in the next row ("end to end": PopRT's fixed grid without gaps).
+        causal: whether the labels of first tokens were left out: a causal language model predicts no first token.
         records: where each sequence of a packed dataset comes from, in the order given: ``seq_index``, and
             ``seq_start`` and ``seq_source`` if the dataset has them; ``[S]`` each.
     """
@@ -43,6 +44,7 @@ class Layout:
     starts: NDArray[np.int64]
     order: NDArray[np.int64]
     crossing: bool = False
+    causal: bool = False
     records: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     @classmethod

@@ -30,6 +30,7 @@ __all__ = ["PackedBatch"]
 
 FLAT = Flat()
 MASK = "attention_mask"
+TARGETS = ("decoder_input_ids", "labels", f"decoder_{MASK}")
 # Tensors that a model must not get without the mask
 MARKED = ("input_ids", "inputs_embeds", "position_ids", "decoder_input_ids")
 FLASH_KEYS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -44,7 +45,8 @@ class PackedBatch(MutableMapping[str, Any]):
     of a packed dataset, that is row after row.
 
     Attributes:
-        layout: where everything lies (`Layout`).
+        layout: where everything lies (`Layout`); of the sources, where there are targets too.
+        sources, targets: the two sides of a batch for an encoder-decoder model, each as a batch.
         seq_lengths: lengths in the order given; int32 ``[S]``, on the host.
         cu_seqlens: where sequences begin in the stream without padding, row after row, and where the last one ends;
             int32 ``[S + 1]``, on the host.
@@ -63,7 +65,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         """Take the fields of another batch, changed or not; `from_sequences` builds a new batch."""
-        mask = fields.get(MASK)
+        mask = fields.get(MASK) if isinstance(fields, Mapping) else None
         if not isinstance(mask, PackedMask):
             raise BatchError("a PackedBatch is made of the fields of another one; build it with from_sequences")
         self._fields = dict(fields)
@@ -162,9 +164,12 @@ class PackedBatch(MutableMapping[str, Any]):
         """
         form = check_form(form)
         stacked, records = from_features(features)
-        if causal and "labels" in stacked.tokens:
-            stacked.tokens["labels"][stacked.begins] = -100
-        return cls._filled(stacked, form.layout(stacked.seq_lengths), pad_id, fill, records)
+        layout = form.layout(stacked.seq_lengths)
+        if causal:
+            layout = replace(layout, causal=True)
+            if "labels" in stacked.tokens:
+                stacked.tokens["labels"][stacked.begins] = -100
+        return cls._filled(stacked, layout, pad_id, fill, records)
 
     @classmethod
     def _filled(
@@ -196,8 +201,11 @@ class PackedBatch(MutableMapping[str, Any]):
         if isinstance(value, np.ndarray) and value.dtype != object:
             import torch
 
+            from nopad.batch.device import lasting
+
             # Converted once and stored, so that every read returns the same tensor.
-            value = self._fields[name] = torch.from_numpy(np.ascontiguousarray(value))
+            with lasting():
+                value = self._fields[name] = torch.from_numpy(np.ascontiguousarray(value))
         if name in MARKED and not isinstance(value, np.ndarray) and not self._one_alone:
             mark(value)
         return value
@@ -268,6 +276,24 @@ class PackedBatch(MutableMapping[str, Any]):
         """Length of the longest sequence."""
         return self.layout.max_seqlen
 
+    @property
+    def sources(self) -> PackedBatch:
+        """This batch without its targets (`with_decoder`): the batch of the encoder and of its outputs."""
+        return PackedBatch({name: value for name, value in self._fields.items() if name not in TARGETS})
+
+    @property
+    def targets(self) -> PackedBatch:
+        """The targets (`with_decoder`) as a separate batch: that of the decoder and of its outputs.
+
+        Raises:
+            BatchError: there are none.
+        """
+        ids, labels, mask = (self._fields.get(name) for name in TARGETS)
+        if mask is None:
+            raise BatchError("this batch has no targets; batch.with_decoder(targets, start_id) adds them")
+        fields = {"input_ids": ids, "labels": labels, "position_ids": layout_of(mask).position_ids, MASK: mask}
+        return PackedBatch({name: value for name, value in fields.items() if value is not None})
+
     def to(self, device: Any, non_blocking: bool = False) -> PackedBatch:
         """Return this batch on a torch device.
 
@@ -303,10 +329,18 @@ class PackedBatch(MutableMapping[str, Any]):
             One array ``[length, ...]`` per sequence.
 
         Raises:
-            BatchError: `values` is no array, or its shape does not begin with ``[R, L]``.
+            BatchError: `values` is no array, its shape does not begin with ``[R, L]``, or it has the shape of the
+                targets, whose batch is `batch.targets`.
         """
         at = self.layout
-        if tuple(_shape(values)[:2]) != at.shape:
+        given, target = tuple(_shape(values)[:2]), self._fields.get(f"decoder_{MASK}")
+        aimed = None if target is None else layout_of(target)
+        if aimed is not None and given == aimed.shape and not (given == at.shape and _same(at, aimed)):
+            raise BatchError(
+                "these values have the shape of the targets; give them to batch.targets.unpack_tokens, or to "
+                "batch.sources.unpack_tokens if they are the encoder's"
+            )
+        if given != at.shape:
             raise BatchError(
                 f"values per token have the shape {list(values.shape)}; expected [{at.shape[0]}, {at.shape[1]}, ...]"
             )
@@ -337,8 +371,9 @@ class PackedBatch(MutableMapping[str, Any]):
         """Return this batch with targets for an encoder-decoder model, one per sequence, in the order given.
 
         ``decoder_input_ids`` are the targets shifted right by one token, with `start_id` first; ``labels`` are the
-        targets. The decoder's sequences are packed separately, by `form`. With the backend `mask`, a sequence and its
-        target must be in the same row.
+        targets. The decoder's sequences are packed separately, by `form`. `batch.targets` is their batch: it splits the
+        decoder's outputs, and losses take it. `batch.sources` is the batch of the encoder. With the backend `mask`, a
+        sequence and its target must be in the same row.
 
         Raises:
             BatchError: there is not one target per sequence, or a target is no list of ids or has padding.
@@ -348,7 +383,7 @@ class PackedBatch(MutableMapping[str, Any]):
         stacked = from_sequences(targets, {}, name="targets")
         lens = stacked.seq_lengths
         if lens.size != self.layout.sequences:
-            raise BatchError(f"{lens.size} targets for {self.layout.sequences} sequences; one for each is wanted")
+            raise BatchError(f"{lens.size} targets for {self.layout.sequences} sequences; expected one per sequence")
         labels = stacked.tokens["input_ids"]
         if labels.min() < 0:
             at = int(labels.argmin())
@@ -384,6 +419,11 @@ class PackedBatch(MutableMapping[str, Any]):
         ends = torch.from_numpy(self.cu_seqlens).to(device)
         fields = {name: self[name] for name in self if name != MASK}
         return {**fields, **dict(zip(FLASH_KEYS, (ends, ends, self.max_seqlen, self.max_seqlen), strict=True))}
+
+
+def _same(one: Layout, other: Layout) -> bool:
+    """Whether all tokens of two layouts lie in the same places."""
+    return np.array_equal(one.starts, other.starts) and np.array_equal(one.seq_lengths, other.seq_lengths)
 
 
 def _index_like(stream: Any, index: NDArray[np.int64]) -> Any:

@@ -1,7 +1,8 @@
 """Checks that hold for every command, in the one place that parses all arguments.
 
-An option that takes one value and is given twice is a mistake: the first value would silently be lost. Results are
-written to local disks only: every option with the metavar FILE or FOLDER names an output.
+An option that takes one value and is given twice is a mistake: the first value would silently be lost. An empty value
+mostly comes from a shell variable that is not set; as a path it would mean the current folder. Results are written to
+local disks only: every option with the metavar FILE or FOLDER names an output.
 """
 
 from __future__ import annotations
@@ -30,9 +31,15 @@ class StrictCommand(TyperCommand):
         """Parse the arguments, and check options given twice and output paths.
 
         Raises:
-            OptionError: an option is given twice, an output is a URL, or a folder is given in place of a file.
+            OptionError: an option is given twice, a value is empty, an output is a URL, or a folder is given in place
+                of a file.
         """
-        *_, given = self.make_parser(ctx).parse_args(args=list(args))
+        values, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        for param in self.params:
+            value = values.get(param.name)
+            if "" in (value if isinstance(value, list | tuple) else [value]):
+                name = "/".join(param.opts) if isinstance(param, TyperOption) else param.metavar
+                raise OptionError(f"{name} is empty; give a value (is a variable of the shell not set?)")
         for param, times in Counter(given).items():
             if times > 1 and isinstance(param, TyperOption) and not param.multiple:
                 raise OptionError(f"{'/'.join(param.opts)} is given {times} times, and takes one value; give it once")

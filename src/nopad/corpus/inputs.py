@@ -1,9 +1,9 @@
 """An input file, local or on an object store, plain or compressed, read whole, by lines, or at random positions.
 
 Any failure to read becomes a `SourceError` that names the path. Size, time of the last write and inode of a file are
-noted when it is found, and compared when it is opened and when reading ends: a file that was written to or replaced
-meanwhile is refused. Nothing is memory-mapped, since the system kills a process that reads a mapped file after it was
-truncated. O(bytes) time, and memory of one block.
+noted when it is found, and compared when it is opened, after every read from it (3 µs) and when reading ends: a file
+that was written to or replaced meanwhile is refused before anything uses what was read. Nothing is memory-mapped, since
+the system kills a process that reads a mapped file after it was truncated. O(bytes) time, and memory of one block.
 """
 
 from __future__ import annotations
@@ -105,20 +105,20 @@ class InputFile:
             yield stored
 
     @contextmanager
-    def _stream(self) -> Iterator[Any]:
+    def _stream(self) -> Iterator[_Proven]:
         """Open the content as a binary stream, decompressed."""
         if self.compression is None:
             with reading(self.path):
                 opened = open(self.path, "rb") if self.remote is None else self.remote.stream()  # noqa: SIM115
             with self._unchanged(opened) as stored:
-                yield stored
+                yield _Proven(self, stored, stored)
             return
         import pyarrow as pa
 
         with reading(self.path):
             opened = pa.OSFile(os.fsencode(self.path)) if self.remote is None else self.remote.stream()
         with self._unchanged(opened) as stored:
-            yield pa.CompressedInputStream(stored, self.compression)
+            yield _Proven(self, stored, pa.CompressedInputStream(stored, self.compression))
 
     @contextmanager
     def _unchanged(self, opened: Any) -> Iterator[Any]:
@@ -153,6 +153,21 @@ class InputFile:
             )
         if self.stamp is not None and stamp != self.stamp:
             raise SourceError(f"{self.path}: written again or replaced while the job was running; {_AGAIN}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Proven:
+    """The content of a file, as a stream: after every read it is proven that the file is still the same."""
+
+    file: InputFile
+    stored: Any
+    content: Any
+
+    def read(self, size: int = -1) -> bytes:
+        """At most `size` bytes; all that is left where it is negative."""
+        data: bytes = self.content.read(None if size < 0 else size)
+        self.file.prove(self.stored)
+        return data
 
 
 _AGAIN = "run again when nothing writes to it"

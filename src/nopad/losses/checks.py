@@ -31,13 +31,18 @@ def check_tensors(**given: Any) -> None:
 
 
 def check_batch(batch: Any) -> None:
-    """Refuse a batch that is no `PackedBatch`.
+    """Refuse a batch that is no `PackedBatch`, or has targets: sources and targets have a layout each.
 
     Raises:
-        BatchError: the batch has another type.
+        BatchError: the batch has another type, or has targets.
     """
     if not isinstance(batch, PackedBatch):
         raise BatchError(f"the batch is of type {type(batch).__name__}; expected the PackedBatch that the model got")
+    if "decoder_attention_mask" in batch:
+        raise BatchError(
+            "this batch has sources and targets, each with a layout of their own; give batch.targets for what the "
+            "decoder gives, batch.sources for what the encoder gives"
+        )
 
 
 def check_per(per: str) -> None:

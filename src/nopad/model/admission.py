@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from nopad.batch.guard import PackedMask, layout_of
 from nopad.batch.layout import Layout
 from nopad.errors import BatchError
-from nopad.model.arguments import check_inputs, check_range
-from nopad.model.batchwide import check_arguments, check_rope, check_scales
+from nopad.model.arguments import check_inputs
+from nopad.model.batchwide import check_arguments, check_embeddings, check_layers, check_rope
 from nopad.model.families import Family
 from nopad.model.positions import padding_index
 
@@ -26,8 +27,18 @@ log = logging.getLogger("nopad")
 RELATIVE = ("t5", "deberta-v2", "deberta")  # relative positions, unless the configuration has a table
 
 
-def check_call(model: Any, family: Family, most: int | None, named: Mapping[str, Any], layout: Layout) -> None:
+def check_call(
+    model: Any,
+    family: Family,
+    most: int | None,
+    takes: Sequence[str],
+    stock: bool,
+    named: Mapping[str, Any],
+    layout: Layout,
+) -> None:
     """Check the arguments of a packed call, given by name, against the batch's layout and the model.
+
+    `most`: most sequences of a batch; `takes` and `stock` as in `check_inputs`.
 
     Raises:
         BatchError: inputs have a wrong shape, device or dtype, attention weights are asked for, or `check_inputs` or
@@ -36,23 +47,22 @@ def check_call(model: Any, family: Family, most: int | None, named: Mapping[str,
     """
     refuse_attentions(model, named)
     check_arguments(named)
-    check_scales(model)
-    ids = named.get("input_ids")
-    if ids is None:
-        ids = named.get("inputs_embeds")
-    device, dtype = device_of(model), next(model.parameters()).dtype
-    if ids is None:
-        raise BatchError(f"no input_ids were given; the batch is laid out in {list(layout.shape)}")
-    check_inputs(model, named, layout)
-    if ids.device != device:
-        raise BatchError(f"the batch is on {ids.device} and the model on {device}; use batch.to({str(device)!r})")
-    if ids.is_floating_point() and ids.dtype != dtype:
-        raise BatchError(f"inputs_embeds are {ids.dtype} and the model is {dtype}; convert one of them")
+    check_layers(model)
+    check_embeddings(model)
+    if device_of(model).type == "meta":
+        raise BatchError(
+            f"weights of this {type(model).__name__} are on no device (offloaded, or not loaded), so nopad cannot tell "
+            "where it runs; load it whole on one device"
+        )
+    check_inputs(model, takes, stock, named, layout)
+    ids, embeds, dtype = named.get("input_ids"), named.get("inputs_embeds"), next(model.parameters()).dtype
+    if embeds is not None and embeds.dtype != dtype:
+        raise BatchError(f"inputs_embeds are {embeds.dtype} and the model is {dtype}; convert one of them")
     check_layout(model, family, most, layout)
-    positions, limit = named.get("position_ids"), positions_of(model, family)
-    if positions is not None and limit is not None:
-        check_range("position_ids", positions, limit, "positions", layout)
-    rescales = getattr(model.config, "token_dropout", False) and ids is named.get("input_ids")
+    target = named.get("decoder_attention_mask")
+    if isinstance(target, PackedMask):
+        check_layout(model, family, most, layout_of(target), "target")
+    rescales = ids is not None and getattr(model.config, "token_dropout", False)
     if rescales and bool((ids == model.config.mask_token_id).any()):
         raise BatchError(
             "this model rescales embeddings by the share of masked tokens in a row (token_dropout), which is not "
@@ -78,8 +88,14 @@ def leave_columns(model: Any, takes: Sequence[str], named: dict[str, Any]) -> No
     """Remove from `named` the columns of the batch that the model does not accept, and warn once.
 
     Raises:
-        BatchError: a column's name is nearly that of an argument that was not given, or an argument holds no numbers.
+        BatchError: a column's name is nearly that of an argument that was not given, an argument holds no numbers, or
+            labels are already shifted.
     """
+    if named.get("shift_labels") is not None and "shift_labels" not in takes:
+        raise BatchError(
+            "shift_labels were given, and a pack-safe model shifts labels by itself, within each sequence; give "
+            "unshifted labels"
+        )
     left = [name for name, value in named.items() if name not in takes and _is_column(value)]
     for name in left:
         meant = next((one for one in get_close_matches(name, takes, 3, 0.8) if one not in named), None)
@@ -108,8 +124,8 @@ def _is_column(value: Any) -> bool:
     return isinstance(value, np.ndarray) or (isinstance(value, torch.Tensor) and value.dim() > 0)
 
 
-def check_layout(model: Any, family: Family, most: int | None, layout: Layout) -> None:
-    """Check the number of sequences of a batch, and their lengths.
+def check_layout(model: Any, family: Family, most: int | None, layout: Layout, what: str = "sequence") -> None:
+    """Check the number of sequences of a batch, and their lengths; `what` is the word for one in messages.
 
     Raises:
         BatchError: the batch has no token or more than `most` sequences, a sequence is longer than the model's
@@ -128,7 +144,7 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout) -
     if limit is not None and layout.max_seqlen > limit:
         at = int(layout.seq_lengths.argmax())
         raise BatchError(
-            f"sequence {at} has {layout.max_seqlen} tokens, and {type(model).__name__} has {limit} positions; "
+            f"{what} {at} has {layout.max_seqlen} tokens, and {type(model).__name__} has {limit} positions; "
             "truncate it or split it"
         )
     if family.narrow and limit is not None and layout.shape[1] > limit:

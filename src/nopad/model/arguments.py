@@ -6,13 +6,13 @@ only: on an accelerator the check would wait for the device, whose own kernels r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nopad.batch.guard import PackedMask, layout_of
+from nopad.batch.guard import PackedMask, is_of_batch, layout_of
 from nopad.batch.layout import Layout
 from nopad.errors import BatchError
 from nopad.losses.checks import check_classes
@@ -20,15 +20,32 @@ from nopad.losses.checks import check_classes
 __all__ = ["check_inputs", "check_labels", "check_range"]
 
 PER_TOKEN = ("token_type_ids", "position_ids")
+# Checked by the head, or of another shape on purpose.
+OTHERS = (
+    "labels",
+    "next_sentence_label",
+    "sentence_order_label",
+    "start_positions",
+    "end_positions",
+    "logits_to_keep",
+)
 
 
-def check_inputs(model: Any, named: Mapping[str, Any], layout: Layout) -> None:
+def check_inputs(model: Any, takes: Sequence[str], stock: bool, named: Mapping[str, Any], layout: Layout) -> None:
     """Check the model's inputs: ids or embeddings, token types and positions, and the decoder's ids or embeddings.
 
+    Args:
+        model: without wrappers.
+        takes: names of its arguments; what else is in `named` is not looked at.
+        stock: whether it is one of transformers' own classes.
+        named: the arguments by name.
+        layout: of the batch.
+
     Raises:
-        BatchError: an argument is no tensor, has a wrong shape, or holds values beyond what the model has.
+        BatchError: an argument is no tensor, has a wrong shape, is on another device, or holds values beyond what the
+            model has; positions are not the layout's; or a decoder would have to make its ids from its labels.
     """
-    _check_side(model, named, "", layout)
+    _check_side(model, takes, named, "", layout)
     for name in PER_TOKEN:
         value = named.get(name)
         if value is not None:
@@ -37,13 +54,61 @@ def check_inputs(model: Any, named: Mapping[str, Any], layout: Layout) -> None:
     kinds = getattr(model.config, "type_vocab_size", None)
     if types is not None and kinds:
         check_range("token_type_ids", types, kinds, "token types", layout)
+    if named.get("position_ids") is not None:
+        _check_positions(named["position_ids"], layout)
     guard = named.get("decoder_attention_mask")
-    if isinstance(guard, PackedMask) and named.get("decoder_input_ids") is not None:
-        _check_side(model, named, "decoder_", layout_of(guard))
+    target = layout_of(guard) if isinstance(guard, PackedMask) else None
+    if target is not None:
+        _check_side(model, takes, named, "decoder_", target)
+    _check_states(named.get("encoder_outputs"), layout)
+    for name in takes:
+        if isinstance(named.get(name), Tensor):
+            _check_known(model, stock, name, named[name], target if name.startswith("decoder_") else layout, layout)
 
 
-def _check_side(model: Any, named: Mapping[str, Any], side: str, layout: Layout) -> None:
+def _check_known(model: Any, stock: bool, name: str, value: Tensor, at: Layout | None, source: Layout) -> None:
+    """Refuse a tensor that is not per token: a stock model takes it per row, and a row is no sequence."""
+    device = next(model.parameters()).device
+    if value.dim() and value.device != device:
+        raise BatchError(f"{name} are on {value.device} and the model on {device}; use batch.to({str(device)!r})")
+    if not value.dim() or name in OTHERS or at is None or tuple(value.shape[:2]) == at.shape:
+        return
+    if not stock and value.shape[0] == source.sequences != source.shape[0]:
+        return
+    raise BatchError(
+        f"{name} are {_told(value)}, and {type(model).__name__} takes what is not per token once per row, which is not "
+        f"per sequence; give one for each slot, {[*at.shape, '...']}, or leave it out"
+    )
+
+
+def _check_positions(value: Tensor, layout: Layout) -> None:
+    if value.device.type != "cpu" and is_of_batch(value):
+        return  # as the batch handed them out
+    wrong = (value != torch.from_numpy(layout.position_ids).to(value.device)).nonzero()
+    if not len(wrong):
+        return
+    row, slot = wrong[0].tolist()
+    raise BatchError(
+        f"position_ids hold {int(value[row, slot])} at slot {slot} of row {row}, and by its layout the batch has "
+        f"{layout.position_ids[row, slot]} there; leave them out, and where others are meant run these sequences "
+        "without packs"
+    )
+
+
+def _check_states(given: Any, layout: Layout) -> None:
+    """Refuse an encoder's states that are not of this batch."""
+    found = given[0] if isinstance(given, tuple) and given else getattr(given, "last_hidden_state", None)
+    if isinstance(found, Tensor) and tuple(found.shape[:2]) != layout.shape:
+        raise BatchError(f"encoder_outputs are {_told(found)}; expected {[*layout.shape, 'H']}, one per slot")
+
+
+def _check_side(model: Any, takes: Sequence[str], named: Mapping[str, Any], side: str, layout: Layout) -> None:
     ids, embeds = named.get(f"{side}input_ids"), named.get(f"{side}inputs_embeds")
+    if embeds is not None and f"{side}inputs_embeds" not in takes:
+        raise BatchError(f"{type(model).__name__} takes no {side}inputs_embeds; give {side}input_ids")
+    if ids is None and embeds is None:
+        made = ", and the model would shift labels along rows to make them" if side else ""
+        raise BatchError(f"no {side}input_ids were given{made}; the batch is laid out in {list(layout.shape)}")
     if ids is not None and embeds is not None:
         raise BatchError(f"{side}input_ids and {side}inputs_embeds were both given; give one of the two")
     table = _embeddings(model)
@@ -93,22 +158,24 @@ def _told(value: Any) -> str:
     return f"of type {type(value).__name__}"
 
 
-def check_labels(model: Any, by_token: bool, named: Mapping[str, Any]) -> None:
-    """Check the labels of a call: classes that the model has, or numbers for regression.
+def check_labels(model: Any, by_token: bool, named: dict[str, Any]) -> None:
+    """Check the labels of a call: classes that the model has, or numbers for regression. Integers become int64.
 
     Raises:
         BatchError: labels are no tensor, are no integers although they must be classes, or are no valid class.
     """
-    for name in ("labels", "next_sentence_label", "start_positions", "end_positions"):
+    for name in ("labels", "next_sentence_label", "sentence_order_label", "start_positions", "end_positions"):
         value = named.get(name)
         if value is None:
             continue
         if not isinstance(value, Tensor):
             raise BatchError(f"{name} are {_told(value)}; expected a tensor")
+        if not value.is_floating_point() and value.dtype != torch.bool:
+            value = named[name] = value.long()  # losses, and a model's choice among them, know no other integers
         if name in ("start_positions", "end_positions"):
             if value.is_floating_point() or value.dtype == torch.bool:
                 raise BatchError(f"{name} are {value.dtype}; expected places in the sequence, integers")
-        elif name == "next_sentence_label":
+        elif name in ("next_sentence_label", "sentence_order_label"):
             check_classes(value, 2, name)
         elif by_token:
             check_classes(value, _classes(model))

@@ -20,11 +20,23 @@ from nopad.errors import UnsupportedModelError
 from nopad.model.backends import BACKENDS
 from nopad.model.backends.core import Heads, allowed, attend
 from nopad.model.backends.mask import block_mask
+from nopad.model.calls import runs
 
 if TYPE_CHECKING:
     from nopad.model.calls import Call
 
-__all__ = ["NAME", "begin", "end", "inside", "lost", "packed_attention", "register", "tell", "watched"]
+__all__ = [
+    "NAME",
+    "begin",
+    "check_replaceable",
+    "end",
+    "inside",
+    "lost",
+    "packed_attention",
+    "register",
+    "tell",
+    "watched",
+]
 
 NAME = "nopad"
 KNOWN = ("s_aux", "position_ids", "cache_position")  # s_aux: sinks; queries and keys already contain positions
@@ -143,6 +155,26 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
+def check_replaceable(model: Any) -> None:
+    """Check that a model's attention is one of transformers, which compute what nopad's computes.
+
+    Raises:
+        UnsupportedModelError: somebody registered another one.
+    """
+    from transformers import AttentionInterface
+
+    name = model.config._attn_implementation
+    functions: Any = AttentionInterface  # whose constructor has no types
+    given = functions().get(name)  # None: eager, from the model's own file
+    where = getattr(getattr(given, "func", given), "__module__", "")
+    if given is not None and not where.startswith(("transformers.", __name__)):
+        raise UnsupportedModelError(
+            f"attention {name!r} of this {type(model).__name__} is a function of {where}, and nopad's would take its "
+            "place, which need not compute the same; set one of transformers before, "
+            "model.set_attn_implementation('sdpa'), if that is meant"
+        )
+
+
 def tell(module: nn.Module) -> None:
     """Report to the current packed call, and to any watcher, that this layer attends to a packed batch."""
     call, watch = _inside.get(), _watch.get()
@@ -155,7 +187,14 @@ def tell(module: nn.Module) -> None:
 
 def inside() -> Call | None:
     """Return the current packed call, in which every attention module must get its layout; None while compiling."""
-    return None if torch.compiler.is_compiling() else _inside.get()
+    if torch.compiler.is_compiling():
+        return None
+    call = known = _inside.get()
+    while call is not None and not runs(call.frame):  # interrupted
+        call = call.outer
+    if call is not known:
+        _inside.set(call)
+    return call
 
 
 def lost(module: nn.Module) -> UnsupportedModelError:
@@ -169,6 +208,7 @@ def lost(module: nn.Module) -> UnsupportedModelError:
 
 def begin(call: Call) -> Any:
     """Make `call` the current packed call; return the token for `end`."""
+    call.outer = _inside.get()
     return _inside.set(call)
 
 

@@ -4,7 +4,9 @@ Each of these is refused with an error that names it:
 
 * rotary frequencies that change with the longest sequence of a batch (longrope, dynamic rope);
 * activations quantised with one scale for the whole batch (one scale per token is allowed);
-* a cache of earlier tokens (``past_key_values``), which belongs to rows and not to sequences.
+* a cache of earlier tokens (``past_key_values``), which belongs to rows and not to sequences;
+* PEFT adapters that are chosen or switched on per row;
+* noise on embeddings that is scaled by the width of a row (NEFTune).
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from torch import nn
 from nopad.batch.layout import Layout
 from nopad.errors import BatchError, UnsupportedModelError
 
-__all__ = ["check_arguments", "check_rope", "check_scales"]
+__all__ = ["check_arguments", "check_embeddings", "check_layers", "check_rope"]
+
+PER_ROW = ("adapter_names", "alora_offsets")  # what PEFT hands to layers, by hooks that last as long as a call
 
 
 def check_arguments(named: Mapping[str, Any]) -> None:
@@ -32,6 +36,24 @@ def check_arguments(named: Mapping[str, Any]) -> None:
         raise BatchError(
             "past_key_values hold earlier tokens of rows, and a packed batch has sequences: every one would see them; "
             "leave them out, or generate with the sequences padded"
+        )
+
+
+def check_embeddings(model: Any) -> None:
+    """Check that no noise is added to embeddings that is scaled by the width of a row.
+
+    Raises:
+        UnsupportedModelError: it is added (NEFTune, `neftune_noise_alpha` of trainers).
+    """
+    try:
+        table = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):  # a model may have none
+        return
+    hooks = getattr(table, "_forward_hooks", None) or {}
+    if any(getattr(hook, "__name__", "") == "neftune_post_forward_hook" for hook in hooks.values()):
+        raise UnsupportedModelError(
+            "NEFTune adds noise to embeddings that is weaker in wider rows, so what a sequence gets depends on who "
+            "shares its batch; set neftune_noise_alpha to None"
         )
 
 
@@ -62,13 +84,20 @@ def check_rope(model: Any, layout: Layout) -> None:
             _reset_frequencies(model)
 
 
-def check_scales(model: nn.Module) -> None:
-    """Check that no layer quantises the activations of a whole batch together.
+def check_layers(model: nn.Module) -> None:
+    """Check that no layer quantises the activations of a whole batch together, and none is told something per row.
 
     Raises:
-        UnsupportedModelError: a layer does.
+        UnsupportedModelError: a layer does, or is.
     """
     for module in _modules(model):
+        for hook in module._forward_pre_hooks.values():
+            given = next((name for name in PER_ROW if name in getattr(hook, "keywords", ())), None)
+            if given is not None:
+                raise UnsupportedModelError(
+                    f"PEFT hands {given} to each layer, one per row, and rows hold several sequences; run one adapter "
+                    "at a time (model.set_adapter), and adapters with alora_invocation_tokens without packs"
+                )
         known = _library(type(module).__module__, type(module).__name__)
         weight = module._parameters.get("weight")
         custom = weight is not None and type(weight) is not nn.Parameter

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from threading import local
+from threading import Lock, local
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +21,7 @@ from nopad.errors import UnsupportedModelError
 if TYPE_CHECKING:
     from nopad.model.heads import Head
 
-__all__ = ["Call", "Calls", "Cell", "Static", "bound", "parameters", "takes_more"]
+__all__ = ["Call", "Calls", "Cell", "Static", "bound", "parameters", "runs", "takes_more"]
 
 
 @dataclass
@@ -40,6 +42,8 @@ class Call:
         ran: how often each hook ran, by role.
         attended: how often each attention module attended, by ``id(module)``.
         kinds: classes of the modules that attended.
+        frame: the frame that calls the module, until the call ends.
+        outer: the call that this one runs inside of, or None.
         token: what `nopad.model.attention.begin` returned.
     """
 
@@ -56,6 +60,8 @@ class Call:
     ran: Counter[str] = field(default_factory=Counter)
     attended: Counter[int] = field(default_factory=Counter)
     kinds: set[type] = field(default_factory=set)
+    frame: FrameType | None = None
+    outer: Call | None = None
     token: Any = None
 
     @property
@@ -72,11 +78,17 @@ class Static:
         ids: the sequence numbers, int32 ``[R, 1, 1, L]``; None: there is no such call.
         kept: the tensor that the head reads.
         tokens: token ids ``[R, L]``, or None.
+        frame: the frame that calls the module, until the call ends; None while compiling.
     """
 
     ids: Tensor | None = None
     kept: Tensor | None = None
     tokens: Tensor | None = None
+    frame: FrameType | None = None
+
+    def clear(self) -> None:
+        """Forget the call."""
+        self.ids = self.kept = self.tokens = self.frame = None
 
 
 class Calls(local):
@@ -109,6 +121,7 @@ class Cell:
         self.how = how
         self.opened = 0
         self.owned = False
+        self._lock = Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Thread-local calls cannot be copied: a copied module gets a cell without any call.
@@ -119,7 +132,25 @@ class Cell:
         """The packed call that runs now; None in an ordinary call and while compiling."""
         if torch.compiler.is_compiling():
             return None
-        return self.calls.stack[-1] if self.calls.stack else None
+        stack = self.calls.stack
+        if stack and stack[-1] is not None:
+            self.settle()
+        return stack[-1] if stack else None
+
+    def count(self, more: int) -> None:
+        """Count packed calls that are opened, or closed (below 0)."""
+        with self._lock:
+            self.opened += more
+
+    def settle(self) -> None:
+        """Close packed calls of this thread that an interrupt (Ctrl-C) ended: PyTorch runs no hook then."""
+        stack = self.calls.stack
+        while stack:
+            call = stack[-1]
+            if call is None or runs(call.frame):
+                break
+            stack.pop()
+            self.count(-1)
 
     def refuse_compiling(self) -> None:
         """Raise while compiling if a packed call runs now: the compiled graph would silently leave the hook out.
@@ -138,7 +169,25 @@ class Cell:
     @property
     def static(self) -> Static:
         """The call of static shapes that runs now; if there is none, a `Static` whose `ids` are None."""
-        return self.compiled if torch.compiler.is_compiling() else self.calls.static
+        if torch.compiler.is_compiling():
+            return self.compiled
+        static = self.calls.static
+        if static.ids is not None and not runs(static.frame):
+            static.clear()
+        return static
+
+
+def runs(frame: FrameType | None) -> bool:
+    """Return whether this frame runs in this thread.
+
+    A call that did not end, and whose frame no longer runs, was interrupted.
+    """
+    at: FrameType | None = sys._getframe(1)
+    while at is not None:
+        if at is frame:
+            return True
+        at = at.f_back
+    return False
 
 
 def bound(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nopad.errors import BatchError, OptionError, UnsupportedModelError
+from nopad.losses.checks import check_batch
 from nopad.model.admission import check_layout
 from nopad.model.arguments import check_inputs
 from nopad.model.positions import positions
@@ -46,10 +47,12 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     True
     """
     state = state_of(model)
+    check_batch(batch)
     if batch.layout.form == "flat" or batch.layout.crossing:
         raise BatchError(
             "a compiled model takes rows, each sequence in one of them; build the batch with nopad.Rows(capacity)"
         )
+    state.cell.settle()
     state.renew()
     state.tell_cell()
     name, most = type(state.model).__name__, state.most
@@ -74,7 +77,7 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
             "nopad.packed(model, max_sequences=...)"
         )
     check_layout(state.model, state.family, most, batch.layout)
-    check_inputs(state.model, dict(batch), batch.layout)
+    check_inputs(state.model, state.takes, True, dict(batch), batch.layout)
     ids = torch.from_numpy(batch.sequence_ids).to(batch["input_ids"].device)
     left_out = {*state.head.per_sequence, *(() if state.head.by_token else ("labels",))}
     named: dict[str, Any] = {name: batch[name] for name in batch if name in state.takes and name not in left_out}

@@ -214,8 +214,8 @@ def family_of(config: Any) -> Family:
         raise UnsupportedModelError(f"{kind} cannot run on packs: its layers of type {odd} do not stop at sequences")
     if kind not in FAMILIES:
         raise UnsupportedModelError(
-            f"nothing is known of {kind!r}: without proof its sequences may see each other. Known are "
-            f"{', '.join(FAMILIES)}; see docs/models.md for how a kind is added and audited"
+            f"nopad does not know models of type {kind!r}, whose sequences may see each other in packs. It knows "
+            f"{', '.join(FAMILIES)}; docs/models.md says how to add and audit a type"
         )
     family = FAMILIES[kind]
     reason = family.refuse(config)

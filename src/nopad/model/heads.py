@@ -90,6 +90,9 @@ class Head:
             output["pooler_output"] = states.reshape(-1, states.shape[-1])[call.seen["eos"]]
         return output
 
+    def enter_static(self, named: Mapping[str, Any]) -> None:
+        """Check the arguments of a call of static shapes."""
+
     def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:
         """Return labels per token as the model must get them in a call of static shapes."""
         return labels
@@ -112,9 +115,9 @@ class Head:
         reader = type(unwrapped(module))
         if dims == 3 and not reader.__module__.startswith("transformers."):
             raise UnsupportedModelError(
-                f"{role} of {type(self.model).__name__} is now a {reader.__name__}, of which nobody knows that it "
-                "reads the first token only, as transformers' own does; put that back, or run the base model and pool "
-                "its states with nopad.model.pooled"
+                f"{role} of {type(self.model).__name__} is now a {reader.__name__}, and nopad does not know "
+                "whether it reads only the first token, as transformers' own does; put that back, or run the base "
+                "model and pool its states with nopad.model.pooled"
             )
         yield module, Feed(cell, role, dims=dims, stock=self.stock)
         if dims == 2:
@@ -231,20 +234,40 @@ class Causal(Head):
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         """Set the labels of first tokens to -100; refuse labels that the model's shift within rows would get wrong."""
         super().enter(call, named)
-        labels = named.get("labels")
-        if labels is not None and call.placed.layout.crossing:
+        labels, layout = named.get("labels"), call.placed.layout
+        counts = named.get("num_items_in_batch") is not None
+        if labels is None:
+            if counts and (layout.crossing or not layout.causal):
+                raise BatchError(
+                    "num_items_in_batch was given and labels were not, so the loss is computed outside of the model "
+                    "(label smoothing, compute_loss_func), where labels are shifted along rows, across the borders of "
+                    "sequences; build the batch with causal=True, and not end to end"
+                )
+            return
+        if layout.crossing:
             raise BatchError(
                 "the model's own loss shifts labels within rows, and these rows are filled end to end, so the first "
                 "token of a row would go unpredicted; take labels out and use nopad.losses.token_loss(causal=True)"
             )
-        if labels is not None and call.target is None:
-            counted = labels.reshape(-1)[call.placed.first] != IGNORED
-            if named.get("num_items_in_batch") is not None and bool(counted.any()):
-                raise BatchError(
-                    "labels of first tokens are in the number of items that the loss is divided by, and nothing "
-                    "predicts them; build the batch with causal=True"
-                )
-            named["labels"] = labels.reshape(-1).index_fill(0, call.placed.first, IGNORED).reshape(labels.shape)
+        counted = labels.reshape(-1)[call.placed.first] != IGNORED
+        if counts and bool(counted.any()):
+            raise BatchError(
+                "labels of first tokens are in the number of items that the loss is divided by, and nothing "
+                "predicts them; build the batch with causal=True"
+            )
+        named["labels"] = labels.reshape(-1).index_fill(0, call.placed.first, IGNORED).reshape(labels.shape)
+
+    def enter_static(self, named: Mapping[str, Any]) -> None:
+        """Check the arguments of a call of static shapes.
+
+        Raises:
+            BatchError: the number of items to divide the loss by was given.
+        """
+        if named.get("num_items_in_batch") is not None:
+            raise BatchError(
+                "num_items_in_batch was given to a call of static shapes, which cannot tell whether it counts labels "
+                "of first tokens; leave it out, or use nopad.losses.token_loss(causal=True, denominator=...)"
+            )
 
     def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:
         """Set the labels of first tokens to -100 in a call of static shapes."""

@@ -173,8 +173,7 @@ class Positions(Hook):
             return None
         call.ran[self.role] += 1
         side = call.placed if call.inside == "encoder" or call.target is None else call.target
-        positions = torch.from_numpy(side.layout.position_ids).to(side.ids.device)
-        return nn.functional.embedding(positions + module.offset, module.weight)
+        return nn.functional.embedding(side.positions + module.offset, module.weight)
 
 
 @dataclass(eq=False)

@@ -58,7 +58,7 @@ def head_name(model: Any, family: Family, given: str | None) -> str:
         raise OptionError(f"unknown head {given!r}; there are {', '.join(NAMES)}")
     known = _tables().get(name) if is_stock(type(model)) else None
     if known is None and given is None:
-        raise UnsupportedModelError(f"{name} has a head of which nothing is known: {_way_out(model)}")
+        raise UnsupportedModelError(f"nopad does not know the head of {name}: {_way_out(model)}")
     if known is not None and given not in (None, known):
         raise OptionError(f"the head of {name} is {known!r}, not {given!r}; leave it out")
     found = known or given

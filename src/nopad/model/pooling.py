@@ -10,6 +10,7 @@ from torch import Tensor
 from nopad.batch.device import Placement, place
 from nopad.batch.guard import PackedMask
 from nopad.errors import BatchError, OptionError
+from nopad.losses.checks import check_batch, check_tensors
 
 if TYPE_CHECKING:
     from nopad.batch import PackedBatch
@@ -29,7 +30,8 @@ def pooled(states: Tensor, batch: PackedBatch, how: str = "mean") -> Tensor:
         ``[S, ...]``, same dtype and device, in the order in which the sequences were given.
 
     Raises:
-        BatchError: the shape of the states does not begin with ``[R, L]``.
+        BatchError: the states are no tensor, their shape does not begin with ``[R, L]``, or the batch has targets or is
+            no `PackedBatch`.
         OptionError: `how` is none of these.
 
     >>> import nopad, torch
@@ -40,6 +42,8 @@ def pooled(states: Tensor, batch: PackedBatch, how: str = "mean") -> Tensor:
     """
     if how not in ("first", "last", "mean"):
         raise OptionError(f"unknown pooling {how!r}; it is 'first', 'last' or 'mean'")
+    check_tensors(states=states)
+    check_batch(batch)
     if tuple(states.shape[:2]) != batch.layout.shape:
         raise BatchError(
             f"cannot pool states of shape {tuple(states.shape)}; expected one per slot of the batch, "

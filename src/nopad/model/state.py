@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import is_
 from threading import Lock
+from types import FrameType
 from typing import Any
 
 import torch
@@ -68,6 +70,7 @@ class State:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({**state, "lock": Lock()})
+        attention.register()  # perhaps in another process
 
     def install(self) -> None:
         """Register nopad's attention with transformers, and attach all hooks."""
@@ -79,6 +82,7 @@ class State:
             self.takes += parameters(type(self.head.base).forward)
         list(self._hooks())  # raises for modules that cannot be hooked, before anything is changed
         if self.family.route == "interface":
+            attention.check_replaceable(model)
             self.before = model.config._attn_implementation
             model.set_attn_implementation(attention.NAME)
             if model.config._attn_implementation != attention.NAME:
@@ -178,7 +182,7 @@ class State:
         base = self.head.base
         return [("encoder", getattr(base, self.family.mask_at) if self.family.mask_at else base)]
 
-    def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
         """Begin a call: check that batch and model fit, and turn the batch into the model's own arguments.
 
         An ordinary call goes on unchanged, unless it has tensors of a packed batch.
@@ -187,10 +191,12 @@ class State:
             arguments = bound(module, args, kwargs)
             numbers: Any = arguments.get("attention_mask")
             if is_static(numbers):
-                enter_static(self.cell, numbers, arguments.get("input_ids"))
+                self.head.enter_static(arguments)
+                enter_static(self.cell, numbers, arguments.get("input_ids"), frame)
             elif not isinstance(numbers, PackedMask):  # a PackedMask itself raises an error when it is compiled
                 refuse_marked(arguments)
             return None
+        self.cell.settle()
         stack = self.cell.calls.stack
         stack.append(None)  # the hook at the end always pops it, even after an exception
         if args and isinstance(args[0], Mapping):
@@ -200,8 +206,9 @@ class State:
         if self.family.route == "interface":
             refuse_attentions(module, named)
         if is_static(guard):
+            self.head.enter_static(named)
             stack.pop()
-            enter_static(self.cell, guard, named.get("input_ids"))
+            enter_static(self.cell, guard, named.get("input_ids"), frame)
             return None
         if not isinstance(guard, PackedMask):
             if attention.inside() is None:  # otherwise this model is a part of a pack-safe model and gets its tensors
@@ -215,12 +222,13 @@ class State:
             )
         self.renew()
         call = self._opened(guard, named, module)
-        check_call(module, self.family, self.most, named, call.placed.layout)
+        check_call(module, self.family, self.most, self.takes, self.head.stock, named, call.placed.layout)
         self._fit(named, call)
         check_labels(self.model, self.head.by_token, named)
         self.head.enter(call, named)
+        call.frame = frame
+        self.cell.count(1)
         stack[-1] = call
-        self._count(1)
         call.token = attention.begin(call)
         return (), named
 
@@ -235,8 +243,9 @@ class State:
         call = stack.pop() if stack else None
         if call is None:
             return None
-        self._count(-1)
+        self.cell.count(-1)
         attention.end(call.token)
+        call.frame = None
         if output is None:  # the forward call raised
             return None
         check_ran(module, call, self.roles)
@@ -245,18 +254,19 @@ class State:
         check_output(module, self.head, call, output)
         return output.to_tuple() if call.as_tuple and hasattr(output, "to_tuple") else output
 
-    def _count(self, more: int) -> None:
-        with self.lock:
-            self.cell.opened += more
-
     def _opened(self, guard: PackedMask, named: Mapping[str, Any], module: nn.Module) -> Call:
         """Return the `Call` for a batch with this guard."""
         compiled = any(one._compiled_call_impl is not None or "_orig_mod" in one._modules for one in self.modules)
         layouts, target = [layout_of(guard)], named.get("decoder_attention_mask")
-        if isinstance(target, PackedMask):
-            layouts.append(layout_of(target))
-        elif self.family.encoder_decoder and part_of(module, "decoder") is not None:
+        decodes = self.family.encoder_decoder and part_of(module, "decoder") is not None
+        if decodes and not isinstance(target, PackedMask):
             raise BatchError("this model has a decoder: build the batch with batch.with_decoder(targets, start_id)")
+        if isinstance(target, PackedMask):
+            if not decodes:
+                raise BatchError(
+                    f"the batch has targets, and {type(module).__name__} has no decoder; give it batch.sources"
+                )
+            layouts.append(layout_of(target))
         if compiled and any(layout.crossing for layout in layouts):
             raise BatchError(
                 "compiled layers know which slots see each other by sequence numbers alone, and cannot follow a "
@@ -293,9 +303,8 @@ class State:
         named["attention_mask"] = (placed.ids != 0).to(torch.long)
         if call.target is not None:
             named["decoder_attention_mask"] = (call.target.ids != 0).to(torch.long)
-        given = named.pop("position_ids", None)
-        if given is None:  # the caller passed only some items of the batch
-            given = torch.from_numpy(placed.layout.position_ids).to(placed.ids.device)
+        named.pop("position_ids", None)  # checked: if there are any, they are the layout's
+        given = placed.positions
         call.positions = positions(self.model, self.family, given, named.get("input_ids"), placed.ids, placed.first)
         if "position_ids" in takes:
             named["position_ids"] = call.positions
@@ -316,7 +325,7 @@ class Enter(Hook):
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
-        return self.state.enter(module, args, kwargs)
+        return self.state.enter(module, args, kwargs, None if torch.compiler.is_compiling() else sys._getframe(1))
 
 
 @dataclass(eq=False)

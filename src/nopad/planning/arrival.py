@@ -1,4 +1,4 @@
-"""Helpers of algorithms that place sequences one by one: making `Packs`, and sets of rooms for the kernels.
+"""Helpers of algorithms that place sequences one by one: making `Packs`, and tables of rooms for the kernels.
 
 O(n) for n sequences. Packs are in the order in which they were opened, members in order of arrival.
 """
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nopad.packs import Packs, index_dtype
 
-__all__ = ["empty_set", "empty_table", "grouped", "unplaced"]
+__all__ = ["empty_table", "grouped", "unplaced"]
 
 
 def unplaced(n: int) -> NDArray[Any]:
@@ -34,19 +34,6 @@ def grouped(pack_of: NDArray[Any], packs: int, capacity: int, depth: int | None)
     _fit_kernels.pack_bounds(pack_of, indptr)
     _kernels.group_by_rank(pack_of, indptr[:-1], sequence)
     return Packs(capacity, depth, indptr, sequence)
-
-
-def empty_set(capacity: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return an empty set of integers 0..capacity for the kernels: its words, and where each level begins.
-
-    It takes a quarter byte per integer, of memory that the system provides only when it is used.
-    """
-    begin, words, values = [], 0, capacity + 1
-    while values > 1:
-        values = -(-values // 32)
-        begin.append(words)
-        words += values
-    return np.zeros(words, dtype=np.int64), np.array(begin, dtype=np.int64)
 
 
 def empty_table(n: int, capacity: int) -> NDArray[np.int64]:

@@ -26,7 +26,6 @@ from nopad.corpus.selection import FORMAT_KEY, OWN, is_string
 from nopad.files import preparing, replacing, sha256_file
 from nopad.packs import Packs
 from nopad.sequences import Sequences
-from nopad.store import _kernels
 from nopad.store.manifest import FORMAT, FORMAT_VERSION, Shard
 
 __all__ = ["ShardLayout", "gather", "schema_of", "write_shards"]
@@ -201,6 +200,8 @@ def gather(
     The table uses the memory of `scratch`, so the next call overwrites it (fresh memory for every row group would add a
     third to the time, in page faults).
     """
+    from nopad.store._kernels import gather_tokens
+
     chosen = sequences.take(packs.sequence)
     indptr = packs.indptr.astype(np.int32)
     ends = np.concatenate([[0], np.cumsum(chosen.seq_lengths)])[indptr].astype(np.int32)
@@ -213,7 +214,7 @@ def gather(
         if name not in scratch or scratch[name].size < ends[-1]:
             scratch[name] = np.empty(int(ends[-1]), dtype=column.dtype)
         out = scratch[name][: ends[-1]]
-        _kernels.gather_tokens(as_integers(column), chosen.begins, chosen.seq_lengths, as_integers(out))
+        gather_tokens(as_integers(column), chosen.begins, chosen.seq_lengths, as_integers(out))
         arrays[name] = list_array(ends, out)
     return pa.table([arrays[name] for name in schema.names], schema=schema), int(ends[-1])
 

@@ -21,12 +21,13 @@ from nopad.batch import PackedBatch
 from nopad.batch.device import place
 from nopad.batch.packed import MASK
 from nopad.corpus.tokenizer import DEFAULT_PACKAGE, load_tokenizer
-from nopad.errors import BatchError, FormatError, LengthError, MissingExtraError, OptionError
+from nopad.errors import FormatError, LengthError, MissingExtraError, OptionError
+from nopad.losses.checks import check_batch
 from nopad.model.admission import positions_of
 from nopad.model.families import family_of
 from nopad.model.linear import fast_linear, is_worth_it
 from nopad.model.pooling import pool
-from nopad.model.safety import bare, is_packed, packed
+from nopad.model.safety import bare, is_packed, packed, state_of
 from nopad.options import Option
 from nopad.tasks.folder import Pooling, Texts, read_folder
 
@@ -55,9 +56,9 @@ def embed(
 
     Raises:
         OptionError: the pooling is unknown, `skip` is below 0 or used with another pooling than the mean, or the model
-            has a head.
+            has a head or is not pack-safe.
         LengthError: a sequence has no more than `skip` tokens.
-        BatchError: the batch is no `PackedBatch`.
+        BatchError: the batch is no `PackedBatch`, or one with targets.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertModel
@@ -73,8 +74,8 @@ def embed(
         raise OptionError(f"skip is {skip!r}; it is a number of tokens, from 0")
     if skip and pooling != "mean":
         raise OptionError(f"first tokens are left out of means only, and this is pooling {pooling!r}")
-    if not isinstance(batch, PackedBatch):
-        raise BatchError(f"the batch is of type {type(batch).__name__}; expected a PackedBatch")
+    check_batch(batch)
+    state_of(model)
     output = model(**batch)
     states = getattr(output, "last_hidden_state", None)
     if states is None:

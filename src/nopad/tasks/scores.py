@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nopad.batch import PackedBatch
 from nopad.errors import OptionError
+from nopad.losses.checks import check_batch
 from nopad.model.heads import Causal
 from nopad.model.safety import bare, state_of
 
@@ -23,6 +24,7 @@ def sequence_logprobs(model: Any, batch: PackedBatch, *, mean: bool = False) -> 
 
     Raises:
         OptionError: the model is not pack-safe, or is no causal language model.
+        BatchError: the batch is no `PackedBatch`.
 
     >>> import nopad
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -34,6 +36,7 @@ def sequence_logprobs(model: Any, batch: PackedBatch, *, mean: bool = False) -> 
     """
     if not isinstance(state_of(model).head, Causal):
         raise OptionError(f"{type(bare(model)).__name__} is no causal language model, so it predicts no next token")
+    check_batch(batch)
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     logits = model(**inputs).logits
     flat = logits.reshape(-1, logits.shape[-1])
