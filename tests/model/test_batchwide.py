@@ -84,6 +84,10 @@ class TestRope:
             "the whole batch; put longer sequences into batches of their own",
         ):
             model(**nopad.PackedBatch.from_sequences(texts(5, 17, 3)))
+        batch = nopad.PackedBatch.from_sequences(texts(3, 18, 9, 17), form=nopad.Rows(20))
+        assert batch.layout.order.tolist() == [0, 3, 1, 2]  # not the order of the list
+        with pytest.raises(BatchError, match="sequence 1 has 18 tokens and sequence 0 has 3: "):
+            model(**batch)
 
     def test_dynamic_rope(self):
         config = tiny("llama", rope_parameters=DYNAMIC)
@@ -94,6 +98,10 @@ class TestRope:
             assert_equal(packs(model, texts(*lengths)), alone(config, texts(*lengths)))
         with pytest.raises(BatchError, match=r"sequence 1 has 41 tokens, and beyond 40 .* dynamic rope stretches the"):
             model(**nopad.PackedBatch.from_sequences(texts(3, 41)))
+        batch = nopad.PackedBatch.from_sequences(texts(3, 41, 9, 39), form=nopad.Rows(42))
+        assert batch.layout.order.tolist() == [0, 3, 1, 2]
+        with pytest.raises(BatchError, match="sequence 1 has 41 tokens, and beyond 40 "):
+            model(**batch)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.ao is to move elsewhere

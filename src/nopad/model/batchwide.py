@@ -75,7 +75,7 @@ def check_rope(model: Any, layout: Layout) -> None:
             _check_side(layout, int(switch))
         elif "dynamic" in kind:
             if layout.max_seqlen > config.max_position_embeddings:
-                at = int(layout.order[layout.seq_lengths.argmax()])
+                at = int(layout.seq_lengths.argmax())
                 raise BatchError(
                     f"sequence {at} has {layout.max_seqlen} tokens, and beyond {config.max_position_embeddings} "
                     "(max_position_embeddings) this model's dynamic rope stretches the frequencies of the whole batch; "
@@ -121,8 +121,8 @@ def _check_side(layout: Layout, switch: int) -> None:
     if long.any() and not long.all():
         over, under = int(long.argmax()), int(long.argmin())
         raise BatchError(
-            f"sequence {layout.order[over]} has {layout.seq_lengths[over]} tokens and sequence {layout.order[under]} "
-            f"has {layout.seq_lengths[under]}: beyond {switch} (original_max_position_embeddings) this model's "
+            f"sequence {over} has {layout.seq_lengths[over]} tokens and sequence {under} has "
+            f"{layout.seq_lengths[under]}: beyond {switch} (original_max_position_embeddings) this model's "
             "longrope switches the frequencies of the whole batch; put longer sequences into batches of their own"
         )
 
