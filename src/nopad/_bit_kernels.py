@@ -1,6 +1,6 @@
-"""Compiled sets of the integers 0..capacity, in bits: a neighbour is found in log64(capacity) steps.
+"""Compiled sets of integers 0..capacity as bits: the nearest member is found in log64(capacity) steps.
 
-Bit v of the lowest level says that v is a member; bit w of each further level, that word w of the level below is not 0.
+Bit v of the lowest level is set if v is a member; bit w of a higher level is set if word w of the level below is not 0.
 The lowest level comes first, the highest is one word. A set is its words (uint64, as `empty_set` gives them) and its
 capacity, which says where the levels begin. None is -1. Conventions as in `nopad._kernels`.
 """
@@ -18,7 +18,7 @@ _0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
 
 
 def empty_set(capacity: int) -> NDArray[np.uint64]:
-    """Return the words of an empty set of integers 0..capacity, of memory that is not touched before it is used."""
+    """Return the words of an empty set of integers 0..capacity; the system provides memory only when it is used."""
     words = 0
     while capacity:
         capacity >>= 6
@@ -27,11 +27,11 @@ def empty_set(capacity: int) -> NDArray[np.uint64]:
 
 
 def highest_bit(word: np.uint64) -> int:
-    """Position of the highest bit of a word (uint64) that is not 0; one instruction where it is compiled."""
+    """Return the position of the highest set bit of a word (uint64, not 0); one instruction when compiled."""
     return int(word).bit_length() - 1
 
 
-# Numba has no word for the instruction that counts leading zeros. By shifts and a table, as portable code finds the
+# Numba has no function for the instruction that counts leading zeros. By shifts and a table, as portable code finds the
 # place of a bit, packing a stream takes 5 to 10 % longer.
 def _instruction(_: Any, word: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -54,13 +54,13 @@ def _compiled(word: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def lowest_bit(word: np.uint64) -> int:
-    """Position of the lowest bit of a word (uint64) that is not 0."""
+    """Return the position of the lowest set bit of a word (uint64, not 0)."""
     return highest_bit(word & (~word + _1))
 
 
 @njit(cache=True, nogil=True)
 def add(words: NDArray[Any], capacity: int, value: int) -> None:
-    """Put `value` into a set."""
+    """Add `value` to a set."""
     begin = 0
     while True:
         word = begin + (value >> 6)
@@ -75,7 +75,7 @@ def add(words: NDArray[Any], capacity: int, value: int) -> None:
 
 @njit(cache=True, nogil=True)
 def remove(words: NDArray[Any], capacity: int, value: int) -> None:
-    """Take `value`, a member, out of a set."""
+    """Remove `value`, which must be a member, from a set."""
     begin = 0
     while True:
         word = begin + (value >> 6)
@@ -90,7 +90,7 @@ def remove(words: NDArray[Any], capacity: int, value: int) -> None:
 
 @njit(cache=True, nogil=True)
 def at_least(words: NDArray[Any], capacity: int, value: int) -> int:
-    """Return the smallest member >= `value` (at most `capacity`) of a set, -1 when there is none."""
+    """Return the smallest member >= `value` (up to `capacity`) of a set; -1 if there is none."""
     begin, shift = 0, 6
     bits = words[value >> 6] & (~_0 << np.uint64(value & 63))
     while bits == _0:
@@ -110,7 +110,7 @@ def at_least(words: NDArray[Any], capacity: int, value: int) -> int:
 
 @njit(cache=True, nogil=True)
 def at_most(words: NDArray[Any], capacity: int, value: int) -> int:
-    """Return the largest member <= `value` (from 0 to `capacity`) of a set, -1 when there is none."""
+    """Return the largest member <= `value` (0 to `capacity`) of a set; -1 if there is none."""
     begin, shift = 0, 6
     bits = words[value >> 6] & (~_0 >> (_63 - np.uint64(value & 63)))
     while bits == _0:

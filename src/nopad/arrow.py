@@ -41,9 +41,9 @@ def write_arrow(path: Path, table: pa.Table) -> None:
 
 
 def read_arrow(path: str | os.PathLike[str], *, sha256: str | None = None) -> pa.Table:
-    """Read an Arrow file into memory and validate it in full; `sha256`: what its content must hash to, in hex.
+    """Read an Arrow file into memory and validate it in full; `sha256` is the hash that its content must have, in hex.
 
-    The table lies in what was read and hashed, so nothing that is done to the file later shows in it.
+    The table uses the same bytes that were hashed, so later changes of the file have no effect on it.
 
     Raises:
         OSError: the file cannot be read.

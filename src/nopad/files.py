@@ -74,13 +74,13 @@ def storage_errors(doing: str, path: Path) -> Iterator[None]:
 
 @contextmanager
 def damage_errors(path: Path, *raised: type[Exception]) -> Iterator[None]:
-    """Turn what reading a damaged or missing file of a dataset raises into an error that names it.
+    """Turn any error while reading a damaged or missing file of a dataset into an error that names the file.
 
-    `raised`: what damage raises, beside OSError.
+    `raised`: the exceptions that damage raises, besides OSError.
 
     Raises:
         CorruptError: it is missing or damaged.
-        StorageError: it cannot be read for what is around it: rights, too many open files, the device.
+        StorageError: it cannot be read for another reason: permissions, too many open files, the device.
     """
     kinds: tuple[type[Exception], ...] = (OSError, *raised)
     try:
@@ -162,7 +162,7 @@ def sha256_file(path: Path) -> str:
 
 
 def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a JSON object; ValueError where a key comes twice, of which only the last would count."""
+    """Make a JSON object; ValueError if a key occurs twice, since only the last value would be kept."""
     made = dict(pairs)
     if len(made) < len(pairs):
         [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)

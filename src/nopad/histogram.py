@@ -218,7 +218,7 @@ def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
 
 
 def _is_length(key: str) -> bool:
-    """Whether a key is a length as it is written: no other key means the same."""
+    """Return whether a key is a length in the one form that is written, so no two keys mean the same."""
     return key.isascii() and key.isdecimal() and len(key) <= 20 and str(int(key)) == key
 
 
@@ -228,7 +228,9 @@ def integers(lengths: ArrayLike) -> NDArray[Any]:
     Raises:
         LengthError: the values are not integers (NaN, fractions, booleans, text), not one-dimensional, or masked.
     """
-    if isinstance(lengths, np.ma.MaskedArray) and np.ma.is_masked(lengths):  # NumPy gives what lies under the mask
+    if isinstance(lengths, np.ma.MaskedArray) and np.ma.is_masked(
+        lengths
+    ):  # NumPy would return the values under the mask
         i = int(np.argmax(np.ma.getmaskarray(lengths)))
         raise LengthError(f"the length at index {i} is masked; leave it out: lengths.compressed()")
     try:

@@ -222,10 +222,10 @@ class Packs:
 
 
 def packs_of(table: pa.Table, path: str | Path) -> Packs:
-    """Return the packs that are in the table of a file that `Packs.save` wrote; `path` stands in the messages.
+    """Return the packs in the table of a file that `Packs.save` wrote; messages name `path`.
 
     Raises:
-        FormatError: it is no such table, or holds what cannot be packs.
+        FormatError: it is no such table, or its values cannot be packs.
     """
     try:
         header = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}

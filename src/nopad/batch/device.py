@@ -89,7 +89,7 @@ class Placement:
 
     @property
     def positions(self) -> Tensor:
-        """Position of each slot's token in its sequence, from 0, and 0 in padding; int64 ``[R, L]``."""
+        """Position of each slot's token in its sequence, from 0; 0 in padding. int64 ``[R, L]``."""
         return self._tensor("positions", lambda at: at.position_ids)
 
     @property
@@ -184,7 +184,7 @@ class Cross:
 
 
 def lasting() -> Any:
-    """Inside, tensors are made to be kept: those made in inference mode would be of no use in training afterwards."""
+    """Leave inference mode within the block, since tensors made in it could not be used in training later."""
     return torch.inference_mode(False)
 
 

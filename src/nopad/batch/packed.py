@@ -422,7 +422,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
 
 def _same(one: Layout, other: Layout) -> bool:
-    """Whether all tokens of two layouts lie in the same places."""
+    """Return whether all tokens of two layouts are in the same places."""
     return np.array_equal(one.starts, other.starts) and np.array_equal(one.seq_lengths, other.seq_lengths)
 
 

@@ -37,7 +37,13 @@ OTHERS = (".json", ".csv", ".tsv", ".npy", ".npz", ".pkl", ".pdf", ".docx", ".xl
 MAGIC = {b"PAR1": ".parquet", b"ARROW1": ".arrow", b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 MANIFEST = "nopad.json"  # in every folder that nopad has packed
 BESIDE = ("state.json", "dataset_info.json")  # what `save_to_disk` writes beside its Arrow files
-COLUMNS = ("input_ids", "text", "attention_mask", "labels", "token_type_ids")  # what a tokenizer gives, and its input
+COLUMNS = (
+    "input_ids",
+    "text",
+    "attention_mask",
+    "labels",
+    "token_type_ids",
+)  # the outputs of a tokenizer, and its input
 ARCHIVES = (".bz2", ".xz", ".lz4", ".zip", ".tar", ".7z")
 _READS = f"{', '.join(SUFFIXES)}, text and JSONL also with {' or '.join(COMPRESSIONS)}"
 
@@ -158,7 +164,7 @@ def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:
 
 
 def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
-    """Refuse columns by name, of which each would be read as a source of its own: the masks as ids, say."""
+    """Refuse a dict of columns: each would be read as a separate source, such as the masks as ids."""
     columns = (*COLUMNS, options.ids_field, options.text_field, options.mask_field)
     for name, given in inputs.items():
         if name in columns and not isinstance(given, str | os.PathLike):

@@ -157,14 +157,14 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True)
 class _Proven:
-    """The content of a file, as a stream: after every read it is proven that the file is still the same."""
+    """The content of a file as a stream; after every read the file is checked to be the same still."""
 
     file: InputFile
     stored: Any
     content: Any
 
     def read(self, size: int = -1) -> bytes:
-        """At most `size` bytes; all that is left where it is negative."""
+        """Read at most `size` bytes; all that is left if it is negative."""
         data: bytes = self.content.read(None if size < 0 else size)
         self.file.prove(self.stored)
         return data

@@ -142,7 +142,7 @@ class DictSource(TableSource):
             yield chunk
 
     def _iterated(self, name: str) -> Iterator[Any]:
-        """The items; SourceError where the user's function or iterator fails."""
+        """Yield the items; SourceError if the user's function or iterator fails."""
         row = 1
         try:
             for item in self._items() if callable(self._items) else self._items:
@@ -150,7 +150,7 @@ class DictSource(TableSource):
                 row += 1
         except NopadError:
             raise
-        except Exception as error:  # of the user's own code, or of a library in it
+        except Exception as error:  # from the user's own code, or from a library in it
             raise _unreadable(name, row, error) from error
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -203,7 +203,7 @@ def _plain(value: Any) -> Any:
         return value
     if not array.ndim:
         return array[()]
-    return array if array.size or array.ndim > 1 else []  # NumPy calls an empty list floats
+    return array if array.size or array.ndim > 1 else []  # NumPy makes an empty list an array of floats
 
 
 def _type_of(items: Sequence[Mapping[str, Any]], key: str) -> pa.DataType:
@@ -215,7 +215,7 @@ def _type_of(items: Sequence[Mapping[str, Any]], key: str) -> pa.DataType:
 
 
 def _common_type(values: Sequence[Any]) -> pa.DataType | None:
-    """The Arrow type of values together; None where they have none."""
+    """Return the common Arrow type of values; None if there is none."""
     try:
         return pa.array(values).type
     except _MISFITS:
@@ -278,7 +278,7 @@ def _fit(values: Sequence[Any], kind: pa.DataType) -> bool:
 
 
 def _hides(array: np.ndarray[Any, Any]) -> bool:
-    """Whether a masked array hides values, which Arrow would take as they are."""
+    """Return whether a masked array hides values; Arrow would ignore the mask."""
     return isinstance(array, np.ma.MaskedArray) and bool(np.ma.getmaskarray(array).any())
 
 

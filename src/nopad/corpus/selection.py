@@ -121,7 +121,7 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
 
 
 def _check_distinct(content: str, mask: str | None, carried: Sequence[str], place: str) -> None:
-    """Refuse a column that is to be two things at once."""
+    """Refuse a column that is used in two roles."""
     if mask == content:
         raise SourceError(f"{place}: the column {mask!r} cannot be its own mask; name another one with --mask-field")
     for at, name in enumerate(carried):

@@ -67,7 +67,7 @@ def check_inputs(model: Any, takes: Sequence[str], stock: bool, named: Mapping[s
 
 
 def _check_known(model: Any, stock: bool, name: str, value: Tensor, at: Layout | None, source: Layout) -> None:
-    """Refuse a tensor that is not per token: a stock model takes it per row, and a row is no sequence."""
+    """Refuse a tensor that is not per token: a stock model reads it per row, and a row is not one sequence."""
     device = next(model.parameters()).device
     if value.dim() and value.device != device:
         raise BatchError(f"{name} are on {value.device} and the model on {device}; use batch.to({str(device)!r})")
@@ -83,7 +83,7 @@ def _check_known(model: Any, stock: bool, name: str, value: Tensor, at: Layout |
 
 def _check_positions(value: Tensor, layout: Layout) -> None:
     if value.device.type != "cpu" and is_of_batch(value):
-        return  # as the batch handed them out
+        return  # as the batch returned them
     wrong = (value != torch.from_numpy(layout.position_ids).to(value.device)).nonzero()
     if not len(wrong):
         return
@@ -96,7 +96,7 @@ def _check_positions(value: Tensor, layout: Layout) -> None:
 
 
 def _check_states(given: Any, layout: Layout) -> None:
-    """Refuse an encoder's states that are not of this batch."""
+    """Refuse states of an encoder that do not belong to this batch."""
     found = given[0] if isinstance(given, tuple) and given else getattr(given, "last_hidden_state", None)
     if isinstance(found, Tensor) and tuple(found.shape[:2]) != layout.shape:
         raise BatchError(f"encoder_outputs are {_told(found)}; expected {[*layout.shape, 'H']}, one per slot")
@@ -171,7 +171,7 @@ def check_labels(model: Any, by_token: bool, named: dict[str, Any]) -> None:
         if not isinstance(value, Tensor):
             raise BatchError(f"{name} are {_told(value)}; expected a tensor")
         if not value.is_floating_point() and value.dtype != torch.bool:
-            value = named[name] = value.long()  # losses, and a model's choice among them, know no other integers
+            value = named[name] = value.long()  # losses, and a model's choice of a loss, accept no other integers
         if name in ("start_positions", "end_positions"):
             if value.is_floating_point() or value.dtype == torch.bool:
                 raise BatchError(f"{name} are {value.dtype}; expected places in the sequence, integers")

@@ -156,10 +156,10 @@ def register() -> None:
 
 
 def check_replaceable(model: Any) -> None:
-    """Check that a model's attention is one of transformers, which compute what nopad's computes.
+    """Check that a model's attention is one of transformers' own, which compute the same as nopad's.
 
     Raises:
-        UnsupportedModelError: somebody registered another one.
+        UnsupportedModelError: it is another one, registered by the user or a library.
     """
     from transformers import AttentionInterface
 
@@ -190,7 +190,7 @@ def inside() -> Call | None:
     if torch.compiler.is_compiling():
         return None
     call = known = _inside.get()
-    while call is not None and not runs(call.frame):  # interrupted
+    while call is not None and not runs(call.frame):  # the call was interrupted
         call = call.outer
     if call is not known:
         _inside.set(call)

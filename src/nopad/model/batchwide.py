@@ -23,7 +23,7 @@ from nopad.errors import BatchError, UnsupportedModelError
 
 __all__ = ["check_arguments", "check_embeddings", "check_layers", "check_rope"]
 
-PER_ROW = ("adapter_names", "alora_offsets")  # what PEFT hands to layers, by hooks that last as long as a call
+PER_ROW = ("adapter_names", "alora_offsets")  # arguments that PEFT passes to layers by hooks, during a call
 
 
 def check_arguments(named: Mapping[str, Any]) -> None:
@@ -85,10 +85,10 @@ def check_rope(model: Any, layout: Layout) -> None:
 
 
 def check_layers(model: nn.Module) -> None:
-    """Check that no layer quantises the activations of a whole batch together, and none is told something per row.
+    """Check that no layer quantises the activations of a whole batch together, and none gets an argument per row.
 
     Raises:
-        UnsupportedModelError: a layer does, or is.
+        UnsupportedModelError: a layer does.
     """
     for module in _modules(model):
         for hook in module._forward_pre_hooks.values():

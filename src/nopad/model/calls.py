@@ -138,12 +138,12 @@ class Cell:
         return stack[-1] if stack else None
 
     def count(self, more: int) -> None:
-        """Count packed calls that are opened, or closed (below 0)."""
+        """Count packed calls that begin, or end (`more` below 0)."""
         with self._lock:
             self.opened += more
 
     def settle(self) -> None:
-        """Close packed calls of this thread that an interrupt (Ctrl-C) ended: PyTorch runs no hook then."""
+        """End packed calls of this thread that were interrupted (Ctrl-C): PyTorch runs no hook then."""
         stack = self.calls.stack
         while stack:
             call = stack[-1]

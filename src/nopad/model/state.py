@@ -303,7 +303,7 @@ class State:
         named["attention_mask"] = (placed.ids != 0).to(torch.long)
         if call.target is not None:
             named["decoder_attention_mask"] = (call.target.ids != 0).to(torch.long)
-        named.pop("position_ids", None)  # checked: if there are any, they are the layout's
+        named.pop("position_ids", None)  # already checked to be the layout's
         given = placed.positions
         call.positions = positions(self.model, self.family, given, named.get("input_ids"), placed.ids, placed.first)
         if "position_ids" in takes:

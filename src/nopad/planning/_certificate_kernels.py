@@ -1,4 +1,4 @@
-"""The compiled loop that checks a certificate. Written apart from the solver's: it must not share its mistakes."""
+"""The compiled loop that checks a certificate. It shares no code with the solver, and so no mistakes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @njit(cache=True, nogil=True)
 def most_valuable(lengths: NDArray[Any], values: NDArray[Any], capacity: int) -> int:
-    """Return the most that any number of lengths (ascending, each as often as wanted) of one pack are worth."""
+    """Return the highest total value of the lengths in one pack; `lengths` ascend, and each may be used repeatedly."""
     worth = np.zeros(capacity + 1, dtype=np.int64)  # worth[room]
     for room in range(lengths[0], capacity + 1):
         best = worth[room - 1]

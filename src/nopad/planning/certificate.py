@@ -65,7 +65,7 @@ class Certificate:
         return cls(tuple(steps))
 
     def problem(self, capacity: int, depth: int | None) -> str | None:
-        """Say why this cannot be checked at a capacity and depth; None where it can."""
+        """Return why this cannot be checked at a capacity and depth; None if it can."""
         steps = self._fitting(capacity)
         if not steps:
             return None
@@ -76,7 +76,7 @@ class Certificate:
         work = len(steps) * capacity * (depth if limited and depth is not None else 1)
         if work > MAX_WORK:
             return f"checking the certificate takes {work:,} comparisons; nopad makes at most {MAX_WORK:,}"
-        # A pack is worth at most its tokens times the dearest token, and at most its sequences times the dearest one.
+        # A pack is worth at most its tokens times the highest value per token, or its sequences times the top value.
         dearest = max(capacity * value // length for length, value in steps)
         if min(dearest, steps[-1][1] * (pieces if depth is None else min(depth, pieces))) >= _MAX_WORTH:
             return f"the values of the certificate, up to {steps[-1][1]}, add up to more than 64 bits in one pack"

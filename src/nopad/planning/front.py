@@ -109,7 +109,7 @@ ALGORITHMS = tuple(sorted([*HISTOGRAM_ALGORITHMS, *ARRIVAL_ALGORITHMS]))
 QUICK_ALGORITHMS = ("auto", "ffd", "greedy", "lpfhp", "spfhp")  # the default algorithms of a table
 
 MAX_DRAWN = 2**28  # 1 GiB of lengths
-MAX_COUNT = 2**62  # of one length: a share of it, rounded from a float, still is a 64-bit integer
+MAX_COUNT = 2**62  # of one length, so that a share of them, rounded from a float, still fits in 64 bits
 
 
 def plan(
@@ -237,7 +237,7 @@ def _plan_histogram(
 
 
 def _check_made(plan: Plan, histogram: Histogram) -> None:
-    """Hold a plan against what it must be, whichever algorithm made it: every sequence once, no pack too full or deep.
+    """Check the plan of any algorithm: every sequence is in it once, and no pack is too full or too deep.
 
     Raises:
         RuntimeError: it is not.

@@ -48,8 +48,8 @@ def best_fit_decreasing_few(
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Return ``(count, sizes)`` pairs of best-fit decreasing for these sizes and their counts, without compiled code.
 
-    The plans are those of `best_fit_decreasing`. For the first batch of a process, as loading that takes half a second:
-    then 16 sizes take 11 microseconds there and 20 here, 22,000 take 13 ms and 63.
+    The plans are those of `best_fit_decreasing`, whose compiled code takes half a second to load: too long for the
+    first batch of a process. Once loaded, 16 sizes take 11 microseconds there and 20 here; 22,000 take 13 ms and 63.
 
     >>> best_fit_decreasing_few({3: 2, 4: 2, 1: 1}, 8, None)
     [(1, (4, 4)), (1, (3, 3, 1))]

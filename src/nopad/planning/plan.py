@@ -118,7 +118,7 @@ class Plan:
             counts = np.zeros(distinct.size, dtype=np.int64)
             np.add.at(counts, place, repeats)
             return Histogram(distinct, counts)
-        total: Counter[int] = Counter()  # of Python's integers, which do not wrap
+        total: Counter[int] = Counter()  # Python integers do not overflow
         for length, count in zip(self.lengths.tolist(), repeats.tolist(), strict=True):
             total[length] += count
         return Histogram.from_counts(total)

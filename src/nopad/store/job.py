@@ -110,7 +110,7 @@ def pack_corpus(
 
 
 def _check_kinds(source: Source, corpus: CorpusOptions, tokenizer: Tokenizer | None) -> None:
-    """Say how each is made, where something else was given."""
+    """Refuse values of another type, and say how to make each."""
     for given, kind, way in (
         (source, Source, "open it with nopad.open_source"),
         (corpus, CorpusOptions, "give nopad.CorpusOptions(capacity=...)"),

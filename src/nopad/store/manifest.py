@@ -107,6 +107,7 @@ class Manifest:
         Raises:
             FormatError: the folder is no packed dataset, or has an unknown format version.
             CorruptError: the job that writes it has not finished, or the manifest is damaged.
+            StorageError: the manifest cannot be read.
         """
         path = Path(folder) / MANIFEST
         if not path.is_file():
@@ -195,7 +196,7 @@ def _has(value: object, *keys: str) -> bool:
 
 
 def _are_options(options: Mapping[str, Any]) -> bool:
-    """Whether options that something computes with have values that a job can have had."""
+    """Return whether the options used in computations have values that a job can have had."""
     share, window, split = options.get("validation"), options.get("arrival_window"), options.get("split")
     weights = options.get("weights")
     return (

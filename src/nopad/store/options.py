@@ -45,10 +45,10 @@ class PackOptions:
             raise OptionError(f"options is {self.options!r}; it must be a mapping of names to values")
 
     def checked(self, capacity: int) -> PackOptions:
-        """Return the same as plain Python values, which JSON takes; `capacity` is that of the packs.
+        """Return the options as plain Python values for JSON; `capacity` is that of the packs.
 
         Raises:
-            OptionError: the algorithm, one of its options, the window, capacity, depth or seed has no such value.
+            OptionError: the algorithm, one of its options, the window, capacity, depth or seed has an invalid value.
         """
         _, depth = check_sizes(capacity, self.depth, self.seed)
         check_algorithm(self.algorithm)

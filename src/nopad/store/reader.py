@@ -83,7 +83,7 @@ class PackedDataset:
         self._warned = False
 
     def _unlock(self) -> None:
-        """Make a new lock: in a forked child, no thread is left that would open the one that it held."""
+        """Make a new lock: a forked child has no thread that could release a lock held at the fork."""
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -320,7 +320,7 @@ class PackedDataset:
             return self._index
 
     def _index_row_group(self, number: int) -> RowGroup:
-        """Return row group `number` of the memory-mapped index."""
+        """Return row group `number` of the index."""
         first = number * self.manifest.rows_per_group
         return self._opened_index().row_group(first, first + self.manifest.rows_per_group)
 

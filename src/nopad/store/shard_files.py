@@ -55,7 +55,7 @@ class ShardFiles:
         self._local = threading.local()
 
     def unlock(self) -> None:
-        """Make a new lock, as a forked child needs one: no thread is left there that would open the old one."""
+        """Make a new lock for a forked child, which has no thread that could release a lock held at the fork."""
         self._lock = threading.Lock()
 
     def read(self, file: int, group: int) -> RowGroup:
@@ -103,7 +103,7 @@ class ShardFiles:
         return offsets, values
 
     def _reading(self, file: int) -> AbstractContextManager[None]:
-        """Turn any error while reading a file into a CorruptError that names the file."""
+        """Turn any error while reading a file into a CorruptError or StorageError that names the file."""
         import pyarrow as pa
 
         path = self._folder / self._manifest.shards[file].file

@@ -34,7 +34,7 @@ __all__ = ["auto", "optimal"]
 
 _MOST_EXACT = 700  # distinct lengths
 _MOST_LISTED = 60  # sequences for which every pattern may be listed
-_MOST_CAPACITY = 2**24  # filling slots takes 40 bytes a token of it
+_MOST_CAPACITY = 2**24  # filling slots takes 40 bytes per token of capacity
 _POLISHES = 3
 _WITHIN_UNITS = 1e-4  # filling slots with real lengths moves the result by more than that
 
@@ -111,7 +111,7 @@ class _Search:
 
     def _prove(self, certificate: Certificate) -> None:
         if certificate.problem(self.capacity, self.depth) is not None:
-            return  # what nobody can check proves nothing
+            return  # a certificate that cannot be checked proves nothing
         bound = certificate.bound(self.histogram, self.capacity, self.depth)
         if bound > self.bound:
             self.bound, self.certificate = bound, certificate

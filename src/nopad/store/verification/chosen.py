@@ -35,7 +35,7 @@ class Chosen:
         self._made: tuple[Choice, NDArray[np.int64], NDArray[Any]] | None = None
 
     def misnamed(self, parts: Iterable[str]) -> bool:
-        """Whether there are weights, and not those of these sources."""
+        """Return whether there are weights that are not for these sources."""
         return bool(self._weights) and set(self._weights or ()) != set(parts)
 
     def add(self, record: NDArray[np.int64], lengths: NDArray[Any]) -> None:
