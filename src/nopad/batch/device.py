@@ -22,7 +22,18 @@ from nopad.batch.guard import PackedMask, layout_of
 from nopad.batch.layout import Layout
 from nopad.errors import BatchError
 
-__all__ = ["ATTRIBUTE", "DENSE", "NUMBERS", "OPAQUE", "Cross", "Placement", "carried_by", "is_static", "lasting", "place"]
+__all__ = [
+    "ATTRIBUTE",
+    "DENSE",
+    "NUMBERS",
+    "OPAQUE",
+    "Cross",
+    "Placement",
+    "carried_by",
+    "is_static",
+    "lasting",
+    "place",
+]
 
 ATTRIBUTE = "nopad_placement"
 NUMBERS, OPAQUE, DENSE = torch.int32, torch.int16, torch.int8

@@ -30,6 +30,7 @@ from nopad.losses.checks import (
     check_batch,
     check_classes,
     check_denominator,
+    check_floating,
     check_per,
     check_places,
     check_tensors,
@@ -150,6 +151,8 @@ def sequence_loss(
 def sequence_denominator(labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """What `sequence_loss` divides by: sequences with a label, each times its weight."""
     check_tensors(labels=labels)
+    if not labels.dim():
+        raise BatchError("labels are one number; wanted is [S] or [S, C], one entry for each sequence")
     return _sequence_scale(labels, weights).sum()
 
 
@@ -239,7 +242,7 @@ def slot_weights(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, w
         counts = counts / mine[number].clamp(min=1)
     if weights is None:
         return counts
-    check_tensors(weights=weights)
+    check_tensors(weights=weights, labels=wanted)
     if tuple(weights.shape) != (sequences,):
         raise BatchError(f"weights have the shape {list(weights.shape)}; wanted [{sequences}], one per sequence")
     return counts * torch.cat([weights.new_zeros(1), weights]).double()[number]
@@ -247,12 +250,15 @@ def slot_weights(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, w
 
 def _wide(logits: Tensor) -> Tensor:
     """In float32 at least, as transformers computes losses."""
+    check_floating(logits=logits)
     return logits.float() if logits.dtype.itemsize < 4 else logits
 
 
 def _mean(each: Tensor, scale: Tensor, denominator: float | Tensor | None) -> Tensor:
     """Sum of what counts, over how much counts; what has no weight is left out, be it infinite."""
     check_denominator(denominator)
+    if isinstance(denominator, Tensor):
+        denominator = denominator.reshape(())
     total = torch.where(scale == 0, torch.zeros_like(each), each * scale.to(each)).sum()
     return (total / (scale.sum() if denominator is None else denominator)).to(each.dtype)
 
@@ -268,7 +274,7 @@ def _sequence_scale(labels: Tensor, weights: Tensor | None) -> Tensor:
 def _weighted(counts: Tensor, weights: Tensor | None) -> Tensor:
     if weights is None:
         return counts
-    check_tensors(weights=weights)
+    check_tensors(weights=weights, labels=counts)
     if weights.shape != counts.shape:
         raise BatchError(f"weights have the shape {list(weights.shape)}; wanted {list(counts.shape)}, one per sequence")
     return counts * weights.double()
@@ -310,7 +316,7 @@ def check_logits(logits: Tensor, labels: Tensor, batch: PackedBatch) -> None:
     Raises:
         BatchError: they are not.
     """
-    check_tensors(logits=logits)
+    check_tensors(logits=logits, labels=labels)
     rows, width = batch.layout.shape
     if logits.dim() != 3 or tuple(logits.shape[:2]) != (rows, width) or not logits.shape[2]:
         raise BatchError(f"logits have the shape {list(logits.shape)}; wanted [{rows}, {width}, C], C classes per slot")

@@ -16,7 +16,7 @@ from nopad.batch.guard import PackedMask, layout_of
 from nopad.batch.layout import Layout
 from nopad.errors import BatchError
 from nopad.model.arguments import check_inputs
-from nopad.model.batchwide import check_arguments, check_embeddings, check_rope, check_layers
+from nopad.model.batchwide import check_arguments, check_embeddings, check_layers, check_rope
 from nopad.model.families import Family
 from nopad.model.positions import padding_index
 
@@ -93,8 +93,8 @@ def leave_columns(model: Any, takes: Sequence[str], named: dict[str, Any]) -> No
     """
     if named.get("shift_labels") is not None and "shift_labels" not in takes:
         raise BatchError(
-            "shift_labels were given, and a pack-safe model shifts labels by itself, within each sequence; give labels, "
-            "unshifted"
+            "shift_labels were given, and a pack-safe model shifts labels by itself, within each sequence; give them "
+            "unshifted, as labels"
         )
     left = [name for name, value in named.items() if name not in takes and _is_column(value)]
     for name in left:

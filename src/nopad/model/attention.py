@@ -19,13 +19,23 @@ from nopad.errors import UnsupportedModelError
 from nopad.model.backends import BACKENDS
 from nopad.model.backends.core import Heads, allowed, attend
 from nopad.model.backends.mask import block_mask
-
 from nopad.model.calls import runs
 
 if TYPE_CHECKING:
     from nopad.model.calls import Call
 
-__all__ = ["NAME", "begin", "check_replaceable", "end", "inside", "lost", "packed_attention", "register", "tell", "watched"]
+__all__ = [
+    "NAME",
+    "begin",
+    "check_replaceable",
+    "end",
+    "inside",
+    "lost",
+    "packed_attention",
+    "register",
+    "tell",
+    "watched",
+]
 
 NAME = "nopad"
 KNOWN = ("s_aux", "position_ids", "cache_position")  # s_aux: sinks; positions are in queries and keys already
@@ -149,10 +159,10 @@ def check_replaceable(model: Any) -> None:
     Raises:
         UnsupportedModelError: somebody registered another one.
     """
-    from transformers import AttentionInterface
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     name = model.config._attn_implementation
-    given: Any = AttentionInterface().get(name)  # None: eager, of the model's own file
+    given: Any = ALL_ATTENTION_FUNCTIONS.get(name)  # None: eager, of the model's own file
     where = getattr(getattr(given, "func", given), "__module__", "")
     if given is not None and not where.startswith(("transformers.", __name__)):
         raise UnsupportedModelError(

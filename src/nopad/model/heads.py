@@ -252,10 +252,11 @@ class Causal(Head):
         named["labels"] = labels.reshape(-1).index_fill(0, call.placed.first, IGNORED).reshape(labels.shape)
 
     def enter_static(self, named: Mapping[str, Any]) -> None:
+        """Refuse a denominator, of which nobody can say here what it counts."""
         if named.get("num_items_in_batch") is not None:
             raise BatchError(
-                "num_items_in_batch was given to a call of static shapes, which cannot tell whether it counts labels of "
-                "first tokens; leave it out, or use nopad.losses.token_loss(causal=True, denominator=...)"
+                "num_items_in_batch was given to a call of static shapes, which cannot tell whether it counts labels "
+                "of first tokens; leave it out, or use nopad.losses.token_loss(causal=True, denominator=...)"
             )
 
     def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ def head_name(model: Any, family: Family, given: str | None) -> str:
             kept apart.
     """
     name = type(model).__name__
-    if given is not None and given not in NAMES:
+    if given is not None and not (isinstance(given, str) and given in NAMES):
         raise OptionError(f"unknown head {given!r}; there are {', '.join(NAMES)}")
     known = _tables().get(name) if is_stock(type(model)) else None
     if known is None and given is None:

@@ -186,8 +186,7 @@ class State:
             arguments = bound(module, args, kwargs)
             numbers: Any = arguments.get("attention_mask")
             if is_static(numbers):
-                self.head.enter_static(arguments)
-                enter_static(self.cell, numbers, arguments.get("input_ids"), frame)
+                enter_static(self.cell, self.head, arguments, None)
             elif not isinstance(numbers, PackedMask):  # which says by itself that it is not to be compiled
                 refuse_marked(arguments)
             return None
@@ -201,9 +200,8 @@ class State:
         if self.family.route == "interface":
             refuse_attentions(module, named)
         if is_static(guard):
-            self.head.enter_static(named)
             stack.pop()
-            enter_static(self.cell, guard, named.get("input_ids"), frame)
+            enter_static(self.cell, self.head, named, frame)
             return None
         if not isinstance(guard, PackedMask):
             if attention.inside() is None:  # else it is a part of a pack-safe model, which is called with its tensors
