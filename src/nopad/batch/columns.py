@@ -290,7 +290,7 @@ def _flat(given: Sequence[Any], name: str) -> tuple[NDArray[Any], NDArray[np.int
         try:  # four times as fast as an array for each list
             ids = array("q", chain.from_iterable(given))
             return np.frombuffer(ids, dtype=np.int64).copy(), np.fromiter(map(len, given), np.int64, len(given))
-        except (TypeError, OverflowError):
+        except (TypeError, OverflowError, RuntimeError):
             pass  # the slow way says which of them it is
     arrays = [_array(entry, name, n) for n, entry in enumerate(given)]
     return np.concatenate(arrays), np.fromiter(map(len, arrays), np.int64, len(arrays))

@@ -51,12 +51,16 @@ def named(what: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def check_fill(name: str, value: Any, dtype: np.dtype[Any]) -> None:
-    """Refuse a value that a column cannot hold."""
-    number = isinstance(value, int | float | np.number)
-    try:
-        held = number and (dtype.kind == "f" or np.array(value).astype(dtype) == value)
-    except (OverflowError, ValueError):
-        held = False
-    if not held or (dtype.kind in "iu" and not float(value).is_integer()):
-        kind = f"an integer that {dtype} holds" if dtype.kind in "iub" else "a number"
+    """Refuse a value that a column cannot hold.
+
+    Raises:
+        OptionError: it is no number, or none of this dtype.
+    """
+    held = isinstance(value, int | float | np.integer | np.floating)
+    whole = dtype.kind in "iub"
+    if held and whole:
+        low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        held = bool(low <= value <= high) and value == int(value)
+    if not held:
+        kind = f"an integer that {dtype} holds" if whole else "a number"
         raise OptionError(f"padding of {name} is {value!r}; wanted is {kind}")
