@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 from kinds import tiny
-from transformers import CLIPTextModel, DynamicCache, XmodModel
+from transformers import BertForSequenceClassification, CLIPTextModel, DynamicCache, XmodModel
 from zoo import AUTO, CONFIGS, build, has_head
 
 import nopad
@@ -209,6 +209,27 @@ def test_labels_of_any_integers(kind, head, labels, dtype):
     batch = PackedBatch.from_sequences(SEQUENCES, columns={"labels": labels})
     wanted = call(head, {"labels": labels}, kind).loss
     assert torch.equal(call(head, kind=kind, labels=batch["labels"].to(dtype)).loss, wanted)
+
+
+def test_arguments_of_a_class_of_ones_own():
+    """One per sequence, or one for all: results of such classes are told from those of rows."""
+
+    class Scaled(BertForSequenceClassification):
+        def forward(self, input_ids=None, attention_mask=None, position_ids=None, scale=None, shift=None):
+            out = super().forward(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
+            out["logits"] = out.logits * scale[:, None] + shift
+            return out
+
+    stock = build("bert", "sequence classification")
+    model = Scaled(stock.config).double().eval()
+    model.load_state_dict(stock.state_dict())
+    wanted = [stock(input_ids=torch.tensor([s])).logits[0] * n + 5 for n, s in enumerate(SEQUENCES)]
+    nopad.packed(model, head="classification")
+    shift = torch.tensor([5.0])
+    batch = PackedBatch.from_sequences(SEQUENCES, columns={"scale": [0.0, 1.0, 2.0]})
+    torch.testing.assert_close(model(**batch, shift=shift).logits, torch.stack(wanted), atol=1e-12, rtol=0)
+    with pytest.raises(BatchError, match=r"scale are .* of the shape \[2\], and Scaled takes what is not per token"):
+        model(**{**batch, "scale": batch["scale"][:2]}, shift=shift)
 
 
 class TestStaticShapes:

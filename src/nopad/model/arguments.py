@@ -79,8 +79,8 @@ def _check_known(model: Any, stock: bool, name: str, value: Tensor, at: Layout |
     """Refuse a tensor that is not per token: a stock model takes it per row, and a row is no sequence."""
     if not value.dim() or name in OTHERS or at is None or tuple(value.shape[:2]) == at.shape:
         return
-    if not stock and value.shape[0] == source.sequences != source.shape[0]:
-        return
+    if not stock and (value.numel() == 1 or value.shape[0] == source.sequences != source.shape[0]):
+        return  # one for all, or one per sequence of a class that is told from its results (`Head`)
     raise BatchError(
         f"{name} are {_told(value)}, and {type(model).__name__} takes what is not per token once per row, which is not "
         f"per sequence; give one for each slot, {[*at.shape, '...']}, or leave it out"

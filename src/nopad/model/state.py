@@ -25,6 +25,7 @@ from nopad.model.calls import Call, Cell, bound, parameters, takes_more
 from nopad.model.families import Family
 from nopad.model.heads import Head
 from nopad.model.hooks import Count, Hook, NoPositions, PackAgain, Positions, Swap, UnpackFirst, attach, take_off
+from nopad.model.known import class_of
 from nopad.model.positions import positions
 from nopad.model.postconditions import check_attended, check_output, check_ran
 from nopad.model.static import enter_static, leave_static
@@ -161,7 +162,7 @@ class State:
             yield module, Swap(cell, name, part=name)
         if family.route == "encoder mask":
             for module in self.head.base.encoder.modules():
-                if type(module).__name__ in family.attention:
+                if class_of(module).__name__ in family.attention:
                     yield module, UnpackFirst(cell)
                     yield module, PackAgain(cell)
         encoder = part_of(model, "encoder")
