@@ -262,3 +262,45 @@ def test_lengths_become_int32_without_a_copy_where_they_are():
     lengths = np.array([1, 8], np.int32)
     assert as_lengths(lengths, 8) is lengths
     assert as_lengths([], 8).dtype == as_lengths(np.array([8], ">u8"), 8).dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("lengths", "counts", "message"),
+    [
+        ([3, 2], [1, 1], "lengths of a histogram ascend, each once"),
+        ([3, 3], [1, 1], "lengths of a histogram ascend, each once"),
+        ([2, 3], [1], "a histogram of 2 lengths has 1 counts; give one each"),
+        ([0, 3], [1, 1], "lengths of a histogram hold 0; they are integers from 1"),
+        ([2, 3], [1, -4], "counts of a histogram hold -4; they are integers from 1"),
+        ([2, 3], [1, 0], "counts of a histogram hold 0"),
+        ([2.5], [1], "lengths must be integers, got 2.5"),
+        ([2], [True], "lengths must be integers, got True"),
+        ([[2]], [[1]], "lengths must be one-dimensional"),
+        ([2**31], [1], "a histogram has a length of 2147483648; lengths are up to 2147483647"),
+        (np.array([2**63], dtype=np.uint64), [1], "lengths of a histogram hold 9223372036854775808"),
+    ],
+)
+def test_lengths_and_counts_that_are_none(lengths, counts, message):
+    with pytest.raises(LengthError, match=message):
+        Histogram(lengths, counts)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"5": 3, "5": 2}',
+        '{"histogram": {"5": 3, "05": 2}}',
+        '{"histogram": {"5": 3, "\\uff15": 2}}',
+        '{"histogram": {"' + "9" * 5000 + '": 2}}',
+    ],
+)
+def test_no_count_is_lost_where_one_length_is_written_in_two_ways(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(FormatError, match=r"a.json (is not JSON \(the key '5' comes twice\)|holds no histogram)"):
+        Histogram.load(tmp_path / "a.json")
+
+
+def test_lengths_under_a_mask():
+    with pytest.raises(LengthError, match=r"the length at index 1 is masked; leave it out"):
+        Histogram.from_lengths(np.ma.array([5, 3], mask=[0, 1]))
+    assert Histogram.from_lengths(np.ma.array([5, 3], mask=[0, 0])).sequences == 2

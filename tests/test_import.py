@@ -22,6 +22,7 @@ def modules_after(code: str) -> set[str]:
     [
         "import nopad",
         "import nopad; nopad.plan([5, 3, 4], 8, algorithm='ffd').problems()",
+        "import nopad; nopad.PackedBatch.from_sequences([[7, 8, 9], [1, 2]], nopad.Rows(4))",
         "import nopad; str(nopad.Histogram.from_lengths([1]) + nopad.Histogram.from_lengths([2]))",
     ],
 )
@@ -29,6 +30,11 @@ def test_nothing_heavy_is_imported(code):
     loaded = modules_after(code)
     assert "nopad.planning.front" in loaded  # the names below are spelled as in sys.modules
     assert loaded & HEAVY == set()
+
+
+def test_the_command_line_starts_without_what_it_does_not_need_yet():
+    loaded = modules_after("import nopad.cli.app")
+    assert loaded & {"torch", "numba", "llvmlite", "tokenizers", "datasets", "scipy", "pandas", "transformers"} == set()
 
 
 def test_only_the_packages_of_planning_are_opened():

@@ -1,10 +1,13 @@
-"""Arrow in and out: CSR arrays as list arrays and back, without a copy, and files that can be memory-mapped.
+"""Arrow in and out: CSR arrays as list arrays and back, without a copy, and whole files.
+
+Files are read into memory and not mapped: of a mapped file that is cut short, the system kills the process.
 
 pyarrow is imported on use, so that `import nopad` stays quick.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +20,11 @@ from nopad.files import replacing
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["list_array", "list_parts", "write_arrow"]
+__all__ = ["list_array", "list_parts", "read_arrow", "write_arrow"]
 
 
 def write_arrow(path: Path, table: pa.Table) -> None:
-    """Write an Arrow file that can be memory-mapped, atomically.
+    """Write an uncompressed Arrow file, atomically.
 
     Raises:
         StorageError: the disk is full, or the write failed.
@@ -34,6 +37,26 @@ def write_arrow(path: Path, table: pa.Table) -> None:
         pa.ipc.new_file(sink, table.schema) as writer,
     ):
         writer.write_table(table)
+
+
+def read_arrow(path: str | os.PathLike[str], *, sha256: str | None = None) -> pa.Table:
+    """Read an Arrow file into memory and validate it in full; `sha256`: what its content must hash to, in hex.
+
+    The table lies in what was read and hashed, so nothing that is done to the file later shows in it.
+
+    Raises:
+        OSError: the file cannot be read.
+        pa.ArrowException, ValueError: it is no Arrow file, or damaged, or has another SHA-256.
+    """
+    import pyarrow as pa
+
+    with pa.OSFile(os.fsencode(path)) as file:  # as bytes, because not every name is UTF-8
+        data = file.read_buffer()
+    if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
+        raise ValueError("not the SHA-256 of the manifest")
+    table = pa.ipc.open_file(data).read_all()
+    table.validate(full=True)
+    return table
 
 
 def list_array(indptr: NDArray[Any], values: NDArray[Any]) -> pa.Array:

@@ -9,17 +9,21 @@ import errno
 import hashlib
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from nopad.errors import OptionError, StorageError
+from nopad.errors import CorruptError, OptionError, StorageError
 
 __all__ = [
     "PARTIAL_SUFFIX",
+    "damage_errors",
     "fsync_folder",
     "fsync_path",
     "local_path",
+    "once_each",
     "preparing",
     "replacing",
     "sha256_file",
@@ -65,6 +69,29 @@ def storage_errors(doing: str, path: Path) -> Iterator[None]:
                 f"no space left while {doing} {path} ({reason}); free some space and run the same command again"
             ) from error
         raise StorageError(f"failed while {doing} {path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def damage_errors(path: Path, *raised: type[Exception]) -> Iterator[None]:
+    """Turn what reading a damaged or missing file of a dataset raises into an error that names it.
+
+    `raised`: what damage raises, beside OSError.
+
+    Raises:
+        CorruptError: it is missing or damaged.
+        StorageError: it cannot be read for what is around it: rights, too many open files, the device.
+    """
+    kinds: tuple[type[Exception], ...] = (OSError, *raised)
+    try:
+        yield
+    except kinds as error:
+        if isinstance(error, OSError) and error.errno not in _OF_THE_FILE:
+            with storage_errors("reading", path):
+                raise
+        raise CorruptError(f"{path} is missing or damaged ({error}); see `nopad verify`") from error
+
+
+_OF_THE_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL)
 
 
 @contextmanager
@@ -123,6 +150,19 @@ def fsync_folder(folder: Path) -> None:
 
 
 def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file's content, in hex."""
-    with open(path, "rb") as file:
+    """Return the SHA-256 of a file's content, in hex.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    with storage_errors("reading", path), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a JSON object; ValueError where a key comes twice, of which only the last would count."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {twice!r} comes twice")
+    return made

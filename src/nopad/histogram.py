@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nopad.errors import FormatError, LengthError
+from nopad.files import once_each, write_atomic
 from nopad.options import MAX_LENGTH
 
 __all__ = ["Histogram"]
@@ -35,6 +36,9 @@ class Histogram:
         lengths: distinct lengths in tokens, ascending, each >= 1; int64 ``[k]``.
         counts: how many sequences have that length, each >= 1; int64 ``[k]``.
 
+    Raises:
+        LengthError: they are no such lengths and counts.
+
     >>> h = Histogram.from_lengths([3, 5, 3]) + Histogram.from_lengths([5])
     >>> h.lengths.tolist(), h.counts.tolist(), h.sequences, h.tokens
     ([3, 5], [2, 2], 4, 16)
@@ -45,9 +49,21 @@ class Histogram:
 
     def __post_init__(self) -> None:
         for name in ("lengths", "counts"):
-            array = np.array(getattr(self, name), dtype=np.int64)  # a copy: the caller's array stays writable
+            array = integers(getattr(self, name))
+            if array.size and not 1 <= int(array.min()) <= int(array.max()) < 2**63:
+                odd = int(array.min()) if int(array.min()) < 1 else int(array.max())
+                raise LengthError(f"{name} of a histogram hold {odd}; they are integers from 1 to 2^63 - 1")
+            array = np.array(array, dtype=np.int64)  # a copy: the caller's array stays writable
             array.setflags(write=False)
             object.__setattr__(self, name, array)
+        if self.lengths.shape != self.counts.shape:
+            raise LengthError(
+                f"a histogram of {self.lengths.size} lengths has {self.counts.size} counts; give one each"
+            )
+        if (np.diff(self.lengths) < 1).any():
+            raise LengthError("lengths of a histogram ascend, each once; Histogram.from_counts takes them in any order")
+        if self.max_length > MAX_LENGTH:
+            raise LengthError(f"a histogram has a length of {self.max_length}; lengths are up to {MAX_LENGTH}")
 
     @classmethod
     def from_lengths(cls, lengths: ArrayLike) -> Histogram:
@@ -122,8 +138,6 @@ class Histogram:
             "tokens": self.tokens,
             "histogram": {str(length): count for length, count in pairs},
         }
-        from nopad.files import write_atomic  # here, so that counting needs no file code
-
         write_atomic(Path(path), (json.dumps(document, indent=1) + "\n").encode())
 
     def __add__(self, other: Histogram) -> Histogram:
@@ -185,7 +199,7 @@ class Histogram:
 def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
     """Read a histogram file and the capacity it was made for (``max_sequence_length``), None when it names none."""
     try:
-        document = json.loads(Path(path).read_bytes())
+        document = json.loads(Path(path).read_bytes(), object_pairs_hook=once_each)
     except OSError as error:
         raise FormatError(f"cannot read the histogram {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -196,19 +210,27 @@ def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
     capacity = document.get("max_sequence_length") if isinstance(document, dict) else None
     if isinstance(body, list):
         return Histogram.from_counts(dict(enumerate(body, start=1))), capacity or len(body) or None
-    if isinstance(body, dict) and (body or body is not document) and all(k.isdecimal() for k in body):
+    if isinstance(body, dict) and (body or body is not document) and all(map(_is_length, body)):
         return Histogram.from_counts({int(k): v for k, v in body.items()}), capacity
     raise FormatError(
         f'{path} holds no histogram; expected {{"histogram": [counts for length 1, 2, ...]}} or a {{length: count}} map'
     )
 
 
+def _is_length(key: str) -> bool:
+    """Whether a key is a length as it is written: no other key means the same."""
+    return key.isascii() and key.isdecimal() and len(key) <= 20 and str(int(key)) == key
+
+
 def integers(lengths: ArrayLike) -> NDArray[Any]:
     """Return `lengths` as a 1-D integer array, without a copy where it already is one.
 
     Raises:
-        LengthError: the values are not integers (NaN, fractions, booleans, text) or not one-dimensional.
+        LengthError: the values are not integers (NaN, fractions, booleans, text), not one-dimensional, or masked.
     """
+    if isinstance(lengths, np.ma.MaskedArray) and np.ma.is_masked(lengths):  # NumPy gives what lies under the mask
+        i = int(np.argmax(np.ma.getmaskarray(lengths)))
+        raise LengthError(f"the length at index {i} is masked; leave it out: lengths.compressed()")
     try:
         array = np.asarray(lengths)
     except ValueError as error:  # rows of unequal sizes

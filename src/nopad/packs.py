@@ -2,13 +2,12 @@
 
 Compressed sparse rows: pack p holds the sequences ``sequence[indptr[p]:indptr[p + 1]]``, one after the other from
 offset 0. Two integers wide at most: 16 million sequences in 8 million packs take about 100 MB, in memory and on disk
-(``packs.arrow``: one Arrow ``list`` column, memory-mapped on loading, readable by any Arrow library).
+(``packs.arrow``: one Arrow ``list`` column, readable by any Arrow library).
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,14 +16,15 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nopad.arrow import list_array, list_parts, write_arrow
+from nopad.arrow import list_array, list_parts, read_arrow, write_arrow
 from nopad.errors import FormatError, OptionError, PlanMismatchError
 from nopad.histogram import as_lengths
+from nopad.options import MAX_LENGTH
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Packs", "index_dtype", "lengths_sha256", "take_lists"]
+__all__ = ["Packs", "index_dtype", "lengths_sha256", "packs_of", "take_lists"]
 
 FORMAT_VERSION = 1
 
@@ -204,7 +204,7 @@ class Packs:
 
     @classmethod
     def load(cls, path: str | Path) -> Packs:
-        """Map a file that `save` wrote, and read it once to check that it holds packs within their depth.
+        """Read a file that `save` wrote into memory, and check that it holds packs within their depth.
 
         Which sequences they are, whether each comes once, and how long they are, no file of packs can tell:
         `check(lengths)` proves that.
@@ -215,37 +215,52 @@ class Packs:
         import pyarrow as pa
 
         try:
-            table = pa.ipc.open_file(pa.memory_map(os.fsencode(path))).read_all()
-            table.validate(full=True)
-            header = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
+            table = read_arrow(path)
         except (OSError, ValueError, pa.ArrowException) as error:
             raise FormatError(f"cannot read packs from {path}: {error}") from error
-        if header.get("nopad.format") != "nopad.packs" or header.get("nopad.format_version") != str(FORMAT_VERSION):
-            raise FormatError(f"{path} is an Arrow file but not nopad packs (format version {FORMAT_VERSION})")
-        capacity, depth = header.get("nopad.capacity", ""), header.get("nopad.depth", "")
-        written = [_schema(dtype) for dtype in (np.int32, np.int64)]
-        if not capacity.isdecimal() or not (depth == "none" or depth.isdecimal()) or table.schema not in written:
-            raise FormatError(f"{path} is damaged: its header or column is not what nopad writes")
-        column = table.column("sequence")
-        if column.num_chunks > 1:
-            raise FormatError(f"{path} holds {column.num_chunks} record batches; nopad packs are one")
-        indptr, sequence = (
-            list_parts(column.chunk(0)) if column.num_chunks else (np.zeros(1, np.int32), np.zeros(0, np.int32))
-        )
-        packs = cls(
-            capacity=int(capacity),
-            depth=None if depth == "none" else int(depth),
-            indptr=indptr,
-            sequence=sequence,
-            lengths_sha256=header.get("nopad.lengths_sha256"),
-            selection=header.get("nopad.selection", ""),
-        )
-        sizes = np.diff(indptr)
-        if packs.capacity < 1 or sizes.min(initial=1) < 1 or sequence.min(initial=0) < 0:
-            raise FormatError(f"{path} is damaged: its capacity is 0, a pack is empty, or a sequence number negative")
-        if packs.depth is not None and sizes.max(initial=0) > packs.depth:
-            raise FormatError(f"{path} is damaged: a pack holds {sizes.max()} sequences, its depth is {packs.depth}")
-        return packs
+        return packs_of(table, path)
+
+
+def packs_of(table: pa.Table, path: str | Path) -> Packs:
+    """Return the packs that are in the table of a file that `Packs.save` wrote; `path` stands in the messages.
+
+    Raises:
+        FormatError: it is no such table, or holds what cannot be packs.
+    """
+    try:
+        header = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path} is damaged: its header is no text ({error})") from error
+    if header.get("nopad.format") != "nopad.packs" or header.get("nopad.format_version") != str(FORMAT_VERSION):
+        raise FormatError(f"{path} is an Arrow file but not nopad packs (format version {FORMAT_VERSION})")
+    capacity, depth = header.get("nopad.capacity", ""), header.get("nopad.depth", "")
+    written = [_schema(dtype) for dtype in (np.int32, np.int64)]
+    if not _is_number(capacity) or not (depth == "none" or _is_number(depth)) or table.schema not in written:
+        raise FormatError(f"{path} is damaged: its header or column is not what nopad writes")
+    column = table.column("sequence")
+    if column.num_chunks > 1:
+        raise FormatError(f"{path} holds {column.num_chunks} record batches; nopad packs are one")
+    indptr, sequence = (
+        list_parts(column.chunk(0)) if column.num_chunks else (np.zeros(1, np.int32), np.zeros(0, np.int32))
+    )
+    packs = Packs(
+        capacity=int(capacity),
+        depth=None if depth == "none" else int(depth),
+        indptr=indptr,
+        sequence=sequence,
+        lengths_sha256=header.get("nopad.lengths_sha256"),
+        selection=header.get("nopad.selection", ""),
+    )
+    sizes = np.diff(indptr)
+    if packs.capacity < 1 or sizes.min(initial=1) < 1 or sequence.min(initial=0) < 0:
+        raise FormatError(f"{path} is damaged: its capacity is 0, a pack is empty, or a sequence number negative")
+    if packs.depth is not None and sizes.max(initial=0) > packs.depth:
+        raise FormatError(f"{path} is damaged: a pack holds {sizes.max()} sequences, its depth is {packs.depth}")
+    return packs
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= len(str(MAX_LENGTH))
 
 
 def lengths_sha256(lengths: NDArray[np.int32]) -> str:

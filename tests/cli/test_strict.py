@@ -97,3 +97,26 @@ def test_names_that_are_no_utf8(command, tmp_path, ids):
     done = subprocess.run([*command("verify"), bad], capture_output=True, timeout=120)
     assert done.returncode in (0, 2)
     assert done.stderr.count(b"\n") <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["plan", "", "-c", "4"], "INPUT..."),
+        (["pack", "a.jsonl", "", "-o", "x", "-c", "4"], "INPUT..."),
+        (["pack", "a.jsonl", "-o", "", "-c", "4"], "--out/-o"),
+        (["pack", "a.jsonl", "-o", "x", "-c", "4", "--carry", ""], "--carry"),
+        (["verify", ""], "PATH"),
+        (["verify", "x", "--source", ""], "--source/-s"),
+        (["report", ""], "PATH..."),
+        (["demo", "--folder", ""], "--folder"),
+        (["study", "distributions", ""], "FILE..."),
+    ],
+)
+def test_a_variable_that_is_not_set_is_not_the_folder_one_is_in(call, tmp_path, monkeypatch, ids, arguments, what):
+    """`nopad pack "$DATA" -o packed` packed whatever lay there."""
+    monkeypatch.chdir(tmp_path)
+    ran = call(*arguments)
+    assert (ran.code, ran) == (2, "")
+    assert ran.error() == f"{what} is empty; give a value (is a variable of the shell not set?)"
+    assert os.listdir(tmp_path) == [ids.name]

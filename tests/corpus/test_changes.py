@@ -119,8 +119,7 @@ class TestAFileThatChanges:
         message = rf"{path.name}: written again or replaced while the job was running"
         with pytest.raises(SourceError, match=message):
             drain(blocks, seen)
-        if form not in (jsonl, jsonl_gz):  # of lines, the end of the file is where it is found out
-            assert seen == whole[: len(seen)]
+        assert seen == whole[: len(seen)]  # found out before anything is read of what was written
 
     @pytest.mark.parametrize("left", [0.05, 0.5, 0.95])
     def test_cut_short_while_it_is_read(self, tmp_path, form, left):
@@ -222,6 +221,20 @@ class TestEveryBatchIsProven:
             writer.write_table(made)
         [group] = sequences(open_source(tmp_path / "a.arrow").blocks(), None, CorpusOptions(capacity=4))
         assert group.batch.values["name"].to_pylist() == ["a", "a longer one than that"]
+
+    @pytest.mark.parametrize("values", [["a", None], [7, None], [0.5, None], [True, None]])
+    def test_a_null_among_the_values_of_a_dictionary(self, tmp_path, values):
+        """Arrow counts nulls among the numbers of a dictionary only: these came out as "", -2^63, NaN and False."""
+        column = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0], pa.int8()), pa.array(values))
+        made = pa.table({"input_ids": [[1], [2], [3]], "x": column})
+        with pa.ipc.new_file(tmp_path / "a.arrow", made.schema) as writer:
+            writer.write_table(made)
+        with pytest.raises(RecordError, match=r"a.arrow, row 2: 'x' is null"):
+            ids_of(open_source(tmp_path / "a.arrow").blocks())
+        options = CorpusOptions(capacity=4, on_bad_record="skip")
+        [group] = sequences(open_source(tmp_path / "a.arrow").blocks(), None, options)
+        assert group.batch.tokens["input_ids"].tolist() == [1, 3]
+        assert group.batch.values["x"].to_pylist() == [values[0]] * 2
 
     def test_names_that_come_twice(self, tmp_path):
         made = pa.table([pa.array([[1]]), pa.array([1]), pa.array([2])], names=["input_ids", "x", "x"])

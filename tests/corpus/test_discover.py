@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections import UserDict
 from pathlib import Path
 
 import pytest
@@ -203,3 +204,41 @@ def test_one_large_text(tmp_path, monkeypatch, packed):
     with pytest.raises(SourceError, match=rf"{path.name}: one document of {size}, above .* with --text-unit line"):
         list(open_source(path).blocks())
     assert sum(len(block.data) for block in open_source(path, nopad.ReaderOptions(text_unit="line")).blocks()) == 1005
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "x" * 5000, b"a.txt"])
+def test_what_is_no_path(tmp_path, monkeypatch, path):
+    write(tmp_path, {"a.txt": b"a"})
+    monkeypatch.chdir(tmp_path)  # an empty path is not the folder one is in
+    with pytest.raises(SourceError):
+        open_source([path])
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"input_ids": [[7, 8], [9]], "attention_mask": [[1, 1], [1]]},
+        {"attention_mask": [[1, 1], [1]], "tokens": [[7, 8], [9]]},
+        {"labels": [[7, 8], [9]]},
+        UserDict(input_ids=[[7, 8], [9]], token_type_ids=[[0, 0], [0]]),
+        {"input_ids": [[7, 8]], "label": [1]},
+    ],
+)
+def test_columns_by_name_are_no_named_sources(columns):
+    """What a tokenizer or `dataset[:]` gives: each column was packed as a source of its own, masks as ids."""
+    with pytest.raises(
+        SourceError, match="is a column, and a mapping names whole inputs: give the columns as a dataset"
+    ):
+        open_source(columns)
+
+
+def test_the_columns_that_are_named_are_columns_too(tmp_path):
+    with pytest.raises(SourceError, match="'tokens' is a column"):
+        open_source({"tokens": [[7, 8]], "segments": [[0, 0]]}, nopad.ReaderOptions(ids_field="tokens"))
+    write(tmp_path, {"a.txt": b"a"})
+    assert names(open_source({"text": tmp_path})) == ["text=a.txt"]  # a path is a whole input
+
+
+def test_a_source_whose_name_is_no_text():
+    with pytest.raises(SourceError, match="1 cannot name a source"):
+        open_source({1: [[7, 8]]})

@@ -120,3 +120,24 @@ def test_a_column_that_is_there_twice():
     schema = pa.schema([("input_ids", IDS), ("label", pa.int8()), ("label", pa.int8())])
     with pytest.raises(SourceError, match="a: 2 columns 'label'"):
         select(schema, ReaderOptions(carry=("label",)), "a")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"carry": ("label", "label")}, "the column 'label' is to ride along twice; give each --carry once"),
+        ({"carry": ("attention_mask",)}, "the column 'attention_mask' marks padding, which is cut off"),
+        ({"carry": ("label", "attention_mask")}, "the column 'attention_mask' marks padding, which is cut off"),
+        ({"mask_field": "input_ids"}, "the column 'input_ids' cannot be its own mask"),
+        ({"ids_field": "attention_mask"}, "the column 'attention_mask' cannot be its own mask"),
+    ],
+)
+def test_a_column_is_one_thing(options, says):
+    with pytest.raises(SourceError) as caught:
+        select(FULL, ReaderOptions(**options), "a")
+    assert f"a: {says}" in str(caught.value)
+
+
+def test_a_mask_rides_along_where_it_is_none():
+    chosen = select(FULL, ReaderOptions(mask_field=None, carry=("attention_mask",)), "a")
+    assert (chosen.mask, chosen.columns) == (None, ["input_ids", "attention_mask"])

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nopad.corpus import ArrayFolder, CorpusOptions, DatasetSource, DictSource, open_source, sequences
+from nopad.corpus import ArrayFolder, CorpusOptions, DatasetSource, DictSource, IterableSource, open_source, sequences
 from nopad.corpus.options import ReaderOptions
-from nopad.errors import MissingExtraError, RecordError, SourceError
+from nopad.errors import MissingExtraError, OptionError, RecordError, SourceError
 
 ROWS = [{"input_ids": [i, i + 1], "labels": [i, -1], "label": i} for i in range(100)]
 
@@ -249,6 +249,17 @@ class TestArrays:
         with pytest.raises(SourceError, match=r"offsets.npy falls from 2 to 1 at 1"):
             list(open_source(folder).blocks())
 
+    def test_a_column_that_fits_both(self, tmp_path):
+        """Three tokens in three sequences, one of them empty: is the label one per token, or one per sequence?"""
+        unclear = self.arrays(tmp_path / "a", ids=[5, 6, 7], offsets=[0, 2, 2, 3], label=[10, 20, 30])
+        with pytest.raises(SourceError, match=r"label.npy has 3 values, .* one per token, or one per sequence\?"):
+            list(open_source(unclear).blocks())
+        assert counted(open_source(unclear, ReaderOptions(carry=())))[0] == [5, 6, 7]
+        masked = self.arrays(tmp_path / "b", ids=[5, 6, 7], offsets=[0, 2, 2, 3], attention_mask=[1, 0, 1])
+        assert counted(open_source(masked))[0] == [5, 7]
+        clear = self.arrays(tmp_path / "c", ids=[5, 6, 7], offsets=[0, 1, 2, 3], label=[10, 20, 30])
+        assert counted(open_source(clear))[0] == [5, 6, 7]
+
     def test_no_npy_file(self, tmp_path):
         folder = self.arrays(tmp_path / "a", offsets=[0])
         (folder / "ids.npy").write_bytes(b"no")
@@ -292,6 +303,53 @@ class TestPython:
     def test_what_fits_as_it_is(self, first, also):
         rows = [{"input_ids": [1], "x": value} for value in (first, also)]
         assert counted(DictSource(rows, ReaderOptions(carry=("x",))))[1].sequences == 2
+
+    @pytest.mark.parametrize("first", [2**70, 2**64 - 1, "\ud800"])
+    def test_a_first_value_that_fits_nothing_does_not_lose_the_column(self, first):
+        rows = [
+            {"input_ids": [i], "x": value} for i, value in enumerate([first, *["a" if first == "\ud800" else 3] * 3])
+        ]
+        source = DictSource(rows)
+        assert [column.name for column in source.carried] == ["x"]
+        tokens, counts = counted(source, on_bad_record="skip")
+        assert (tokens, counts.bad_skipped) == ([1, 2, 3], 1)
+
+    def test_values_of_no_dimension(self):
+        torch = pytest.importorskip("torch")
+        rows = [{"input_ids": [1], "a": torch.tensor(3), "b": np.array(0.5)}, {"input_ids": [2], "a": 4, "b": 1.5}]
+        [group] = sequences(DictSource(rows).blocks(), None, CorpusOptions(capacity=4))
+        assert {name: values.to_pylist() for name, values in group.batch.values.items() if name in "ab"} == {
+            "a": [3, 4],
+            "b": [0.5, 1.5],
+        }
+
+    @pytest.mark.parametrize("rows", [1, 2])
+    def test_masked_arrays(self, rows):
+        hidden, open_ = np.ma.array([1, 2], mask=[0, 1]), np.ma.array([3, 4], mask=[0, 0])
+        tokens, counts = counted(
+            DictSource([{"input_ids": i} for i in (open_, hidden)], rows=rows), on_bad_record="skip"
+        )
+        assert (tokens, counts.bad_skipped) == ([3, 4], 1)
+
+    @pytest.mark.parametrize(
+        "items", [lambda: 5, lambda needed: iter(ROWS), lambda: 1 / 0, lambda: ({"input_ids": [1 / n]} for n in (1, 0))]
+    )
+    def test_functions_that_fail(self, items):
+        with pytest.raises(SourceError, match=r"memory: cannot be read from row \d on \(.+\); repair it") as caught:
+            counted(open_source(items))
+        assert isinstance(caught.value.__cause__, TypeError | ZeroDivisionError)
+
+    @pytest.mark.parametrize("rows", [0, -1, 1.5])
+    def test_rows_that_make_no_block(self, rows):
+        with pytest.raises(OptionError, match=r"rows must be an integer from 1 to"):
+            DictSource(ROWS, rows=rows)
+        with pytest.raises(OptionError, match=r"block_records must be an integer from 1 to"):
+            IterableSource([[1]], block_records=rows)
+
+    @pytest.mark.parametrize("items", ["hello", b"hello", {"a": 1}])
+    def test_one_text_is_no_list_of_texts(self, items):
+        with pytest.raises(SourceError, match=r"memory: (str|bytes|dict), not a list of texts or of lists of ids"):
+            IterableSource(items)
 
     def test_an_iterator_can_be_read_once(self):
         source = open_source(iter(ROWS))

@@ -127,3 +127,37 @@ def test_the_command_line_says_so(saved):
     )
     assert done.returncode == 1
     assert "lower bound is stated as" in done.stdout + done.stderr
+
+
+class TestWhatCannotBeChecked:
+    """Refused, not guessed: a sum that wraps would prove anything."""
+
+    def test_sums_beyond_64_bits(self):
+        proof = Certificate(((1, MAX_VALUE),))
+        hundred = Histogram.from_counts({1: 100})
+        with pytest.raises(FormatError, match=r"up to 1099511627776, add up to more than 64 bits in one pack"):
+            proof.bound(hundred, 2**24 + 1, None)
+        assert proof.bound(hundred, 2**24 + 1, 3) == 34  # a pack of three is worth little
+        assert Certificate(((1, 1),)).bound(hundred, 2**24 + 1, None) == 1
+
+    def test_too_much_work(self):
+        proof = Certificate(tuple((length, length) for length in range(1, 5000)))
+        with pytest.raises(FormatError, match=r"checking the certificate takes 83,869,307,783 comparisons"):
+            proof.best(2**24 + 1, None)
+        with pytest.raises(FormatError, match="checking one takes too much above 33554432"):
+            Certificate(((1, 1),)).best(2**25 + 1, None)
+
+    def test_a_forged_plan_file(self, tmp_path):
+        made = nopad.plan([1] * 100, 2**24 + 1)
+        document = json.loads(made.to_json())
+        document |= {"certificate": [[1, MAX_VALUE]], "lower_bound": {"packs": 100, "proof": "certificate"}}
+        found = Plan.from_json(json.dumps(document)).problems()
+        assert found == ["the values of the certificate, up to 1099511627776, add up to more than 64 bits in one pack"]
+
+    def test_compiled_and_plain_agree(self):
+        from nopad.planning._certificate_kernels import most_valuable
+
+        proof = Certificate(((2, 3), (5, 8), (7, 12)))
+        lengths, values = np.array(proof.steps).T.copy()
+        for capacity in range(2, 40):
+            assert most_valuable.py_func(lengths, values, capacity) == proof.best(capacity, None)

@@ -6,16 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nopad import Histogram
+from nopad._bit_kernels import empty_set
 from nopad.planning import _class_kernels, lpfhp
-from nopad.planning.arrival import empty_set, empty_table
-from nopad.planning.open_packs import OpenPacks
+from nopad.planning.arrival import empty_table
 
 
 def classes_of(kernel, lengths, counts, capacity, depth, rows=200):
     classes = np.zeros((rows, 4), dtype=np.int64)
     contents = np.zeros((rows, 3), dtype=np.int64)
     rooms, keys = empty_set(capacity), empty_table(rows, capacity)
-    used, made = kernel(lengths, counts, capacity, depth, *rooms, keys, classes, contents)
+    used, made = kernel(lengths, counts, capacity, depth, rooms, keys, classes, contents)
     return used, made, classes[: max(used, 0), :3].tolist(), contents[: max(made, 0)].tolist()
 
 
@@ -49,11 +49,11 @@ def test_a_table_that_is_too_small_grows(monkeypatch):
     expected = sorted(lpfhp.lpfhp(histogram, 64, None))
     tables, kernel = [], _class_kernels.best_fit_classes
 
-    def small_at_first(lengths, counts, capacity, most, words, begin, keys, classes, contents):
+    def small_at_first(lengths, counts, capacity, most, words, keys, classes, contents):
         tables.append(len(classes))
         if len(tables) == 1:
             classes = classes[:3]
-        return kernel(lengths, counts, capacity, most, words, begin, keys, classes, contents)
+        return kernel(lengths, counts, capacity, most, words, keys, classes, contents)
 
     monkeypatch.setattr(_class_kernels, "best_fit_classes", small_at_first)
     assert sorted(lpfhp.lpfhp(histogram, 64, None)) == expected
@@ -61,8 +61,6 @@ def test_a_table_that_is_too_small_grows(monkeypatch):
 
 
 @given(st.from_type(Histogram), st.integers(40, 70), st.none() | st.integers(1, 6))
-def test_the_same_plans_as_open_packs_give(histogram, capacity, depth):
-    packs = OpenPacks(capacity, depth)
-    for length, count in sorted(histogram.to_dict().items(), reverse=True):
-        packs.best_fit(length, count)
-    assert sorted(packs.strategies()) == sorted(lpfhp.lpfhp(histogram, capacity, depth))
+def test_the_same_plans_as_without_compiled_code(histogram, capacity, depth):
+    plain = lpfhp.best_fit_decreasing_few(histogram.to_dict(), capacity, depth)
+    assert sorted(plain) == sorted(lpfhp.lpfhp(histogram, capacity, depth))

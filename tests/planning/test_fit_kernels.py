@@ -5,18 +5,18 @@ from types import FunctionType
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numba.core.dispatcher import Dispatcher
 
-from nopad import _kernels
+from nopad import _bit_kernels, _kernels
+from nopad._bit_kernels import empty_set
 from nopad.planning import _fit_kernels
-from nopad.planning.arrival import empty_set, empty_table
+from nopad.planning.arrival import empty_table
 
-COMPILED = {name: value for name, value in vars(_fit_kernels).items() if isinstance(value, Dispatcher)}
-PLAIN = {**vars(_kernels), **vars(_fit_kernels)}
-PLAIN.update({name: FunctionType(kernel.py_func.__code__, PLAIN) for name, kernel in COMPILED.items()})
-del COMPILED["mix"]  # of the ground, where it has its own case
+SPACE = {**vars(_kernels), **vars(_bit_kernels), **vars(_fit_kernels)}
+KERNELS = {name: value for name, value in SPACE.items() if isinstance(value, Dispatcher)}
+COMPILED = {name: kernel for name, kernel in KERNELS.items() if kernel.__module__ == _fit_kernels.__name__}
+PLAIN = dict(SPACE)
+PLAIN.update({name: FunctionType(kernel.py_func.__code__, PLAIN) for name, kernel in KERNELS.items()})
 
 
 def some_lengths(rng):
@@ -25,13 +25,6 @@ def some_lengths(rng):
 
 def some_depth(rng):
     return int(rng.choice([1, 2, 3, 1000]))
-
-
-def a_set(rng, capacity=3000):
-    words, begin = empty_set(capacity)
-    for value in {int(v) for v in rng.integers(0, capacity + 1, int(rng.integers(0, 40)))}:
-        PLAIN["add"](words, begin, value)
-    return words, begin
 
 
 def case_pack_bounds(rng):
@@ -56,29 +49,6 @@ def case_first_fit(rng):
     return lengths, 50, some_depth(rng), int(lengths.min(initial=50)), 2, np.full(lengths.size, -1, np.int32)
 
 
-def case_add(rng):
-    words, begin = a_set(rng)
-    return words, begin, 1234
-
-
-def case_remove(rng):
-    words, begin = a_set(rng)
-    PLAIN["add"](words, begin, 1234)
-    return words, begin, 1234
-
-
-def case_highest_bit(rng):
-    return (int(rng.integers(1, 2**32)),)
-
-
-def case_at_least(rng):
-    return *a_set(rng), int(rng.integers(0, 3001))
-
-
-def case_at_most(rng):
-    return *a_set(rng), int(rng.integers(0, 3001))
-
-
 def case_slot_of(rng):
     keys = empty_table(20, 10**6)
     for key in rng.integers(0, 10**6, 20):
@@ -88,7 +58,7 @@ def case_slot_of(rng):
 
 def case_best_fit(rng):
     lengths = some_lengths(rng)
-    tables = *empty_set(50), empty_table(lengths.size, 50), np.full(lengths.size, -1, np.int32)
+    tables = empty_set(50), empty_table(lengths.size, 50), np.full(lengths.size, -1, np.int32)
     return lengths, 50, some_depth(rng), int(lengths.min(initial=50)), *tables
 
 
@@ -99,7 +69,7 @@ def case_enqueue(rng):
 
 def case_look_ahead(rng):
     lengths = some_lengths(rng)
-    tables = *empty_set(50), empty_table(lengths.size, 50), np.full(lengths.size, -1, np.int32)
+    tables = empty_set(50), empty_table(lengths.size, 50), np.full(lengths.size, -1, np.int32)
     return lengths, 50, some_depth(rng), int(rng.choice([1, 3, 1000])), *tables
 
 
@@ -143,33 +113,6 @@ def test_int64_packs_are_the_same(name):
     wide = [*copy.deepcopy(args[:-1]), args[-1].astype(np.int64)]
     assert COMPILED[name](*args) == COMPILED[name](*wide)
     assert args[-1].tolist() == wide[-1].tolist()
-
-
-@given(st.sets(st.integers(0, 40_000), max_size=30), st.integers(32_768, 40_000), st.data())
-def test_sets_find_the_neighbours(values, capacity, data):
-    words, begin = empty_set(capacity)
-    values = {value for value in values if value <= capacity}
-    for value in values:
-        _fit_kernels.add(words, begin, value)
-    for gone in data.draw(st.sets(st.sampled_from(sorted(values)))) if values else ():
-        _fit_kernels.remove(words, begin, gone)
-        values.remove(gone)
-    near = {v + d for v in values for d in (-1, 0, 1) if 0 <= v + d <= capacity}
-    for at in {0, capacity, data.draw(st.integers(0, capacity)), *near}:
-        assert _fit_kernels.at_least(words, begin, at) == min((v for v in values if v >= at), default=-1)
-        assert _fit_kernels.at_most(words, begin, at) == max((v for v in values if v <= at), default=-1)
-    assert bool(words.any()) == bool(values)
-
-
-@pytest.mark.parametrize("capacity", [1, 2, 31, 32, 33, 1023, 1024, 32_767, 32_768, 2**31 - 1])
-def test_sets_reach_both_ends(capacity):
-    words, begin = empty_set(capacity)
-    for value in (0, capacity):
-        _fit_kernels.add(words, begin, value)
-    assert _fit_kernels.at_least(words, begin, 1) == _fit_kernels.at_most(words, begin, capacity) == capacity
-    assert _fit_kernels.at_most(words, begin, capacity - 1) == 0
-    _fit_kernels.remove(words, begin, capacity)
-    assert _fit_kernels.at_least(words, begin, 1) == -1
 
 
 def test_a_table_gives_each_key_its_slot():

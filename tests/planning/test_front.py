@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 import numpy as np
@@ -247,3 +248,24 @@ def test_no_option_beats_the_optimum_or_proves_too_much(fewest, algorithm, optio
     assert made.histogram == Histogram.from_lengths(lengths)
     assert made.lower_bound <= possible <= made.packs
     assert made.problems() == []
+
+
+class TestEveryPlanIsHeldAgainstItsHistogram:
+    """Whichever algorithm made it: a plan that loses a sequence, or fills a pack too far, is never handed out."""
+
+    @pytest.mark.parametrize(
+        "made",
+        [[(1, (5, 3))], [(2, (5, 3)), (1, (4,))], [(1, (5, 4)), (1, (3,))], [(1, (4, 3, 1))], [(1, (5, 3)), (1, (5,))]],
+        ids=["one lost", "one twice", "too full", "too deep", "another"],
+    )
+    def test_a_wrong_one(self, monkeypatch, made):
+        from nopad.planning import front
+
+        wrong = dataclasses.replace(front.HISTOGRAM_ALGORITHMS["ffd"], run=lambda *_, **__: made)
+        monkeypatch.setitem(front.HISTOGRAM_ALGORITHMS, "ffd", wrong)
+        with pytest.raises(RuntimeError, match="ffd made a plan that does not pack this histogram"):
+            plan([5, 3, 4], 8, depth=2, algorithm="ffd")
+
+    def test_counts_that_no_share_of_can_be_rounded(self):
+        with pytest.raises(LengthError, match=r"counts 4611686018427387905 sequences of one length; plans are exact"):
+            plan(Histogram.from_counts({3: 2**62 + 1}), 8)

@@ -186,7 +186,7 @@ def test_json_that_is_no_plan(refuses, document):
         from_document(document)
 
 
-@pytest.mark.parametrize("version", [2, "1", None])
+@pytest.mark.parametrize("version", [2, "1", None, True, 1.0])
 def test_an_unknown_version(refuses, document, version):
     with refuses(FormatError, f"p.json has format version {version!r}; this nopad reads 1"):
         from_document(document | {"format_version": version})
@@ -218,7 +218,7 @@ def test_malformed_strategies(refuses, document, strategy):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"strategies": None}, "TypeError(\"'NoneType' object is not iterable\")"),
+        ({"strategies": None}, "ValueError('strategies is None, and should be a list')"),
         ({"strategies": [{"count": 1}]}, "KeyError('lengths')"),
         (
             {"strategies": [{"count": 2**63, "lengths": [1]}]},
@@ -226,7 +226,11 @@ def test_malformed_strategies(refuses, document, strategy):
         ),
         ({"lower_bound": 4}, "TypeError(\"'int' object is not subscriptable\")"),
         ({"lower_bound": {"packs": 4}}, "KeyError('proof')"),
-        ({"notes": None}, "TypeError(\"'NoneType' object is not iterable\")"),
+        ({"notes": None}, "ValueError('notes is None, and should be a list')"),
+        ({"notes": [3]}, "ValueError('notes should be strings')"),
+        ({"options": [["depth", 3]]}, "ValueError(\"options is [['depth', 3]], and should be a dict\")"),
+        ({"facts": []}, "ValueError('facts is [], and should be a dict')"),
+        ({"algorithm": 7}, "ValueError('algorithm is 7, and should be a str')"),
     ],
 )
 def test_malformed_documents(refuses, document, change, reason):
@@ -256,7 +260,7 @@ def test_a_missing_part(refuses, document, key):
 
 
 @pytest.mark.parametrize(("key", "true"), [("sequences", 7), ("tokens", 30), ("packs", 4)])
-@pytest.mark.parametrize("stated", [31, None])
+@pytest.mark.parametrize("stated", [31, None, 4.0, 7.0, 30.0, True])
 def test_totals_that_do_not_match(refuses, document, key, true, stated):
     with refuses(FormatError, f"p.json states {stated} {key}, its strategies give {true}"):
         from_document(document | {key: stated})
@@ -298,3 +302,16 @@ def test_problems_survive_loading(document):
 def test_problems_are_few():
     made = plan(np.arange(1, 21), 20, depth=1)
     assert len(dataclasses.replace(made, capacity=1, depth=None).problems()) == 4  # three strategies and the bound
+
+
+def test_a_key_that_is_there_twice(refuses, document):
+    text = json.dumps(document).replace('"capacity": 8', '"capacity": 8, "capacity": 9')
+    with refuses(FormatError, "p.json is not JSON: the key 'capacity' comes twice"):
+        Plan.from_json(text, name="p.json")
+
+
+def test_counts_do_not_wrap(refuses, document):
+    """4 x 2^62 is 0 in 64 bits: the strategies would cover nothing, and be believed."""
+    document["strategies"] = [{"count": 2**62, "lengths": [2, 2, 2, 2]}]
+    with pytest.raises(FormatError, match=r"histogram counts 18446744073709551616 sequences of length 2"):
+        from_document(document | {"depth": None, "sequences": 0, "tokens": 0, "packs": 2**62})

@@ -5,8 +5,11 @@ The judge is what was read before the damage, byte by byte. A crash of the proce
 
 from __future__ import annotations
 
+import os
 import random
+import resource
 import shutil
+from contextlib import ExitStack, suppress
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import nopad
-from nopad.corpus import open_source
-from nopad.errors import CorruptError
+from nopad.corpus import IterableSource, open_source
+from nopad.errors import CorruptError, StorageError
 from nopad.files import sha256_file
 from nopad.store import Manifest, shard_files
 
@@ -191,3 +194,32 @@ def test_few_footers_are_kept(out, monkeypatch):
     dataset = nopad.open_packed(out)
     assert {how: read(dataset) for how, read in WAYS.items()} == expected
     assert len(dataset._files._fragments) == len(dataset._files._local.readers) == 2
+
+
+@pytest.fixture
+def no_more_files():
+    """Open so many files that no other can be opened."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    with ExitStack() as held:
+        with suppress(OSError):
+            while True:
+                held.enter_context(open(os.devnull, "rb"))
+        yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("index_only", [False, True])
+@pytest.mark.parametrize("way", ["open", "number", "iterate", "lengths"])
+def test_a_file_that_cannot_be_opened_is_not_damaged(tmp_path, pack, make_records, request, index_only, way):
+    pack(IterableSource(make_records(20)), tmp_path / "out", index_only=index_only)
+    dataset = nopad.open_packed(tmp_path / "out")
+    request.getfixturevalue("no_more_files")
+    read = {
+        "open": lambda: nopad.open_packed(tmp_path / "out"),
+        "number": lambda: dataset[0],
+        "iterate": lambda: next(iter(dataset)),
+        "lengths": dataset.seq_lengths,
+    }[way]
+    with pytest.raises(StorageError, match=r"failed while reading .*: .*Too many open files"):
+        read()

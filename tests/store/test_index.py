@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+import textwrap
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -109,7 +114,7 @@ def test_damaged_sequences(tmp_path, pack, source, damage):
             writer.write_table(table)
     with pytest.raises(CorruptError) as caught:
         nopad.open_packed(tmp_path)[0]
-    assert str(caught.value).startswith(f"{path} is missing or damaged: ")
+    assert str(caught.value).startswith(f"{path} is missing or damaged (")
 
 
 @pytest.mark.parametrize("name", ["packs.arrow", "sequences.arrow"])
@@ -123,3 +128,45 @@ def test_a_full_disk_leaves_no_partial_file(tmp_path, pack, source, break_at, di
     break_at.patch.undo()
     pack(source, tmp_path / "out", **how)
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+CUT_SHORT = """
+    import os, sys, pathlib
+    import nopad
+    out = pathlib.Path(sys.argv[1])
+    dataset, packs = nopad.open_packed(out), nopad.Packs.load(out / "packs.arrow")
+    whole = [row.seq_index.tolist() for row in dataset]
+    for name in ("packs.arrow", "sequences.arrow"):
+        os.truncate(out / name, 0)
+    again = nopad.open_packed(out)
+    dataset._cache.clear()
+    assert [row.seq_index.tolist() for row in dataset] == whole == [pack.tolist() for pack in packs]
+    assert dataset.seq_lengths()[1].sum() == dataset.manifest.tokens
+    try:
+        again[0]
+    except nopad.errors.CorruptError as error:
+        print(error)
+"""
+
+
+def test_files_that_are_cut_short_while_open_end_no_process(tmp_path, pack, lengths):
+    """The system kills a process that reads a mapped file beyond its new end."""
+    out = tmp_path / "out"
+    pack(LengthsFile(tmp_path / "lengths.npy"), out, index_only=True)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(CUT_SHORT), out], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(
+        r"\S+/packs.arrow is missing or damaged \(not the SHA-256 .*\); see `nopad verify`\n", done.stdout
+    )
+
+
+def test_an_index_takes_what_its_files_take(tmp_path, pack):
+    """As the format's page says: 5 bytes per sequence where records are simply 0, 1, 2, ..., and 4 per pack."""
+    np.save(tmp_path / "lengths.npy", np.full(200_000, 16))
+    made = pack(LengthsFile(tmp_path / "lengths.npy"), tmp_path / "out", index_only=True, shard_tokens=2**20)
+    before = pa.total_allocated_bytes()
+    index = read_index(tmp_path / "out", made)
+    assert pa.total_allocated_bytes() - before <= 5 * 200_000 + 4 * made.packs + 10_000
+    assert index.lengths.nbytes == 200_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 
+import numpy as np
 import pytest
 
 import nopad
@@ -140,7 +141,15 @@ def test_options_are_refused_before_anything_is_read(tmp_path, pack):
             yield
 
     source = object.__new__(Unreadable)
-    for bad in ({"order": "sideways"}, {"depth": -1}, {"seed": -1}, {"shard_tokens": 1.5}):
+    for bad in (
+        {"order": "sideways"},
+        {"depth": -1},
+        {"seed": -1},
+        {"shard_tokens": 1.5},
+        {"arrival_window": 0},
+        {"options": {"align": 0}},
+        {"algorithm": "best"},
+    ):
         with pytest.raises(OptionError):
             pack(source, tmp_path / "out", **bad)
     assert os.listdir(tmp_path) == []
@@ -179,3 +188,29 @@ def test_the_same_file_read_in_another_way_is_another_job(tmp_path, pack, two_fi
     assert nopad.verify(out, source=two_fields("b")) == [
         "the source was read in another way when it was packed: ids_field was a, now b"
     ]
+
+
+def test_options_that_are_no_mapping(tmp_path, pack):
+    with pytest.raises(OptionError, match="options is None; it must be a mapping of names to values"):
+        pack(IterableSource([[1, 2]]), tmp_path / "out", options=None)
+
+
+def test_numbers_of_numpy_are_those_of_python(tmp_path, pack, make_records):
+    """They were errors of the JSON library, or made another job of the same."""
+    plain = {"arrival_window": 20, "options": {"align": 2}, "depth": 3, "seed": 5, "algorithm": "lpfhp"}
+    odd = {**plain, "arrival_window": np.int64(20), "options": {"align": np.int16(2)}, "depth": np.int8(3)}
+    source = IterableSource(make_records(50))
+    made = pack(source, tmp_path / "out", **plain)
+    assert pack(source, tmp_path / "out", **{**odd, "seed": np.uint64(5)}) == made
+
+
+def test_what_was_given_instead_of_a_source_or_its_options(tmp_path):
+    source, corpus = IterableSource([[1, 2]]), nopad.CorpusOptions(capacity=4)
+    for given, says in [
+        (("a.jsonl", tmp_path / "out", corpus), "str is no Source; open it with nopad.open_source"),
+        ((source, tmp_path / "out", 4), "int is no CorpusOptions; give nopad.CorpusOptions"),
+    ]:
+        with pytest.raises(OptionError, match=re.escape(says)):
+            nopad.pack_corpus(*given)
+    with pytest.raises(OptionError, match=r"str is no Tokenizer; load it with nopad.load_tokenizer"):
+        nopad.pack_corpus(source, tmp_path / "out", corpus, tokenizer="bert-base-uncased")

@@ -138,6 +138,9 @@ def test_damaged_shards(out, edit_manifest, shards):
         ("tokenizer", {}),
         ("columns", None),
         ("seed", "0"),
+        ("seed", 2**64),
+        ("packs", 2**63),
+        ("sequences", 10**30),
         ("shards", []),
     ],
 )
@@ -179,3 +182,31 @@ def test_half_of_a_pair(out, tmp_path, here, gone):
         Manifest.load(tmp_path / "pair")
     assert str(caught.value) == f"{tmp_path / 'pair'} holds {here}, and not {gone}, which was made with it"
     assert nopad.verify(tmp_path / "pair") == [str(caught.value)]
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value"),
+    [
+        ("source", "records", "many"),
+        ("source", "bytes", []),
+        ("source", "ignored", -1),
+        ("options", "validation", "1%"),
+        ("options", "validation", 2.0),
+        ("options", "arrival_window", 0),
+        ("options", "split", "test"),
+        ("options", "weights", {"a": 0}),
+        ("counts", "records", 2**64),
+    ],
+)
+def test_values_inside_of_the_wrong_kind_are_refused(out, edit_manifest, where, name, value):
+    """Someone may have made the checksum anew: `verify` computed with these, and ended in a traceback."""
+    inside = json.loads((out / "nopad.json").read_text())[where]
+    edit_manifest(out, **{where: {**inside, name: value}})
+    with pytest.raises(CorruptError, match=rf"nopad\.json is damaged: {where}"):
+        Manifest.load(out)
+
+
+def test_deep_nesting_is_damage(out):
+    (out / "nopad.json").write_text("[" * 100_000)
+    with pytest.raises(CorruptError, match=r"nopad\.json is damaged: "):
+        Manifest.load(out)

@@ -169,6 +169,13 @@ def test_another_choice_than_stated_is_found(mine, edit, source, only):
     assert problem == "these are not the records that seed 4, the weights and the share held out choose"
 
 
+def test_weights_of_other_sources_are_found(mine, edit, source, only):
+    """Someone made the manifest's checksum anew: a KeyError."""
+    edit(mine, "train", lambda m: m["options"].update(weights={"x": 1}))
+    problem = only(nopad.verify(mine / "train", source=source))
+    assert problem == "nopad.json states weights of other sources than it was packed from"
+
+
 def test_another_share_than_stated_is_found_without_the_source(mine, edit):
     edit(mine, "train", lambda m: m["options"].update(validation=0.3))
     edit(mine, "validation", lambda m: m["options"].update(validation=0.1))

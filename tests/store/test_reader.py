@@ -4,6 +4,7 @@ import itertools
 import os
 import pickle
 import shutil
+import signal
 import threading
 import warnings
 
@@ -342,3 +343,28 @@ def test_a_row_group_that_is_not_there(large, number):
     for read in (large.row_group, lambda at: next(large.iter_row_groups([at]))):
         with pytest.raises(IndexError, match=f"^row group {number} of 6 row groups$"):
             read(number)
+
+
+def test_a_child_that_is_forked_while_another_thread_reads(either):
+    """Loaders fork their workers: a lock that a thread held at that moment stayed shut in them for ever."""
+    dataset = nopad.open_packed(either)
+    expected = [row.seq_index.tolist() for row in dataset]
+    for lock in (dataset._lock, dataset._files._lock):
+        taken, done = threading.Event(), threading.Event()
+
+        def hold(lock=lock, taken=taken, done=done):
+            with lock:
+                taken.set()
+                done.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        taken.wait()
+        child = os.fork()
+        if not child:
+            signal.alarm(10)
+            same = [dataset[at].seq_index.tolist() for at in range(len(dataset))] == expected
+            os._exit(0 if same and [row.seq_index.tolist() for row in dataset] == expected else 1)
+        done.set()
+        thread.join()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

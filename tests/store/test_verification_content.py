@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import nopad
-from nopad.corpus import IterableSource, LengthsFile
+from nopad.corpus import DictSource, IterableSource, LengthsFile
 from nopad.errors import OptionError
 from nopad.files import sha256_file
 from nopad.store import Manifest
@@ -261,3 +261,17 @@ def test_another_seed_or_order_than_the_packs_were_dealt_with(dataset, edit_mani
     stated = {"seed": 0, "order": "random", **changes}
     how = f"auto, seed {stated['seed']} and order {stated['order']}"
     assert nopad.verify(dataset) == [f"these are not the packs that {how} give for these sequences"]
+
+
+@pytest.mark.parametrize(("packed", "now"), [(("a",), ("a", "b")), (("a", "b"), ("a",)), ((), ("a",))])
+def test_a_source_of_which_other_columns_ride_along(tmp_path, pack, only, packed, now):
+    """A column that came to the source after packing was a KeyError."""
+    rows = [{"input_ids": [i], "a": i, "b": [i]} for i in range(5)]
+
+    def source(names):
+        return DictSource([{name: row[name] for name in ("input_ids", *names)} for row in rows])
+
+    pack(source(packed), tmp_path / "out")
+    problem = only(nopad.verify(tmp_path / "out", source=source(now)))
+    assert problem.startswith("other columns rode along when it was packed: ")
+    assert nopad.verify(tmp_path / "out", source=source(packed)) == []

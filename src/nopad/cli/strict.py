@@ -1,6 +1,7 @@
 """What holds for every command, checked in the one place through which all their arguments pass.
 
-An option of one value that is given twice is a mistyped repeat: the first value would be lost without a word. What is
+An option of one value that is given twice is a mistyped repeat: the first value would be lost without a word. An empty
+value is a variable that is not set: as a path it would be the folder that the shell is in. What is
 written goes to this machine's disk: every option with the metavar FILE or FOLDER names an output.
 """
 
@@ -30,9 +31,15 @@ class StrictCommand(TyperCommand):
         """Parse, and refuse what would be lost or could not be written.
 
         Raises:
-            OptionError: an option is given twice; an output is a URL, or a folder where a file is to be.
+            OptionError: an option is given twice, or anything is empty; an output is a URL, or a folder where a file is
+                to be.
         """
-        *_, given = self.make_parser(ctx).parse_args(args=list(args))
+        values, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        for param in self.params:
+            value = values.get(param.name)
+            if "" in (value if isinstance(value, list | tuple) else [value]):
+                name = "/".join(param.opts) if isinstance(param, TyperOption) else param.metavar
+                raise OptionError(f"{name} is empty; give a value (is a variable of the shell not set?)")
         for param, times in Counter(given).items():
             if times > 1 and isinstance(param, TyperOption) and not param.multiple:
                 raise OptionError(f"{'/'.join(param.opts)} is given {times} times, and takes one value; give it once")

@@ -29,7 +29,8 @@ class ArrayFolder(TableSource):
     Any other ``NAME.npy`` is a column: as long as ``ids.npy``, one value per token; ``[n]``, one per sequence.
 
     Raises:
-        SourceError: an array is missing, of the wrong shape or type, or its length fits neither.
+        SourceError: an array is missing, of the wrong shape or type, or its length fits neither; or, found while
+            reading, it fits both, and sequences are not all of one token.
     """
 
     def __init__(self, folder: Path, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
@@ -67,6 +68,8 @@ class ArrayFolder(TableSource):
         if options.ids_field is None and options.text_field is None:
             options = replace(options, ids_field="ids")
         super().__init__(folder.name, str(folder), schema, options)
+        per_token = [column.name for column in self.carried if column.per == "token"]
+        self._unclear = per_token if self._arrays["ids"].size == offsets.size - 1 else []
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """As many sequences as hold about a million tokens."""
@@ -85,6 +88,12 @@ class ArrayFolder(TableSource):
         for first in range(0, sequences, _OFFSETS_AT_ONCE):
             offsets = read(first, min(first + _OFFSETS_AT_ONCE, sequences) + 1).astype(np.int64)
             lengths = np.diff(offsets)
+            if self._unclear and (lengths != 1).any():
+                raise SourceError(
+                    f"{self._path}: {self._unclear[0]}.npy has {self._offsets.size - 1} values, and there are as many "
+                    "sequences as tokens: one per token, or one per sequence? Leave out the empty sequences, or that "
+                    "column with --carry"
+                )
             if (lengths < 0).any() or (lengths > MAX_ID).any():
                 at = int(np.argmax((lengths < 0) | (lengths > MAX_ID)))
                 how = "falls" if lengths[at] < 0 else "rises by more than a sequence can hold,"

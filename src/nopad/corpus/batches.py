@@ -3,6 +3,7 @@
 What a library gave is held against the schema that was chosen from: the columns are there, once, and of the same types.
 Then Arrow proves each batch in full, so that nothing behind reads beyond a buffer: a damaged file is an error with its
 rows, never a crash. Text that is no UTF-8 is let through: it belongs to single records, which `rows` marks as bad.
+Dictionaries are decoded, so that a null among their values is a null in each row that has it.
 O(values), about 0.1 ns per byte.
 """
 
@@ -100,7 +101,11 @@ def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _plain(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """A proven column in a type that everything behind can read."""
+    """A proven column in a type that everything behind can read; nulls are where `is_null` sees them."""
+    if pa.types.is_dictionary(wanted):
+        wanted = wanted.value_type
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
     if pa.types.is_string_view(column.type):  # pyarrow lacks half of what it has for other strings
         return column.cast(pa.large_string(), safe=False)
     if column.type != wanted and not is_string(column.type):

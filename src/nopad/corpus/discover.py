@@ -37,6 +37,7 @@ OTHERS = (".json", ".csv", ".tsv", ".npy", ".npz", ".pkl", ".pdf", ".docx", ".xl
 MAGIC = {b"PAR1": ".parquet", b"ARROW1": ".arrow", b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 MANIFEST = "nopad.json"  # in every folder that nopad has packed
 BESIDE = ("state.json", "dataset_info.json")  # what `save_to_disk` writes beside its Arrow files
+COLUMNS = ("input_ids", "text", "attention_mask", "labels", "token_type_ids")  # what a tokenizer gives, and its input
 ARCHIVES = (".bz2", ".xz", ".lz4", ".zip", ".tar", ".7z")
 _READS = f"{', '.join(SUFFIXES)}, text and JSONL also with {' or '.join(COMPRESSIONS)}"
 
@@ -114,6 +115,7 @@ def open_source(
             raise SourceError(f"this DatasetDict holds several splits ({splits}); give one of them, or a dict of those")
         if not inputs:
             raise SourceError("the mapping of named inputs is empty; give at least one NAME: INPUT")
+        _refuse_columns(inputs, options)
         sources = {name: open_source(given, options, block_bytes=block_bytes) for name, given in inputs.items()}
         for at in range(len(sources)):
             _check_alike(list(sources.values())[: at + 1], list(sources)[: at + 1])
@@ -154,6 +156,17 @@ def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:
                 raise SourceError(f"memory: record {number} is {type(ids).__name__}, not a list of ids as the first is")
         return DictSource(lambda: ({"input_ids": ids} for ids in inputs), options)
     return None
+
+
+def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
+    """Refuse columns by name, of which each would be read as a source of its own: the masks as ids, say."""
+    columns = (*COLUMNS, options.ids_field, options.text_field, options.mask_field)
+    for name, given in inputs.items():
+        if name in columns and not isinstance(given, str | os.PathLike):
+            raise SourceError(
+                f"{name!r} is a column, and a mapping names whole inputs: give the columns as a dataset, "
+                "datasets.Dataset.from_dict(columns), or name the input otherwise"
+            )
 
 
 def _refuse_tables(inputs: Any) -> None:
@@ -205,12 +218,17 @@ class _Finder:
             if not isinstance(given, str | os.PathLike):
                 raise SourceError(f"{type(given).__name__} in a list of paths; give paths and URLs, or a list of dicts")
             text = os.fspath(given)
+            if not isinstance(text, str) or not text or "\0" in text:
+                raise SourceError(
+                    f"{text!r} is no path; give that of a file or folder, a folder by '.' if it is this one"
+                )
             if text.startswith(HUB):
                 self.found.append(_Found(text, text, partial(load_hub, text, self.options)))
             elif is_url(text):
                 self._at_url(text)
             else:
-                self._at_path(Path(text))
+                with reading(Path(text)):
+                    self._at_path(Path(text))
         seen: dict[str, str] = {}
         for one in self.found:
             if one.identity in seen:

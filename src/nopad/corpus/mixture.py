@@ -25,7 +25,7 @@ class MixtureSource(Source):
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
         for name in sources:
-            if not NAME.fullmatch(name):
+            if not isinstance(name, str) or not NAME.fullmatch(name):
                 raise SourceError(f"{name!r} cannot name a source; choose letters, digits, _, - and .")
         self._sources = dict(sources)
         self.parts = tuple(sources)

@@ -16,9 +16,13 @@ from nopad.corpus.rows import decode_rows
 from nopad.corpus.selection import Selection, is_list, is_string
 from nopad.corpus.source import Block
 from nopad.corpus.tables import TableSource
-from nopad.errors import SourceError
+from nopad.errors import NopadError, SourceError
+from nopad.options import Option
 
 __all__ = ["DatasetSource", "DictSource", "as_arrow", "schema_of", "to_batch"]
+
+
+ROWS = Option(default=1000, help="rows in a block")
 
 
 class DatasetSource(TableSource):
@@ -37,7 +41,7 @@ class DatasetSource(TableSource):
         if isinstance(dataset, Mapping):
             raise SourceError(f"{name}: a DatasetDict of several splits ({', '.join(dataset)}); give one of them")
         self._dataset = as_arrow(dataset, name)
-        self._rows = rows
+        self._rows = ROWS.check("rows", rows)
         self._length = getattr(dataset, "num_rows", None)
         self._dicts: DictSource | None = None
         if dataset.features is None:
@@ -64,8 +68,7 @@ class DatasetSource(TableSource):
             try:
                 table = next(tables, None)
             except Exception as error:  # of the library, of what it reads, or of the user's own functions in it
-                reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(": ")
-                raise SourceError(f"{self._path}: cannot be read from row {row} on ({reason}); repair it") from error
+                raise _unreadable(self._path, row, error) from error
             if table is None:
                 return
             yield from table.combine_chunks().to_batches()
@@ -74,6 +77,11 @@ class DatasetSource(TableSource):
     def inventory(self) -> list[tuple[str, int]]:
         """Number of rows, where it is known."""
         return [(self._name, self._length)] if self._length is not None else []
+
+
+def _unreadable(name: str, row: int, error: Exception) -> SourceError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(": ")
+    return SourceError(f"{name}: cannot be read from row {row} on ({reason}); repair it")
 
 
 def as_arrow(dataset: Any, name: str = "the dataset") -> Any:
@@ -110,7 +118,7 @@ class DictSource(TableSource):
     ) -> None:
         """Take the columns and their types from the first `rows` items."""
         self._items = items
-        self._rows = rows
+        self._rows = ROWS.check("rows", rows)
         self._once: Iterator[list[Mapping[str, Any]]] | None = None
         chunks = self._chunks(name)
         first = next(chunks, None)
@@ -123,7 +131,7 @@ class DictSource(TableSource):
 
     def _chunks(self, name: str) -> Iterator[list[Mapping[str, Any]]]:
         chunk: list[Mapping[str, Any]] = []
-        for number, item in enumerate(self._items() if callable(self._items) else self._items, 1):
+        for number, item in enumerate(self._iterated(name), 1):
             if not isinstance(item, Mapping):
                 raise SourceError(f"{name}, row {number}: {type(item).__name__}, not a dict; give dicts of columns")
             chunk.append(item)
@@ -132,6 +140,18 @@ class DictSource(TableSource):
                 chunk = []
         if chunk:
             yield chunk
+
+    def _iterated(self, name: str) -> Iterator[Any]:
+        """The items; SourceError where the user's function or iterator fails."""
+        row = 1
+        try:
+            for item in self._items() if callable(self._items) else self._items:
+                yield item
+                row += 1
+        except NopadError:
+            raise
+        except Exception as error:  # of the user's own code, or of a library in it
+            raise _unreadable(name, row, error) from error
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Batches of a fixed number of rows; null where a value has not the type of its column."""
@@ -174,25 +194,32 @@ def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
 
 
 def _plain(value: Any) -> Any:
-    """Tensors as arrays; all else as it is, such as a tensor that no array can hold."""
-    if not hasattr(value, "__array__") or isinstance(value, np.ndarray | np.generic):
+    """Tensors as arrays, of one value as that value; all else as it is, such as a tensor that no array can hold."""
+    if not hasattr(value, "__array__") or isinstance(value, np.generic):
         return value
     try:
-        return np.asarray(value)
+        array = np.asanyarray(value)
     except (TypeError, ValueError, RuntimeError):  # on another device, with a gradient, of a type NumPy lacks
         return value
+    if not array.ndim:
+        return array[()]
+    return array if array.size or array.ndim > 1 else []  # NumPy calls an empty list floats
 
 
 def _type_of(items: Sequence[Mapping[str, Any]], key: str) -> pa.DataType:
     values = [_plain(item[key]) for item in items if item.get(key) is not None]
-    try:
-        found = pa.array(values).type
-    except _MISFITS:  # they do not fit together: the first one counts
-        try:
-            found = pa.array(values[:1]).type
-        except _MISFITS:
-            return pa.null()
+    found = _common_type(values)
+    if found is None:  # they do not fit together: the first one that can be something counts
+        found = next((kind for value in values if (kind := _common_type([value])) is not None), pa.null())
     return pa.list_(pa.int64()) if is_list(found) and pa.types.is_null(found.value_type) else found
+
+
+def _common_type(values: Sequence[Any]) -> pa.DataType | None:
+    """The Arrow type of values together; None where they have none."""
+    try:
+        return pa.array(values).type
+    except _MISFITS:
+        return None
 
 
 def to_batch(
@@ -241,13 +268,18 @@ def _fit(values: Sequence[Any], kind: pa.DataType) -> bool:
         arrays = [value for value in values if isinstance(value, np.ndarray)]
         lists = [value for value in values if value is not None and not isinstance(value, np.ndarray)]
         inside = kind.value_type
-        if not all(isinstance(value, list | tuple) for value in lists):
+        if not all(isinstance(value, list | tuple) for value in lists) or any(map(_hides, arrays)):
             return False
         return all(array.dtype.kind in _KINDS[_kind(inside)] for array in arrays) and _fit(
             list(chain.from_iterable(lists)), inside
         )
     wanted = _TYPES.get(_kind(kind))
     return wanted is None or all(issubclass(found, wanted) and _exact(found, kind) for found in set(map(type, values)))
+
+
+def _hides(array: np.ndarray[Any, Any]) -> bool:
+    """Whether a masked array hides values, which Arrow would take as they are."""
+    return isinstance(array, np.ma.MaskedArray) and bool(np.ma.getmaskarray(array).any())
 
 
 def _exact(found: type, kind: pa.DataType) -> bool:

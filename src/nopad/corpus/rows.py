@@ -210,7 +210,6 @@ def _sequence_columns(batch: pa.RecordBatch, selection: Selection) -> dict[str, 
     for column in selection.carried:
         if column.per == "sequence":
             values = batch.column(column.name)
-            values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
             found[column.name] = values.cast(pa.string()) if column.type == "string" else values
     return found
 
@@ -219,7 +218,6 @@ def _without_broken_text(batch: pa.RecordBatch, bad: dict[int, str]) -> pa.Recor
     """Mark rows with text that is no UTF-8, and return the batch with nulls in its place."""
     for at, name in enumerate(batch.schema.names):
         column = batch.column(at)
-        column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
         if not is_string(column.type):
             continue
         try:

@@ -103,6 +103,7 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
     else:
         carried = asked
     names = {column.name for column in carried}
+    _check_distinct(content, mask, [column.name for column in carried], place)
     watched: Literal["all", "mask", "none"] = "none"
     if kind == "ids":
         by_mask = options.pad_id is None and options.mask_field == "auto"
@@ -117,6 +118,20 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
         known=frozenset(schema.names),
         new=watched,
     )
+
+
+def _check_distinct(content: str, mask: str | None, carried: Sequence[str], place: str) -> None:
+    """Refuse a column that is to be two things at once."""
+    if mask == content:
+        raise SourceError(f"{place}: the column {mask!r} cannot be its own mask; name another one with --mask-field")
+    for at, name in enumerate(carried):
+        if name == mask:
+            raise SourceError(
+                f"{place}: the column {name!r} marks padding, which is cut off, so nothing but ones would ride along; "
+                "leave it out of --carry, or keep the padding with --mask-field none"
+            )
+        if name in carried[:at]:
+            raise SourceError(f"{place}: the column {name!r} is to ride along twice; give each --carry once")
 
 
 def _content(schema: pa.Schema, options: ReaderOptions, place: str) -> tuple[str, Kind]:

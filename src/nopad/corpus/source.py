@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,12 +23,15 @@ import numpy as np
 
 from nopad.corpus.records import BadRecord, Carried, Kind, Record, Records, ids_record, text_run
 from nopad.errors import SourceError
+from nopad.options import Option
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 BLOCK_BYTES = 4 << 20
 CHAIN_START = bytes(32)
+
+BLOCK_RECORDS = Option(default=1000, help="records in a block")
 
 Decoder = Callable[[Any, int], Iterator[Record | Records | BadRecord]]
 
@@ -121,9 +124,11 @@ class IterableSource(Source):
     """
 
     def __init__(self, items: Iterable[str | Sequence[int]], *, name: str = "memory", block_records: int = 1000):
+        if isinstance(items, str | bytes | Mapping):
+            raise SourceError(f"{name}: {type(items).__name__}, not a list of texts or of lists of ids")
         self._items = [item if isinstance(item, str) else _plain(item, name, at) for at, item in enumerate(items, 1)]
         self._name = name
-        self._block_records = block_records
+        self._block_records = BLOCK_RECORDS.check("block_records", block_records)
         texts = [isinstance(item, str) for item in self._items]
         if any(texts) and not all(texts):
             text, ids = texts.index(True) + 1, texts.index(False) + 1

@@ -1,6 +1,6 @@
 """The compiled loops of `nopad.online.stream`.
 
-Like `nopad._kernels`: plain arrays in and out, no policy, callers validate. What is held is kept in four arrays, which
+Like `nopad._kernels`: plain arrays in and out, no policy, callers validate. What is held is kept in five arrays, which
 always travel together, in this order:
 
 * ``state`` int64 ``[5]``: `HELD` how many sequences, their `TOKENS`, how many ever `ARRIVED`, and the slots of the
@@ -9,8 +9,12 @@ always travel together, in this order:
   neighbours `BEFORE` and `AFTER` in order of arrival (-1: none). Unused rows are a stack linked by `NEXT`; its top
   stands in the last entry of ``queues``
 * ``queues`` int32 ``[capacity + 2, 3]``, one row per length: `COUNT` held, and the slots of the `FIRST` and `LAST`
-* ``bits`` uint64 ``[2, words]``: bit l of row 0 says that length l is held, bit ``capacity - l`` of row 1 the same. Two
-  lengths a + b = room are a pair where row 0 at a and row 1 at ``capacity - room + a`` are both set: 64 at a look
+* ``words`` uint64, the set of the lengths held, as `nopad._bit_kernels` has it, and one word more for `window`
+* ``mirror`` uint64 ``[capacity // 64 + 2]``: bit ``capacity - l`` of it says that length l is held. Two lengths a + b =
+  room are a pair where bit a of ``words`` and bit ``capacity - room + a`` of ``mirror`` are both set: 64 at a look.
+  What lies in ``words`` behind its lowest level makes no pair, as nothing lies there in ``mirror``
+
+None is -1 throughout.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from nopad._bit_kernels import add, at_least, at_most, lowest_bit, remove
+
 HELD, TOKENS, ARRIVED, OLDEST, NEWEST = 0, 1, 2, 3, 4
 NUMBER, LENGTH, NEXT, BEFORE, AFTER = 0, 1, 2, 3, 4
 COUNT, FIRST, LAST = 0, 1, 2
@@ -29,73 +35,40 @@ ANCHORS = 64  # longest lengths tried as the first member of a pack
 PAIRS = 64  # pairs compared for one room
 STEPS = 8  # lengths looked at when the padding of a pack is estimated
 
-_0, _1, _58, _63 = np.uint64(0), np.uint64(1), np.uint64(58), np.uint64(63)
-_2, _4, _8, _16, _32 = np.uint64(2), np.uint64(4), np.uint64(8), np.uint64(16), np.uint64(32)
-_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)  # its 64 windows of 6 bits are all different
-_PLACE = np.zeros(64, dtype=np.int64)
-for _i in range(64):
-    _PLACE[((0x03F79D71B4CB0A89 << _i) & (2**64 - 1)) >> 58] = _i
-
-
-@njit(cache=True, nogil=True)
-def place_of(bit: np.uint64) -> int:
-    """Position of the only bit that is set."""
-    return int(_PLACE[np.int64((bit * _DE_BRUIJN) >> _58)])
+_0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
 
 
 @njit(cache=True, nogil=True)
 def window(row: NDArray[Any], at: int) -> np.uint64:
-    """Return the 64 bits from position `at` on; the row has one word more than bits need."""
+    """Return the 64 bits from position `at` on; a word must follow the one that holds it."""
     word, shift = at >> 6, np.uint64(at & 63)
     bits: np.uint64 = (row[word] >> shift) | ((row[word + 1] << _1) << (_63 - shift))
     return bits
 
 
 @njit(cache=True, nogil=True)
-def at_most(row: NDArray[Any], value: int) -> int:
-    """Return the highest set position <= `value`, 0 when there is none (position 0 is never set)."""
-    word = value >> 6
-    bits = row[word] & (~_0 >> (_63 - np.uint64(value & 63)))
-    while bits == _0:
-        word -= 1
-        if word < 0:
-            return 0
-        bits = row[word]
-    bits |= bits >> _1
-    bits |= bits >> _2
-    bits |= bits >> _4
-    bits |= bits >> _8
-    bits |= bits >> _16
-    bits |= bits >> _32
-    return word * 64 + place_of(bits - (bits >> _1))
-
-
-@njit(cache=True, nogil=True)
-def at_least(row: NDArray[Any], value: int) -> int:
-    """Return the lowest set position >= `value`, 0 when there is none."""
-    word = value >> 6
-    bits = row[word] & (~_0 << np.uint64(value & 63))
-    while bits == _0:
-        word += 1
-        if word == row.shape[0]:
-            return 0
-        bits = row[word]
-    return word * 64 + place_of(bits & (~bits + _1))
-
-
-@njit(cache=True, nogil=True)
-def mark(queues: NDArray[Any], bits: NDArray[Any], length: int, change: int) -> None:
-    """Add `change` (1 or -1) to the count of a length, and keep its bits true."""
+def mark(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], length: int, change: int) -> None:
+    """Add `change` (1 or -1) to the count of a length, and keep both sets true."""
     queues[length, COUNT] += change
     if queues[length, COUNT] == (change + 1) // 2:  # it was none, or there are none left
-        mirrored = queues.shape[0] - 2 - length
-        bits[0, length >> 6] ^= _1 << np.uint64(length & 63)
-        bits[1, mirrored >> 6] ^= _1 << np.uint64(mirrored & 63)
+        capacity = queues.shape[0] - 2
+        if change > 0:
+            add(words, capacity, length)
+        else:
+            remove(words, capacity, length)
+        mirrored = capacity - length
+        mirror[mirrored >> 6] ^= _1 << np.uint64(mirrored & 63)
 
 
 @njit(cache=True, nogil=True)
 def insert(
-    state: NDArray[Any], slots: NDArray[Any], queues: NDArray[Any], bits: NDArray[Any], number: int, length: int
+    state: NDArray[Any],
+    slots: NDArray[Any],
+    queues: NDArray[Any],
+    words: NDArray[Any],
+    mirror: NDArray[Any],
+    number: int,
+    length: int,
 ) -> None:
     """Hold one more sequence, the newest."""
     unused = queues.shape[0] - 1
@@ -115,11 +88,18 @@ def insert(
     queues[length, LAST] = slot
     state[HELD] += 1
     state[TOKENS] += length
-    mark(queues, bits, length, 1)
+    mark(queues, words, mirror, length, 1)
 
 
 @njit(cache=True, nogil=True)
-def take(state: NDArray[Any], slots: NDArray[Any], queues: NDArray[Any], bits: NDArray[Any], length: int) -> int:
+def take(
+    state: NDArray[Any],
+    slots: NDArray[Any],
+    queues: NDArray[Any],
+    words: NDArray[Any],
+    mirror: NDArray[Any],
+    length: int,
+) -> int:
     """Let go of the oldest sequence of this length; return its number."""
     unused = queues.shape[0] - 1
     slot = queues[length, FIRST]
@@ -137,18 +117,18 @@ def take(state: NDArray[Any], slots: NDArray[Any], queues: NDArray[Any], bits: N
         slots[after, BEFORE] = before
     state[HELD] -= 1
     state[TOKENS] -= length
-    mark(queues, bits, length, -1)
+    mark(queues, words, mirror, length, -1)
     return int(slots[slot, NUMBER])
 
 
 @njit(cache=True, nogil=True)
-def exact(queues: NDArray[Any], bits: NDArray[Any], room: int, places: int) -> int:
-    """Return the longer of the one or two lengths that fill `room` exactly, 0 when none do.
+def exact(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], room: int, places: int) -> int:
+    """Return the longer of the one or two lengths that fill `room` exactly, -1 when none do.
 
     Among several, the one with the most copies held (of both together): that keeps the buffer varied. The first
     `PAIRS` are compared, the most even first.
     """
-    best, most = 0, 0
+    best, most = -1, 0
     if queues[room, COUNT] > 0:
         best, most = room, int(queues[room, COUNT])
     if places < 2:
@@ -156,11 +136,10 @@ def exact(queues: NDArray[Any], bits: NDArray[Any], room: int, places: int) -> i
     shift = queues.shape[0] - 2 - room
     longer, compared = (room + 1) >> 1, 0
     while longer < room and compared < PAIRS:
-        both = window(bits[0], longer) & window(bits[1], longer + shift)
+        both = window(words, longer) & window(mirror, longer + shift)
         while both != _0:
-            low = both & (~both + _1)
-            both ^= low
-            a = longer + place_of(low)
+            a = longer + lowest_bit(both)
+            both &= both - _1
             b = room - a
             copies = int(queues[a, COUNT]) + int(queues[b, COUNT])
             if copies > most and (a != b or queues[a, COUNT] > 1):
@@ -171,12 +150,12 @@ def exact(queues: NDArray[Any], bits: NDArray[Any], room: int, places: int) -> i
 
 
 @njit(cache=True, nogil=True)
-def padding(queues: NDArray[Any], bits: NDArray[Any], room: int, places: int) -> int:
+def padding(queues: NDArray[Any], words: NDArray[Any], room: int, places: int) -> int:
     """Estimate what stays empty of `room` when the longest that fits is taken again and again."""
-    length = room
+    capacity, length = queues.shape[0] - 2, room
     for _ in range(STEPS):
-        length = at_most(bits[0], min(room, length))
-        if length == 0 or places == 0:
+        length = at_most(words, capacity, min(room, length))
+        if length < 0 or places == 0:
             break
         copies = min(int(queues[length, COUNT]), room // length, places)
         room -= copies * length
@@ -186,22 +165,22 @@ def padding(queues: NDArray[Any], bits: NDArray[Any], room: int, places: int) ->
 
 
 @njit(cache=True, nogil=True)
-def anchor(queues: NDArray[Any], bits: NDArray[Any], capacity: int, depth: int) -> int:
-    """Choose the length that a pack begins with.
+def anchor(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], capacity: int, depth: int) -> int:
+    """Choose the length that a pack begins with, -1 when nothing is held.
 
     Of the `ANCHORS` longest held, the first that one or two others complete exactly; if there is none, the one whose
     pack would stay least empty.
     """
-    length, best, least = capacity, 0, capacity + 1
+    length, best, least = capacity, -1, capacity + 1
     for _ in range(ANCHORS):
-        length = at_most(bits[0], length - 1)
-        if length * 3 < capacity:  # neither it nor a shorter one can be completed by two (0: there is none)
-            return best if best else length
-        mark(queues, bits, length, -1)
-        found = exact(queues, bits, capacity - length, depth - 1)
-        left = capacity if found else padding(queues, bits, capacity - length, depth - 1)
-        mark(queues, bits, length, 1)
-        if found:
+        length = at_most(words, capacity, length - 1)
+        if length * 3 < capacity:  # neither it nor a shorter one can be completed by two (-1: there is none)
+            return best if best >= 0 else length
+        mark(queues, words, mirror, length, -1)
+        found = exact(queues, words, mirror, capacity - length, depth - 1)
+        left = capacity if found >= 0 else padding(queues, words, capacity - length, depth - 1)
+        mark(queues, words, mirror, length, 1)
+        if found >= 0:
             return length
         if left < least:
             best, least = length, left
@@ -213,7 +192,8 @@ def emit(
     state: NDArray[Any],
     slots: NDArray[Any],
     queues: NDArray[Any],
-    bits: NDArray[Any],
+    words: NDArray[Any],
+    mirror: NDArray[Any],
     first: int,
     depth: int,
     sequence: NDArray[Any],
@@ -227,24 +207,24 @@ def emit(
     """
     capacity = queues.shape[0] - 2
     scarce = depth <= capacity and state[TOKENS] < (state[HELD] * capacity + depth - 1) // depth
-    sequence[at] = take(state, slots, queues, bits, first)
+    sequence[at] = take(state, slots, queues, words, mirror, first)
     at += 1
     room, places = capacity - first, depth - 1
     while room > 0 and places > 0 and state[HELD] > 0:
         if scarce and places > 2:
-            length = at_most(bits[0], max(room // places, 1))
-            if length == 0:
-                length = at_least(bits[0], room // places + 1)
+            length = at_most(words, capacity, max(room // places, 1))
+            if length < 0:
+                length = at_least(words, capacity, room // places + 1)
                 if length > room:
                     break
         else:
-            length = at_most(bits[0], room)
-            if length == 0:
+            length = at_most(words, capacity, room)
+            if length < 0:
                 break
             if 2 * length >= room:
-                ending = exact(queues, bits, room, places)
-                length = ending if ending else length
-        sequence[at] = take(state, slots, queues, bits, length)
+                ending = exact(queues, words, mirror, room, places)
+                length = ending if ending >= 0 else length
+        sequence[at] = take(state, slots, queues, words, mirror, length)
         at += 1
         room -= length
         places -= 1
@@ -256,7 +236,8 @@ def push(
     state: NDArray[Any],
     slots: NDArray[Any],
     queues: NDArray[Any],
-    bits: NDArray[Any],
+    words: NDArray[Any],
+    mirror: NDArray[Any],
     lengths: NDArray[Any],
     depth: int,
     patience: int,
@@ -279,13 +260,14 @@ def push(
             packs += 1
             indptr[packs] = at
         else:
-            insert(state, slots, queues, bits, number, length)
+            insert(state, slots, queues, words, mirror, number, length)
             if state[HELD] == slots.shape[0]:
-                at = emit(state, slots, queues, bits, anchor(queues, bits, capacity, depth), depth, sequence, at)
+                first = anchor(queues, words, mirror, capacity, depth)
+                at = emit(state, slots, queues, words, mirror, first, depth, sequence, at)
                 packs += 1
                 indptr[packs] = at
         while state[HELD] > 0 and number - slots[state[OLDEST], NUMBER] >= patience:
-            at = emit(state, slots, queues, bits, slots[state[OLDEST], LENGTH], depth, sequence, at)
+            at = emit(state, slots, queues, words, mirror, slots[state[OLDEST], LENGTH], depth, sequence, at)
             packs += 1
             indptr[packs] = at
     return packs
@@ -296,7 +278,8 @@ def drain(
     state: NDArray[Any],
     slots: NDArray[Any],
     queues: NDArray[Any],
-    bits: NDArray[Any],
+    words: NDArray[Any],
+    mirror: NDArray[Any],
     depth: int,
     indptr: NDArray[Any],
     sequence: NDArray[Any],
@@ -304,8 +287,8 @@ def drain(
     """Write everything held as packs; return how many."""
     packs, at = 0, 0
     while state[HELD] > 0:
-        first = anchor(queues, bits, queues.shape[0] - 2, depth)
-        at = emit(state, slots, queues, bits, first, depth, sequence, at)
+        first = anchor(queues, words, mirror, queues.shape[0] - 2, depth)
+        at = emit(state, slots, queues, words, mirror, first, depth, sequence, at)
         packs += 1
         indptr[packs] = at
     return packs

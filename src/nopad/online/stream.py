@@ -75,11 +75,14 @@ class StreamPacker:
         self._clear(arrived=0)
 
     def _clear(self, arrived: int) -> None:
+        from nopad._bit_kernels import empty_set
+
         self._state = np.array([0, 0, arrived, -1, -1], dtype=np.int64)
         self._slots = np.full((self.buffer, 5), -1, dtype=np.int64)
         self._slots[:-1, 2] = np.arange(1, self.buffer)  # the unused rows, linked
         self._queues = np.zeros((self.capacity + 2, 3), dtype=np.int32)
-        self._bits = np.zeros((2, self.capacity // 64 + 3), dtype=np.uint64)
+        self._lengths = np.zeros(empty_set(self.capacity).size + 1, dtype=np.uint64)
+        self._mirror = np.zeros(self.capacity // 64 + 2, dtype=np.uint64)
 
     @property
     def held(self) -> int:
@@ -113,7 +116,7 @@ class StreamPacker:
 
     @property
     def _held(self) -> tuple[NDArray[Any], ...]:
-        return self._state, self._slots, self._queues, self._bits
+        return self._state, self._slots, self._queues, self._lengths, self._mirror
 
     @property
     def _most(self) -> int:

@@ -13,7 +13,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from nopad.planning._fit_kernels import add, at_least, remove, slot_of
+from nopad._bit_kernels import add, at_least, remove
+from nopad.planning._fit_kernels import slot_of
 
 
 @njit(cache=True, nogil=True)
@@ -23,7 +24,6 @@ def best_fit_classes(
     capacity: int,
     depth: int,
     words: NDArray[Any],
-    begin: NDArray[Any],
     keys: NDArray[Any],
     classes: NDArray[Any],
     contents: NDArray[Any],
@@ -40,7 +40,7 @@ def best_fit_classes(
         while left > 0:
             if rows + 2 > classes.shape[0] or made + 1 > contents.shape[0]:
                 return -1, -1
-            room = at_least(words, begin, length)
+            room = at_least(words, capacity, length)
             if room < 0:
                 room, below, used = capacity, -1, 0
                 copies = min(capacity // length, depth, left)
@@ -55,14 +55,14 @@ def best_fit_classes(
                 if classes[row, 0] == 0:
                     tops[slot] = classes[row, 3]
                     if tops[slot] < 0:
-                        remove(words, begin, room)
+                        remove(words, capacity, room)
             contents[made, 0], contents[made, 1], contents[made, 2] = below, length, copies
             classes[rows, 0], classes[rows, 1], classes[rows, 2] = count, made, used + copies
             room -= copies * length
             if room > 0 and used + copies < depth:
                 slot = slot_of(keys, room)
                 if tops[slot] < 0:
-                    add(words, begin, room)
+                    add(words, capacity, room)
                 classes[rows, 3] = tops[slot]
                 tops[slot] = rows
             rows += 1

@@ -3,20 +3,19 @@
 Like `nopad._kernels`: plain arrays in and out, no policy, callers validate. A placing kernel fills `pack_of` (the pack
 of each sequence, numbered as they open) and returns how many packs it opened; `group_by_rank` makes `Packs` of that.
 
-Sets of rooms or lengths are bits in words of 32, level on level: bit b of word w says that item ``32 * w + b`` of the
-level below is in use, so a neighbour is found in log32(capacity) steps. What hangs on a room or length is found by
-open addressing in a table at most half full: capacities go up to 2^31, what occurs together does not.
+Sets of rooms or lengths are those of `nopad._bit_kernels`. What hangs on a room or length is found by open addressing
+in a table at most half full: capacities go up to 2^31, what occurs together does not.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from nopad._bit_kernels import add, at_least, at_most, remove
 from nopad._kernels import GOLDEN, mix
 
 
@@ -111,68 +110,6 @@ def first_fit(
 
 
 @njit(cache=True, nogil=True)
-def add(words: NDArray[Any], begin: NDArray[Any], value: int) -> None:
-    """Put `value` into the set; level j begins at ``begin[j]``, and the top level is one word."""
-    for level in range(begin.shape[0]):
-        word = begin[level] + (value >> 5)
-        before = words[word]
-        words[word] = before | (1 << (value & 31))
-        if before:
-            return
-        value >>= 5
-
-
-@njit(cache=True, nogil=True)
-def remove(words: NDArray[Any], begin: NDArray[Any], value: int) -> None:
-    """Take `value` out of the set."""
-    for level in range(begin.shape[0]):
-        word = begin[level] + (value >> 5)
-        words[word] = words[word] ^ (1 << (value & 31))
-        if words[word]:
-            return
-        value >>= 5
-
-
-@njit(cache=True, nogil=True)
-def highest_bit(word: int) -> int:
-    """Position of the highest bit of a word of 32 bits, not 0: exact, such words are exact as floats."""
-    return math.frexp(word)[1] - 1
-
-
-@njit(cache=True, nogil=True)
-def at_least(words: NDArray[Any], begin: NDArray[Any], value: int) -> int:
-    """Return the smallest member >= `value` of a set; -1 when there is none."""
-    for level in range(begin.shape[0]):
-        bits = words[begin[level] + (value >> 5)] >> (value & 31)
-        if bits:
-            value += highest_bit(bits & -bits)
-            for below in range(level - 1, -1, -1):
-                bits = words[begin[below] + value]
-                value = value * 32 + highest_bit(bits & -bits)
-            return value
-        value = (value >> 5) + 1
-        if level + 1 == begin.shape[0] or begin[level] + value >= begin[level + 1]:
-            break
-    return -1
-
-
-@njit(cache=True, nogil=True)
-def at_most(words: NDArray[Any], begin: NDArray[Any], value: int) -> int:
-    """Return the largest member <= `value` of a set; -1 when there is none."""
-    for level in range(begin.shape[0]):
-        bits = words[begin[level] + (value >> 5)] & ((2 << (value & 31)) - 1)
-        if bits:
-            value = (value >> 5 << 5) + highest_bit(bits)
-            for below in range(level - 1, -1, -1):
-                value = value * 32 + highest_bit(words[begin[below] + value])
-            return value
-        value = (value >> 5) - 1
-        if value < 0:
-            break
-    return -1
-
-
-@njit(cache=True, nogil=True)
 def slot_of(keys: NDArray[Any], key: int) -> int:
     """Return the slot of `key` in a table of 2^b keys, claiming a free one (-1) when it is new."""
     slot: int = ((key * 0x9E3779B1) >> 16) & (keys.shape[0] - 1)
@@ -191,7 +128,6 @@ def best_fit(
     depth: int,
     shortest: int,
     words: NDArray[Any],
-    begin: NDArray[Any],
     keys: NDArray[Any],
     pack_of: NDArray[Any],
 ) -> int:
@@ -204,7 +140,7 @@ def best_fit(
     packs = 0
     for i in range(lengths.shape[0]):
         length = int(lengths[i])
-        room = at_least(words, begin, length)
+        room = at_least(words, capacity, length)
         if room < 0:
             room, p = capacity, packs
             used[p] = 0
@@ -214,14 +150,14 @@ def best_fit(
             p = tops[slot]
             tops[slot] = below[p]
             if below[p] < 0:
-                remove(words, begin, room)
+                remove(words, capacity, room)
         pack_of[i] = p
         used[p] += 1
         room -= length
         if room >= shortest and used[p] < depth:
             slot = slot_of(keys, room)
             if tops[slot] < 0:
-                add(words, begin, room)
+                add(words, capacity, room)
             below[p] = tops[slot]
             tops[slot] = p
     return packs
@@ -247,7 +183,6 @@ def look_ahead(
     depth: int,
     window: int,
     words: NDArray[Any],
-    begin: NDArray[Any],
     keys: NDArray[Any],
     pack_of: NDArray[Any],
 ) -> int:
@@ -265,16 +200,16 @@ def look_ahead(
             while arrived - placed < window and arrived < lengths.shape[0]:
                 slot = slot_of(keys, int(lengths[arrived]))
                 if enqueue(arrived, slot, first, last, following):
-                    add(words, begin, int(lengths[arrived]))
+                    add(words, capacity, int(lengths[arrived]))
                 arrived += 1
-            length = at_most(words, begin, room) if members else int(lengths[oldest])
+            length = at_most(words, capacity, room) if members else int(lengths[oldest])
             if length < 0:
                 break
             slot = slot_of(keys, length)
             pack_of[first[slot]] = packs
             first[slot] = following[first[slot]]
             if first[slot] < 0:
-                remove(words, begin, length)
+                remove(words, capacity, length)
             placed += 1
             members += 1
             room -= length

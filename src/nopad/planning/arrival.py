@@ -1,4 +1,4 @@
-"""What algorithms that place sequences one by one share: from "the pack of each sequence" to `Packs`; sets of rooms.
+"""What algorithms that place sequences one by one share: from "the pack of each sequence" to `Packs`; tables of rooms.
 
 O(n) for n sequences. Packs come in the order in which they were opened, members in the order of arrival.
 """
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nopad.packs import Packs, index_dtype
 
-__all__ = ["empty_set", "empty_table", "grouped", "unplaced"]
+__all__ = ["empty_table", "grouped", "unplaced"]
 
 
 def unplaced(n: int) -> NDArray[Any]:
@@ -34,19 +34,6 @@ def grouped(pack_of: NDArray[Any], packs: int, capacity: int, depth: int | None)
     _fit_kernels.pack_bounds(pack_of, indptr)
     _kernels.group_by_rank(pack_of, indptr[:-1], sequence)
     return Packs(capacity, depth, indptr, sequence)
-
-
-def empty_set(capacity: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return an empty set of integers 0..capacity for the kernels: its words, and where each level begins.
-
-    A quarter byte an integer, but of memory that is not touched before it is used.
-    """
-    begin, words, values = [], 0, capacity + 1
-    while values > 1:
-        values = -(-values // 32)
-        begin.append(words)
-        words += values
-    return np.zeros(words, dtype=np.int64), np.array(begin, dtype=np.int64)
 
 
 def empty_table(n: int, capacity: int) -> NDArray[np.int64]:

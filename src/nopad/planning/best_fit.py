@@ -1,12 +1,12 @@
 """Best-fit: in order of arrival, each sequence into the fullest pack that has room; or with a bounded look-ahead.
 
 Without a window every pack stays open until it is full. Among equally full packs the one touched last is taken (its
-memory is near). O(n log32 capacity) for n sequences.
+memory is near). O(n log64 capacity) for n sequences.
 
 With ``window=w``, for streams: one pack is open at a time, and only a buffer of the next w sequences in order of
 arrival is looked at. The oldest of them opens the pack; then the longest that fits is added, the oldest among equals,
 until none fits; the buffer is filled up after each. So no sequence waits longer than w packs, packs come in the order
-of their first members, memory is bounded by w, and ``window=1`` is next-fit. O(n log32 capacity) too.
+of their first members, memory is bounded by w, and ``window=1`` is next-fit. O(n log64 capacity) too.
 
 Loses to LPFHP, which sees all lengths, by 0.6 % of the packs on Wikipedia-512 (0.25 % with a window of 1,024) and 3.7 %
 on SQuAD (6.6 %: opening with the oldest costs there); wins by 7 % (9 %) on Wikipedia at depth 3. At most 1.7 times the
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.packs import Packs
-from nopad.planning.arrival import empty_set, empty_table, grouped, unplaced
+from nopad.planning.arrival import empty_table, grouped, unplaced
 
 __all__ = ["best_fit"]
 
@@ -35,14 +35,15 @@ def best_fit(lengths: NDArray[np.int32], capacity: int, depth: int | None, windo
     >>> [p.tolist() for p in best_fit(lengths, 8, None, window=2)]
     [[0, 2], [1, 3, 4], [5]]
     """
+    from nopad._bit_kernels import empty_set
     from nopad.planning import _fit_kernels
 
     pack_of = unplaced(lengths.size)
     most = lengths.size + 1 if depth is None else depth
-    room_set, keys = empty_set(capacity), empty_table(lengths.size, capacity)
+    rooms, keys = empty_set(capacity), empty_table(lengths.size, capacity)
     if window is None:
         shortest = int(lengths.min(initial=capacity))
-        packs = _fit_kernels.best_fit(lengths, capacity, most, shortest, *room_set, keys, pack_of)
+        packs = _fit_kernels.best_fit(lengths, capacity, most, shortest, rooms, keys, pack_of)
     else:
-        packs = _fit_kernels.look_ahead(lengths, capacity, most, window, *room_set, keys, pack_of)
+        packs = _fit_kernels.look_ahead(lengths, capacity, most, window, rooms, keys, pack_of)
     return grouped(pack_of, packs, capacity, depth)

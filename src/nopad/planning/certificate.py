@@ -7,7 +7,9 @@ module recomputes `best` with a plain knapsack recursion that shares no code wit
 
 Values are a step function: ``steps[i] = (from length, value)``, both rising. Only the first length of a step can be in
 a most valuable pack (a longer one of equal value is never better), so the recursion looks at those alone:
-O(steps * capacity) without a depth limit, O(depth * steps * capacity) with one.
+O(steps * capacity) without a depth limit, O(depth * steps * capacity) with one. What would take more than
+`MAX_WORK` comparisons (a minute or two), more memory than a capacity of `MAX_CAPACITY` does, or sums beyond 64 bits is
+refused, not guessed.
 
 Source: duality of the cutting-stock linear program; Farley, "A note on bounding a class of linear programming
 problems", Operations Research 38(5), 1990.
@@ -21,11 +23,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nopad.errors import FormatError
 from nopad.histogram import Histogram
 
 __all__ = ["Certificate"]
 
-MAX_VALUE = 2**40  # times a depth of at most 2^22 stays in 64 bits
+MAX_VALUE = 2**40
+MAX_CAPACITY = 2**25  # three tables of 64-bit integers, 0.8 GB
+MAX_WORK = 2**36  # comparisons
+_MAX_WORTH = 2**62
 
 
 @dataclass(frozen=True)
@@ -58,30 +64,50 @@ class Certificate:
                 steps.append((length, value))
         return cls(tuple(steps))
 
+    def problem(self, capacity: int, depth: int | None) -> str | None:
+        """Say why this cannot be checked at a capacity and depth; None where it can."""
+        steps = self._fitting(capacity)
+        if not steps:
+            return None
+        if capacity > MAX_CAPACITY:
+            return f"the certificate is for a capacity of {capacity}; checking one takes too much above {MAX_CAPACITY}"
+        pieces = capacity // steps[0][0]
+        limited = depth is not None and depth < pieces
+        work = len(steps) * capacity * (depth if limited and depth is not None else 1)
+        if work > MAX_WORK:
+            return f"checking the certificate takes {work:,} comparisons; nopad makes at most {MAX_WORK:,}"
+        # A pack is worth at most its tokens times the dearest token, and at most its sequences times the dearest one.
+        dearest = max(capacity * value // length for length, value in steps)
+        if min(dearest, steps[-1][1] * (pieces if depth is None else min(depth, pieces))) >= _MAX_WORTH:
+            return f"the values of the certificate, up to {steps[-1][1]}, add up to more than 64 bits in one pack"
+        return None
+
+    def _fitting(self, capacity: int) -> list[tuple[int, int]]:
+        return [(length, value) for length, value in self.steps if length <= capacity]
+
     def best(self, capacity: int, depth: int | None) -> int:
-        """Return the most that lengths of one pack can be worth together."""
-        steps = [(length, value) for length, value in self.steps if length <= capacity]
+        """Return the most that lengths of one pack can be worth together.
+
+        Raises:
+            FormatError: it cannot be checked (`problem`).
+        """
+        problem = self.problem(capacity, depth)
+        if problem is not None:
+            raise FormatError(problem)
+        steps = self._fitting(capacity)
         if not steps:
             return 0
-        most = capacity // steps[0][0]
-        if depth is None or depth >= most:
-            return self._best_unlimited(steps, capacity)
+        if depth is None or depth >= capacity // steps[0][0]:
+            from nopad.planning._certificate_kernels import most_valuable
+
+            lengths, values = np.array(steps, dtype=np.int64).T.copy()
+            return int(most_valuable(lengths, values, capacity))
         worth = np.zeros(capacity + 1, dtype=np.int64)  # worth[room]: with the sequences placed so far
         for _ in range(depth):
             following = worth.copy()
             for length, value in steps:
                 np.maximum(following[length:], worth[: capacity + 1 - length] + value, out=following[length:])
             worth = following
-        return int(worth[capacity])
-
-    @staticmethod
-    def _best_unlimited(steps: list[tuple[int, int]], capacity: int) -> int:
-        lengths = np.array([length for length, _ in steps])
-        values = np.array([value for _, value in steps], dtype=np.int64)
-        worth = np.zeros(capacity + 1, dtype=np.int64)
-        for room in range(int(lengths[0]), capacity + 1):
-            fit = int(np.searchsorted(lengths, room, side="right"))
-            worth[room] = (worth[room - lengths[:fit]] + values[:fit]).max()
         return int(worth[capacity])
 
     def worth(self, histogram: Histogram) -> int:
@@ -92,6 +118,10 @@ class Certificate:
         return sum(values[i] * count for i, count in zip(at, histogram.counts.tolist(), strict=True))
 
     def bound(self, histogram: Histogram, capacity: int, depth: int | None) -> int:
-        """Return how many packs this proves necessary."""
+        """Return how many packs this proves necessary.
+
+        Raises:
+            FormatError: it cannot be checked (`problem`).
+        """
         best = self.best(capacity, depth)
         return -(-self.worth(histogram) // best) if best else 0

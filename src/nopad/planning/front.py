@@ -109,6 +109,7 @@ ALGORITHMS = tuple(sorted([*HISTOGRAM_ALGORITHMS, *ARRIVAL_ALGORITHMS]))
 QUICK_ALGORITHMS = ("auto", "ffd", "greedy", "lpfhp", "spfhp")  # what a table shows unless asked for others
 
 MAX_DRAWN = 2**28  # 1 GiB of lengths
+MAX_COUNT = 2**62  # of one length: a share of it, rounded from a float, still is a 64-bit integer
 
 
 def plan(
@@ -132,7 +133,7 @@ def plan(
             the algorithms' page lists them.
 
     Raises:
-        LengthError: a length is < 1, not an integer, or above `capacity`.
+        LengthError: a length is < 1, not an integer, or above `capacity`; or more than 2^62 sequences have the same.
         OptionError: capacity, depth, seed, algorithm or an option has no such value, or the algorithm no such option.
 
     >>> import nopad
@@ -150,6 +151,11 @@ def plan(
             f"{over:,} sequence{' is' if over == 1 else 's are'} above the capacity of {capacity} (the longest has "
             f"{histogram.max_length} tokens); truncate, split or drop them, or take a capacity of at least "
             f"{histogram.max_length}"
+        )
+    if histogram.counts.max(initial=0) > MAX_COUNT:
+        raise LengthError(
+            f"the histogram counts {histogram.counts.max()} sequences of one length; plans are exact up to "
+            f"{MAX_COUNT}: divide its counts"
         )
     check_conditions(conditions, histogram, capacity)
     if algorithm in HISTOGRAM_ALGORITHMS:
@@ -213,7 +219,7 @@ def _plan_histogram(
         strategies = real_strategies(strategies, histogram, align, capacity)
     if conditions["max_squares"] is not None:
         strategies = within_squares(strategies, capacity, depth, conditions["max_squares"], align)
-    return Plan.from_strategies(
+    plan = Plan.from_strategies(
         cut_strategies(strategies, conditions["pack_multiple"]),
         histogram,
         capacity=capacity,
@@ -224,6 +230,21 @@ def _plan_histogram(
         facts=made.facts,
         notes=made.notes,
     )
+    _check_made(plan, histogram)
+    return plan
+
+
+def _check_made(plan: Plan, histogram: Histogram) -> None:
+    """Hold a plan against what it must be, whichever algorithm made it: every sequence once, no pack too full or deep.
+
+    Raises:
+        RuntimeError: it is not.
+    """
+    tokens = np.add.reduceat(plan.lengths, plan.indptr[:-1]) if plan.counts.size else plan.counts
+    depth = plan.capacity if plan.depth is None else plan.depth
+    fits = tokens.max(initial=0) <= plan.capacity and plan.max_depth_used <= depth
+    if not fits or plan.histogram != histogram or plan.packs < plan.lower_bound:
+        raise RuntimeError(f"{plan.algorithm} made a plan that does not pack this histogram; please report it")
 
 
 def pack_arrivals(

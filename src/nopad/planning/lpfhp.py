@@ -10,14 +10,16 @@ Source: supplement to arXiv 2107.02027, appendix G ("Fine-tuned longest-pack-fir
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
 from nopad.histogram import Histogram
-from nopad.planning.arrival import empty_set, empty_table
+from nopad.planning.arrival import empty_table
 from nopad.planning.open_packs import OpenPacks
 
-__all__ = ["best_fit_decreasing", "lpfhp"]
+__all__ = ["best_fit_decreasing", "best_fit_decreasing_few", "lpfhp"]
 
 
 def lpfhp(
@@ -36,9 +38,24 @@ def lpfhp(
     """
     if distribute:
         return best_fit_decreasing(histogram.lengths, histogram.counts, capacity, depth)
+    counts = dict(zip(histogram.lengths.tolist(), histogram.counts.tolist(), strict=True))
+    return best_fit_decreasing_few(counts, capacity, depth, distribute=False)
+
+
+def best_fit_decreasing_few(
+    counts: Mapping[int, int], capacity: int, depth: int | None, *, distribute: bool = True
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Return ``(count, sizes)`` pairs of best-fit decreasing for these sizes and their counts, without compiled code.
+
+    The plans are those of `best_fit_decreasing`. For the first batch of a process, as loading that takes half a second:
+    then 16 sizes take 11 microseconds there and 20 here, 22,000 take 13 ms and 63.
+
+    >>> best_fit_decreasing_few({3: 2, 4: 2, 1: 1}, 8, None)
+    [(1, (4, 4)), (1, (3, 3, 1))]
+    """
     packs = OpenPacks(capacity, depth)
-    for length, left in zip(histogram.lengths[::-1].tolist(), histogram.counts[::-1].tolist(), strict=True):
-        packs.best_fit(length, left, distribute=False)
+    for size in sorted(counts, reverse=True):
+        packs.best_fit(size, counts[size], distribute=distribute)
     return packs.strategies()
 
 
@@ -46,6 +63,7 @@ def best_fit_decreasing(
     sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int, depth: int | None
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Return ``(count, sizes)`` pairs of best-fit decreasing for these ascending sizes, compiled."""
+    from nopad._bit_kernels import empty_set
     from nopad.planning import _class_kernels
 
     most = depth if depth is not None else capacity
@@ -56,7 +74,7 @@ def best_fit_decreasing(
         keys = empty_table(rows, capacity)
         rooms = empty_set(capacity)
         used, _ = _class_kernels.best_fit_classes(
-            sizes[::-1], counts[::-1], capacity, most, *rooms, keys, classes, contents
+            sizes[::-1], counts[::-1], capacity, most, rooms, keys, classes, contents
         )
         if used >= 0:
             break

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.errors import FormatError, OptionError
-from nopad.files import write_atomic
-from nopad.histogram import Histogram, exact_sum
+from nopad.errors import FormatError, LengthError, OptionError
+from nopad.files import once_each, write_atomic
+from nopad.histogram import Histogram, exact_dot, exact_sum
 from nopad.options import MAX_LENGTH
 from nopad.planning.bounds import Bound
 from nopad.planning.certificate import Certificate
@@ -111,11 +111,17 @@ class Plan:
     @cached_property
     def histogram(self) -> Histogram:
         """The histogram this plan covers, counted from its strategies."""
-        repeats = np.repeat(self.counts, np.diff(self.indptr))
-        distinct, place = np.unique(self.lengths, return_inverse=True)
-        counts = np.zeros(distinct.size, dtype=np.int64)
-        np.add.at(counts, place, repeats)
-        return Histogram(distinct, counts)
+        sizes = np.diff(self.indptr)
+        repeats = np.repeat(self.counts, sizes)
+        if exact_dot(self.counts, sizes) < 2**63:
+            distinct, place = np.unique(self.lengths, return_inverse=True)
+            counts = np.zeros(distinct.size, dtype=np.int64)
+            np.add.at(counts, place, repeats)
+            return Histogram(distinct, counts)
+        total: Counter[int] = Counter()  # of Python's integers, which do not wrap
+        for length, count in zip(self.lengths.tolist(), repeats.tolist(), strict=True):
+            total[length] += count
+        return Histogram.from_counts(total)
 
     @cached_property
     def packs(self) -> int:
@@ -232,6 +238,10 @@ class Plan:
             for s in np.flatnonzero(sizes > self.depth)[:3]:
                 found.append(f"strategy {s} holds {sizes[s]} sequences, above the depth of {self.depth}")
         found += broken_conditions(self.options, self.strategies, self.capacity)
+        proof = self.bound.certificate
+        unchecked = None if proof is None else proof.problem(self.capacity, self.depth)
+        if unchecked is not None:
+            return [*found, unchecked]
         proven = bound_under(self.options, self.histogram, self.capacity, self.depth, self.bound.certificate)
         if self.bound.packs != proven.packs:
             found.append(f"lower bound is stated as {self.bound.packs}, {proven.packs} can be proven")
@@ -285,23 +295,23 @@ class Plan:
     def from_json(cls, text: str, *, name: str = "plan") -> Plan:
         """Parse what `to_json` wrote; `name` stands in the messages."""
         try:
-            document = json.loads(text)
+            document = json.loads(text, object_pairs_hook=once_each)
         except (ValueError, RecursionError) as error:
             raise FormatError(f"{name} is not JSON: {error}") from error
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise FormatError(f'{name} is no plan file: it lacks "format": "{FORMAT}"')
-        if document.get("format_version") != FORMAT_VERSION:
-            raise FormatError(
-                f"{name} has format version {document.get('format_version')!r}; this nopad reads {FORMAT_VERSION}"
-            )
+        version = document.get("format_version")
+        if type(version) is not int or version != FORMAT_VERSION:
+            raise FormatError(f"{name} has format version {version!r}; this nopad reads {FORMAT_VERSION}")
         try:
             plan = _from_document(document)
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError, OptionError) as error:
+            covered = plan.histogram.fingerprint
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError, OptionError, LengthError) as error:
             raise FormatError(f"{name} is damaged: {error!r}") from error
         for key in ("sequences", "tokens", "packs"):
-            if document.get(key) != getattr(plan, key):
+            if type(document.get(key)) is not int or document[key] != getattr(plan, key):
                 raise FormatError(f"{name} states {document.get(key)} {key}, its strategies give {getattr(plan, key)}")
-        if document.get("histogram_sha256") != plan.histogram.fingerprint:
+        if document.get("histogram_sha256") != covered:
             raise FormatError(
                 f"{name} is damaged: its strategies do not cover the histogram whose fingerprint it states"
             )
@@ -310,6 +320,11 @@ class Plan:
 
 def _from_document(document: Mapping[str, Any]) -> Plan:
     """Build a plan from parsed JSON; any malformed part raises KeyError, TypeError or ValueError."""
+    for key, kind in (("options", dict), ("facts", dict), ("notes", list), ("strategies", list), ("algorithm", str)):
+        if type(document.get(key, {} if key == "facts" else None)) is not kind:
+            raise ValueError(f"{key} is {document[key]!r}, and should be a {kind.__name__}")
+    if not all(type(note) is str for note in document["notes"]):
+        raise ValueError("notes should be strings")
     strategies = [(s["count"], s["lengths"]) for s in document["strategies"]]
     for at, strategy in enumerate(document["strategies"]):
         own = strategy.get("capacity", document["capacity"])

@@ -28,8 +28,6 @@ from nopad.errors import (
 )
 from nopad.files import local_path
 from nopad.histogram import as_lengths
-from nopad.options import check_sizes
-from nopad.planning.front import check_algorithm, complete_options
 from nopad.sequences import Sequences
 from nopad.store.build import Builder
 from nopad.store.choice import check_shares, choose
@@ -86,14 +84,13 @@ def pack_corpus(
     ...     made.packs, made.tokens
     (2, 6)
     """
+    _check_kinds(source, corpus, tokenizer)
     if source.kind == "ids":
         tokenizer = None  # it would not be used, and must not stand in the manifest
     workspace = Workspace(local_path(out))
     _check_outside(source, workspace.out)
-    job = _Job(workspace, source, corpus, tokenizer, packing or PackOptions(), index_only, monitor or Silent())
-    check_sizes(corpus.capacity, job.packing.depth, job.packing.seed)
-    check_algorithm(job.packing.algorithm)
-    complete_options(job.packing.algorithm, job.packing.options)
+    packing = (packing or PackOptions()).checked(corpus.capacity)
+    job = _Job(workspace, source, corpus, tokenizer, packing, index_only, monitor or Silent())
     check_shares(job.packing.weights, job.packing.validation, source.parts)
     if job.is_finished():
         return job.finished()
@@ -110,6 +107,17 @@ def pack_corpus(
             if isinstance(error, RecordError | LengthError | OptionError) or not Spool.begun(workspace.work):
                 workspace.abandon()
             raise
+
+
+def _check_kinds(source: Source, corpus: CorpusOptions, tokenizer: Tokenizer | None) -> None:
+    """Say how each is made, where something else was given."""
+    for given, kind, way in (
+        (source, Source, "open it with nopad.open_source"),
+        (corpus, CorpusOptions, "give nopad.CorpusOptions(capacity=...)"),
+        (tokenizer, Tokenizer | None, "load it with nopad.load_tokenizer"),
+    ):
+        if not isinstance(given, kind):
+            raise OptionError(f"{type(given).__name__} is no {getattr(kind, '__name__', 'Tokenizer')}; {way}")
 
 
 def _check_outside(source: Source, out: Path) -> None:
@@ -170,9 +178,9 @@ class _Job:
         return {
             "kind": "index" if self.index_only else "packed",
             "capacity": self.corpus.capacity,
-            "depth": self.packing.depth and int(self.packing.depth),
+            "depth": self.packing.depth,
             "algorithm": self.packing.algorithm,
-            "seed": int(self.packing.seed),
+            "seed": self.packing.seed,
             "order": self.packing.order,
             "tokenizer": tokenizer,
             "options": {

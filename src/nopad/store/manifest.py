@@ -7,6 +7,7 @@ damage to it is noticed whatever it hits.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 from nopad.corpus import Counts
 from nopad.errors import CorruptError, FormatError
-from nopad.files import write_atomic
+from nopad.files import storage_errors, write_atomic
 from nopad.store.seal import SEAL, sealed, unsealed
 
 __all__ = ["MANIFEST", "PLAN", "POLICIES", "SPLITS", "Manifest", "Shard", "split_folders", "tool_versions"]
@@ -121,8 +122,10 @@ class Manifest:
                 raise FormatError(f"{folder} holds two datasets; open {' or '.join(map(str, split_folders(folder)))}")
             raise FormatError(f"{folder} is no packed dataset: it has no {MANIFEST}")
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            with storage_errors("reading", path):
+                content = path.read_bytes()
+            document = json.loads(content.decode())
+        except (ValueError, RecursionError) as error:
             raise CorruptError(f"{path} is damaged: {error}") from error
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise FormatError(f'{path} is not the manifest of a packed dataset: it lacks "format": "{FORMAT}"')
@@ -139,32 +142,39 @@ class Manifest:
                 "pack again into a new folder"
             )
         try:
-            content = unsealed(document)
-            shards = tuple(Shard(**shard) for shard in content.pop("shards"))
+            values = unsealed(document)
+            shards = tuple(Shard(**shard) for shard in values.pop("shards"))
         except (TypeError, ValueError) as error:
             raise CorruptError(f"{path} is damaged: {error}") from error
-        del content["format"], content["format_version"]
-        manifest = cls(shards=shards, **content)
+        del values["format"], values["format_version"]
+        manifest = cls(shards=shards, **values)
         for name, sound in _soundness(manifest):
             if not sound:
                 raise CorruptError(f"{path} is damaged: {name} is {document.get(name, shards)!r}")
         return manifest
 
 
+_SOURCE_COUNTS = ("records", "files", "bytes", "ignored")
+
+
 def _soundness(m: Manifest) -> Iterator[tuple[str, bool]]:
     """Yield each field that something reads, and whether its value is one that a job can have written."""
     yield "kind", m.kind in ("packed", "index")
     yield "depth", m.depth is None or _is_count(m.depth, least=1)
-    for name, least in (("capacity", 1), ("rows_per_group", 1), ("seed", 0), ("packs", 0), ("sequences", 0)):
+    for name, least in (("capacity", 1), ("rows_per_group", 1), ("packs", 0), ("sequences", 0), ("tokens", 0)):
         yield name, _is_count(getattr(m, name), least=least)
-    yield "tokens", _is_count(m.tokens)
+    yield "seed", type(m.seed) is int and 0 <= m.seed < 2**64
     for name in ("algorithm", "order", "plan_sha256", "sequence_checksum"):
         yield name, isinstance(getattr(m, name), str)
-    yield "source", _has(m.source, "sha256", "records", "files", "bytes", "ignored", "left_out")
+    yield (
+        "source",
+        _has(m.source, "sha256", "left_out", *_SOURCE_COUNTS)
+        and all(_is_count(m.source[name]) for name in _SOURCE_COUNTS),
+    )
     yield "tokenizer", m.tokenizer is None or _has(m.tokenizer, "sha256", "vocab_size", "prefix", "suffix")
-    yield "options", _has(m.options, *POLICIES)
     yield "counts", _has(m.counts, *(f.name for f in fields(Counts))) and all(map(_is_count, m.counts.values()))
     yield "sources", isinstance(m.sources, list) and all(map(_is_part, m.sources))
+    yield "options", _has(m.options, *POLICIES) and _are_options(m.options)
     yield "columns", _has(m.columns) and bool(m.columns) == (m.kind == "packed")
     yield (
         "carried",
@@ -177,11 +187,27 @@ def _soundness(m: Manifest) -> Iterator[tuple[str, bool]]:
 
 
 def _is_count(value: object, *, least: int = 0) -> bool:
-    return type(value) is int and value >= least
+    return type(value) is int and least <= value < 2**63
 
 
 def _has(value: object, *keys: str) -> bool:
     return isinstance(value, dict) and set(keys) <= set(value)
+
+
+def _are_options(options: Mapping[str, Any]) -> bool:
+    """Whether options that something computes with have values that a job can have had."""
+    share, window, split = options.get("validation"), options.get("arrival_window"), options.get("split")
+    weights = options.get("weights")
+    return (
+        (share is None or (type(share) is float and 0 < share < 1))
+        and (window is None or _is_count(window, least=1))
+        and (split in SPLITS if share else split is None)
+        and (weights is None or (_has(weights) and all(map(_is_weight, weights.values()))))
+    )
+
+
+def _is_weight(value: object) -> bool:
+    return type(value) in (int, float) and 0 < value < math.inf  # type: ignore[operator]
 
 
 def _is_part(part: object) -> bool:

@@ -10,6 +10,7 @@ workers) without importing any of them.
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from bisect import bisect_right
@@ -18,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate, repeat, tee
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,6 +36,7 @@ __all__ = ["PackedDataset", "PackedRow", "RowGroup", "open_packed"]
 
 _LOOK_EVERY = 64  # decoded row groups: how often it is asked whether rows are read at random
 _FEW = 2  # rows of each decoded row group
+_ALIVE: WeakSet[Any] = WeakSet()  # datasets, which a forked child has too
 
 
 def open_packed(path: str | Path, *, cached_row_groups: int = 16) -> PackedDataset:
@@ -72,11 +75,16 @@ class PackedDataset:
 
     def _reset(self) -> None:
         self._cache: OrderedDict[int, RowGroup] = OrderedDict()
-        self._lock = threading.Lock()
+        self._unlock()
         self._files = ShardFiles(self.path, self.manifest)
+        _ALIVE.add(self)
         self._index: Index | None = None
         self._rows = self._decoded = 0  # since it was last asked whether rows are read at random
         self._warned = False
+
+    def _unlock(self) -> None:
+        """Make a new lock: in a forked child, no thread is left that would open the one that it held."""
+        self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave open files and decoded row groups behind: a worker opens its own."""
@@ -229,18 +237,14 @@ class PackedDataset:
         if self.manifest.kind == "index":
             index = self._opened_index()
             return index.packs.indptr.astype(np.int64), index.lengths[index.packs.sequence].astype(np.int32)
-        indptr = np.zeros(len(self) + 1, dtype=np.int64)
-        lengths = np.empty(self.manifest.sequences, dtype=np.int32)
-        at = 0
-        for file, (first, last) in enumerate(zip(self._first_pack_of_file, self._first_pack_of_file[1:], strict=False)):
+        bounds, parts, at = [np.zeros(1, dtype=np.int64)], [np.zeros(0, dtype=np.int32)], 0
+        for file in range(len(self.manifest.shards)):
             offsets, values = self._files.lengths(file)
-            if at + values.size > lengths.size:
-                at = -1
-                break
-            indptr[first + 1 : last + 1] = offsets[1:] + at
-            lengths[at : at + values.size] = values
+            bounds.append(offsets[1:] + at)
+            parts.append(values)
             at += values.size
-        if at != lengths.size or lengths.min(initial=1) < 1:
+        indptr, lengths = np.concatenate(bounds), np.concatenate(parts)
+        if (indptr.size - 1, at) != (len(self), self.manifest.sequences) or lengths.min(initial=1) < 1:
             raise CorruptError(f"{self.path} holds other sequences than its manifest states; see `nopad verify`")
         return indptr, lengths
 
@@ -316,3 +320,12 @@ class PackedDataset:
         """Cut row group `number` out of the mapped index."""
         first = number * self.manifest.rows_per_group
         return self._opened_index().row_group(first, first + self.manifest.rows_per_group)
+
+
+def _after_fork() -> None:
+    for dataset in list(_ALIVE):
+        dataset._unlock()
+        dataset._files.unlock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

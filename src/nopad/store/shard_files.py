@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from nopad.arrow import list_parts
 from nopad.corpus.selection import OWN
-from nopad.errors import CorruptError
+from nopad.files import damage_errors
 from nopad.sequences import Sequences
 from nopad.store.manifest import Manifest
 from nopad.store.row_groups import RowGroup
@@ -50,9 +50,13 @@ class ShardFiles:
         carried = [name for name, per in manifest.carried.items() if per == "sequence"]
         self._per_sequence = [name for name in (*OWN, *carried) if name in manifest.columns]
         self._per_token = [name for name in manifest.columns if name not in self._per_sequence]
-        self._lock = threading.Lock()
+        self.unlock()
         self._fragments: OrderedDict[int, Any] = OrderedDict()
         self._local = threading.local()
+
+    def unlock(self) -> None:
+        """Make a new lock, as a forked child needs one: no thread is left there that would open the old one."""
+        self._lock = threading.Lock()
 
     def read(self, file: int, group: int) -> RowGroup:
         """Decode one row group.
@@ -98,16 +102,12 @@ class ShardFiles:
                 raise ValueError(f"it holds {offsets.size - 1:,} packs of {values.size:,} sequences")
         return offsets, values
 
-    @contextmanager
-    def _reading(self, file: int) -> Iterator[None]:
+    def _reading(self, file: int) -> AbstractContextManager[None]:
         """Turn whatever reading a damaged file raises into an error that names it."""
         import pyarrow as pa
 
-        try:
-            yield
-        except (OSError, pa.ArrowException, MemoryError, ValueError, LookupError, OverflowError) as error:
-            path = self._folder / self._manifest.shards[file].file
-            raise CorruptError(f"{path} is missing or damaged ({error}); see `nopad verify`") from error
+        path = self._folder / self._manifest.shards[file].file
+        return damage_errors(path, pa.ArrowException, MemoryError, ValueError, LookupError, OverflowError)
 
     def _batches(self, places: list[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
         """Decode a few row groups, one batch each."""

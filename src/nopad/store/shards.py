@@ -26,7 +26,6 @@ from nopad.corpus.selection import FORMAT_KEY, OWN, is_string
 from nopad.files import preparing, replacing, sha256_file
 from nopad.packs import Packs
 from nopad.sequences import Sequences
-from nopad.store import _kernels
 from nopad.store.manifest import FORMAT, FORMAT_VERSION, Shard
 
 __all__ = ["ShardLayout", "gather", "schema_of", "write_shards"]
@@ -199,6 +198,8 @@ def gather(
     The table lies in `scratch`, which is reused: it is overwritten by the next call (fresh memory for every row group
     would cost a third of the gather in page faults).
     """
+    from nopad.store._kernels import gather_tokens
+
     chosen = sequences.take(packs.sequence)
     indptr = packs.indptr.astype(np.int32)
     ends = np.concatenate([[0], np.cumsum(chosen.seq_lengths)])[indptr].astype(np.int32)
@@ -211,7 +212,7 @@ def gather(
         if name not in scratch or scratch[name].size < ends[-1]:
             scratch[name] = np.empty(int(ends[-1]), dtype=column.dtype)
         out = scratch[name][: ends[-1]]
-        _kernels.gather_tokens(as_integers(column), chosen.begins, chosen.seq_lengths, as_integers(out))
+        gather_tokens(as_integers(column), chosen.begins, chosen.seq_lengths, as_integers(out))
         arrays[name] = list_array(ends, out)
     return pa.table([arrays[name] for name in schema.names], schema=schema), int(ends[-1])
 

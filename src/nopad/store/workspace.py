@@ -202,7 +202,7 @@ class Workspace:
             stored = unsealed(json.loads(job_file.read_text(encoding="utf-8")))
             changed = _differences(stored["settings"], started["settings"])
             before, now = (dict(map(tuple, job["inventory"])) for job in (stored, started))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ResumeError(f"{job_file} is damaged ({error}); {_start_over(self.out)}") from error
         if changed:
             raise ResumeError(

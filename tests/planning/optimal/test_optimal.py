@@ -174,3 +174,12 @@ class TestHardInput:
         assert made.histogram == histogram
         assert made.packs <= plan(histogram, 160, depth=4, algorithm="lpfhp").packs
         assert made.problems() == []
+
+
+@pytest.mark.parametrize("depth", [None, 5])
+@pytest.mark.parametrize("algorithm", ["auto", "optimal"])
+def test_a_capacity_of_which_no_table_fits_into_memory(algorithm, depth):
+    lengths = np.random.default_rng(0).integers(1, 2**26, 20)
+    made = plan(Histogram.from_counts({int(n): 100 for n in lengths}), 2**27, depth=depth, algorithm=algorithm)
+    assert made.notes == ("best-fit, and the cheap bounds: the capacity is above 16,777,216",)
+    assert made.problems() == []

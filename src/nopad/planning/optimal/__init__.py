@@ -33,6 +33,7 @@ __all__ = ["auto", "optimal"]
 
 _MOST_EXACT = 700  # distinct lengths
 _MOST_LISTED = 60  # sequences for which every pattern may be listed
+_MOST_CAPACITY = 2**24  # filling slots takes 40 bytes a token of it
 _POLISHES = 3
 _WITHIN_UNITS = 1e-4  # filling slots with real lengths moves the result by more than that
 
@@ -108,6 +109,8 @@ class _Search:
             self.strategies, self.packs = strategies, packs
 
     def _prove(self, certificate: Certificate) -> None:
+        if certificate.problem(self.capacity, self.depth) is not None:
+            return  # what nobody can check proves nothing
         bound = certificate.bound(self.histogram, self.capacity, self.depth)
         if bound > self.bound:
             self.bound, self.certificate = bound, certificate
@@ -116,6 +119,9 @@ class _Search:
         from nopad.planning.optimal.master import SolverError
         from nopad.planning.optimal.units import MOST_CELLS
 
+        if self.capacity > _MOST_CAPACITY:
+            self.notes.append(f"best-fit, and the cheap bounds: the capacity is above {_MOST_CAPACITY:,}")
+            return
         lengths = self.histogram.lengths
         cells = lengths.size * self.capacity * min(self.depth or 1, self.capacity // int(lengths[0]))
         exact = lengths.size <= _MOST_EXACT and cells <= MOST_CELLS

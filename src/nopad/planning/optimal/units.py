@@ -31,6 +31,7 @@ MOST_CELLS = 2**25  # distinct sizes x units x depth: what pricing costs
 _RESOLUTIONS = (2048, 1024, 512, 256, 128)
 _MOST_FILLED = 2**21  # sequences, about 100 bytes each
 _MOST_STEPS = 3 * 10**9  # of pricing, for a bound
+_MOST_TABLE = 2**26  # entries of 8 bytes
 
 
 @dataclass(frozen=True)
@@ -112,11 +113,12 @@ def _sort(indptr: NDArray[np.int64], flat: NDArray[np.int32]) -> None:
 def certify(solved: Solved, units: Units, capacity: int, depth: int | None, budget: Budget) -> Certificate | None:
     """Return values of real lengths that prove a bound: the same linear program, every item as short as its shortest.
 
-    None when pricing in tokens would take too long, or the budget is spent.
+    None when pricing in tokens would take too long or too much memory, or the budget is spent.
     """
     items = Items.of(units.edges[:-1], units.items.demand, capacity, depth)
     steps = items.sizes.size * capacity * (1 if items.unlimited else items.depth)
-    rounds = min(20, _MOST_STEPS // steps)
+    table = capacity * (2 if items.unlimited else items.depth + 1)
+    rounds = min(20, _MOST_STEPS // steps) if table <= _MOST_TABLE else 0
     if not rounds:
         return None
     master = Master(items)

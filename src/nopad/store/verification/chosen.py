@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,10 @@ class Chosen:
         self._record: list[NDArray[np.int64]] = []
         self._lengths: list[NDArray[Any]] = []
         self._made: tuple[Choice, NDArray[np.int64], NDArray[Any]] | None = None
+
+    def misnamed(self, parts: Iterable[str]) -> bool:
+        """Whether there are weights, and not those of these sources."""
+        return bool(self._weights) and set(self._weights or ()) != set(parts)
 
     def add(self, record: NDArray[np.int64], lengths: NDArray[Any]) -> None:
         """Remember what the source gives."""

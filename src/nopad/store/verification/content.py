@@ -21,7 +21,6 @@ from nopad.packs import index_dtype
 from nopad.planning.front import ARRIVAL_ALGORITHMS
 from nopad.planning.plan import Plan
 from nopad.sequences import Sequences
-from nopad.store import _kernels
 from nopad.store.manifest import MANIFEST, PLAN, Manifest
 from nopad.store.monitor import Monitor
 from nopad.store.reader import PackedDataset
@@ -183,8 +182,10 @@ def hashes_of(sequences: Sequences) -> dict[str, NDArray[np.uint64]]:
 
 def _hash_tokens(tokens: NDArray[Any], lengths: NDArray[np.int32]) -> NDArray[np.uint64]:
     """Return a 64-bit hash of each run of values of any fixed width."""
+    from nopad.store._kernels import token_hashes
+
     out = np.empty(lengths.size, dtype=np.uint64)
-    _kernels.token_hashes(as_integers(tokens), lengths, out)
+    token_hashes(as_integers(tokens), lengths, out)
     return out
 
 
@@ -261,6 +262,8 @@ def content_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
 
 def _sequence_problems(content: Content, special: int) -> tuple[list[str], list[str], str]:
     """Sequences that come twice, and pieces that do not join; and the checksum of all."""
+    from nopad.store._kernels import tag_sum
+
     twice: list[str] = []
     gaps: list[str] = []
     checksum, last = 0, (-1, 0, 0)  # record, start and end of the sequence before
@@ -274,7 +277,7 @@ def _sequence_problems(content: Content, special: int) -> tuple[list[str], list[
         joined = np.where(first, 0, np.append(last[2], ends[:-1]))
         for i in np.flatnonzero(start != joined)[: 3 - len(gaps)]:
             gaps.append(f"record {record[i]}: a piece begins at token {start[i]}, the one before ends at {joined[i]}")
-        checksum += int(_kernels.tag_sum(record, start, lengths))
+        checksum += int(tag_sum(record, start, lengths))
         last = (int(record[-1]), int(start[-1]), int(ends[-1]))
     return twice, gaps, f"{checksum % 2**64:016x}"
 

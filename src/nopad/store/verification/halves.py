@@ -106,6 +106,6 @@ def _without_split(value: Any) -> Any:
 def _differ(name: str, one: Any, other: Any) -> str:
     """Say how two values differ, "seed is 4, and 5"."""
     if isinstance(one, dict) and isinstance(other, dict):
-        name = next(key for key in {**one, **other} if one.get(key) != other.get(key))
+        name = next(key for key in {**one, **other} if (key in one, one.get(key)) != (key in other, other.get(key)))
         one, other = one.get(name), other.get(name)
     return f"{name} is {one!r}, and {other!r}"

@@ -29,6 +29,8 @@ def source_problems(
     chosen = Chosen(m)
     if isinstance(source, LengthsFile):
         given = np.asarray(source.lengths)
+        if chosen.misnamed(source.parts):
+            return [f"{MANIFEST} states weights of other sources than it was packed from"]
         chosen.add(np.arange(given.size), given)
         if not np.array_equal(lengths, given[chosen.numbers({"": Counts(records=given.size)})]):
             problems.append("the lengths in the packs are not those of the source")
@@ -37,6 +39,9 @@ def source_problems(
     other = [f"{name} was {was}, now {now}" for name, (was, now) in opened.items() if was != now]
     if other:
         return [f"the source was read in another way when it was packed: {'; '.join(other)}"]
+    carried = {column.name: column.per for column in source.carried}
+    if m.kind == "packed" and carried != m.carried:
+        return [f"other columns rode along when it was packed: {_listed(m.carried)}; of this source {_listed(carried)}"]
     if source.kind == "ids":
         tokenizer = None
     expected = m.tokenizer and m.tokenizer["sha256"]
@@ -82,16 +87,22 @@ def source_problems(
     return problems or _count_problems(content, m, chosen, parts, size)
 
 
+def _listed(columns: Mapping[str, str]) -> str:
+    return ", ".join(f"{name!r} (per {per})" for name, per in columns.items()) or "none"
+
+
 def _count_problems(content: Content, m: Manifest, chosen: Chosen, parts: dict[str, Counts], size: int) -> list[str]:
     """The manifest's counts, of all and of each named source, and which records were chosen."""
     problems: list[str] = []
+    names = [part["name"] for part in m.sources] if m.sources else [""]
+    if names != list(parts):
+        return [f"packed from the sources {', '.join(names)}, and these are {', '.join(parts)}"]
+    if chosen.misnamed(parts):
+        return [f"{MANIFEST} states weights of other sources than it was packed from"]
     if chosen.partly:
         if not np.array_equal(chosen.records(parts), content.record(slice(None))):
             return [f"these are not the records that seed {m.seed}, the weights and the share held out choose"]
         parts = chosen.counts(parts)
-    names = [part["name"] for part in m.sources] if m.sources else [""]
-    if names != list(parts):
-        return [f"packed from the sources {', '.join(names)}, and these are {', '.join(parts)}"]
     stated: list[tuple[str, Mapping[str, Any], dict[str, int]]] = []
     total = sum(parts.values(), Counts()).to_dict()
     stated.append(("", {**m.counts, "bytes": m.source["bytes"]}, {**total, "bytes": size}))
