@@ -48,7 +48,9 @@ class Option:
             if any(type(value) is type(choice) and value == choice for choice in self.choices):
                 return value
             raise OptionError(f"{name} must be one of {', '.join(map(repr, self.choices))}, got {value!r}")
-        number = value if isinstance(value, int) else getattr(value, "item", lambda: value)()
+        number = value
+        if not isinstance(value, int) and getattr(value, "ndim", 1) == 0:  # a number of NumPy or torch
+            number = value.item()
         if type(number) is not int or not self.low <= number <= self.high:
             also = " or None" if self.none else ""
             raise OptionError(f"{name} must be an integer from {self.low} to {self.high}{also}, got {value!r}")

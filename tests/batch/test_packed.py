@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 import nopad
 from nopad import Flat, PackedBatch, Rows
 from nopad.batch.form import pack_few
-from nopad.errors import BatchError, LengthError, OptionError
+from nopad.errors import BatchError, LengthError, NopadError, OptionError
 
 SEQUENCES = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=12), min_size=1, max_size=20)
 FORMS = [
@@ -504,3 +504,67 @@ def test_an_empty_sequence_is_one_whatever_it_is_given_as():
         for sequences in ([[1, 2], empty], [np.array([1, 2]), empty]):
             with pytest.raises(LengthError, match="sequence 1 has no token; leave empty ones out"):
                 PackedBatch.from_sequences(sequences)
+
+
+# What no batch can be built of, in every place where a user may put it.
+GARBAGE = [
+    *(None, 5, -1, 1.5, float("nan"), True, 10**30, 1j, "x", b"x", {1, 2}, {}, object(), int, lambda: 1),
+    *([], [[]], [None], ["a"], [1.5], [{}], [[1], 2], [[1, "a"]], [10**30], range(0), (n for n in [1])),
+    *(
+        np.array(3),
+        np.zeros(0, int),
+        np.array([[1, 2]]),
+        np.array(["a"]),
+        np.array([1.5]),
+        np.array([2**63], np.uint64),
+    ),
+    *(torch.tensor(3), torch.tensor([1.5], requires_grad=True), torch.tensor([1, 2]).to_sparse()),
+    *(torch.tensor([1, 2], dtype=torch.bfloat16), torch.tensor([1, 2], device="meta")),
+]
+PLACES = {
+    "sequences": lambda it: PackedBatch.from_sequences(it),
+    "a sequence": lambda it: PackedBatch.from_sequences([[1, 2], it]),
+    "columns": lambda it: PackedBatch.from_sequences([[1, 2], [3]], columns=it),
+    "a column": lambda it: PackedBatch.from_sequences([[1, 2], [3]], columns={"a": it}),
+    "an entry": lambda it: PackedBatch.from_sequences([[1, 2], [3]], columns={"a": [0, it]}),
+    "first entry": lambda it: PackedBatch.from_sequences([[1, 2], [3]], columns={"a": [it, 0]}),
+    "a sequence column": lambda it: PackedBatch.from_sequences([[1, 2], [3]], sequence_columns={"a": it}),
+    "its entry": lambda it: PackedBatch.from_sequences([[1, 2], [3]], sequence_columns={"a": [it, it]}),
+    "form": lambda it: PackedBatch.from_sequences([[1, 2]], it),
+    "rows of a form": lambda it: Rows(4, rows=it),
+    "end to end": lambda it: Rows(4, end_to_end=it),
+    "packs": lambda it: Rows(4, packs=it),
+    "pad_id": lambda it: PackedBatch.from_sequences([[1, 2]], Rows(4), pad_id=it),
+    "fill": lambda it: PackedBatch.from_sequences([[1]], Rows(4), columns={"a": [[1.5]]}, fill={"a": it}),
+    "features": lambda it: PackedBatch.from_features(it),
+    "a feature": lambda it: PackedBatch.from_features([{"input_ids": it, "a": it}]),
+    "mask": lambda it: PackedBatch.from_features([{"input_ids": [1, 2], "attention_mask": it}]),
+    "lengths": lambda it: PackedBatch.from_features([{"input_ids": [1, 2], "seq_lengths": it}]),
+    "mask of a row": lambda it: PackedBatch.from_features(
+        [{"input_ids": [1, 2], "seq_lengths": [2], "attention_mask": it}]
+    ),
+    "rows": lambda it: PackedBatch.from_rows(it),
+    "fields": lambda it: PackedBatch(it),
+    "values": lambda it: PackedBatch.from_sequences([[1, 2]]).unpack_tokens(it),
+    "device": lambda it: PackedBatch.from_sequences([[1, 2]]).to(it),
+    "targets": lambda it: PackedBatch.from_sequences([[1, 2]]).with_decoder(it, 1),
+    "start id": lambda it: PackedBatch.from_sequences([[1, 2]]).with_decoder([[1]], it),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_nothing_ends_in_an_error_of_a_library(place):
+    """Whatever is given wherever is taken, or refused in our words."""
+    refused = 0
+    for it in GARBAGE:
+        try:
+            PLACES[place](it)
+        except NopadError:
+            refused += 1
+    assert refused >= 5
+
+
+def test_a_mask_of_another_length_than_its_row():
+    row = {"input_ids": [1, 2], "seq_lengths": [1], "attention_mask": [1]}
+    with pytest.raises(BatchError, match="attention_mask of row 0 has 1 values for 2 input_ids"):
+        PackedBatch.from_features([row])

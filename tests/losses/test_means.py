@@ -295,3 +295,30 @@ def test_what_is_no_loss_is_said_in_our_words():
     assert torch.isfinite(sequence_loss(torch.zeros(2, 3), places))
     with pytest.raises(BatchError, match=r"starts are torch.float32; expected places in the sequence"):
         span_loss(torch.zeros(2, 2), torch.zeros(2, 2), places.float(), places, batch)
+
+
+class TestTensorsThatDoNotFit:
+    batch = nopad.PackedBatch.from_sequences([[1, 2, 3], [4]])
+    labels = torch.tensor([[1, 2, 3, 4]])
+
+    def test_logits_that_are_no_floats(self):
+        with pytest.raises(BatchError, match=r"logits are torch\.int64; expected floating-point numbers"):
+            token_loss(torch.zeros(1, 4, 8).long(), self.labels, self.batch)
+        with pytest.raises(BatchError, match=r"logits are torch\.int64"):
+            sequence_loss(torch.zeros(2, 8).long(), torch.tensor([1, 2]))
+
+    @pytest.mark.parametrize("which", [0, 1, 2])
+    def test_other_devices(self, which):
+        given = [torch.zeros(1, 4, 8), self.labels, torch.ones(2)]
+        given[which] = given[which].to("meta")
+        with pytest.raises(BatchError, match=r"there are .* on .*; expected one device"):
+            token_loss(given[0], given[1], self.batch, weights=given[2])
+
+    def test_one_number(self):
+        with pytest.raises(BatchError, match="labels are one number; wanted is"):
+            sequence_denominator(torch.tensor(1.0))
+
+    def test_a_denominator_of_some_dimensions_gives_one_number(self):
+        logits = torch.zeros(1, 4, 8)
+        wanted = token_loss(logits, self.labels, self.batch, denominator=3.0)
+        assert torch.equal(token_loss(logits, self.labels, self.batch, denominator=torch.tensor([[3.0]])), wanted)

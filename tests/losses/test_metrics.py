@@ -135,3 +135,16 @@ def test_what_cannot_be_counted_is_said_in_our_words():
             best_spans(*sides)
     with pytest.raises(OptionError, match="longest must be an integer from 1"):
         best_spans(torch.zeros(3, 4), torch.zeros(3, 4), longest=2.5)
+
+
+def test_longer_answers_than_there_are_tokens_cost_nothing():
+    start, end = torch.randn(3, 7), torch.randn(3, 7)
+    for mine, wanted in zip(best_spans(start, end, 10**9), best_spans(start, end, 7), strict=True):
+        assert torch.equal(mine, wanted)
+
+
+def test_answers_of_whole_numbers_and_classes_of_text():
+    with pytest.raises(BatchError, match=r"start_logits are torch\.int64; expected floating-point numbers"):
+        best_spans(torch.zeros(1, 3).long(), torch.zeros(1, 3).long())
+    with pytest.raises(OptionError, match="label is 'a'; there are 2 classes"):
+        Confusion(2).f1("a")

@@ -6,6 +6,8 @@ import re
 
 import pytest
 import torch
+from kinds import tiny
+from transformers import BertForSequenceClassification, CLIPTextModel, DynamicCache, XmodModel
 from zoo import AUTO, CONFIGS, build, has_head
 
 import nopad
@@ -139,3 +141,121 @@ def test_as_many_classes_as_a_head_gives(kind, head):
     logits = output.get("logits", output.get("prediction_logits"))
     if logits.dim() == 3:  # ELECTRA's pre-training is a yes or no per token
         assert _classes(model) == logits.shape[-1]
+
+
+class TestOneForEachSlot:
+    """What a stock model takes once per row is no per-sequence argument, whatever shape a batch happens to have."""
+
+    @pytest.mark.parametrize("form", [nopad.Flat(), Rows(8, rows=3), Rows(8, rows=3, end_to_end=True)])
+    def test_languages(self, form):
+        model = nopad.packed(XmodModel(tiny("xmod", languages=["en_XX", "de_DE"])))
+        batch = PackedBatch.from_sequences(SEQUENCES, form, columns={"lang_ids": [0, 1, 0]})
+        with pytest.raises(BatchError, match=r"lang_ids are torch.int64 of the shape \[3\], and XmodModel takes"):
+            model(**batch)
+
+    @pytest.mark.parametrize("name", ["input_ids", "token_type_ids", "position_ids", "labels"])
+    def test_on_another_device(self, name):
+        columns = {"token_type_ids": [[0] * len(s) for s in SEQUENCES], "labels": SEQUENCES}
+        batch = PackedBatch.from_sequences(SEQUENCES, columns=columns)
+        with pytest.raises(BatchError, match=f"{name} are on meta and the model on cpu"):
+            nopad.packed(build("bert", "masked LM"))(**{**batch, name: batch[name].to("meta")})
+
+    @pytest.mark.parametrize("kind", ["roberta", "mpnet", "distilbert", "llama", "bart"])
+    def test_positions_of_ones_own(self, kind):
+        batch = PackedBatch.from_sequences(SEQUENCES)
+        if kind == "bart":
+            batch = batch.with_decoder(SEQUENCES, 2)
+        model = nopad.packed(build(kind, "conditional generation" if kind == "bart" else "base"))
+        model(**{**batch, "position_ids": batch["position_ids"].clone()})
+        with pytest.raises(
+            BatchError, match="position_ids hold 3 at slot 1 of row 0, and by its layout the batch has 1"
+        ):
+            model(**{**batch, "position_ids": batch["position_ids"] * 3})
+
+    def test_the_mask_of_another_batch(self):
+        batch = PackedBatch.from_sequences(SEQUENCES)
+        other = PackedBatch.from_sequences(SEQUENCES[::-1])
+        with pytest.raises(BatchError, match="position_ids hold 2 at slot 2 of row 0"):
+            nopad.packed(build("bert"))(**{**batch, "attention_mask": other["attention_mask"]})
+
+    def test_weights_that_are_nowhere(self):
+        with pytest.raises(BatchError, match="weights of this BertModel are on no device"):
+            nopad.packed(build("bert").to("meta"))(**PackedBatch.from_sequences(SEQUENCES))
+
+    def test_embeddings_for_a_model_that_takes_none(self):
+        model = nopad.packed(CLIPTextModel(tiny("clip_text_model")))
+        batch = dict(PackedBatch.from_sequences(SEQUENCES))
+        batch["inputs_embeds"] = model.get_input_embeddings()(batch.pop("input_ids"))
+        with pytest.raises(BatchError, match="CLIPTextModel takes no inputs_embeds; give input_ids"):
+            model(**batch)
+
+    def test_labels_that_are_shifted_already(self):
+        shifted = [[*s[1:], -100] for s in SEQUENCES]
+        with pytest.raises(BatchError, match="shift_labels were given, and a pack-safe model shifts labels by itself"):
+            call("causal LM", {"labels": SEQUENCES, "shift_labels": shifted}, "llama")
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+@pytest.mark.parametrize(
+    ("kind", "head", "labels"),
+    [
+        ("bert", "masked LM", SEQUENCES),
+        ("llama", "causal LM", SEQUENCES),
+        ("bert", "sequence classification", [0, 1, 2]),
+        ("llama", "sequence classification", [0, 1, 2]),
+    ],
+)
+def test_labels_of_any_integers(kind, head, labels, dtype):
+    batch = PackedBatch.from_sequences(SEQUENCES, columns={"labels": labels})
+    wanted = call(head, {"labels": labels}, kind).loss
+    assert torch.equal(call(head, kind=kind, labels=batch["labels"].to(dtype)).loss, wanted)
+
+
+def test_arguments_of_a_class_of_ones_own():
+    """One per sequence, or one for all: results of such classes are told from those of rows."""
+
+    class Scaled(BertForSequenceClassification):
+        def forward(self, input_ids=None, attention_mask=None, position_ids=None, scale=None, shift=None):
+            out = super().forward(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
+            out["logits"] = out.logits * scale[:, None] + shift
+            return out
+
+    stock = build("bert", "sequence classification")
+    model = Scaled(stock.config).double().eval()
+    model.load_state_dict(stock.state_dict())
+    wanted = [stock(input_ids=torch.tensor([s])).logits[0] * n + 5 for n, s in enumerate(SEQUENCES)]
+    nopad.packed(model, head="classification")
+    shift = torch.tensor([5.0])
+    batch = PackedBatch.from_sequences(SEQUENCES, columns={"scale": [0.0, 1.0, 2.0]})
+    torch.testing.assert_close(model(**batch, shift=shift).logits, torch.stack(wanted), atol=1e-12, rtol=0)
+    with pytest.raises(BatchError, match=r"scale are .* of the shape \[2\], and Scaled takes what is not per token"):
+        model(**{**batch, "scale": batch["scale"][:2]}, shift=shift)
+
+
+class TestStaticShapes:
+    def test_what_does_not_go_with_them(self):
+        model = nopad.packed(build("llama", "causal LM"))
+        given = static_inputs(model, PackedBatch.from_sequences(SEQUENCES, Rows(4), columns={"labels": SEQUENCES}))
+        model(**given)
+        with pytest.raises(BatchError, match="num_items_in_batch was given to a call of static shapes"):
+            model(**given, num_items_in_batch=torch.tensor(6))
+        with pytest.raises(BatchError, match="past_key_values hold earlier tokens of rows"):
+            model(**given, past_key_values=DynamicCache())
+        with pytest.raises(BatchError, match=r"has the shape \[2, 1, 1, 4\], and tokens have \[2, 3\]"):
+            model(**{**given, "input_ids": given["input_ids"][:, :3]})
+        model(**given)
+
+    def test_a_mask_of_ones_own_is_no_sequence_numbers(self):
+        ids = torch.tensor([[5, 6, 7]])
+        with pytest.raises(BatchError, match="masks of one's own are bool"):
+            nopad.packed(build("llama"))(input_ids=ids, attention_mask=torch.ones(1, 1, 3, 3, dtype=torch.int32))
+
+    def test_no_batch(self):
+        with pytest.raises(BatchError, match="the batch is of type dict; expected the PackedBatch"):
+            static_inputs(nopad.packed(build("bert")), dict(PackedBatch.from_sequences(SEQUENCES, Rows(4))))
+
+
+@pytest.mark.parametrize("how", [{"backend": ["mask"]}, {"backend": None}, {"head": ["tokens"]}, {"head": 5}])
+def test_options_of_another_type(how):
+    with pytest.raises(OptionError, match=f"unknown {next(iter(how))}"):
+        nopad.packed(build("bert"), **how)

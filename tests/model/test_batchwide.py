@@ -176,3 +176,46 @@ class TestLayersThatDoNotSay:
         with pytest.raises(UnsupportedModelError, match="Layer hands top_tokens to its attention, of which"):
             packed_attention(module, states, states, states, numbers, top_tokens=torch.zeros(3))
         packed_attention(module, states, states, states, numbers, num_items_in_batch=torch.tensor(3))
+
+
+@pytest.mark.filterwarnings("ignore")  # of PEFT
+class TestAdaptersPerRow:
+    def wrapped(self, **how):
+        peft = pytest.importorskip("peft")
+        model = build(tiny("llama"), "causal LM")
+        config = peft.LoraConfig(
+            task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], init_lora_weights=False, **how
+        )
+        return peft.get_peft_model(model, config).double().eval(), config
+
+    @pytest.mark.parametrize("after", [False, True])
+    def test_adapters_that_a_tokens_in_the_row_switch_on(self, after):
+        model, _ = self.wrapped(alora_invocation_tokens=[50, 51])
+        sequences = [torch.tensor(one) for one in ([5, 50, 51, 7], [9, 10, 11], [12, 50, 51, 13])]
+        wanted = model(input_ids=sequences[0][None]).logits
+        nopad.packed(model if after else model.get_base_model())
+        with pytest.raises(UnsupportedModelError, match="PEFT hands alora_offsets to each layer, one per row"):
+            model(**nopad.PackedBatch.from_sequences(sequences))
+        assert torch.equal(model(input_ids=sequences[0][None]).logits, wanted)
+
+    @pytest.mark.parametrize("form", [nopad.Flat(), nopad.Rows(20, rows=3)])
+    def test_adapters_by_name(self, form):
+        model, config = self.wrapped()
+        model.add_adapter("other", config)
+        nopad.packed(model)
+        batch = nopad.PackedBatch.from_sequences(texts(5, 7, 3), form)
+        with pytest.raises(UnsupportedModelError, match="PEFT hands adapter_names to each layer, one per row"):
+            model(**batch, adapter_names=["default", "other", "default"])
+        model(**batch)
+
+
+def test_noise_by_the_width_of_a_row():
+    from transformers.integrations.neftune import neftune_post_forward_hook
+
+    model = nopad.packed(build(tiny("llama"), "causal LM"))
+    batch = nopad.PackedBatch.from_sequences(texts(5, 7))
+    handle = model.get_input_embeddings().register_forward_hook(neftune_post_forward_hook)
+    with pytest.raises(UnsupportedModelError, match="NEFTune adds noise to embeddings"):
+        model(**batch)
+    handle.remove()
+    model(**batch)

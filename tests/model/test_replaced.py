@@ -269,3 +269,32 @@ class TestSharedAndNested:
         with pytest.raises(UnsupportedModelError, match="was set to 'eager' after it was made pack-safe"):
             model(**batch)
         nopad.packed(nopad.unpacked(model))(**batch)
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyTorch
+@pytest.mark.parametrize("before", [False, True], ids=["packed first", "sharded first"])
+@pytest.mark.parametrize(
+    ("kind", "part"), [("bert", "classifier"), ("roberta", "classifier"), ("deberta-v2", "deberta.encoder.layer.0")]
+)
+def test_sharded(kind, part, before, sequences, tmp_path):
+    """`fully_shard` gives each module that it shards a class of its own."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = build(kind, "sequence classification")
+    wanted = [model(input_ids=one[None]).logits[0].detach() for one in sequences]
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    try:
+        if not before:
+            nopad.packed(model)
+        mesh = init_device_mesh("cpu", (1,))
+        attention = [m for m in model.modules() if type(m).__name__ == "DisentangledSelfAttention"]
+        for module in [*attention, model.get_submodule(part), model]:
+            fully_shard(module, mesh=mesh)
+        if before:
+            nopad.packed(model)
+        found = model(**nopad.PackedBatch.from_sequences(sequences)).logits.detach()
+    finally:
+        torch.distributed.destroy_process_group()
+    for mine, value in zip(found, wanted, strict=True):
+        assert float((mine - value).abs().max()) < 1e-12

@@ -135,6 +135,21 @@ def test_a_denominator_that_counts_first_tokens_is_refused(tmp_path, rows):
         trained(model, rows, nopad.PackedBatch.from_features, tmp_path)
 
 
+def test_label_smoothing(tmp_path, rows):
+    """The loss is computed outside of the model there, and shifts labels along rows."""
+    how = {"label_smoothing_factor": 0.1}
+    usual = trained(build("llama", "causal LM", dtype=torch.float32), rows, padded_causal, tmp_path, **how)
+    for form in (nopad.Flat(), nopad.Rows(40)):
+        model = nopad.packed(build("llama", "causal LM", dtype=torch.float32))
+        collate = partial(nopad.PackedBatch.from_features, form=form, causal=True)
+        assert trained(model, rows, collate, tmp_path, **how) == pytest.approx(usual, abs=1e-5)
+    for odd in ({}, {"form": nopad.Rows(40)}, {"form": nopad.Rows(40, end_to_end=True), "causal": True}):
+        with pytest.raises(
+            BatchError, match="num_items_in_batch was given and labels were not, so the loss is computed"
+        ):
+            trained(model, rows, partial(nopad.PackedBatch.from_features, **odd), tmp_path, **how)
+
+
 def test_sft_trainer(tmp_path, rows):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -206,6 +206,8 @@ def test_options_that_mean_nothing(refuses, options, message):
         {"numbers": "01"},
         {"arrived": "many"},
         {"arrived": None},
+        {"arrived": 2**70},
+        {"arrived": 2.5},
         {"numbers": list(range(3)), "lengths": [3] * 3, "arrived": 3},  # a buffer of 3 is never full
     ],
 )

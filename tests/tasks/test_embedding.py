@@ -10,7 +10,7 @@ import transformers as t
 from tests.model.zoo import build
 
 import nopad
-from nopad.errors import FormatError, LengthError, OptionError
+from nopad.errors import BatchError, FormatError, LengthError, OptionError
 from nopad.tasks import Embedder, Texts, embed
 from nopad.tasks.embedding import _default_folder
 
@@ -271,3 +271,52 @@ def test_a_tokenizer_of_transformers_will_do(embedder):
 
     other = Embedder(embedder.model, AutoTokenizer.from_pretrained(_default_folder()), max_tokens=256)
     np.testing.assert_allclose(other.encode(TEXTS[:2]), embedder.encode(TEXTS[:2]), atol=1e-6)
+
+
+def test_a_model_in_training_drops_nothing_out(embedder):
+    config = t.BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    model = t.BertModel(config)  # drops a tenth out in training
+    mine = Embedder(model, embedder.tokenizer)
+    wanted = mine.encode(TEXTS)
+    model.train()
+    model.pooler.eval()
+    for _ in range(2):
+        assert np.array_equal(mine.encode(TEXTS), wanted)
+    assert model.training
+    assert model.encoder.training
+    assert not model.pooler.training
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda it: it.encode({"a": 1}), "texts are of type dict; expected a list of texts"),
+        (lambda it: it.encode({"a", "b"}), "texts are of type set; expected a list of texts"),
+        (lambda it: it.encode_ids(5), "sequences are of type int; expected a list of lists of ids"),
+        (lambda it: it.encode_ids("ab"), "sequences are of type str"),
+        (lambda it: Embedder(it.model, it.tokenizer, texts={"prompts": {}}), "texts are of type dict; expected nopad"),
+        (
+            lambda it: Embedder(it.model, it.tokenizer, max_tokens=1),
+            "max_tokens is 1, and this tokenizer puts 2 tokens",
+        ),
+        (lambda it: Embedder.from_folder(5), "folder is of type int; expected a path"),
+    ],
+)
+def test_what_is_no_list_of_texts(embedder, call, says):
+    with pytest.raises(OptionError, match=says):
+        call(embedder)
+
+
+@pytest.mark.parametrize("config", ["{bad", '{"model_type": "of tomorrow"}', '{"model_type": "bert"}'])
+def test_a_folder_that_transformers_cannot_load(tmp_path, config):
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(FormatError, match="transformers cannot load the model in"):
+        Embedder.from_folder(tmp_path)
+
+
+def test_embed_wants_a_pack_safe_model_and_one_side_of_a_batch(embedder):
+    batch = nopad.PackedBatch.from_sequences([[5, 6], [7]])
+    with pytest.raises(OptionError, match="is not pack-safe; make it so"):
+        embed(t.BertModel(t.BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)), batch)
+    with pytest.raises(BatchError, match=r"sources and targets, each with a layout of their own; give batch\.targets"):
+        embed(embedder.model, batch.with_decoder([[5], [6, 7]], 1))

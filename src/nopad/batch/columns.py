@@ -7,7 +7,7 @@ and strings are object arrays.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -196,6 +196,8 @@ def _told(found: NDArray[Any]) -> str:
 def _row(row: dict[str, NDArray[Any]], n: int) -> dict[str, NDArray[Any]]:
     """Return row `n` without its padding."""
     width, tokens = row["input_ids"].size, int(row[LENGTHS].sum())
+    if MASK in row and row[MASK].size != width:
+        raise BatchError(f"{MASK} of row {n} has {row[MASK].size} values for {width} input_ids")
     begin, end = _span(row[MASK], n) if MASK in row else (0, width)
     if end - begin != tokens:
         raise BatchError(
@@ -210,7 +212,8 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np
     Raises:
         BatchError: there is no row, or the rows hold no tokens (an index-only dataset).
     """
-    if not rows:
+    rows = _listed(rows, "rows", "row")
+    if not len(rows):
         raise BatchError("a batch needs at least one row, and there is none")
     for n, row in enumerate(rows):
         if not hasattr(row, "column_names"):
@@ -238,7 +241,7 @@ def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any
     Raises:
         BatchError: there is not one array per sequence, or their shapes differ.
     """
-    arrays = [np.asarray(entry.cpu() if hasattr(entry, "cpu") else entry) for entry in given]
+    arrays = [_converted(entry, name, n) for n, entry in enumerate(_listed(given, name))]
     if len(arrays) != sequences or len({array.shape for array in arrays}) > 1:
         shapes = sorted({array.shape for array in arrays})
         raise BatchError(
@@ -263,8 +266,8 @@ def _array(entry: Any, name: str, n: int) -> NDArray[Any]:
 def _converted(entry: Any, name: str, n: int) -> NDArray[Any]:
     try:
         return np.asarray(entry.cpu() if hasattr(entry, "cpu") else entry)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise BatchError(f"{name} of sequence {n} is no list of numbers ({error}); give one value per token") from error
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # NotImplementedError of meta tensors too
+        raise BatchError(f"{name} of sequence {n} is no list of numbers ({error})") from error
 
 
 def _signed(array: NDArray[Any], name: str, n: int) -> NDArray[np.int64]:
@@ -274,11 +277,12 @@ def _signed(array: NDArray[Any], name: str, n: int) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def _listed(given: Any, name: str) -> Sequence[Any]:
-    """Return the entries of a column as a sequence with a length; raise BatchError for anything that is no list."""
-    if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__") or getattr(given, "ndim", 1) == 0:
-        raise BatchError(f"{name} are of type {type(given).__name__}; expected a list with an entry for each sequence")
-    return given if hasattr(given, "__len__") else list(given)
+def _listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
+    """What was given for each sequence, as something that has a length."""
+    unordered = isinstance(given, str | bytes | Mapping | Set)
+    if unordered or not hasattr(given, "__iter__") or isinstance(given, type) or getattr(given, "ndim", 1) == 0:
+        raise BatchError(f"{name} are of type {type(given).__name__}; expected a list with an entry for each {each}")
+    return given if hasattr(given, "__getitem__") else list(given)
 
 
 def _flat(given: Sequence[Any], name: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -289,14 +293,17 @@ def _flat(given: Sequence[Any], name: str) -> tuple[NDArray[Any], NDArray[np.int
         try:  # four times as fast as one array per list
             ids = array("q", chain.from_iterable(given))
             return np.frombuffer(ids, dtype=np.int64).copy(), np.fromiter(map(len, given), np.int64, len(given))
-        except (TypeError, OverflowError):
+        except (TypeError, OverflowError, RuntimeError):
             pass  # the slow way finds the list at fault
     arrays = [_array(entry, name, n) for n, entry in enumerate(given)]
     return np.concatenate(arrays), np.fromiter(map(len, arrays), np.int64, len(arrays))
 
 
 def _values(given: Sequence[Any], name: str) -> NDArray[Any]:
-    entries = [entry.item() if hasattr(entry, "item") else entry for entry in given]
+    try:
+        entries = [entry.item() if hasattr(entry, "item") else entry for entry in given]
+    except (ValueError, RuntimeError) as error:
+        raise BatchError(f"column {name!r} has an entry that is no single value ({error})") from error
     for n, entry in enumerate(entries):
         if entry is None:
             raise BatchError(f"column {name!r} has no value (None) for sequence {n}; give one to each, or leave it out")

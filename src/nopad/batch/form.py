@@ -73,6 +73,8 @@ class Rows:
 
     def __post_init__(self) -> None:
         packs = self.packs
+        if type(self.end_to_end) is not bool:
+            raise OptionError(f"end_to_end is {self.end_to_end!r}; it is True or False")
         if packs is not None:
             if not (hasattr(packs, "indptr") and hasattr(packs, "sequence")):
                 raise OptionError(

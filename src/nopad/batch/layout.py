@@ -182,6 +182,10 @@ class Layout:
         """Number of each token's sequence in the order given, from 1, and 0 in padding; int32 ``[R, L]``."""
         return self.scatter(np.arange(1, self.sequences + 1, dtype=np.int32).repeat(self.seq_lengths), 0)
 
+    def same_places(self, other: Layout) -> bool:
+        """Whether another layout has each sequence where this one has it."""
+        return np.array_equal(self.starts, other.starts) and np.array_equal(self.seq_lengths, other.seq_lengths)
+
     def scatter(self, tokens: NDArray[Any], fill: Any) -> NDArray[Any]:
         """Place ``[T]`` values, sequences in the order given, into rows ``[R, L]``; padding gets `fill`."""
         if self.form == "flat":

@@ -20,6 +20,7 @@ from nopad.batch.columns import Records, from_features, from_rows, from_sequence
 from nopad.batch.form import Flat, Form, check_form
 from nopad.batch.guard import PackedMask, layout_of, mark
 from nopad.batch.layout import Layout
+from nopad.batch.values import check_fill, index_like, named, shape_of
 from nopad.errors import BatchError, OptionError
 from nopad.sequences import Sequences
 
@@ -101,7 +102,7 @@ class PackedBatch(MutableMapping[str, Any]):
                 (attention_mask, position_ids).
         """
         form = check_form(form)
-        columns, sequence_columns = _named("columns", columns), _named("sequence_columns", sequence_columns)
+        columns, sequence_columns = named("columns", columns), named("sequence_columns", sequence_columns)
         for name in (*columns, *sequence_columns):
             if name == "input_ids":
                 raise BatchError("input_ids are the sequences themselves, and no column of them")
@@ -181,12 +182,12 @@ class PackedBatch(MutableMapping[str, Any]):
         records: Records | None = None,
     ) -> PackedBatch:
         """Place the columns into the layout and build the batch."""
-        fills = {"input_ids": pad_id, **_named("fill", fill)}
+        fills = {"input_ids": pad_id, **named("fill", fill)}
         for name, value in fills.items():
             if name not in stacked.tokens:
                 per_token = ", ".join(stacked.tokens)
                 raise OptionError(f"fill names {name!r}; columns with a value per token are {per_token}")
-            _check_fill(name, value, stacked.tokens[name].dtype)
+            check_fill(name, value, stacked.tokens[name].dtype)
         fields: dict[str, Any] = {
             name: layout.scatter(column, fills.get(name, -100 if name.endswith("labels") else 0))
             for name, column in stacked.tokens.items()
@@ -306,7 +307,7 @@ class PackedBatch(MutableMapping[str, Any]):
             raise OptionError(f"a batch keeps its dtypes; .to takes a device, not {device}")
         try:
             device = torch.device(device)
-        except (RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             raise OptionError(f"{device!r} is no torch device, such as 'cpu' or 'cuda:0'") from error
         return self._mapped(lambda value: value.to(device, non_blocking=non_blocking))
 
@@ -333,9 +334,9 @@ class PackedBatch(MutableMapping[str, Any]):
                 targets, whose batch is `batch.targets`.
         """
         at = self.layout
-        given, target = tuple(_shape(values)[:2]), self._fields.get(f"decoder_{MASK}")
-        aimed = None if target is None else layout_of(target)
-        if aimed is not None and given == aimed.shape and not (given == at.shape and _same(at, aimed)):
+        given, target = tuple(shape_of(values)[:2]), self._fields.get(f"decoder_{MASK}")
+        aimed = None if target is None or given != layout_of(target).shape else layout_of(target)
+        if aimed is not None and not (given == at.shape and at.same_places(aimed)):
             raise BatchError(
                 "these values have the shape of the targets; give them to batch.targets.unpack_tokens, or to "
                 "batch.sources.unpack_tokens if they are the encoder's"
@@ -346,7 +347,7 @@ class PackedBatch(MutableMapping[str, Any]):
             )
         stream = values.reshape(at.slots, *values.shape[2:])
         if at.form != "flat":
-            stream = stream[_index_like(stream, at.index)]
+            stream = stream[index_like(stream, at.index)]
         out: list[Any] = [None] * at.sequences
         for number, (begin, end) in zip(at.order.tolist(), pairwise(at.cu_seqlens.tolist()), strict=True):
             out[number] = stream[begin:end]
@@ -361,7 +362,7 @@ class PackedBatch(MutableMapping[str, Any]):
         Raises:
             BatchError: `values` is no array, or its shape does not begin with ``[S]``.
         """
-        if tuple(_shape(values)[:1]) != (self.layout.sequences,):
+        if tuple(shape_of(values)[:1]) != (self.layout.sequences,):
             raise BatchError(
                 f"values per sequence have the shape {list(values.shape)}; expected [{self.layout.sequences}, ...]"
             )
@@ -392,7 +393,7 @@ class PackedBatch(MutableMapping[str, Any]):
                 f"target {number} holds {labels[at]}, which is no token: give targets without padding, and set "
                 "batch['labels'] to -100 afterwards where nothing is to be learnt"
             )
-        if isinstance(start_id, bool) or not isinstance(start_id, int | np.integer) or start_id < 0:
+        if isinstance(start_id, bool) or not isinstance(start_id, int | np.integer) or not 0 <= start_id < 2**31:
             raise OptionError(f"start_id is {start_id!r}; it is a token, mostly model.config.decoder_start_token_id")
         # One roll shifts all targets; each first token, which came from the target before, is then replaced.
         shifted = np.roll(labels, 1)
@@ -419,48 +420,3 @@ class PackedBatch(MutableMapping[str, Any]):
         ends = torch.from_numpy(self.cu_seqlens).to(device)
         fields = {name: self[name] for name in self if name != MASK}
         return {**fields, **dict(zip(FLASH_KEYS, (ends, ends, self.max_seqlen, self.max_seqlen), strict=True))}
-
-
-def _same(one: Layout, other: Layout) -> bool:
-    """Return whether all tokens of two layouts are in the same places."""
-    return np.array_equal(one.starts, other.starts) and np.array_equal(one.seq_lengths, other.seq_lengths)
-
-
-def _index_like(stream: Any, index: NDArray[np.int64]) -> Any:
-    """Return `index` for indexing `stream`: a NumPy array, or a tensor on the same device."""
-    if isinstance(stream, np.ndarray):
-        return index
-    import torch
-
-    return torch.from_numpy(index).to(stream.device)
-
-
-def _shape(values: Any) -> Any:
-    """Return the shape of an array.
-
-    Raises:
-        BatchError: `values` is no array.
-    """
-    if isinstance(values, Mapping):
-        names = ", ".join(f".{name}" for name, value in values.items() if hasattr(value, "shape"))
-        raise BatchError(f"a {type(values).__name__} is no array; give one of its results: {names or 'it has none'}")
-    if not hasattr(values, "shape") or not hasattr(values, "reshape"):
-        raise BatchError(
-            f"a {type(values).__name__} is no array; give a tensor or a NumPy array, such as a model's "
-            ".last_hidden_state or .logits"
-        )
-    return values.shape
-
-
-def _named(what: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    if given is not None and not isinstance(given, Mapping):
-        raise OptionError(f"{what} are of type {type(given).__name__}; expected a dict by the names of columns")
-    return given or {}
-
-
-def _check_fill(name: str, value: Any, dtype: np.dtype[Any]) -> None:
-    """Refuse a padding value that a column of this dtype cannot hold."""
-    number = isinstance(value, int | float | np.number)
-    if not number or (dtype.kind in "iub" and value != int(value)):
-        kind = "an integer" if dtype.kind in "iub" else "a number"
-        raise OptionError(f"padding of {name} is {value!r}; expected {kind}")

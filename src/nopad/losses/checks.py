@@ -14,20 +14,43 @@ from torch import Tensor
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError, OptionError
 
-__all__ = ["IGNORED", "check_batch", "check_classes", "check_denominator", "check_per", "check_places", "check_tensors"]
+__all__ = [
+    "IGNORED",
+    "check_batch",
+    "check_classes",
+    "check_denominator",
+    "check_floating",
+    "check_per",
+    "check_places",
+    "check_tensors",
+]
 
 IGNORED = -100
 
 
 def check_tensors(**given: Any) -> None:
-    """Refuse arguments that are no tensors; pass them by name, for the message.
+    """Refuse what is no tensor, and tensors on several devices, by the names of the arguments.
 
     Raises:
-        BatchError: an argument is no tensor.
+        BatchError: one is no tensor, or on another device than the others.
     """
     for name, value in given.items():
         if not isinstance(value, Tensor):
             raise BatchError(f"{name} are of type {type(value).__name__}; expected a torch tensor")
+    if len({value.device for value in given.values()}) > 1:
+        places = ", ".join(f"{name} on {value.device}" for name, value in given.items())
+        raise BatchError(f"there are {places}; expected one device")
+
+
+def check_floating(**given: Tensor) -> None:
+    """Refuse logits that are no floating-point numbers.
+
+    Raises:
+        BatchError: they are not.
+    """
+    for name, value in given.items():
+        if not value.is_floating_point():
+            raise BatchError(f"{name} are {value.dtype}; expected floating-point numbers")
 
 
 def check_batch(batch: Any) -> None:

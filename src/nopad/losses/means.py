@@ -31,6 +31,7 @@ from nopad.losses.checks import (
     check_batch,
     check_classes,
     check_denominator,
+    check_floating,
     check_per,
     check_places,
     check_tensors,
@@ -152,6 +153,8 @@ def sequence_loss(
 def sequence_denominator(labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Return the denominator of `sequence_loss`: sequences with a label, each times its weight."""
     check_tensors(labels=labels)
+    if not labels.dim():
+        raise BatchError("labels are one number; expected [S] or [S, C], one entry for each sequence")
     return _sequence_scale(labels, weights).sum()
 
 
@@ -241,7 +244,7 @@ def slot_weights(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, w
         counts = counts / mine[number].clamp(min=1)
     if weights is None:
         return counts
-    check_tensors(weights=weights)
+    check_tensors(weights=weights, labels=wanted)
     if tuple(weights.shape) != (sequences,):
         raise BatchError(f"weights have the shape {list(weights.shape)}; expected [{sequences}], one per sequence")
     return counts * torch.cat([weights.new_zeros(1), weights]).double()[number]
@@ -249,12 +252,15 @@ def slot_weights(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, w
 
 def _wide(logits: Tensor) -> Tensor:
     """Return the logits in float32 or wider, as transformers computes losses."""
+    check_floating(logits=logits)
     return logits.float() if logits.dtype.itemsize < 4 else logits
 
 
 def _mean(each: Tensor, scale: Tensor, denominator: float | Tensor | None) -> Tensor:
     """Return the weighted sum over the denominator; entries of weight 0 are left out, even if infinite."""
     check_denominator(denominator)
+    if isinstance(denominator, Tensor):
+        denominator = denominator.reshape(())
     # Not a plain product, since 0 * inf would be NaN.
     total = torch.where(scale == 0, torch.zeros_like(each), each * scale.to(each)).sum()
     return (total / (scale.sum() if denominator is None else denominator)).to(each.dtype)
@@ -271,7 +277,7 @@ def _sequence_scale(labels: Tensor, weights: Tensor | None) -> Tensor:
 def _weighted(counts: Tensor, weights: Tensor | None) -> Tensor:
     if weights is None:
         return counts
-    check_tensors(weights=weights)
+    check_tensors(weights=weights, labels=counts)
     if weights.shape != counts.shape:
         raise BatchError(
             f"weights have the shape {list(weights.shape)}; expected {list(counts.shape)}, one per sequence"
@@ -315,7 +321,7 @@ def check_logits(logits: Tensor, labels: Tensor, batch: PackedBatch) -> None:
     Raises:
         BatchError: the logits have another shape, or a label is no class.
     """
-    check_tensors(logits=logits)
+    check_tensors(logits=logits, labels=labels)
     rows, width = batch.layout.shape
     if logits.dim() != 3 or tuple(logits.shape[:2]) != (rows, width) or not logits.shape[2]:
         raise BatchError(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError, OptionError
-from nopad.losses.checks import IGNORED, check_classes, check_per, check_places, check_tensors
+from nopad.losses.checks import IGNORED, check_classes, check_floating, check_per, check_places, check_tensors
 from nopad.losses.means import Per, check_logits, labelled, over_ranks, slot_weights
 from nopad.options import Option
 
@@ -122,8 +122,8 @@ class Confusion(_Counts):
         Raises:
             OptionError: there is no such class.
         """
-        if label is not None and not 0 <= label < len(self.counts):
-            raise OptionError(f"label is {label}; there are {len(self.counts)} classes, from 0")
+        if label is not None and not (isinstance(label, int) and 0 <= label < len(self.counts)):
+            raise OptionError(f"label is {label!r}; there are {len(self.counts)} classes, from 0")
         right = self.counts.diagonal()
         given = self.counts.sum(0) + self.counts.sum(1)
         each = torch.where(given > 0, 2 * right / given.clamp(min=1), 0)
@@ -193,7 +193,7 @@ def best_spans(start_logits: Tensor, end_logits: Tensor, longest: int = 30) -> t
 
     Raises:
         OptionError: `longest` is no integer from 1.
-        BatchError: the logits differ in shape, or are not ``[S, L]``.
+        BatchError: the logits differ in shape, or are not floats ``[S, L]``.
 
     >>> import torch
     >>> from nopad.losses import best_spans
@@ -202,10 +202,12 @@ def best_spans(start_logits: Tensor, end_logits: Tensor, longest: int = 30) -> t
     """
     longest = LONGEST.check("longest", longest)
     check_tensors(start_logits=start_logits, end_logits=end_logits)
+    check_floating(start_logits=start_logits, end_logits=end_logits)
     if start_logits.dim() != 2 or start_logits.shape != end_logits.shape or not start_logits.shape[1]:
         shapes = [list(side.shape) for side in (start_logits, end_logits)]
         raise BatchError(f"start_logits and end_logits have the shapes {shapes}; expected [S, L] both")
     width = start_logits.shape[1]
+    longest = min(longest, width)
     # ends[s, i, k]: the score of an answer that begins at i and has k + 1 tokens
     # Minus infinity rules out ends beyond the row.
     behind = torch.nn.functional.pad(end_logits, (0, longest - 1), value=-torch.inf)

@@ -45,6 +45,7 @@ def check_inputs(model: Any, takes: Sequence[str], stock: bool, named: Mapping[s
         BatchError: an argument is no tensor, has a wrong shape, is on another device, or holds values beyond what the
             model has; positions are not the layout's; or a decoder would have to make its ids from its labels.
     """
+    _check_devices(model, takes, named)
     _check_side(model, takes, named, "", layout)
     for name in PER_TOKEN:
         value = named.get(name)
@@ -66,15 +67,20 @@ def check_inputs(model: Any, takes: Sequence[str], stock: bool, named: Mapping[s
             _check_known(model, stock, name, named[name], target if name.startswith("decoder_") else layout, layout)
 
 
+def _check_devices(model: Any, takes: Sequence[str], named: Mapping[str, Any]) -> None:
+    device = next(model.parameters()).device
+    for name in takes:
+        value = named.get(name)
+        if isinstance(value, Tensor) and value.dim() and value.device != device:
+            raise BatchError(f"{name} are on {value.device} and the model on {device}; use batch.to({str(device)!r})")
+
+
 def _check_known(model: Any, stock: bool, name: str, value: Tensor, at: Layout | None, source: Layout) -> None:
     """Refuse a tensor that is not per token: a stock model reads it per row, and a row is not one sequence."""
-    device = next(model.parameters()).device
-    if value.dim() and value.device != device:
-        raise BatchError(f"{name} are on {value.device} and the model on {device}; use batch.to({str(device)!r})")
     if not value.dim() or name in OTHERS or at is None or tuple(value.shape[:2]) == at.shape:
         return
-    if not stock and value.shape[0] == source.sequences != source.shape[0]:
-        return
+    if not stock and (value.numel() == 1 or value.shape[0] == source.sequences != source.shape[0]):
+        return  # one for all, or one per sequence of a class that is told from its results (`Head`)
     raise BatchError(
         f"{name} are {_told(value)}, and {type(model).__name__} takes what is not per token once per row, which is not "
         f"per sequence; give one for each slot, {[*at.shape, '...']}, or leave it out"

@@ -161,11 +161,10 @@ def check_replaceable(model: Any) -> None:
     Raises:
         UnsupportedModelError: it is another one, registered by the user or a library.
     """
-    from transformers import AttentionInterface
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     name = model.config._attn_implementation
-    functions: Any = AttentionInterface  # whose constructor has no types
-    given = functions().get(name)  # None: eager, from the model's own file
+    given: Any = ALL_ATTENTION_FUNCTIONS.get(name)  # None: eager, of the model's own file
     where = getattr(getattr(given, "func", given), "__module__", "")
     if given is not None and not where.startswith(("transformers.", __name__)):
         raise UnsupportedModelError(

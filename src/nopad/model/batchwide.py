@@ -91,13 +91,15 @@ def check_layers(model: nn.Module) -> None:
         UnsupportedModelError: a layer does.
     """
     for module in _modules(model):
-        for hook in module._forward_pre_hooks.values():
-            given = next((name for name in PER_ROW if name in getattr(hook, "keywords", ())), None)
-            if given is not None:
-                raise UnsupportedModelError(
-                    f"PEFT hands {given} to each layer, one per row, and rows hold several sequences; run one adapter "
-                    "at a time (model.set_adapter), and adapters with alora_invocation_tokens without packs"
-                )
+        given = _per_row(module)
+        if given:
+            for one in _modules(model):  # PEFT takes them off after calls that end well only
+                for number in _per_row(one):
+                    del one._forward_pre_hooks[number]
+            raise UnsupportedModelError(
+                f"PEFT hands {', '.join(given.values())} to each layer, one per row, and rows hold several sequences; "
+                "run one adapter at a time (model.set_adapter), and adapters with alora_invocation_tokens without packs"
+            )
         known = _library(type(module).__module__, type(module).__name__)
         weight = module._parameters.get("weight")
         custom = weight is not None and type(weight) is not nn.Parameter
@@ -107,6 +109,15 @@ def check_layers(model: nn.Module) -> None:
                 f"{type(module).__name__} {why}, so what a sequence gets depends on who shares its batch; quantise "
                 "with one scale per token, or weights only"
             )
+
+
+def _per_row(module: nn.Module) -> dict[int, str]:
+    """What PEFT hands to a layer for each row: its name by the number of the hook."""
+    hooks = module._forward_pre_hooks
+    if not hooks:
+        return {}
+    found = ((number, set(PER_ROW) & set(getattr(hook, "keywords", ()))) for number, hook in hooks.items())
+    return {number: names.pop() for number, names in found if names}
 
 
 def _ropes(config: Any) -> list[Mapping[str, Any]]:

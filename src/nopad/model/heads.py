@@ -19,7 +19,7 @@ from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model.calls import Call, Cell
 from nopad.model.families import Family
 from nopad.model.hooks import Feed, Hook, Keep, unwrapped
-from nopad.model.known import head_name, is_stock
+from nopad.model.known import class_of, head_name, is_stock
 from nopad.model.last_token import eos_tokens, last_tokens, static_last_tokens
 from nopad.model.pooling import mine, pool
 
@@ -112,7 +112,7 @@ class Head:
 
         With 2 dimensions the states are the output of `inner`.
         """
-        reader = type(unwrapped(module))
+        reader = class_of(unwrapped(module))
         if dims == 3 and not reader.__module__.startswith("transformers."):
             raise UnsupportedModelError(
                 f"{role} of {type(self.model).__name__} is now a {reader.__name__}, and nopad does not know "
@@ -330,7 +330,7 @@ def head_of(model: Any, family: Family, given: str | None = None) -> Head:
     late = family.pooled == "config" and getattr(model.config, "classifier_pooling", None) == "late"
     scored = late or family.head in (("score", 0), ("classifier", 0))
     kind = _LastToken if name == "classification" and scored else HEADS[name]
-    return kind(model, family, is_stock(type(model)))
+    return kind(model, family, is_stock(class_of(model)))
 
 
 def _takes_last(scores: Tensor, call: Call, output: Any) -> bool:

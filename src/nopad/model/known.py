@@ -14,7 +14,7 @@ from torch import nn
 from nopad.errors import OptionError, UnsupportedModelError
 from nopad.model.families import Family
 
-__all__ = ["NAMES", "head_name", "is_stock"]
+__all__ = ["NAMES", "class_of", "head_name", "is_stock"]
 
 # What each head gives, by the names that `nopad.packed(head=...)` takes.
 NAMES = {
@@ -38,6 +38,14 @@ TABLES = {
 }
 
 
+def class_of(module: nn.Module) -> type:
+    """The class of a module, also where FSDP (`fully_shard`) put a class of its own before it."""
+    kind = type(module)
+    first = kind.__bases__[0]
+    wrapped = first.__name__ == "FSDPModule" and first.__module__.startswith("torch.distributed.")
+    return kind.__bases__[1] if wrapped else kind
+
+
 def is_stock(kind: type) -> bool:
     """Whether a class is exactly transformers' own: not a subclass, and not another class of the same name."""
     import transformers
@@ -53,10 +61,11 @@ def head_name(model: Any, family: Family, given: str | None) -> str:
         UnsupportedModelError: the class is not known and no head is given; or the sequences of this head cannot be kept
             apart.
     """
-    name = type(model).__name__
-    if given is not None and given not in NAMES:
+    kind = class_of(model)
+    name = kind.__name__
+    if given is not None and not (isinstance(given, str) and given in NAMES):
         raise OptionError(f"unknown head {given!r}; there are {', '.join(NAMES)}")
-    known = _tables().get(name) if is_stock(type(model)) else None
+    known = _tables().get(name) if is_stock(kind) else None
     if known is None and given is None:
         raise UnsupportedModelError(f"nopad does not know the head of {name}: {_way_out(model)}")
     if known is not None and given not in (None, known):

@@ -60,7 +60,7 @@ def packed(model: Any, *, backend: str = "auto", max_sequences: int | None = Non
     >>> torch.allclose(states[0], alone[0], atol=1e-6)
     True
     """
-    if backend != "auto" and backend not in BACKENDS:
+    if not isinstance(backend, str) or backend not in ("auto", *BACKENDS):
         raise OptionError(f"unknown backend {backend!r}; there are auto, {', '.join(BACKENDS)}")
     max_sequences = MOST.check("max_sequences", max_sequences)
     inner = bare(model)

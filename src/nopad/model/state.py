@@ -25,6 +25,7 @@ from nopad.model.calls import Call, Cell, bound, parameters, takes_more
 from nopad.model.families import Family
 from nopad.model.heads import Head
 from nopad.model.hooks import Count, Hook, NoPositions, PackAgain, Positions, Swap, UnpackFirst, attach, take_off
+from nopad.model.known import class_of
 from nopad.model.positions import positions
 from nopad.model.postconditions import check_attended, check_output, check_ran
 from nopad.model.static import enter_static, leave_static
@@ -163,7 +164,7 @@ class State:
             yield module, Swap(cell, name, part=name)
         if family.route == "encoder mask":
             for module in self.head.base.encoder.modules():
-                if type(module).__name__ in family.attention:
+                if class_of(module).__name__ in family.attention:
                     yield module, UnpackFirst(cell)
                     yield module, PackAgain(cell)
         encoder = part_of(model, "encoder")
@@ -191,9 +192,8 @@ class State:
             arguments = bound(module, args, kwargs)
             numbers: Any = arguments.get("attention_mask")
             if is_static(numbers):
-                self.head.enter_static(arguments)
-                enter_static(self.cell, numbers, arguments.get("input_ids"), frame)
-            elif not isinstance(numbers, PackedMask):  # a PackedMask itself raises an error when it is compiled
+                enter_static(self.cell, self.head, arguments, None)
+            elif not isinstance(numbers, PackedMask):  # which says by itself that it is not to be compiled
                 refuse_marked(arguments)
             return None
         self.cell.settle()
@@ -206,9 +206,8 @@ class State:
         if self.family.route == "interface":
             refuse_attentions(module, named)
         if is_static(guard):
-            self.head.enter_static(named)
             stack.pop()
-            enter_static(self.cell, guard, named.get("input_ids"), frame)
+            enter_static(self.cell, self.head, named, frame)
             return None
         if not isinstance(guard, PackedMask):
             if attention.inside() is None:  # otherwise this model is a part of a pack-safe model and gets its tensors

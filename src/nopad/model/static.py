@@ -6,12 +6,14 @@ check here may depend on a tensor's values; `static_inputs` checks those of the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from nopad.errors import BatchError
+from nopad.model.batchwide import check_arguments
 from nopad.model.calls import Cell
 from nopad.model.heads import Head
 from nopad.model.postconditions import check_static
@@ -19,15 +21,25 @@ from nopad.model.postconditions import check_static
 __all__ = ["enter_static", "leave_static"]
 
 
-def enter_static(cell: Cell, numbers: Tensor, tokens: Tensor | None, frame: FrameType | None) -> None:
-    """Begin a call with static shapes; `numbers` is its mask, `tokens` its token ids or None.
+def enter_static(cell: Cell, head: Head, named: Mapping[str, Any], frame: FrameType | None) -> None:
+    """Open a call with these arguments; `frame`: in which the module is called, None while compiling.
 
-    `frame` is the frame that calls the module; None while compiling.
+    Raises:
+        BatchError: there is a cache or a denominator among them, or the mask is not of these tokens.
     """
-    static = cell.static
+    static, numbers = cell.static, named["attention_mask"]
     if not torch.compiler.is_compiling():
-        cell.calls.stack.append(None)
+        cell.calls.stack.append(None)  # before anything may raise: the leaving hook takes it off
         static.frame = frame
+    check_arguments(named)
+    head.enter_static(named)
+    tokens = named.get("input_ids")
+    given = named.get("inputs_embeds") if tokens is None else tokens
+    if given is not None and tuple(numbers.shape) != (given.shape[0], 1, 1, given.shape[1]):
+        raise BatchError(
+            f"attention_mask of int32 has the shape {list(numbers.shape)}, and tokens have {list(given.shape[:2])}; "
+            "nopad.model.static_inputs gives [R, 1, 1, L], and masks of one's own are bool"
+        )
     static.tokens = tokens
     static.ids = numbers  # not sliced here: hooks of the whole model compile to separate frames and graphs
 

@@ -178,7 +178,9 @@ class StreamPacker:
     def _checked(self, state: Mapping[str, Any]) -> tuple[NDArray[np.int64], NDArray[np.int32], int]:
         """Return the numbers and lengths of held sequences, and how many arrived; raise FormatError if damaged."""
         try:
-            arrived = int(state["arrived"])
+            arrived = state["arrived"]
+            if type(arrived) is not int or not 0 <= arrived <= 2**62:
+                raise ValueError(f"arrived is {arrived!r}")
             lengths = as_lengths(state["lengths"], self.capacity)
             numbers = integers(state["numbers"]).astype(np.int64)
         except (KeyError, TypeError, ValueError, OverflowError) as error:

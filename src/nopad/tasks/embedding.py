@@ -7,7 +7,7 @@ texts as sentence-transformers does (`nopad.tasks.folder`).
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -129,11 +129,16 @@ class Embedder:
         self.pooling: Pooling = pooling
         self.normalize = normalize
         self.texts = Texts() if texts is None else texts
+        if not isinstance(self.texts, Texts):
+            raise OptionError(f"texts are of type {type(texts).__name__}; expected nopad.tasks.Texts")
         limit = _positions(bare(model))
         whole = max_tokens is None or type(max_tokens) is int
         if not whole or (max_tokens is not None and not 1 <= max_tokens <= (limit or max_tokens)):
             most = f"{limit} positions" if limit else "no limit"
             raise OptionError(f"max_tokens is {max_tokens}; it is at least 1, and this model has {most}")
+        special = self.tokenizer.prefix.size + self.tokenizer.suffix.size
+        if max_tokens is not None and max_tokens < special:
+            raise OptionError(f"max_tokens is {max_tokens}, and this tokenizer puts {special} tokens around each text")
         self.max_tokens = limit if max_tokens is None else max_tokens
         self.budget = BUDGET.check("budget", budget)
         self.truncated = 0
@@ -150,15 +155,20 @@ class Embedder:
             OptionError, UnsupportedModelError: as for the class.
             MissingExtraError: no folder is given, and the package with the default model is not installed.
         """
+        if folder is not None and not isinstance(folder, str | Path):
+            raise OptionError(f"folder is of type {type(folder).__name__}; expected a path")
         path = _default_folder() if folder is None else Path(folder)
         if not (path / "config.json").is_file():
             raise FormatError(f"{path} is no folder with a model: it has no config.json")
         from transformers import AutoConfig, AutoModel
 
-        config = AutoConfig.from_pretrained(path)
-        pooler = {"add_pooling_layer": False} if config.model_type in ("bert", "roberta", "xlm-roberta") else {}
-        with _quiet():  # the pooler's weights are left out on purpose
-            model = AutoModel.from_pretrained(path, config=config, **pooler)
+        try:
+            config = AutoConfig.from_pretrained(path)
+            pooler = {"add_pooling_layer": False} if config.model_type in ("bert", "roberta", "xlm-roberta") else {}
+            with _quiet():  # the pooler's weights are left out on purpose
+                model = AutoModel.from_pretrained(path, config=config, **pooler)
+        except (OSError, ValueError) as error:
+            raise FormatError(f"transformers cannot load the model in {path}: {str(error).splitlines()[0]}") from error
         return cls(model, load_tokenizer(path), **{**read_folder(path, _positions(model)), **how})
 
     @property
@@ -191,7 +201,7 @@ class Embedder:
         """
         if isinstance(texts, str):
             raise OptionError("one text was given where a list of texts is wanted; give [text]")
-        if not isinstance(texts, Iterable):
+        if not isinstance(texts, Iterable) or isinstance(texts, Mapping | Set):
             raise OptionError(f"texts are of type {type(texts).__name__}; expected a list of texts")
         texts = list(texts)
         for number, text in enumerate(texts):
@@ -237,18 +247,33 @@ class Embedder:
         return int(self.tokenizer.prefix.size + ids.size)
 
     def _vectors(self, sequences: Sequence[Any], skip: int) -> NDArray[np.float32]:
+        if not hasattr(sequences, "__len__") or isinstance(sequences, str | bytes | Mapping | Set):
+            raise OptionError(f"sequences are of type {type(sequences).__name__}; expected a list of lists of ids")
         for number, sequence in enumerate(sequences):
             if not hasattr(sequence, "__len__"):
                 raise OptionError(f"sequence {number} is of type {type(sequence).__name__}; expected a list of ids")
         many = self._fast and sum(map(len, sequences)) >= WORTH_TOKENS
         device = next(self.model.parameters()).device
         found = [np.zeros((0, self.model.config.hidden_size), dtype=np.float32)]
-        with torch.inference_mode(), fast_linear(self.model) if many else nullcontext():
+        with _evaluated(self.model), torch.inference_mode(), fast_linear(self.model) if many else nullcontext():
             for part in _within(sequences, self.budget):
                 batch = PackedBatch.from_sequences(part).to(device)
                 vectors = embed(self.model, batch, pooling=self.pooling, normalize=self.normalize, skip=skip)
                 found.append(vectors.float().cpu().numpy())
         return np.concatenate(found)
+
+
+@contextmanager
+def _evaluated(model: Any) -> Iterator[None]:
+    """Inside, a model drops nothing out, whoever trains it meanwhile; afterwards each module is as it was."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 @contextmanager
