@@ -315,7 +315,7 @@ class TestTensorsThatDoNotFit:
             token_loss(given[0], given[1], self.batch, weights=given[2])
 
     def test_one_number(self):
-        with pytest.raises(BatchError, match="labels are one number; wanted is"):
+        with pytest.raises(BatchError, match="labels are one number; expected"):
             sequence_denominator(torch.tensor(1.0))
 
     def test_a_denominator_of_some_dimensions_gives_one_number(self):
