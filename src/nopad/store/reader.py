@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nopad import random
 from nopad.errors import CorruptError
+from nopad.options import Option
 from nopad.packs import index_dtype
 from nopad.store.index import Index, read_index
 from nopad.store.manifest import Manifest
@@ -36,6 +37,8 @@ __all__ = ["PackedDataset", "PackedRow", "RowGroup", "open_packed"]
 
 _LOOK_EVERY = 64  # decoded row groups: how often it is asked whether rows are read at random
 _FEW = 2  # rows of each decoded row group
+_CACHED = Option(default=16, low=0, help="decoded row groups to keep")
+_SEED = Option(default=0, low=0, high=2**64 - 1, help="of an order")
 _ALIVE: WeakSet[Any] = WeakSet()  # datasets, which a forked child has too
 
 
@@ -64,7 +67,7 @@ class PackedDataset:
         """Open `path`; at most `cached_row_groups` decoded row groups (about 1 MiB each) are kept."""
         self.path = Path(path).absolute()  # pyarrow takes a relative one such as run-12:30 for a URL
         self.manifest = Manifest.load(path)
-        self._cached_row_groups = cached_row_groups
+        self._cached_row_groups = _CACHED.check("cached_row_groups", cached_row_groups)
         m = self.manifest
         packs_of = [m.packs] if m.kind == "index" else [shard.packs for shard in m.shards]
         # (file, first pack) of every row group: they have the same number of packs but for the last of a file.
@@ -174,6 +177,7 @@ class PackedDataset:
         """
         from nopad import _deal_kernels, _kernels
 
+        seed, epoch = _SEED.check("seed", seed), _SEED.check("epoch", epoch)
         dtype = index_dtype(len(self))
         bounds = self._bounds().astype(dtype)
         numbers = np.arange(len(self), dtype=dtype)
