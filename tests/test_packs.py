@@ -96,6 +96,8 @@ def test_lengths_of_slots():
     assert packs.seq_lengths(LENGTHS).tolist() == [8, 5, 3, 4, 2, 1, 1]
     assert packs.seq_lengths(LENGTHS).dtype == np.int32
     assert make([]).seq_lengths([]).tolist() == []
+    with pytest.raises(PlanMismatchError, match=r"packs hold sequence 6, the lengths are 3"):
+        packs.seq_lengths(LENGTHS[:3])
 
 
 def test_equality_hash_and_repr():

@@ -134,9 +134,16 @@ class Packs:
         return self[rank::world_size]
 
     def seq_lengths(self, lengths: ArrayLike) -> NDArray[np.int32]:
-        """Return the length of each packed sequence, in the order of `sequence`; int32 ``[sequences]``."""
-        lens: NDArray[np.int32] = as_lengths(lengths)[self.sequence]
-        return lens
+        """Return the length of each packed sequence, in the order of `sequence`; int32 ``[sequences]``.
+
+        Raises:
+            PlanMismatchError: there are fewer lengths than sequences.
+        """
+        lens = as_lengths(lengths)
+        if self.sequence.max(initial=-1) >= lens.size:
+            raise PlanMismatchError(f"packs hold sequence {self.sequence.max():,}, the lengths are {lens.size:,}")
+        chosen: NDArray[np.int32] = lens[self.sequence]
+        return chosen
 
     def check(self, lengths: ArrayLike) -> None:
         """Check that these packs hold each sequence of `lengths` exactly once, within capacity and depth.

@@ -242,3 +242,21 @@ def test_the_columns_that_are_named_are_columns_too(tmp_path):
 def test_a_source_whose_name_is_no_text():
     with pytest.raises(SourceError, match="1 cannot name a source"):
         open_source({1: [[7, 8]]})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"carry": ("label",)}, "the column 'label' cannot ride along: these files are text, without columns"),
+        ({"ids_field": "tokens"}, "ids_field is 'tokens', which is for ready-made ids, and this is text; leave it out"),
+        ({"mask_field": "mask"}, "mask_field is 'mask', which is for ready-made ids, and this is text; leave it out"),
+        ({"pad_id": 0}, "pad_id is 0, which is for ready-made ids, and this is text; leave it out"),
+    ],
+)
+def test_what_is_asked_for_is_not_passed_over(tmp_path, options, says):
+    write(tmp_path, {"a.txt": b"a"})
+    for given in (tmp_path, {"named": tmp_path}):
+        assert message(given, nopad.ReaderOptions(**options)) == says
+    if "ids_field" not in options and "carry" not in options:
+        assert message([{"text": "a"}], nopad.ReaderOptions(**options)) == says
+    assert open_source([{"text": "a", "label": 1}], nopad.ReaderOptions(carry=("label",))).carried[0].name == "label"

@@ -150,3 +150,22 @@ def test_what_cannot_be_packed(dataset):
     twice = nopad.Packs(4, None, np.array([0, 1, 2], np.int32), np.array([0, 0], np.int32))
     with pytest.raises(PlanMismatchError, match="sequence 0 is in 2 packs"):
         nopad.to_dataset(twice, dataset_of([{"input_ids": [1]}, {"input_ids": [2, 3]}]))
+
+
+def test_columns_of_one_value_per_token_that_are_no_numbers():
+    """Strings and lists are values of tokens too: they were an error of the Arrow library."""
+    rows = [
+        {"input_ids": [5, 1], "tokens": ["a", "b"], "boxes": [[1], [2, 3]], "at": [{"x": 1}, {"x": 2}]},
+        {"input_ids": [2], "tokens": ["c"], "boxes": [[4]], "at": [{"x": 3}]},
+    ]
+    [made] = nopad.to_dataset(nopad.pack([2, 1], 8, order="source"), dataset_of(rows))
+    assert made == {
+        "seq_lengths": [2, 1],
+        "seq_index": [0, 1],
+        **{name: [*rows[0][name], *rows[1][name]] for name in rows[0]},
+    }
+
+
+def test_what_are_no_packs(dataset):
+    with pytest.raises(OptionError, match=r"to_dataset takes nopad.Packs, not list; make them with nopad.pack"):
+        nopad.to_dataset([[0, 1]], dataset)

@@ -15,7 +15,7 @@ import pytest
 import nopad
 from nopad import random
 from nopad.corpus import IterableSource, LengthsFile
-from nopad.errors import CorruptError
+from nopad.errors import CorruptError, OptionError
 from nopad.store import PackedDataset
 from nopad.store.shard_files import ShardFiles
 
@@ -368,3 +368,19 @@ def test_a_child_that_is_forked_while_another_thread_reads(either):
         done.set()
         thread.join()
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "1", True])
+def test_options_of_reading(dataset, value):
+    """Half a seed was the same order as a whole one, and -1 row groups an error when the first pack was read."""
+    with pytest.raises(OptionError, match="cached_row_groups must be an integer from 0"):
+        nopad.open_packed(dataset, cached_row_groups=value)
+    for arguments in ((value,), (0, value)):
+        with pytest.raises(OptionError, match=r"(seed|epoch) must be an integer from 0 to 18446744073709551615"):
+            nopad.open_packed(dataset).order(*arguments)
+    assert len(nopad.open_packed(dataset, cached_row_groups=0)[0].seq_lengths)
+
+
+def test_what_is_no_source(dataset):
+    with pytest.raises(OptionError, match=r"str is no Source; open it with nopad.open_source"):
+        nopad.verify(dataset, source="a.jsonl")

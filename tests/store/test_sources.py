@@ -17,7 +17,7 @@ import nopad
 from nopad import open_packed, pack_corpus, verify
 from nopad.corpus import CorpusOptions, open_source, sequences
 from nopad.corpus.objects import DatasetSource, DictSource
-from nopad.errors import OutputExistsError, SourceError
+from nopad.errors import OptionError, OutputExistsError, SourceError
 from nopad.store import PackOptions
 
 N = 10_000
@@ -328,3 +328,16 @@ def test_other_columns_are_another_job(rows, tmp_path):
             tmp_path / "packed",
             CorpusOptions(capacity=CAPACITY),
         )
+
+
+def test_more_text_than_a_row_group_holds(rows, tmp_path, monkeypatch):
+    """600 kB beside each token were an error of the Arrow library, after all had been tokenised."""
+    monkeypatch.setattr("nopad.store.shards.MAX_TEXT", 200)
+    options = CorpusOptions(capacity=CAPACITY, over_long="split")
+    with pytest.raises(
+        OptionError, match=r"the column 'name' has [\d,]+ bytes of text in [\d,]+ packs .* --shard-tokens"
+    ):
+        pack_corpus(DictSource(rows[:500]), tmp_path / "packed", options)
+    packing = PackOptions(shard_tokens=CAPACITY, depth=4)
+    pack_corpus(DictSource(rows[:500]), tmp_path / "packed", options, packing=packing)
+    assert verify(tmp_path / "packed", source=DictSource(rows[:500])) == []

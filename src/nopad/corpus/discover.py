@@ -126,8 +126,13 @@ def open_source(
             _check_alike(list(sources.values())[: at + 1], list(sources)[: at + 1])
         return MixtureSource(sources)
     from_python = _from_python(inputs, options)
-    if from_python is not None:
-        return from_python
+    source = _from_paths(inputs, options, block_bytes) if from_python is None else from_python
+    _check_used(source, options)
+    return source
+
+
+def _from_paths(inputs: Any, options: ReaderOptions, block_bytes: int) -> Source:
+    """Return the source of files, folders and URLs."""
     finder = _Finder(options=options, block_bytes=block_bytes)
     finder.find_all([inputs] if isinstance(inputs, str | os.PathLike) else inputs)
     files: list[Source] = []
@@ -161,6 +166,20 @@ def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:
                 raise SourceError(f"memory: record {number} is {type(ids).__name__}, not a list of ids as the first is")
         return DictSource(lambda: ({"input_ids": ids} for ids in inputs), options)
     return None
+
+
+def _check_used(source: Source, options: ReaderOptions) -> None:
+    """Refuse what was asked for by name, and would be passed over: of text, and of files without columns."""
+    if source.kind != "text":
+        return
+    for name in ("ids_field", "mask_field", "pad_id"):
+        value = getattr(options, name)
+        if value not in ("auto", None):
+            raise SourceError(f"{name} is {value!r}, which is for ready-made ids, and this is text; leave it out")
+    there = {column.name for column in source.carried}
+    gone = [name for name in options.carry if name not in there] if options.carry != "auto" else []
+    if gone:
+        raise SourceError(f"the column {gone[0]!r} cannot ride along: these files are text, without columns")
 
 
 def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:

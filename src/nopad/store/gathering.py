@@ -36,6 +36,8 @@ def to_dataset(packs: Packs, dataset: Any) -> Any:
         import datasets
     except ImportError as error:
         raise MissingExtraError("to_dataset needs: pip install datasets") from error
+    if not isinstance(packs, Packs):
+        raise OptionError(f"to_dataset takes nopad.Packs, not {type(packs).__name__}; make them with nopad.pack")
     if not isinstance(dataset, datasets.Dataset):
         raise OptionError(f"to_dataset takes a datasets.Dataset, not {type(dataset).__name__}")
     shown = as_arrow(dataset)
@@ -121,7 +123,10 @@ def _gathered(packs: Packs, table: pa.Table) -> pa.Table:
                 raise OptionError(
                     f"the column {name!r} has one value per token, and some are null; fill them, or drop it"
                 )
-            out[name] = list_array(ends, parts[name][1])
+            flat = parts[name][1]
+            out[name] = (
+                list_array(ends, flat) if flat.dtype != object else pa.LargeListArray.from_arrays(ends, array.flatten())
+            )
         else:
             out[name] = kind.from_arrays(pa.array(packs.indptr), array)
     return pa.table(out)

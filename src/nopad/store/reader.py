@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nopad import random
 from nopad.errors import CorruptError
+from nopad.options import Option
 from nopad.packs import index_dtype
 from nopad.store.index import Index, read_index
 from nopad.store.manifest import Manifest
@@ -37,6 +38,8 @@ __all__ = ["PackedDataset", "PackedRow", "RowGroup", "open_packed"]
 _LOOK_EVERY = 64  # check for random reads after this many decoded row groups
 _FEW = 2  # fewer rows read per decoded row group count as random reads
 _ALIVE: WeakSet[Any] = WeakSet()  # open datasets, which a forked child has too
+_CACHED = Option(default=16, low=0, help="decoded row groups to keep")
+_SEED = Option(default=0, low=0, high=2**64 - 1, help="of an order")
 
 
 def open_packed(path: str | Path, *, cached_row_groups: int = 16) -> PackedDataset:
@@ -64,7 +67,7 @@ class PackedDataset:
         """Open `path`; at most `cached_row_groups` decoded row groups (about 1 MiB each) are kept."""
         self.path = Path(path).absolute()  # pyarrow takes a relative one such as run-12:30 for a URL
         self.manifest = Manifest.load(path)
-        self._cached_row_groups = cached_row_groups
+        self._cached_row_groups = _CACHED.check("cached_row_groups", cached_row_groups)
         m = self.manifest
         packs_of = [m.packs] if m.kind == "index" else [shard.packs for shard in m.shards]
         # All row groups have the same number of packs, except the last of a file.
@@ -174,6 +177,7 @@ class PackedDataset:
         """
         from nopad import _deal_kernels, _kernels
 
+        seed, epoch = _SEED.check("seed", seed), _SEED.check("epoch", epoch)
         dtype = index_dtype(len(self))
         bounds = self._bounds().astype(dtype)
         numbers = np.arange(len(self), dtype=dtype)

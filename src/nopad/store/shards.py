@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from nopad.arrow import list_array
 from nopad.corpus.selection import FORMAT_KEY, OWN, is_string
+from nopad.errors import OptionError
 from nopad.files import preparing, replacing, sha256_file
 from nopad.packs import Packs
 from nopad.sequences import Sequences
@@ -41,6 +42,7 @@ _PARQUET: dict[str, Any] = {
 }
 GROUP_TOKENS = 1 << 18
 SHARD_TOKENS = 1 << 26
+MAX_TEXT = 2**31 - 1  # bytes of a column in a row group
 
 
 def schema_of(sequences: Sequences) -> pa.Schema:
@@ -208,6 +210,8 @@ def gather(
     arrays = {}
     for name, column in {"seq_lengths": chosen.seq_lengths, **chosen.values}.items():
         kind = schema.field(name).type
+        if not isinstance(column, np.ndarray):
+            _check_text(name, column, len(packs))
         values = pa.array(column) if isinstance(column, np.ndarray) else column.cast(kind.value_type)
         arrays[name] = pa.ListArray.from_arrays(pa.array(indptr), values, type=kind)
     for name, column in chosen.tokens.items():
@@ -217,6 +221,16 @@ def gather(
         gather_tokens(as_integers(column), chosen.begins, chosen.seq_lengths, as_integers(out))
         arrays[name] = list_array(ends, out)
     return pa.table([arrays[name] for name in schema.names], schema=schema), int(ends[-1])
+
+
+def _check_text(name: str, column: pa.Array, packs: int) -> None:
+    """Refuse more text in a row group than an Arrow column of strings can hold."""
+    size = column.buffers()[2].size if is_string(column.type) and column.buffers()[2] is not None else 0
+    if size > MAX_TEXT:
+        raise OptionError(
+            f"the column {name!r} has {size:,} bytes of text in {packs:,} packs that are written together, above the "
+            f"{MAX_TEXT:,} that fit; leave it out with --carry, or make row groups smaller with --shard-tokens"
+        )
 
 
 def as_integers(column: NDArray[Any]) -> NDArray[Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nopad.corpus import Source, Tokenizer
-from nopad.errors import CorruptError, FormatError
+from nopad.errors import CorruptError, FormatError, OptionError
 from nopad.files import sha256_file
 from nopad.planning.plan import Plan
 from nopad.store.manifest import MANIFEST, PLAN, Manifest, split_folders
@@ -46,6 +46,7 @@ def verify(
     Raises:
         FormatError: `path` is neither a plan nor a dataset.
         SourceError: `source` cannot be read.
+        OptionError: `source` or `tokenizer` is something else.
 
     >>> import tempfile, nopad
     >>> from nopad.corpus import CorpusOptions, IterableSource
@@ -55,6 +56,9 @@ def verify(
     ...     nopad.verify(out), nopad.verify(out, source=source)
     ([], [])
     """
+    for given, wanted, way in ((source, Source, "nopad.open_source"), (tokenizer, Tokenizer, "nopad.load_tokenizer")):
+        if given is not None and not isinstance(given, wanted):
+            raise OptionError(f"{type(given).__name__} is no {wanted.__name__}; open it with {way}")
     path, monitor = Path(path), monitor or Silent()
     if not path.is_dir():
         return Plan.load(path).problems()
