@@ -17,9 +17,12 @@ def files(tmp_path):
 
 def test_sources_in_turn_under_their_names(files):
     source = open_source({"web": files / "a", "code": [files / "b" / "x.jsonl"]})
-    assert source.parts == ("web", "code")
+    assert source.names == ("web", "code")
     assert source.kind == "ids"
-    assert [(block.part, block.name) for block in source.blocks()] == [("web", "web=x.jsonl"), ("code", "code=x.jsonl")]
+    assert [(block.source, block.name) for block in source.blocks()] == [
+        ("web", "web=x.jsonl"),
+        ("code", "code=x.jsonl"),
+    ]
     assert source.inventory() == [("web=x.jsonl", 41), ("code=x.jsonl", 19)]
     assert source.total_bytes == 60
     assert source.settings() == open_source(files / "a").settings()
@@ -31,7 +34,7 @@ def test_sources_in_turn_under_their_names(files):
 def test_a_group_is_of_one_source(files):
     source = open_source({"web": files / "a", "code": files / "b"})
     groups = list(sequences(source.blocks(), None, CorpusOptions(capacity=8)))
-    assert [(group.blocks[0].part, group.batch.values["seq_index"].tolist()) for group in groups] == [
+    assert [(group.blocks[0].source, group.batch.values["seq_index"].tolist()) for group in groups] == [
         ("web", [0, 1]),
         ("code", [2]),
     ]

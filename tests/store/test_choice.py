@@ -68,7 +68,7 @@ def test_equal_to_the_slow_way(sizes, validation, weigh, seed):
     choice = choose(record, lengths, records, weights=weights, validation=validation, seed=seed)
     slow = slow_fates(record, lengths, records, weights, validation, seed)
     assert dict(zip(record.tolist(), choice.fate.tolist(), strict=True)) == slow
-    np.testing.assert_array_equal(choice.part, np.searchsorted(np.cumsum(sizes), record, side="right"))
+    np.testing.assert_array_equal(choice.source, np.searchsorted(np.cumsum(sizes), record, side="right"))
 
 
 def test_shares_of_tokens_are_the_weights():
@@ -76,9 +76,9 @@ def test_shares_of_tokens_are_the_weights():
     records, weights = {"a": 5000, "b": 20_000, "c": 4000}, {"a": 1, "b": 2, "c": 0.5}
     choice = choose(record, lengths, records, weights=weights, validation=0.01, seed=3)
     train = choice.of("train")
-    tokens = np.bincount(choice.part[train], weights=lengths[train])
+    tokens = np.bincount(choice.source[train], weights=lengths[train])
     np.testing.assert_allclose(tokens / tokens.sum(), np.array([2, 4, 1]) / 7, rtol=1e-3)
-    whole = np.flatnonzero((choice.part == 0) & (choice.fate != VALIDATION))
+    whole = np.flatnonzero((choice.source == 0) & (choice.fate != VALIDATION))
     assert (choice.fate[whole] == TRAIN).all()  # the shortest for its weight is taken whole
     held = np.unique(record[choice.of("validation")]).size / np.unique(record).size
     assert held == pytest.approx(0.01, rel=0.2)
@@ -128,7 +128,7 @@ def test_counts_of_both_sides_add_up():
     choice = choose(record, lengths, {"a": 400, "b": 300}, weights={"a": 1, "b": 3}, validation=0.1, seed=0)
     train, held = (choice.counts(parts, record, lengths, split) for split in ("train", "validation"))
     for number, name in enumerate(parts):
-        here = choice.part == number
+        here = choice.source == number
         total = int(lengths[here].sum())
         for mine, other in ((train[name], held[name]), (held[name], train[name])):
             assert mine.tokens + mine.other_split_tokens + mine.left_by_weight_tokens == total

@@ -39,8 +39,8 @@ def half(tmp_path, groups):
 
 
 def test_progress_lines():
-    parts, files = {"a": Counts(records=4)}, {"tokens": (12, "cd")}
-    progress = Progress(blocks=3, chain="ab", last="ä", consumed_bytes=9, parts=parts, files=files, complete=True)
+    sources, files = {"a": Counts(records=4)}, {"tokens": (12, "cd")}
+    progress = Progress(blocks=3, chain="ab", last="ä", consumed_bytes=9, sources=sources, files=files, complete=True)
     document = json.loads(progress.to_line())
     content = json.dumps({n: v for n, v in document.items() if n != "sha256"}, sort_keys=True, separators=(",", ":"))
     assert document.pop("sha256") == hashlib.sha256(content.encode()).hexdigest()

@@ -64,7 +64,7 @@ def read_given(
     if capacity is None:
         raise OptionError(f"{file} does not say for which capacity; give --capacity")
     source = source or open_inputs(inputs, reader, policies)
-    check_shares(shares.weights, shares.validation, source.parts)
+    check_shares(shares.weights, shares.validation, source.names)
     if isinstance(source, LengthsFile):
         lengths = source.lengths
         if shares.validation:
@@ -135,10 +135,10 @@ def _lengths(
     """Tokenise a corpus for its lengths only, in order of arrival; takes 12 bytes per sequence."""
     monitor.stage("tokenising", source.total_bytes, "bytes")
     lengths, record = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int64)]
-    records = dict.fromkeys(source.parts, 0)
+    records = dict.fromkeys(source.names, 0)
     for group in sequences(source.blocks(), tokenizer, options):
         monitor.advance(sum(block.size for block in group.blocks), group.counts.tokens)
         lengths.append(group.batch.seq_lengths)
         record.append(group.batch.values["seq_index"])
-        records[group.blocks[0].part] += group.counts.records
+        records[group.blocks[0].source] += group.counts.records
     return shares.of(np.concatenate(record), np.concatenate(lengths), records)

@@ -28,7 +28,7 @@ class MixtureSource(Source):
             if not isinstance(name, str) or not NAME.fullmatch(name):
                 raise SourceError(f"{name!r} cannot name a source; choose letters, digits, _, - and .")
         self._sources = dict(sources)
-        self.parts = tuple(sources)
+        self.names = tuple(sources)
         self.kind = next((source.kind for source in sources.values() if source.kind), None)
         sizes = [source.total_bytes for source in sources.values()]
         self.total_bytes = None if None in sizes else sum(size for size in sizes if size is not None)
@@ -42,7 +42,7 @@ class MixtureSource(Source):
         """Yield the blocks of each source in turn."""
         for name, source in self._sources.items():
             for block in source.blocks():
-                yield replace(block, name=f"{name}={block.name}", part=name, path=block.path or block.name)
+                yield replace(block, name=f"{name}={block.name}", source=name, path=block.path or block.name)
 
     def inventory(self) -> list[tuple[str, int]]:
         """Return (name=file, bytes) of each file, in reading order."""

@@ -130,7 +130,7 @@ def _runs(blocks: Iterable[Block], group_bytes: int) -> Iterator[list[Block]]:
     group: list[Block] = []
     size = 0
     for block in blocks:
-        if group and group[-1].part != block.part:
+        if group and group[-1].source != block.source:
             yield group
             group, size = [], 0
         group.append(block)

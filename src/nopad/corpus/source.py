@@ -42,7 +42,7 @@ class Block:
 
     `name` goes into fingerprints: a POSIX path relative to the input folder, or a bare file name, never absolute.
     `path` goes into messages: where the user finds the file. `whole`: the block is one document, so line numbers mean
-    nothing. `part`: name of the named source that the block belongs to; "" if sources are not named.
+    nothing. `source`: name of the named source that the block belongs to; "" if sources are not named.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Block:
     first_line: int = 1
     path: str = ""
     whole: bool = False
-    part: str = ""
+    source: str = ""
 
     @property
     def size(self) -> int:
@@ -98,7 +98,7 @@ class Source(ABC):
     """The column that marks padding, the same for every record."""
     folders: tuple[Path, ...] = ()
     """Folders of this machine that were walked: what is written into one of them would be read the next time."""
-    parts: tuple[str, ...] = ("",)
+    names: tuple[str, ...] = ("",)
     """Names of the sources in it, in reading order; one without a name unless several were named."""
 
     @abstractmethod

@@ -28,7 +28,7 @@ __all__ = ["Choice", "check_shares", "choose", "held_out_keys"]
 TRAIN, VALIDATION, LEFT = 0, 1, 2
 
 
-def check_shares(weights: Mapping[str, float] | None, validation: float, parts: Sequence[str]) -> None:
+def check_shares(weights: Mapping[str, float] | None, validation: float, names: Sequence[str]) -> None:
     """Refuse invalid weights and shares before any work begins.
 
     Raises:
@@ -38,11 +38,11 @@ def check_shares(weights: Mapping[str, float] | None, validation: float, parts: 
         raise OptionError(f"the share to hold out is {validation!r}; it must be at least 0 and below 1, such as 0.01")
     if weights is None:
         return
-    if parts == ("",):
+    if names == ("",):
         raise OptionError("weights need named sources: NAME=INPUT for each, or a mapping of names to inputs")
-    for name in [*weights, *parts]:
-        if name not in parts:
-            raise OptionError(f"there is a weight for {name!r}, and no such source; there are {', '.join(parts)}")
+    for name in [*weights, *names]:
+        if name not in names:
+            raise OptionError(f"there is a weight for {name!r}, and no such source; there are {', '.join(names)}")
         if name not in weights:
             raise OptionError(f"there is no weight for {name!r}; give each source one, or none any")
     for name, weight in weights.items():
@@ -58,30 +58,30 @@ class Choice:
 
     Attributes:
         fate: TRAIN, VALIDATION or LEFT; int8 ``[n]``, the same for all pieces of a record.
-        part: number of the source that each sequence comes from; int32 ``[n]``.
+        source: number of the source that each sequence comes from; int32 ``[n]``.
     """
 
     fate: NDArray[np.int8]
-    part: NDArray[np.int32]
+    source: NDArray[np.int32]
 
     def of(self, split: str | None) -> NDArray[np.int64]:
         """Return the numbers of a split's sequences, ascending; None: those of "train"."""
         return np.flatnonzero(self.fate == _fate(split))
 
     def counts(
-        self, parts: Mapping[str, Counts], record: NDArray[np.int64], lengths: NDArray[np.int32], split: str | None
+        self, by_source: Mapping[str, Counts], record: NDArray[np.int64], lengths: NDArray[np.int32], split: str | None
     ) -> dict[str, Counts]:
         """Return the counts of each source as they stand in the manifest of one split."""
         mine = _fate(split)
         begins = np.diff(record, prepend=-1) != 0
 
         def there(place: int, fates: Sequence[int]) -> tuple[int, int, int]:
-            chosen = (self.part == place) & np.isin(self.fate, fates)
+            chosen = (self.source == place) & np.isin(self.fate, fates)
             tokens = int(lengths[chosen].sum(dtype=np.int64))
             return int(np.count_nonzero(chosen)), int(np.count_nonzero(chosen & begins)), tokens
 
         out = {}
-        for place, (name, counts) in enumerate(parts.items()):
+        for place, (name, counts) in enumerate(by_source.items()):
             sequences, _, tokens = there(place, [mine])
             _, others, other_tokens = there(place, [TRAIN + VALIDATION - mine])
             _, left, left_tokens = there(place, [LEFT])
@@ -125,21 +125,21 @@ def choose(
 
     >>> record, lengths = np.arange(100), np.full(100, 10, dtype=np.int32)
     >>> made = choose(record, lengths, {"a": 20, "b": 80}, weights={"a": 1, "b": 1}, validation=0, seed=0)
-    >>> np.bincount(made.part[made.of("train")]).tolist()
+    >>> np.bincount(made.source[made.of("train")]).tolist()
     [20, 20]
     """
     names = list(records)
     bounds = np.concatenate([[0], np.cumsum(list(records.values()))]).astype(np.int64)
     first = np.flatnonzero(np.diff(record, prepend=-1))  # the first piece of each record
     here = record[first]
-    part = (np.searchsorted(bounds, here, side="right") - 1).astype(np.int32)
+    source = (np.searchsorted(bounds, here, side="right") - 1).astype(np.int32)
     tokens = np.add.reduceat(lengths, first, dtype=np.int64) if first.size else first
     fate = np.zeros(here.size, dtype=np.int8)
 
     def drawn(stream: int) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.uint64]]]:
         """Yield each source's number, the indices of its records in `here`, and their random keys."""
         for place, name in enumerate(names):
-            mine = np.flatnonzero(part == place)
+            mine = np.flatnonzero(source == place)
             yield place, mine, _keys(here[mine] - bounds[place], name, seed, stream)
 
     if validation:
@@ -156,9 +156,9 @@ def choose(
                 f"holding out {validation:.3%} of {here.size:,} records leaves none to train on; give more records"
             )
     if weights is not None:
-        _weigh(fate, part, tokens, [weights[name] for name in names], names, list(drawn(STREAM_MIXTURE)))
+        _weigh(fate, source, tokens, [weights[name] for name in names], names, list(drawn(STREAM_MIXTURE)))
     pieces = np.diff(first, append=record.size)
-    return Choice(fate=np.repeat(fate, pieces), part=np.repeat(part, pieces))
+    return Choice(fate=np.repeat(fate, pieces), source=np.repeat(source, pieces))
 
 
 def held_out_keys(
@@ -183,14 +183,14 @@ def _threshold(validation: float) -> np.uint64:
 
 def _weigh(
     fate: NDArray[np.int8],
-    part: NDArray[np.int32],
+    source: NDArray[np.int32],
     tokens: NDArray[np.int64],
     weights: Sequence[float],
     names: Sequence[str],
     drawn: Sequence[tuple[int, NDArray[np.int64], NDArray[np.uint64]]],
 ) -> None:
     """Mark training records as LEFT if they exceed their source's weight."""
-    totals = [int(tokens[(part == place) & (fate == TRAIN)].sum()) for place in range(len(names))]
+    totals = [int(tokens[(source == place) & (fate == TRAIN)].sum()) for place in range(len(names))]
     for name, total in zip(names, totals, strict=True):
         if not total:
             raise RecordError(f"{name!r} has a weight, and no token to train on; leave it out, or see why it is empty")

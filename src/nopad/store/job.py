@@ -91,7 +91,7 @@ def pack_corpus(
     _check_outside(source, workspace.out)
     packing = (packing or PackOptions()).checked(corpus.capacity)
     job = _Job(workspace, source, corpus, tokenizer, packing, index_only, monitor or Silent())
-    check_shares(job.packing.weights, job.packing.validation, source.parts)
+    check_shares(job.packing.weights, job.packing.validation, source.names)
     if job.is_finished():
         return job.finished()
     with workspace.claim(job.settings(), source):
@@ -146,12 +146,12 @@ class _Job:
 
     def is_finished(self) -> bool:
         """Whether all datasets of the job have a manifest."""
-        return all(self.workspace.part(split).has_manifest() for split in self.splits)
+        return all(self.workspace.half(split).has_manifest() for split in self.splits)
 
     def finished(self) -> Manifest:
         """Return the manifest of the (first) dataset after checking that this job would write the same dataset."""
         manifests = [
-            self.workspace.part(split).finished(self.settings(split), self.fingerprint) for split in self.splits
+            self.workspace.half(split).finished(self.settings(split), self.fingerprint) for split in self.splits
         ]
         self.workspace.clear()
         return manifests[0]
@@ -200,45 +200,47 @@ class _Job:
         """Run all steps; each step skips what is already finished."""
         progress, columns = self._lengths() if isinstance(self.source, LengthsFile) else self._spool(commit_every_s)
         self._warn_of_padding(columns)
-        counts = {name: progress.parts.get(name, Counts()) for name in self.source.parts}
+        counts = {name: progress.sources.get(name, Counts()) for name in self.source.names}
         chosen = self._choose(columns, counts)
         manifests = [self._build(split, progress, *chosen[split]) for split in self.splits]
         self.workspace.clear()
         return manifests[0]
 
     def _choose(
-        self, columns: Sequences, parts: dict[str, Counts]
+        self, columns: Sequences, by_source: dict[str, Counts]
     ) -> dict[str | None, tuple[Sequences, dict[str, Counts]]]:
         """Return the sequences of each dataset, and the counts of each source."""
-        if not self.packing.validation and self.packing.weights is None and self.source.parts == ("",):
-            return {None: (columns, parts)}
+        if not self.packing.validation and self.packing.weights is None and self.source.names == ("",):
+            return {None: (columns, by_source)}
         record, lengths = columns.values["seq_index"], columns.seq_lengths
         choice = choose(
             record,
             lengths,
-            {name: counts.records for name, counts in parts.items()},
+            {name: counts.records for name, counts in by_source.items()},
             weights=self.packing.weights,
             validation=self.packing.validation,
             seed=self.packing.seed,
         )
-        if self.source.parts != ("",):
-            columns = replace(columns, values={**columns.values, "seq_source": choice.part})
+        if self.source.names != ("",):
+            columns = replace(columns, values={**columns.values, "seq_source": choice.source})
         return {
-            split: (columns.take(choice.of(split)), choice.counts(parts, record, lengths, split))
+            split: (columns.take(choice.of(split)), choice.counts(by_source, record, lengths, split))
             for split in self.splits
         }
 
-    def _build(self, split: str | None, progress: Progress, columns: Sequences, parts: dict[str, Counts]) -> Manifest:
+    def _build(
+        self, split: str | None, progress: Progress, columns: Sequences, by_source: dict[str, Counts]
+    ) -> Manifest:
         """Write one dataset, or reuse it if an interrupted run has finished it."""
-        workspace = self.workspace.part(split)
+        workspace = self.workspace.half(split)
         if split and workspace.has_manifest():
             return workspace.finished(self.settings(split), progress.chain)
-        counts = sum(parts.values(), Counts())
-        firsts = np.cumsum([0, *(part.records for part in parts.values())]).tolist()
+        counts = sum(by_source.values(), Counts())
+        firsts = np.cumsum([0, *(own.records for own in by_source.values())]).tolist()
         weights = (split != "validation" and self.packing.weights) or {}
         sources = [
-            {"name": name, "weight": weights.get(name), "first_record": first, **part.to_dict()}
-            for first, (name, part) in zip(firsts, parts.items(), strict=False)
+            {"name": name, "weight": weights.get(name), "first_record": first, **own.to_dict()}
+            for first, (name, own) in zip(firsts, by_source.items(), strict=False)
         ]
         builder = Builder(workspace, progress.chain, self.corpus.capacity, self.packing, self.index_only, self.monitor)
         return builder.build(
@@ -253,7 +255,7 @@ class _Job:
                 "left_out": list(self.source.left_out),
             },
             counts=counts.to_dict(),
-            sources=[] if self.source.parts == ("",) else sources,
+            sources=[] if self.source.names == ("",) else sources,
             carried={} if self.index_only else {column.name: column.per for column in self.source.carried},
         )
 
@@ -308,7 +310,7 @@ class _Job:
         _check_any(counts)
         made = Sequences(seq_lengths=lengths, values={"seq_index": np.arange(lengths.size)})
         size = self.source.total_bytes or 0
-        return Progress(chain=digest.hex(), consumed_bytes=size, parts={"": counts}, complete=True), made
+        return Progress(chain=digest.hex(), consumed_bytes=size, sources={"": counts}, complete=True), made
 
 
 def _check_any(counts: Counts) -> None:

@@ -42,7 +42,7 @@ class Progress:
         chain: digest of those blocks, hex; the fingerprint of the source once `complete`.
         last: name of the last block consumed.
         consumed_bytes: source bytes consumed.
-        parts: counts of the records of each named source.
+        sources: counts of the records of each named source.
         files: for each file, how many bytes are committed, and the SHA-256 of those since the previous commit.
         complete: whether the whole source is in the spool.
     """
@@ -51,14 +51,14 @@ class Progress:
     chain: str = CHAIN_START.hex()
     last: str = ""
     consumed_bytes: int = 0
-    parts: Mapping[str, Counts] = field(default_factory=dict)
+    sources: Mapping[str, Counts] = field(default_factory=dict)
     files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     complete: bool = False
 
     @property
     def counts(self) -> Counts:
         """Counts of all records."""
-        return sum(self.parts.values(), Counts())
+        return sum(self.sources.values(), Counts())
 
     def to_line(self) -> bytes:
         """Return one journal line."""
@@ -67,9 +67,9 @@ class Progress:
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Progress:
         """Return the progress of a journal line; raise ValueError, TypeError or KeyError if it holds none."""
-        parts = {name: Counts.from_dict(counts) for name, counts in document["parts"].items()}
+        sources = {name: Counts.from_dict(counts) for name, counts in document["sources"].items()}
         files = {name: (size, digest) for name, (size, digest) in document["files"].items()}
-        return cls(**{**document, "parts": parts, "files": files})
+        return cls(**{**document, "sources": sources, "files": files})
 
 
 class Spool:
@@ -148,7 +148,7 @@ class Spool:
                     # The size of the text so far, since ends are written before their text
                     values = values + self._bytes[name.removesuffix("-ends")]
                 self._write(name, values)
-        digest, part = bytes.fromhex(self.progress.chain), blocks[0].part
+        digest, source = bytes.fromhex(self.progress.chain), blocks[0].source
         for block in blocks:
             digest = chain(digest, block)
         self.progress = replace(
@@ -157,7 +157,7 @@ class Spool:
             chain=digest.hex(),
             last=blocks[-1].name,
             consumed_bytes=self.progress.consumed_bytes + sum(block.size for block in blocks),
-            parts={**self.progress.parts, part: self.progress.parts.get(part, Counts()) + counts},
+            sources={**self.progress.sources, source: self.progress.sources.get(source, Counts()) + counts},
         )
         if time.monotonic() - self._committed_at >= self._commit_every_s:
             self.commit()

@@ -43,7 +43,7 @@ class Workspace:
         self.out = out
         self.work = work or out / WORK
 
-    def part(self, split: str | None) -> Workspace:
+    def half(self, split: str | None) -> Workspace:
         """Return the workspace of the dataset of one split, in its own folder; None: this workspace."""
         return self if split is None else Workspace(self.out / split, self.work / split)
 

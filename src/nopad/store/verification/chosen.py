@@ -34,9 +34,9 @@ class Chosen:
         self._lengths: list[NDArray[Any]] = []
         self._made: tuple[Choice, NDArray[np.int64], NDArray[Any]] | None = None
 
-    def misnamed(self, parts: Iterable[str]) -> bool:
+    def misnamed(self, by_source: Iterable[str]) -> bool:
         """Return whether there are weights that are not for these sources."""
-        return bool(self._weights) and set(self._weights or ()) != set(parts)
+        return bool(self._weights) and set(self._weights or ()) != set(by_source)
 
     def add(self, record: NDArray[np.int64], lengths: NDArray[Any]) -> None:
         """Store the record numbers and lengths of sequences of the source."""
@@ -52,26 +52,26 @@ class Chosen:
         until = content.between(0, int(record[-1]) + 1).stop
         return batch.take(np.flatnonzero(np.isin(record, content.record(slice(at, until))))).gathered()
 
-    def numbers(self, parts: Mapping[str, Counts]) -> NDArray[np.int64] | slice:
+    def numbers(self, by_source: Mapping[str, Counts]) -> NDArray[np.int64] | slice:
         """Return the numbers of the chosen sequences, or a slice of all."""
         if not self.partly:
             return slice(None)
-        return self._choice(parts)[0].of(self._split)
+        return self._choice(by_source)[0].of(self._split)
 
-    def records(self, parts: Mapping[str, Counts]) -> NDArray[np.int64]:
+    def records(self, by_source: Mapping[str, Counts]) -> NDArray[np.int64]:
         """Return the record number of each chosen sequence."""
-        choice, record, _ = self._choice(parts)
+        choice, record, _ = self._choice(by_source)
         return record[choice.of(self._split)]
 
-    def counts(self, parts: Mapping[str, Counts]) -> dict[str, Counts]:
+    def counts(self, by_source: Mapping[str, Counts]) -> dict[str, Counts]:
         """Return the counts of each named source."""
-        choice, record, lengths = self._choice(parts)
-        return choice.counts(parts, record, lengths, self._split)
+        choice, record, lengths = self._choice(by_source)
+        return choice.counts(by_source, record, lengths, self._split)
 
-    def _choice(self, parts: Mapping[str, Counts]) -> tuple[Choice, NDArray[np.int64], NDArray[Any]]:
+    def _choice(self, by_source: Mapping[str, Counts]) -> tuple[Choice, NDArray[np.int64], NDArray[Any]]:
         if self._made is None:
             record, lengths = np.concatenate(self._record), np.concatenate(self._lengths)
-            records = {name: counts.records for name, counts in parts.items()}
+            records = {name: counts.records for name, counts in by_source.items()}
             how: dict[str, Any] = {"weights": self._weights, "validation": self._validation, "seed": self._seed}
             self._made = choose(record, lengths, records, **how), record, lengths
         return self._made

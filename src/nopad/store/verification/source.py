@@ -29,7 +29,7 @@ def source_problems(
     chosen = Chosen(m)
     if isinstance(source, LengthsFile):
         given = np.asarray(source.lengths)
-        if chosen.misnamed(source.parts):
+        if chosen.misnamed(source.names):
             return [f"{MANIFEST} states weights of other sources than it was packed from"]
         chosen.add(np.arange(given.size), given)
         if not np.array_equal(lengths, given[chosen.numbers({"": Counts(records=given.size)})]):
@@ -55,9 +55,9 @@ def source_problems(
         return problems
     options = CorpusOptions(capacity=m.capacity, **{name: m.options[name] for name in POLICIES})
     monitor.stage("comparing with the source", source.total_bytes, "bytes")
-    digest, at, size, parts = CHAIN_START, 0, 0, dict.fromkeys(source.parts, Counts())
+    digest, at, size, by_source = CHAIN_START, 0, 0, dict.fromkeys(source.names, Counts())
     for group in _groups(source, tokenizer, options, problems):
-        parts[group.blocks[0].part] += group.counts
+        by_source[group.blocks[0].source] += group.counts
         for block in group.blocks:
             digest = chain(digest, block)
             size += block.size
@@ -86,30 +86,32 @@ def source_problems(
         problems.append(
             f"{agree}this is not the source that was packed: fingerprint {digest.hex()}, expected {m.source['sha256']}"
         )
-    return problems or _count_problems(content, m, chosen, parts, size)
+    return problems or _count_problems(content, m, chosen, by_source, size)
 
 
 def _listed(columns: Mapping[str, str]) -> str:
     return ", ".join(f"{name!r} (per {per})" for name, per in columns.items()) or "none"
 
 
-def _count_problems(content: Content, m: Manifest, chosen: Chosen, parts: dict[str, Counts], size: int) -> list[str]:
+def _count_problems(
+    content: Content, m: Manifest, chosen: Chosen, by_source: dict[str, Counts], size: int
+) -> list[str]:
     """Return how the manifest's counts and the chosen records differ from the source's."""
     problems: list[str] = []
     names = [part["name"] for part in m.sources] if m.sources else [""]
-    if names != list(parts):
-        return [f"packed from the sources {', '.join(names)}, and these are {', '.join(parts)}"]
-    if chosen.misnamed(parts):
+    if names != list(by_source):
+        return [f"packed from the sources {', '.join(names)}, and these are {', '.join(by_source)}"]
+    if chosen.misnamed(by_source):
         return [f"{MANIFEST} states weights of other sources than it was packed from"]
     if chosen.partly:
-        if not np.array_equal(chosen.records(parts), content.record(slice(None))):
+        if not np.array_equal(chosen.records(by_source), content.record(slice(None))):
             return [f"these are not the records that seed {m.seed}, the weights and the share held out choose"]
-        parts = chosen.counts(parts)
+        by_source = chosen.counts(by_source)
     stated: list[tuple[str, Mapping[str, Any], dict[str, int]]] = []
-    total = sum(parts.values(), Counts()).to_dict()
+    total = sum(by_source.values(), Counts()).to_dict()
     stated.append(("", {**m.counts, "bytes": m.source["bytes"]}, {**total, "bytes": size}))
     for part in m.sources:
-        stated.append((f" of {part['name']!r}", part, parts[part["name"]].to_dict()))
+        stated.append((f" of {part['name']!r}", part, by_source[part["name"]].to_dict()))
     for where, says, made in stated:
         problems += [
             f"{MANIFEST} states {says[name]:,} {name}{where}, the source gives {made[name]:,}"
