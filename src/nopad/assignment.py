@@ -9,7 +9,6 @@ lengths, plan, seed and order give the same packs on every machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -18,16 +17,15 @@ from numpy.typing import ArrayLike, NDArray
 from nopad import random
 from nopad.errors import OptionError, PlanMismatchError
 from nopad.histogram import Histogram, as_lengths
-from nopad.options import Option, check_sizes
+from nopad.options import check_sizes
 from nopad.packs import Packs, index_dtype
-from nopad.planning.conditions import check_conditions, cut_packs
+from nopad.planning.conditions import check_conditions
 from nopad.planning.front import ARRIVAL_ALGORITHMS, check_algorithm, complete_options, pack_arrivals, plan
 from nopad.planning.plan import Plan
 
 __all__ = ["Order", "assign", "pack"]
 
 Order = Literal["random", "source"]
-WINDOW = Option(default=None, none=True, help="pack every so many sequences on their own")
 
 
 def pack(
@@ -38,7 +36,6 @@ def pack(
     algorithm: str = "auto",
     seed: int = 0,
     order: Order = "random",
-    arrival_window: int | None = None,
     **options: Any,
 ) -> Packs:
     """Plan and assign in one call: from lengths ``[n]`` to `Packs`.
@@ -50,8 +47,6 @@ def pack(
         algorithm: one of `nopad.ALGORITHMS`.
         seed: random seed; decides which sequences share packs, and the order of the packs.
         order: "random" (by `seed`) or "source" (close to arrival order).
-        arrival_window: pack each run of this many sequences separately, which keeps packs close to arrival order but
-            needs some more of them; None: pack all sequences together.
         options: options of the algorithm, and conditions; see `nopad.plan`.
 
     Raises:
@@ -68,46 +63,17 @@ def pack(
     check_algorithm(algorithm)
     checked = as_lengths(lengths, capacity)
     _check_order(order)
-    if arrival_window is None:
-        return _pack_all(checked, capacity, depth, algorithm, seed, order, options).made_for(checked)
-    window = WINDOW.check("arrival_window", arrival_window)
-    multiple = complete_options(algorithm, options)[1]["pack_multiple"]
-    if 0 < checked.size < multiple:
-        raise OptionError(f"{checked.size:,} sequences cannot make a multiple of {multiple} packs")
-    options = {name: value for name, value in options.items() if name != "pack_multiple"}
-    dtype = index_dtype(checked.size)
-    indptr, sequence = [np.zeros(1, dtype=dtype)], [np.zeros(0, dtype=dtype)]
-    for at, begin in enumerate(range(0, checked.size, window)):
-        part = checked[begin : begin + window]
-        own_seed = random.key(seed, random.STREAM_WINDOW, at)
-        packs = _pack_all(part, capacity, depth, algorithm, own_seed, order, options)
-        indptr.append((packs.indptr[1:] + begin).astype(dtype))
-        sequence.append((packs.sequence + begin).astype(dtype))
-    together = Packs(capacity, depth, np.concatenate(indptr), np.concatenate(sequence))
-    return cut_packs(together, checked, None, multiple).made_for(checked)
-
-
-def _pack_all(
-    lengths: NDArray[np.int32],
-    capacity: int,
-    depth: int | None,
-    algorithm: str,
-    seed: int,
-    order: Order,
-    options: Mapping[str, Any],
-) -> Packs:
-    """Pack lengths that were checked already, all together."""
     if algorithm not in ARRIVAL_ALGORITHMS:
-        made = plan(lengths, capacity, depth=depth, algorithm=algorithm, **options)
-        return _assigned(made, lengths, seed, order)
+        made = plan(checked, capacity, depth=depth, algorithm=algorithm, **options)
+        return _assigned(made, checked, seed, order).made_for(checked)
     own, conditions = complete_options(algorithm, options)
-    check_conditions(conditions, Histogram.from_lengths(lengths), capacity)
-    packs = pack_arrivals(lengths, capacity, depth, algorithm, own, conditions)
+    check_conditions(conditions, Histogram.from_lengths(checked), capacity)
+    packs = pack_arrivals(checked, capacity, depth, algorithm, own, conditions)
     if order == "source":
-        return packs
+        return packs.made_for(checked)
     numbers = np.arange(len(packs), dtype=packs.indptr.dtype)
     _kernels().shuffle(numbers, np.uint64(random.key(seed, random.STREAM_PACK_ORDER)))
-    return packs.take(numbers)
+    return packs.take(numbers).made_for(checked)
 
 
 def assign(plan: Plan, lengths: ArrayLike, *, seed: int = 0, order: Order = "random") -> Packs:

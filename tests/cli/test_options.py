@@ -53,16 +53,16 @@ def test_an_option_that_one_of_the_algorithms_lacks(call, histogram):
     assert "algorithm 'spfhp' has no option 'distribute' (it has none of its own; every algorithm has: " in ran.err
 
 
-def test_options_and_window_reach_the_dataset(call, tmp_path):
+def test_options_reach_the_dataset(call, tmp_path):
     ids = tmp_path / "ids.jsonl"
     ids.write_text("".join(json.dumps({"input_ids": [1] * n}) + "\n" for n in (5, 3, 4, 2, 8, 3, 1, 6)))
     out = tmp_path / "out"
-    ran = call("pack", ids, "-o", out, "-c", 8, "--arrival-window", 4, "-O", "pack_multiple=2")
+    ran = call("pack", ids, "-o", out, "-c", 8, "-O", "pack_multiple=2")
     assert ran.code == 0, ran.err
     stated = json.loads((out / "nopad.json").read_text())
     assert stated["packs"] % 2 == 0
-    assert (stated["options"]["arrival_window"], stated["options"]["pack_multiple"]) == (4, 2)
+    assert stated["options"]["pack_multiple"] == 2
     assert call("verify", out, "--source", ids).code == 0
-    refused = call("pack", ids, "-o", out, "-c", 8, "--arrival-window", 2, "-O", "pack_multiple=2")
+    refused = call("pack", ids, "-o", out, "-c", 8, "-O", "pack_multiple=3")
     assert refused.code == 2
-    assert "arrival_window was 4, now 2" in refused.err
+    assert "pack_multiple was 2, now 3" in refused.err

@@ -81,16 +81,13 @@ def test_every_option_that_is_not_the_default_is_in_the_command(tmp_path):
     options = nopad.CorpusOptions(
         capacity=8, over_long="drop", empty="error", on_bad_record="skip", vocab_size=9, special_tokens=False
     )
-    packing = nopad.PackOptions(
-        algorithm="best_fit", order="source", arrival_window=7, shard_tokens=5, options={"pack_multiple": 2}
-    )
+    packing = nopad.PackOptions(algorithm="best_fit", order="source", shard_tokens=5, options={"pack_multiple": 2})
     nopad.pack_corpus(source, tmp_path / "packed", options, packing=packing)
     words = read_subject(tmp_path / "packed").command
     for part in (
         "--over-long drop --empty error --on-bad-record skip",
         "--vocab-size 9",
         "--ids-field ids --mask-field m",
-        "--arrival-window 7",
         "--order source --algorithm best_fit",
         "--shard-tokens 5",
         "--option pack_multiple=2",

@@ -146,7 +146,6 @@ def test_options_are_refused_before_anything_is_read(tmp_path, pack):
         {"depth": -1},
         {"seed": -1},
         {"shard_tokens": 1.5},
-        {"arrival_window": 0},
         {"options": {"align": 0}},
         {"algorithm": "best"},
     ):
@@ -197,8 +196,8 @@ def test_options_that_are_no_mapping(tmp_path, pack):
 
 def test_numbers_of_numpy_are_those_of_python(tmp_path, pack, make_records):
     """They were errors of the JSON library, or made another job of the same."""
-    plain = {"arrival_window": 20, "options": {"align": 2}, "depth": 3, "seed": 5, "algorithm": "lpfhp"}
-    odd = {**plain, "arrival_window": np.int64(20), "options": {"align": np.int16(2)}, "depth": np.int8(3)}
+    plain = {"options": {"align": 2}, "depth": 3, "seed": 5, "algorithm": "lpfhp"}
+    odd = {**plain, "options": {"align": np.int16(2)}, "depth": np.int8(3)}
     source = IterableSource(make_records(50))
     made = pack(source, tmp_path / "out", **plain)
     assert pack(source, tmp_path / "out", **{**odd, "seed": np.uint64(5)}) == made

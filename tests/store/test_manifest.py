@@ -192,7 +192,6 @@ def test_half_of_a_pair(out, tmp_path, here, gone):
         ("source", "ignored", -1),
         ("options", "validation", "1%"),
         ("options", "validation", 2.0),
-        ("options", "arrival_window", 0),
         ("options", "split", "test"),
         ("options", "weights", {"a": 0}),
         ("counts", "records", 2**64),

@@ -68,12 +68,6 @@ def pack(
     option: AlgorithmOptions = None,
     seed: Seed = 0,
     order: Annotated[Order, typer.Option("--order", help="Of the packs: random (seeded), or source.")] = "random",
-    arrival_window: Annotated[
-        int | None,
-        typer.Option(
-            "--arrival-window", metavar="N", help="Keep near arrival order: pack every N sequences on their own."
-        ),
-    ] = None,
     index_only: Annotated[
         bool, typer.Option("--index-only", help="Write which sequence goes where, and leave the tokens in the source.")
     ] = False,
@@ -124,7 +118,6 @@ def pack(
         algorithm=algorithm,
         seed=seed,
         order=order,
-        arrival_window=arrival_window,
         options=parse_options(option),
         shard_tokens=shard_tokens,
         weights=parse_weights(weight),

@@ -64,10 +64,8 @@ class Builder:
         how: dict[str, Any] = {"seed": self.packing.seed, "order": self.packing.order}
         what: dict[str, Any] = {"depth": self.packing.depth, "algorithm": self.packing.algorithm}
         capacity, options = self.capacity, self.packing.options
-        if self.packing.algorithm in ARRIVAL_ALGORITHMS or self.packing.arrival_window is not None:
-            packs = pack(
-                sequences.seq_lengths, capacity, arrival_window=self.packing.arrival_window, **what, **how, **options
-            )
+        if self.packing.algorithm in ARRIVAL_ALGORITHMS:
+            packs = pack(sequences.seq_lengths, capacity, **what, **how, **options)
             made = self._summary(packs, sequences)
         else:
             made = Plan.load(path) if stored else plan(sequences.seq_lengths, capacity, **what, **options)
@@ -78,17 +76,10 @@ class Builder:
         return made, packs
 
     def _summary(self, packs: Packs, sequences: Sequences) -> Plan:
-        """Return a plan that describes packs made without one; a note states how many packs a window costs."""
-        algorithm, depth = self.packing.algorithm, self.packing.depth
+        """Return a plan that describes packs made without one."""
+        algorithm = self.packing.algorithm
         own, conditions = complete_options(algorithm, self.packing.options)
-        notes: tuple[str, ...] = ()
-        window = self.packing.arrival_window
-        if window is not None:
-            free = plan(
-                sequences.seq_lengths, packs.capacity, depth=depth, algorithm=algorithm, **self.packing.options
-            ).packs
-            notes = (f"packed {window:,} sequences at a time: {len(packs) - free:+,} packs against all at once",)
-        return summarise(packs, sequences.seq_lengths, algorithm=algorithm, options={**own, **conditions}, notes=notes)
+        return summarise(packs, sequences.seq_lengths, algorithm=algorithm, options={**own, **conditions})
 
     def _write(
         self, packs: Packs, sequences: Sequences, layout: ShardLayout, finished: Mapping[str, Mapping[str, Any]]

@@ -187,7 +187,6 @@ class _Job:
                 **options,
                 **self.source.settings(),
                 "shard_tokens": self.packing.shard_tokens,
-                "arrival_window": self.packing.arrival_window,
                 "weights": self.packing.weights and dict(self.packing.weights),
                 "validation": self.packing.validation or None,
                 "split": split,

@@ -197,11 +197,10 @@ def _has(value: object, *keys: str) -> bool:
 
 def _are_options(options: Mapping[str, Any]) -> bool:
     """Return whether the options used in computations have values that a job can have had."""
-    share, window, split = options.get("validation"), options.get("arrival_window"), options.get("split")
+    share, split = options.get("validation"), options.get("split")
     weights = options.get("weights")
     return (
         (share is None or (type(share) is float and 0 < share < 1))
-        and (window is None or _is_count(window, least=1))
         and (split in SPLITS if share else split is None)
         and (weights is None or (_has(weights) and all(map(_is_weight, weights.values()))))
     )

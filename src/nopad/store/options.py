@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
-from nopad.assignment import WINDOW, Order
+from nopad.assignment import Order
 from nopad.errors import OptionError
 from nopad.options import check_sizes
 from nopad.planning.front import check_algorithm, complete_options
@@ -30,7 +30,6 @@ class PackOptions:
     algorithm: str = "auto"
     seed: int = 0
     order: Order = "random"
-    arrival_window: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     shard_tokens: int = SHARD_TOKENS
     weights: Mapping[str, float] | None = None
@@ -48,11 +47,10 @@ class PackOptions:
         """Return the options as plain Python values for JSON; `capacity` is that of the packs.
 
         Raises:
-            OptionError: the algorithm, one of its options, the window, capacity, depth or seed has an invalid value.
+            OptionError: the algorithm, one of its options, capacity, depth or seed has an invalid value.
         """
         _, depth = check_sizes(capacity, self.depth, self.seed)
         check_algorithm(self.algorithm)
         own, conditions = complete_options(self.algorithm, self.options)
-        window = None if self.arrival_window is None else WINDOW.check("arrival_window", self.arrival_window)
         options = {name: {**own, **conditions}[name] for name in self.options}
-        return replace(self, depth=depth, seed=int(self.seed), arrival_window=window, options=options)
+        return replace(self, depth=depth, seed=int(self.seed), options=options)

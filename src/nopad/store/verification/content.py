@@ -318,9 +318,8 @@ def dealing_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
 def _dealt_as_stated(content: Content, m: Manifest, plan: Plan) -> bool:
     how: dict[str, Any] = {"seed": m.seed, "order": m.order}
     try:
-        window = m.options.get("arrival_window")
-        if m.algorithm in ARRIVAL_ALGORITHMS or window is not None:
-            what = {"depth": m.depth, "algorithm": m.algorithm, "arrival_window": window, **plan.options}
+        if m.algorithm in ARRIVAL_ALGORITHMS:
+            what = {"depth": m.depth, "algorithm": m.algorithm, **plan.options}
             packs = pack(content.sequences.seq_lengths, m.capacity, **what, **how)
         else:
             packs = assign(plan, content.sequences.seq_lengths, **how)
