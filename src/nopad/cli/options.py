@@ -30,6 +30,7 @@ __all__ = [
     "Weight",
     "parse_depth",
     "parse_options",
+    "parse_policies",
     "parse_reader",
     "parse_share",
     "parse_weights",
@@ -183,6 +184,23 @@ def parse_reader(
         mask_field="auto" if mask_field is None else None if mask_field == "none" else mask_field,
         pad_id=pad_id,
     )
+
+
+def parse_policies(
+    special_tokens: bool,
+    over_long: corpus.OverLong,
+    empty: corpus.Empty,
+    on_bad_record: corpus.OnBadRecord,
+    vocab_size: int | None,
+) -> dict[str, Any]:
+    """Return the options of `CorpusOptions`, except the capacity, by name."""
+    return {
+        "special_tokens": special_tokens,
+        "over_long": over_long,
+        "empty": empty,
+        "on_bad_record": on_bad_record,
+        "vocab_size": vocab_size,
+    }
 
 
 def parse_weights(given: list[str] | None) -> dict[str, float] | None:

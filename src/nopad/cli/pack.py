@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -29,6 +29,7 @@ from nopad.cli.options import (
     Weight,
     parse_depth,
     parse_options,
+    parse_policies,
     parse_reader,
     parse_share,
     parse_weights,
@@ -102,13 +103,7 @@ def pack(
 
       nopad pack web=web/ code=code/ -o packed -c 4096 --weight web=3 --weight code=1 --validation 1%
     """
-    policies: dict[str, Any] = {
-        "special_tokens": special_tokens,
-        "over_long": over_long,
-        "empty": empty,
-        "on_bad_record": on_bad_record,
-        "vocab_size": vocab_size,
-    }
+    policies = parse_policies(special_tokens, over_long, empty, on_bad_record, vocab_size)
     options = CorpusOptions(capacity=capacity, **policies)
     reader = parse_reader(text_unit, text_field, ids_field, carry, mask_field, pad_id)
     source = open_inputs(inputs, reader, policies)

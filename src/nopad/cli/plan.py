@@ -30,6 +30,7 @@ from nopad.cli.options import (
     Weight,
     parse_depth,
     parse_options,
+    parse_policies,
     parse_reader,
     parse_share,
     parse_weights,
@@ -141,13 +142,7 @@ def plan(
             capacity,
             monitor,
             tokenizer=tokenizer,
-            policies={
-                "special_tokens": special_tokens,
-                "over_long": over_long,
-                "empty": empty,
-                "on_bad_record": on_bad_record,
-                "vocab_size": vocab_size,
-            },
+            policies=parse_policies(special_tokens, over_long, empty, on_bad_record, vocab_size),
             reader=parse_reader(text_unit, text_field, ids_field, carry, mask_field, pad_id),
             shares=Shares(weights=parse_weights(weight), validation=parse_share(validation), seed=seed),
         )
