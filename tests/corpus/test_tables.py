@@ -510,6 +510,19 @@ class TestWhatAStrangerFound:
         with pytest.raises(SourceError, match=r"a DatasetDict of several splits \(train\); give one of them"):
             DatasetSource(datasets.DatasetDict({"train": one}))
 
+    def test_caches_in_a_saved_dataset(self, tmp_path):
+        import datasets
+
+        datasets.Dataset.from_list([{"input_ids": [n]} for n in range(3)]).save_to_disk(tmp_path / "saved")
+        loaded = datasets.load_from_disk(str(tmp_path / "saved"))
+        loaded.map(lambda row: {"input_ids": [row["input_ids"][0] + 10]}, load_from_cache_file=False)
+        (cache,) = (tmp_path / "saved").glob("cache-*.arrow")  # map leaves its result beside what it read
+        source = open_source(tmp_path / "saved")
+        assert counted(source)[0] == [0, 1, 2]
+        assert source.ignored == (f"{cache.name} (a cache of datasets)",)
+        assert counted(open_source(tmp_path))[0] == [0, 1, 2]
+        assert counted(open_source(cache))[0] == [10, 11, 12]
+
     def test_folders_that_are_columns(self, tmp_path):
         (tmp_path / "year=2024").mkdir()
         pq.write_table(pa.table({"input_ids": [[1]]}), tmp_path / "year=2024" / "a.parquet")

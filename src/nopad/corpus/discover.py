@@ -1,15 +1,15 @@
 """Open what the user gave (files, folders and URLs, mixed) as a `Source`, with a reader per file suffix.
 
 A folder is walked recursively, including links to folders, in the byte order of relative paths; hidden files and
-folders are skipped. Files without a reader, datasets packed by nopad, and files that links reach a second time are
-listed in `ignored`. Everything that can be checked without reading the corpus is checked here, before anything is
-written: O(files).
+folders are skipped. Files without a reader, datasets packed by nopad, caches in a saved dataset, and files that links
+reach a second time are listed in `ignored`. Everything that can be checked without reading the corpus is checked here,
+before anything is written: O(files).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -272,7 +272,10 @@ class _Finder:
         packed = tuple(file.name.removesuffix(MANIFEST) for file in found if file.name.split("/")[-1] == MANIFEST)
         if "" in packed:
             raise SourceError(f"{url}: {_PACKED_FOLDER}")
-        known = [file for file in found if _is_read(file) and not file.name.startswith(packed)]
+        caches = _caches([file.name for file in found])
+        known = [
+            file for file in found if _is_read(file) and not file.name.startswith(packed) and file.name not in caches
+        ]
         if not known:
             raise SourceError(
                 f"{url}: none of its {len(found)} files is of a kind that nopad reads; nopad reads {_READS}"
@@ -369,12 +372,27 @@ def _is_archive(file: InputFile) -> bool:
     return bool(file.compression) and file.suffix in (*TABLE_SUFFIXES, *OTHERS, ".tar")
 
 
+def _caches(names: Iterable[str]) -> set[str]:
+    """Return which files `datasets` left in a saved dataset: the results of `map`, `filter` or `shuffle` on it."""
+    apart = {name: name.rpartition("/") for name in names}
+    saved = {folder for folder, _, last in apart.values() if last == "state.json"}
+    return {
+        name
+        for name, (folder, _, last) in apart.items()
+        if folder in saved and last.startswith("cache-") and last.endswith(".arrow")
+    }
+
+
 def _find_in(folder: Path) -> tuple[list[InputFile], list[str]]:
     """Return the files of a folder, sorted and each once, and the names of files that are not read."""
     names = sorted(_walk(folder), key=lambda name: name.encode("utf-8", "surrogateescape"))
     read: dict[str, str] = {}
     files, ignored = [], []
+    caches = _caches(names)
     for name in names:
+        if name in caches:
+            ignored.append(f"{name} (a cache of datasets)")
+            continue
         if not _is_read(InputFile(path=folder / name, name=name, size=0)):
             if name.split("/")[-1] not in BESIDE:
                 ignored.append(name)
