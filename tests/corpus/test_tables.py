@@ -536,7 +536,8 @@ class TestWhatAStrangerFound:
             open_source(tmp_path)
 
     @pytest.mark.parametrize(
-        "state", ["{}", "[]", "no JSON", '{"_data_files": 7}', '{"_data_files": []}', "[" * 100_000]
+        "state",
+        ["{}", "[]", "no JSON", '{"_data_files": 7}', '{"_data_files": []}', pytest.param("[" * 100_000, id="deep")],
     )
     def test_a_state_json_of_another_program(self, tmp_path, state):
         (tmp_path / "state.json").write_text(state)
