@@ -510,6 +510,41 @@ class TestWhatAStrangerFound:
         with pytest.raises(SourceError, match=r"a DatasetDict of several splits \(train\); give one of them"):
             DatasetSource(datasets.DatasetDict({"train": one}))
 
+    def test_what_is_no_part_of_a_saved_dataset(self, tmp_path):
+        import datasets
+
+        datasets.Dataset.from_list([{"input_ids": [n]} for n in range(3)]).save_to_disk(tmp_path / "saved")
+        loaded = datasets.load_from_disk(str(tmp_path / "saved"))
+        loaded.map(lambda row: {"input_ids": [row["input_ids"][0] + 10]}, load_from_cache_file=False)
+        (cache,) = (tmp_path / "saved").glob("cache-*.arrow")  # map leaves its result beside what it read
+        source = open_source(tmp_path / "saved")
+        assert counted(source)[0] == [0, 1, 2]
+        assert source.ignored == (f"{cache.name} (no part of the saved dataset)",)
+        assert counted(open_source(tmp_path))[0] == [0, 1, 2]
+        assert counted(open_source(f"file://{tmp_path}"))[0] == [0, 1, 2]
+        assert counted(open_source(cache))[0] == [10, 11, 12]
+
+    def test_a_dataset_saved_twice_in_one_folder(self, tmp_path):
+        import datasets
+
+        saved = datasets.Dataset.from_list([{"input_ids": [n]} for n in range(4)])
+        saved.save_to_disk(tmp_path, num_shards=4)
+        saved.save_to_disk(tmp_path, num_shards=2)  # leaves the four files there
+        assert counted(open_source(tmp_path))[0] == [0, 1, 2, 3]
+        (tmp_path / "data-00001-of-00002.arrow").unlink()
+        with pytest.raises(SourceError, match=r"data-00001-of-00002.arrow of this saved dataset is missing; save"):
+            open_source(tmp_path)
+
+    @pytest.mark.parametrize(
+        "state",
+        ["{}", "[]", "no JSON", '{"_data_files": 7}', '{"_data_files": []}', pytest.param("[" * 100_000, id="deep")],
+    )
+    def test_a_state_json_of_another_program(self, tmp_path, state):
+        (tmp_path / "state.json").write_text(state)
+        with pa.ipc.new_file(tmp_path / "a.arrow", (table := pa.table({"input_ids": [[1]]})).schema) as file:
+            file.write_table(table)
+        assert counted(open_source(tmp_path))[0] == [1]
+
     def test_folders_that_are_columns(self, tmp_path):
         (tmp_path / "year=2024").mkdir()
         pq.write_table(pa.table({"input_ids": [[1]]}), tmp_path / "year=2024" / "a.parquet")

@@ -79,7 +79,10 @@ def compare_gradients(
 
 
 def _rounding(value: Tensor | None, true: Tensor | None, dtype: torch.dtype, most: float) -> float:
-    """Return the rounding error of a gradient of the sequences alone, against float64; in float64, that of float32."""
+    """Return the largest error that rounding makes in a gradient of the sequences alone: `value` against `true`.
+
+    `true` is the float64 gradient. Where `value` is in float64 too, this is one float32 rounding of `most`.
+    """
     if dtype == torch.float64:
         return most * torch.finfo(torch.float32).eps
     return 0.0 if value is None or true is None else _apart(true, value.double())

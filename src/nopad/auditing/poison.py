@@ -117,7 +117,7 @@ class _Poisoned:
 
 
 class _Decisions(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the shapes of all results in order, and decisions: integers that were computed from floats."""
+    """Notes each operation in order: the shapes of its results, and decisions (integers computed from floats)."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -67,7 +67,10 @@ TextUnit = Annotated[
 TextField = Annotated[
     str | None,
     typer.Option(
-        "--text-field", metavar="FIELD", help="JSONL field that holds text. Default: 'text'.", rich_help_panel=CORPUS
+        "--text-field",
+        metavar="FIELD",
+        help="Field or column that holds text. Default: 'text'.",
+        rich_help_panel=CORPUS,
     ),
 ]
 IdsField = Annotated[
@@ -75,7 +78,7 @@ IdsField = Annotated[
     typer.Option(
         "--ids-field",
         metavar="FIELD",
-        help="JSONL field that holds token ids. Default: 'input_ids' where present.",
+        help="Field or column that holds token ids. Default: 'input_ids' where present.",
         rich_help_panel=CORPUS,
     ),
 ]

@@ -24,7 +24,8 @@ def report(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page.")] = Path("report.html"),
     png: Annotated[
-        Path | None, typer.Option("--png", metavar="FOLDER", help="Save the charts as PNG too, in this folder.")
+        Path | None,
+        typer.Option("--png", metavar="FOLDER", help="Save the charts as PNG too, in this folder, which must exist."),
     ] = None,
     throughput: Annotated[
         float, typer.Option("--throughput", metavar="N", help="Slots per second and accelerator, for the hours saved.")

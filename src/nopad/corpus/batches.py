@@ -101,7 +101,10 @@ def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _plain(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Return a validated column in a type that all later code can read, with nulls where `is_null` finds them."""
+    """Return a validated column in a type that all later code can read: no dictionary, no string view.
+
+    A dictionary's null values become nulls of the column.
+    """
     if pa.types.is_dictionary(wanted):
         wanted = wanted.value_type
     if pa.types.is_dictionary(column.type):

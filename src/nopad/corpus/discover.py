@@ -1,13 +1,14 @@
 """Open what the user gave (files, folders and URLs, mixed) as a `Source`, with a reader per file suffix.
 
 A folder is walked recursively, including links to folders, in the byte order of relative paths; hidden files and
-folders are skipped. Files without a reader, datasets packed by nopad, and files that links reach a second time are
-listed in `ignored`. Everything that can be checked without reading the corpus is checked here, before anything is
-written: O(files).
+folders are skipped. Files without a reader, datasets packed by nopad, what is no part of a saved dataset, and files
+that links reach a second time are listed in `ignored`. Everything that can be checked without reading the corpus is
+checked here, before anything is written: O(files).
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ OTHERS = (".json", ".csv", ".tsv", ".npy", ".npz", ".pkl", ".pdf", ".docx", ".xl
 MAGIC = {b"PAR1": ".parquet", b"ARROW1": ".arrow", b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 MANIFEST = "nopad.json"  # in every folder that nopad has packed
 BESIDE = ("state.json", "dataset_info.json")  # what `save_to_disk` writes beside its Arrow files
+STATE_BYTES = 1 << 24  # a state.json is read up to here; it has a hundred bytes for each Arrow file
 COLUMNS = (
     "input_ids",
     "text",
@@ -272,7 +274,11 @@ class _Finder:
         packed = tuple(file.name.removesuffix(MANIFEST) for file in found if file.name.split("/")[-1] == MANIFEST)
         if "" in packed:
             raise SourceError(f"{url}: {_PACKED_FOLDER}")
-        known = [file for file in found if _is_read(file) and not file.name.startswith(packed)]
+        named = {file.name: file for file in found}
+        apart = _no_part(list(named), named.__getitem__, url)
+        known = [
+            file for file in found if _is_read(file) and not file.name.startswith(packed) and file.name not in apart
+        ]
         if not known:
             raise SourceError(
                 f"{url}: none of its {len(found)} files is of a kind that nopad reads; nopad reads {_READS}"
@@ -369,12 +375,41 @@ def _is_archive(file: InputFile) -> bool:
     return bool(file.compression) and file.suffix in (*TABLE_SUFFIXES, *OTHERS, ".tar")
 
 
+def _no_part(names: Sequence[str], opened: Callable[[str], InputFile], place: Path | str) -> set[str]:
+    """Return the Arrow files beside those of a saved dataset: caches of `map`, and shards of an earlier save.
+
+    Which files a dataset saved by `save_to_disk` consists of is said by its state.json.
+    """
+    folders: dict[str, set[str]] = {}
+    for name in names:
+        folder, slash, file = name.rpartition("/")
+        folders.setdefault(folder + slash, set()).add(file)
+    apart: set[str] = set()
+    for folder, files in folders.items():
+        if "state.json" not in files:
+            continue
+        try:
+            state = json.loads(opened(f"{folder}state.json").whole(STATE_BYTES))
+            parts = {str(part["filename"]) for part in state["_data_files"]}
+        except (ValueError, KeyError, TypeError, RecursionError):  # of another program
+            continue
+        if missing := sorted(parts - files):
+            raise SourceError(f"{place}: {folder}{missing[0]} of this saved dataset is missing; save the dataset again")
+        if parts:
+            apart |= {folder + file for file in files - parts if file.endswith(".arrow")}
+    return apart
+
+
 def _find_in(folder: Path) -> tuple[list[InputFile], list[str]]:
     """Return the files of a folder, sorted and each once, and the names of files that are not read."""
     names = sorted(_walk(folder), key=lambda name: name.encode("utf-8", "surrogateescape"))
     read: dict[str, str] = {}
     files, ignored = [], []
+    apart = _no_part(names, lambda name: InputFile.found(folder / name, name), folder)
     for name in names:
+        if name in apart:
+            ignored.append(f"{name} (no part of the saved dataset)")
+            continue
         if not _is_read(InputFile(path=folder / name, name=name, size=0)):
             if name.split("/")[-1] not in BESIDE:
                 ignored.append(name)

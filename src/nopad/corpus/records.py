@@ -173,7 +173,7 @@ def too_many(ids: int) -> str:
 
 
 def within_document(run: Records) -> Iterator[Records | BadRecord]:
-    """Yield a run of texts in which each text too long to be tokenised at once is replaced by a bad record."""
+    """Yield a run as it is, or in parts, with a bad record in place of each text too long to be tokenised at once."""
     if run.texts is None or 4 * max(map(len, run.texts), default=0) <= DOCUMENT_BYTES:
         yield run
         return

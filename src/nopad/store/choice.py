@@ -164,9 +164,9 @@ def choose(
 def held_out_keys(
     record: NDArray[np.int64], name: str, seed: int, validation: float
 ) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """Return the random keys of a source's records (numbered from 0), and which of them the share holds out.
+    """Return the random key of each record of one source (numbered from 0), and whether it is below the share.
 
-    The record with the smallest key of all sources is held out as well.
+    Records below it are held out. So is the record with the smallest key of all sources, which callers see to.
     """
     drawn = _keys(record, name, seed, STREAM_HELD_OUT)
     return drawn, drawn < _threshold(validation)

@@ -36,7 +36,7 @@ class Items:
 
     @classmethod
     def of(cls, sizes: NDArray[np.int64], demand: NDArray[np.int64], capacity: int, depth: int | None) -> Items:
-        """Return the items for any depth limit."""
+        """Return items with `depth` lowered to the most that fit into a pack; None is no limit."""
         most = capacity // int(sizes[0])
         return cls(sizes, demand, capacity, most if depth is None else min(depth, most))
 
