@@ -88,7 +88,7 @@ def as_it_says(lines: list[str], texts: int, first: int) -> float:
     assert re.fullmatch(rf"  packed +{number} texts/s", packed)
     assert re.fullmatch(rf"  padded, sorted +{number} texts/s   packed is [\d.]+ times as fast", by_length)
     assert re.fullmatch(
-        rf"  padded, as they come +{number} texts/s   packed is [\d.]+ times as fast \(first {first}\)", arriving
+        rf"  padded, as they come +{number} texts/s   packed is [\d.]+ times as fast on these first {first}", arriving
     )
     return float(difference.removeprefix("  largest difference of the normalised vectors: "))
 

@@ -247,7 +247,7 @@ def test_a_source_whose_name_is_no_text():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"carry": ("label",)}, "the column 'label' cannot ride along: these files are text, without columns"),
+        ({"carry": ("label",)}, "the column 'label' cannot be carried: these files are text, without columns"),
         ({"ids_field": "tokens"}, "ids_field is 'tokens', which is for ready-made ids, and this is text; leave it out"),
         ({"mask_field": "mask"}, "mask_field is 'mask', which is for ready-made ids, and this is text; leave it out"),
         ({"pad_id": 0}, "pad_id is 0, which is for ready-made ids, and this is text; leave it out"),

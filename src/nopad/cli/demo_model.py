@@ -69,7 +69,7 @@ def embedding_lines(path: Path) -> Iterator[str]:
         (
             "padded, as they come",
             FIRST / arriving_s,
-            f"packed is {arriving_s / early_s:.1f} times as fast (first {FIRST})",
+            f"packed is {arriving_s / early_s:.1f} times as fast on these first {FIRST}",
         ),
     ]
     for name, rate, than in rows:

@@ -181,7 +181,7 @@ def _check_used(source: Source, options: ReaderOptions) -> None:
     there = {column.name for column in source.carried}
     gone = [name for name in options.carry if name not in there] if options.carry != "auto" else []
     if gone:
-        raise SourceError(f"the column {gone[0]!r} cannot ride along: these files are text, without columns")
+        raise SourceError(f"the column {gone[0]!r} cannot be carried: these files are text, without columns")
 
 
 def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:

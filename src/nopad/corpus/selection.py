@@ -56,7 +56,7 @@ class Selection:
         if self.new == "mask":
             odd = [MASK] if MASK in record and MASK not in self.known else []
         else:
-            odd = [name for name in record if name not in self.known and _can_ride(record[name])]
+            odd = [name for name in record if name not in self.known and _can_be_carried(record[name])]
         if not odd:
             return None
         way = "--mask-field" if odd[0] == MASK else "--carry"
@@ -208,7 +208,7 @@ def _carried(schema: pa.Schema, name: str, kind: Kind) -> Carried | None:
     return None
 
 
-def _can_ride(value: Any) -> bool:
+def _can_be_carried(value: Any) -> bool:
     return value is not None and not isinstance(value, Mapping)
 
 
