@@ -6,8 +6,8 @@ import re
 
 import pytest
 import torch
+import transformers
 from kinds import tiny
-from transformers import BertForSequenceClassification, CLIPTextModel, DynamicCache, XmodModel
 from zoo import AUTO, CONFIGS, build, has_head
 
 import nopad
@@ -148,7 +148,7 @@ class TestOneForEachSlot:
 
     @pytest.mark.parametrize("form", [nopad.Flat(), Rows(8, rows=3), Rows(8, rows=3, end_to_end=True)])
     def test_languages(self, form):
-        model = nopad.packed(XmodModel(tiny("xmod", languages=["en_XX", "de_DE"])))
+        model = nopad.packed(transformers.XmodModel(tiny("xmod", languages=["en_XX", "de_DE"])))
         batch = PackedBatch.from_sequences(SEQUENCES, form, columns={"lang_ids": [0, 1, 0]})
         with pytest.raises(BatchError, match=r"lang_ids are torch.int64 of the shape \[3\], and XmodModel takes"):
             model(**batch)
@@ -183,7 +183,7 @@ class TestOneForEachSlot:
             nopad.packed(build("bert").to("meta"))(**PackedBatch.from_sequences(SEQUENCES))
 
     def test_embeddings_for_a_model_that_takes_none(self):
-        model = nopad.packed(CLIPTextModel(tiny("clip_text_model")))
+        model = nopad.packed(transformers.CLIPTextModel(tiny("clip_text_model")))
         batch = dict(PackedBatch.from_sequences(SEQUENCES))
         batch["inputs_embeds"] = model.get_input_embeddings()(batch.pop("input_ids"))
         with pytest.raises(BatchError, match="CLIPTextModel takes no inputs_embeds; give input_ids"):
@@ -214,7 +214,7 @@ def test_labels_of_any_integers(kind, head, labels, dtype):
 def test_arguments_of_a_class_of_ones_own():
     """One per sequence, or one for all: results of such classes are told from those of rows."""
 
-    class Scaled(BertForSequenceClassification):
+    class Scaled(transformers.BertForSequenceClassification):
         def forward(self, input_ids=None, attention_mask=None, position_ids=None, scale=None, shift=None):
             out = super().forward(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
             out["logits"] = out.logits * scale[:, None] + shift
@@ -240,7 +240,7 @@ class TestStaticShapes:
         with pytest.raises(BatchError, match="num_items_in_batch was given to a call of static shapes"):
             model(**given, num_items_in_batch=torch.tensor(6))
         with pytest.raises(BatchError, match="past_key_values hold earlier tokens of rows"):
-            model(**given, past_key_values=DynamicCache())
+            model(**given, past_key_values=transformers.DynamicCache())
         with pytest.raises(BatchError, match=r"has the shape \[2, 1, 1, 4\], and tokens have \[2, 3\]"):
             model(**{**given, "input_ids": given["input_ids"][:, :3]})
         model(**given)

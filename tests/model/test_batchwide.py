@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 from kinds import AllDouble, tiny
 from test_families import build
 from torch import nn
-from transformers import DynamicCache
 
 import nopad
 from nopad.errors import BatchError, UnsupportedModelError
@@ -151,7 +151,7 @@ def test_a_cache():
     model = nopad.packed(build(tiny("llama"), "base"))
     batch = nopad.PackedBatch.from_sequences(texts(5, 7))
     with pytest.raises(BatchError, match="past_key_values hold earlier tokens of rows"):
-        model(**batch, past_key_values=DynamicCache(config=model.config))
+        model(**batch, past_key_values=transformers.DynamicCache(config=model.config))
 
 
 class TestLayersThatDoNotSay:

@@ -10,9 +10,6 @@ import sys
 
 import pytest
 import torch
-from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from zoo import FORMS, build
 
 import nopad
@@ -119,6 +116,10 @@ def test_in_another_process(tmp_path, sequences):
 
 
 def test_attention_of_ones_own_is_not_replaced(sequences):
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
     def sharper(module, query, key, value, mask, **how):
         return sdpa_attention_forward(module, query * 2, key, value, mask, **how)
 
