@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import hashlib
 import json
@@ -42,6 +43,20 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("shared"):
                 item.add_marker(pytest.mark.skip(reason=ABSENT))
+
+
+@pytest.fixture(scope="session")
+def check_twins():
+    """A function that holds a compiled loop against the same loop in plain Python: its result, and its arguments."""
+
+    def check(compiled, plain, args) -> None:
+        twins = copy.deepcopy(args)
+        with np.errstate(over="ignore"):  # words wrap
+            assert compiled(*args) == plain(*twins)
+        for ours, theirs in zip(args, twins, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+    return check
 
 
 @pytest.fixture(scope="session")
