@@ -47,7 +47,7 @@ def ennlshp(
 
 
 def _extended(matrix: NDArray[np.float64], demand: NDArray[np.float64]) -> System:
-    """Return the system of equation 24: the weighted problem on top, the residual that may not be negative below."""
+    """Return matrix and target of equation 24: the weighted problem on top, the rows of the residual r >= 0 below."""
     units, strategies = matrix.shape
     padding = np.arange(1.0, units + 1)  # what an empty slot costs
     extended = np.zeros((2 * units, strategies + units))

@@ -52,7 +52,9 @@ def packing_matrix(strategies: NDArray[np.int32], capacity: int) -> NDArray[np.f
 
 
 def strategy_count(capacity: int, depth: int, enough: int) -> int:
-    """Return the number of strategies; beyond depth 4, if above `enough`, any smaller number above `enough`.
+    """Return the number of strategies, or some number above `enough` where there are more than `enough`.
+
+    It is exact up to depth 4; at larger depths it stops counting above `enough`.
 
     >>> [strategy_count(512, depth, 10**6) for depth in (1, 2, 3, 4)]
     [1, 257, 22102, 959631]
