@@ -163,7 +163,7 @@ def _mark_first(bad: dict[int, str], ragged: _Ragged, places: NDArray[np.int64],
 def _by_mask(
     mask: _Ragged, ids: _Ragged, name: str, bad: dict[int, str]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return begin and length of each row's content, which is the single run of ones in its mask."""
+    """Return begin and length of each row's content, the single run of ones in its mask; mark other masks as bad."""
     values = mask.values
     odd = np.flatnonzero((values != 0) & (values != 1))
     _mark_first(bad, mask, odd, lambda at, value: f"{name}[{at}] is {value}; a mask holds 0 and 1")
