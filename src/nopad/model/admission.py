@@ -125,7 +125,7 @@ def _is_column(value: Any) -> bool:
 
 
 def check_layout(model: Any, family: Family, most: int | None, layout: Layout, what: str = "sequence") -> None:
-    """Check the number of sequences of a batch, and their lengths; `what` is the word for one in messages.
+    """Check the number of sequences of a batch, and their lengths; `what` is the word for a sequence in messages.
 
     Raises:
         BatchError: the batch has no token or more than `most` sequences, a sequence is longer than the model's

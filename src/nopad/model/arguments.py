@@ -35,11 +35,11 @@ def check_inputs(model: Any, takes: Sequence[str], stock: bool, named: Mapping[s
     """Check the model's inputs: ids or embeddings, token types and positions, and the decoder's ids or embeddings.
 
     Args:
-        model: without wrappers.
-        takes: names of its arguments; what else is in `named` is not looked at.
-        stock: whether it is one of transformers' own classes.
+        model: the transformers model, without wrappers.
+        takes: names of the model's arguments; other entries of `named` are not looked at.
+        stock: whether the model is one of transformers' own classes.
         named: the arguments by name.
-        layout: of the batch.
+        layout: the batch's layout.
 
     Raises:
         BatchError: an argument is no tensor, has a wrong shape, is on another device, or holds values beyond what the

@@ -155,7 +155,7 @@ class Cell:
     def refuse_compiling(self) -> None:
         """Raise while compiling if a packed call runs now: the compiled graph would silently leave the hook out.
 
-        PyTorch then runs the hook uncompiled, which gives the right result.
+        This error makes PyTorch run the hook uncompiled, which gives the right result.
 
         Raises:
             UnsupportedModelError: the compiler traces this hook during a packed call.

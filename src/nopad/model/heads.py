@@ -98,7 +98,7 @@ class Head:
         return labels
 
     def leave_static(self, cell: Cell, output: Any) -> Any:
-        """Return the output of a call of static shapes with each result per row made per sequence, or None."""
+        """Return the output of a call of static shapes; a result that exists only per row becomes None."""
         for name in ("pooler_output", "seq_relationship_logits", "sop_logits"):
             unread = cell.most is None or (name == "pooler_output" and self.family.pooled == "eos")
             if name in (output or ()) and unread:
