@@ -31,7 +31,7 @@ class Layout:
         seq_lengths: length of each sequence in tokens, in the order given; int32 ``[S]``.
         starts: where each sequence begins in the concatenated rows, in the order given; its tokens are contiguous
             there, also where the sequence crosses into the next row; int64 ``[S]``.
-        order: number of the first, second, ... sequence of the stream, in the order given; int64 ``[S]``.
+        order: the sequences in stream order, each by its number in the order given; int64 ``[S]``.
         crossing: whether a sequence may go on in the next row ("end to end": PopRT's fixed grid without gaps).
         causal: whether the labels of first tokens were left out: a causal language model predicts no first token.
         records: where each sequence of a packed dataset comes from, in the order given: ``seq_index``, and
