@@ -265,7 +265,7 @@ class Embedder:
 
 @contextmanager
 def _evaluated(model: Any) -> Iterator[None]:
-    """Inside, a model drops nothing out, whoever trains it meanwhile; afterwards each module is as it was."""
+    """Put a model's modules into evaluation mode (no dropout) inside this context; then restore each one's mode."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
