@@ -71,7 +71,7 @@ class Choice:
     def counts(
         self, by_source: Mapping[str, Counts], record: NDArray[np.int64], lengths: NDArray[np.int32], split: str | None
     ) -> dict[str, Counts]:
-        """Return the counts of each source as they stand in the manifest of one split."""
+        """Return the counts of each source for the manifest of one split; `record` and `lengths` as for `choose`."""
         mine = _fate(split)
         begins = np.diff(record, prepend=-1) != 0
 
@@ -164,9 +164,10 @@ def choose(
 def held_out_keys(
     record: NDArray[np.int64], name: str, seed: int, validation: float
 ) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """Return the random key of each record of one source (numbered from 0), and whether it is below the share.
+    """Return the random key of each record of one source (numbered from 0), and whether the record is held out.
 
-    Records below it are held out. So is the record with the smallest key of all sources, which callers see to.
+    A record is held out if its key is below the share `validation`. Callers must also hold out the record with the
+    smallest key of all sources, which this function cannot know.
     """
     drawn = _keys(record, name, seed, STREAM_HELD_OUT)
     return drawn, drawn < _threshold(validation)
@@ -189,7 +190,7 @@ def _weigh(
     names: Sequence[str],
     drawn: Sequence[tuple[int, NDArray[np.int64], NDArray[np.uint64]]],
 ) -> None:
-    """Mark training records as LEFT if they exceed their source's weight."""
+    """Mark those training records as LEFT that are beyond their source's share of the tokens."""
     totals = [int(tokens[(source == place) & (fate == TRAIN)].sum()) for place in range(len(names))]
     for name, total in zip(names, totals, strict=True):
         if not total:

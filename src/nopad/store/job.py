@@ -208,7 +208,7 @@ class _Job:
     def _choose(
         self, columns: Sequences, by_source: dict[str, Counts]
     ) -> dict[str | None, tuple[Sequences, dict[str, Counts]]]:
-        """Return the sequences of each dataset, and the counts of each source."""
+        """Return the sequences and the counts of each source, by the split of the dataset that they belong to."""
         if not self.packing.validation and self.packing.weights is None and self.source.names == ("",):
             return {None: (columns, by_source)}
         record, lengths = columns.values["seq_index"], columns.seq_lengths

@@ -137,7 +137,7 @@ class PackedDataset:
         return PackedRow(row_group, row)
 
     def _look_for_random_reads(self) -> None:
-        """Warn once if reading most rows decodes a whole row group."""
+        """Warn once if rows are read in an order in which nearly each of them needs another row group decoded."""
         rows, self._rows, decoded, self._decoded = self._rows, 0, self._decoded, 0
         if self._warned or rows >= _FEW * decoded or self.manifest.rows_per_group <= _FEW:
             return
@@ -256,7 +256,7 @@ class PackedDataset:
         return indptr, lengths
 
     def iter_row_groups(self, numbers: Iterable[int]) -> Iterator[RowGroup]:
-        """Iterate over whole row groups in this order; the fastest way to read everything.
+        """Iterate over the whole row groups with these numbers, in this order; the fastest way to read everything.
 
         Raises:
             CorruptError: a shard is missing or damaged.

@@ -45,7 +45,7 @@ class Chosen:
             self._lengths.append(lengths)
 
     def present(self, batch: Sequences, content: Content, at: int) -> Sequences:
-        """Return the sequences of a batch whose records are packed; `content` before `at` was compared already."""
+        """Return the sequences of a batch whose records are packed; those of `content` before number `at` are done."""
         if not self.partly or not len(batch):
             return batch
         record = batch.values["seq_index"]
