@@ -22,7 +22,7 @@ TABLE = 4096  # rows of embeddings
 
 @contextmanager
 def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto") -> Iterator[Any]:
-    """Lend a copy of a model in a dtype and without compiled layers; `safe`: make it pack-safe if it is not yet.
+    """Yield a copy of a model in `dtype`, without compiled layers; `safe`: make it pack-safe if it is not yet.
 
     The copy is released at once at the end: hooks and model refer to each other, and a copy is as large as the model,
     or twice as large.
