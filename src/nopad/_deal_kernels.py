@@ -122,7 +122,7 @@ def even_position(copy: int, count: int, packs: int) -> np.int64:
 
 @njit(cache=True, nogil=True)
 def spread(counts: NDArray[Any], packs: int, strategy_of_pack: NDArray[Any]) -> None:
-    """Fill `strategy_of_pack`: strategy s gets ``counts[s]`` packs, spread evenly over all of them."""
+    """Fill `strategy_of_pack`: strategy s gets ``counts[s]`` of the `packs` packs, spread evenly over them."""
     begin = np.zeros(packs + 1, dtype=np.uint32)
     for s in range(counts.shape[0]):
         for copy in range(counts[s]):

@@ -226,7 +226,7 @@ def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
 
 
 def _is_length(key: str) -> bool:
-    """Return whether a key is a length in the one form that is written, so no two keys mean the same."""
+    """Whether a key is a length as `save` writes it: without sign or leading zeros, so that no two keys are equal."""
     return key.isascii() and key.isdecimal() and len(key) <= 20 and str(int(key)) == key
 
 

@@ -191,7 +191,7 @@ class Packs:
         return replace(self, lengths_sha256=lengths_sha256(lengths))
 
     def save(self, path: str | Path) -> None:
-        """Write an Arrow file with one column, ``sequence: list<int32 | int64>``, one row per pack.
+        """Write an Arrow file of one column, ``sequence``: ``list<int32>`` or ``large_list<int64>``, one row per pack.
 
         Raises:
             StorageError: the disk is full, or the write failed.

@@ -31,7 +31,8 @@ def poison(alone: Alone, dtype: torch.dtype) -> Found:
     """Change one sequence, then scale its embeddings, then make them NaN; measure how its neighbours' results change.
 
     On a CPU, and in float64 on any device, not a single bit may change; otherwise a few roundings of the largest value
-    are allowed. So they are in a mixture of experts, where a sequence changes which tokens are computed together.
+    are allowed. They are always allowed in a mixture of experts, where a sequence changes which tokens are computed
+    together.
     """
     found, trial, huge = Found(), alone.trial, SCALE.get(dtype, 1e6)
     poisoned = _Poisoned(trial, alone.kinds)

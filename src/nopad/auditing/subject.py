@@ -79,7 +79,7 @@ def recompiled(subject: Any, layers: dict[str, Any]) -> None:
 
 
 def room_to_compile() -> Any:
-    """Return a context in which layers are compiled for every shape; otherwise torch silently stops at a limit."""
+    """Return a context in which layers are compiled for every shape; without it torch silently stops compiling."""
     import torch._dynamo
 
     return torch._dynamo.config.patch(recompile_limit=ROOM, accumulated_recompile_limit=ROOM)

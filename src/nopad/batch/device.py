@@ -184,7 +184,7 @@ class Cross:
 
 
 def lasting() -> Any:
-    """Leave inference mode within the block, since tensors made in it could not be used in training later."""
+    """Return a context without inference mode: tensors made in that mode could not be used in training later."""
     return torch.inference_mode(False)
 
 

@@ -284,10 +284,10 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def targets(self) -> PackedBatch:
-        """The targets (`with_decoder`) as a separate batch: that of the decoder and of its outputs.
+        """The targets (`with_decoder`) as a separate batch: the batch of the decoder and of its outputs.
 
         Raises:
-            BatchError: there are none.
+            BatchError: this batch has no targets.
         """
         ids, labels, mask = (self._fields.get(name) for name in TARGETS)
         if mask is None:

@@ -57,7 +57,7 @@ def checked(batch: pa.RecordBatch, schema: pa.Schema, place: str, row: int) -> p
 
 
 def cut(batch: pa.RecordBatch, block_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield slices of about `block_bytes` each."""
+    """Yield slices of `batch` of about `block_bytes` each."""
     rows = rows_of(block_bytes, batch.nbytes, batch.num_rows)
     yield from (batch.slice(at, rows) for at in range(0, batch.num_rows, rows))
 

@@ -185,7 +185,7 @@ def _check_used(source: Source, options: ReaderOptions) -> None:
 
 
 def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
-    """Refuse a dict of columns: each would be read as a separate source, such as the masks as ids."""
+    """Refuse a mapping whose names are columns: each column would be read as a source, such as the masks as ids."""
     columns = (*COLUMNS, options.ids_field, options.text_field, options.mask_field)
     for name, given in inputs.items():
         if name in columns and not isinstance(given, str | os.PathLike):
@@ -433,7 +433,10 @@ def _find_in(folder: Path) -> tuple[list[InputFile], list[str]]:
 
 
 def _walk(folder: Path) -> Iterator[str]:
-    """Yield relative POSIX paths: of all files that are not hidden, and of packed datasets and loops, not entered."""
+    """Yield relative POSIX paths of all files that are not hidden, and of folders that are not entered.
+
+    These are packed datasets, and links to a folder that they are in.
+    """
 
     def fail(error: OSError) -> None:
         with reading(Path(error.filename)):

@@ -63,7 +63,7 @@ class InputFile:
         return os.path.splitext(name)[1].lower()
 
     def whole(self, limit: int | None = None) -> bytes:
-        """Return the content, decompressed; with `limit`, at most `limit` + 1 bytes, which tell that there are more."""
+        """Return the content, decompressed; with `limit`, one byte more at most, which shows that there is more."""
         with self._stream() as file:
             data: bytes = file.read() if limit is None else file.read(limit + 1)
         return data

@@ -2,8 +2,8 @@
 
 If no field is named, the first object of each file decides: `input_ids` if it is there, else `text`. The first thousand
 objects with content decide the types of carried columns. Empty lines are skipped (they count as lines, not as records);
-anything else that is no such object becomes a `BadRecord`. Lines are parsed by orjson on one core, many times faster
-than any tokenizer; lines that orjson refuses are parsed by the standard library.
+any other line that holds no such object becomes a `BadRecord`. Lines are parsed by orjson on one core, many times
+faster than any tokenizer; lines that orjson refuses are parsed by the standard library.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def _by_pad_id(ids: _Ragged, pad_id: int) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def _taken(values: NDArray[Any], begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[Any]:
-    """Return these ranges of `values` concatenated; a view if they are contiguous already."""
+    """Return the ranges of `values` that `begins` and `lengths` give, concatenated; a view if they are contiguous."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if ends.size else 0
     if total and np.array_equal(begins[1:], begins[0] + ends[:-1]):

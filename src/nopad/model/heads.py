@@ -232,7 +232,7 @@ class Causal(Head):
     name = "causal"
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
-        """Set the labels of first tokens to -100; refuse labels or counts that a shift within rows gets wrong."""
+        """Set labels of first tokens to -100; refuse labels and item counts that a shift within rows makes wrong."""
         super().enter(call, named)
         labels, layout = named.get("labels"), call.placed.layout
         counts = named.get("num_items_in_batch") is not None

@@ -19,7 +19,7 @@ MIXING = (nn.RNNBase, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.Transfo
 
 
 def refuse_unguarded(named: Mapping[str, Any]) -> None:
-    """Refuse an ordinary call with tensors of a packed batch, whose `attention_mask` is missing or another one.
+    """Refuse an ordinary call with tensors of a packed batch, whose own `attention_mask` is missing or replaced.
 
     Such tensors are recognised by the mark that `PackedBatch` puts on them, or by positions that begin again inside a
     row, without a mask or with an ordinary padding mask.

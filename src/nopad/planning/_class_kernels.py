@@ -77,7 +77,7 @@ def best_fit_classes(
 
 @njit(cache=True, nogil=True)
 def flatten(kept: NDArray[Any], classes: NDArray[Any], contents: NDArray[Any], out: NDArray[Any]) -> None:
-    """Write the lengths of the classes in rows `kept` one after the other, longest first within each."""
+    """Write to `out` the lengths in one pack of each class in the rows `kept`: pack after pack, longest first."""
     end = 0
     for k in range(kept.shape[0]):
         end += classes[kept[k], 2]

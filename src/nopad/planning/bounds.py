@@ -5,7 +5,7 @@ All are exact integers at any size; the first four take O(distinct lengths) each
 * tokens: ``ceil(tokens / capacity)``
 * big lengths (Martello and Toth's L2): lengths above capacity - t cannot share a pack with a length >= t, and no two
   lengths above half the capacity can share one; the best t is used
-* depth: sequences that fit with no other one need a pack each, the others ``ceil(rest / depth)``
+* depth: sequences that fit with no other one need a pack each, the other n sequences ``ceil(n / depth)`` packs
 * pairs, at depth 2: a maximum matching, found by two pointers, which is the optimum itself
 * certificate: what the values of lengths that an algorithm returned prove (`nopad.planning.certificate`)
 

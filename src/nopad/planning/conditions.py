@@ -53,7 +53,7 @@ def check_conditions(options: Mapping[str, Any], histogram: Histogram, capacity:
 
     Raises:
         OptionError: a condition cannot be met; the message says what is possible.
-        LengthError: a single sequence is above `max_squares`.
+        LengthError: the squared length of a single sequence is above `max_squares`.
     """
     align, squares, multiple = _values(options)
     if capacity % align:

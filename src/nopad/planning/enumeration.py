@@ -78,14 +78,14 @@ def strategy_count(capacity: int, depth: int, enough: int) -> int:
 
 
 def check_size(name: str, capacity: int, depth: int, granularity: int, copies: int) -> None:
-    """Refuse a matrix above the limit; `copies` is 1 for NNLSHP, and 2 for ENNLSHP, which doubles the rows.
+    """Refuse a matrix above `MATRIX_LIMIT_BYTES`; it has `copies` times the rows of `packing_matrix`.
 
     Raises:
         OptionError: the matrix is too large; the message says which depth or granularity is within the limit.
     """
 
     def size(units: int, depth: int) -> tuple[int, int]:
-        """Return the number of strategies, and the bytes of the matrix."""
+        """Return the number of strategies for these units and this depth, and the bytes of their matrix."""
         row = _COLUMN * copies * units
         count = strategy_count(units, min(depth, units), MATRIX_LIMIT_BYTES // row)
         return count, row * (count + (copies - 1) * units)

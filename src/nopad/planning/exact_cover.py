@@ -34,7 +34,7 @@ class OverCover(NamedTuple):
 
 
 def over_cover(solution: Strategies, demand: Counter[int], capacity: int, depth: int) -> OverCover:
-    """Count as the papers do: each sequence without a slot gets a pack, filled up by one of length capacity - length.
+    """Count as the papers do: each sequence without a slot shares a new pack with a slot for the rest of the capacity.
 
     >>> over_cover([(2, (5, 3))], Counter({5: 3, 3: 1}), 8, 2)
     OverCover(missing=1, over=2, packs=3, strategies=1)
@@ -76,7 +76,7 @@ def fill(solution: Strategies, left: Counter[int]) -> Strategies:
 
 
 def pad_remainder(left: Counter[int], capacity: int, depth: int) -> Strategies:
-    """Give each sequence a padded pack, as the papers do; two sequences that fill a pack exactly share one.
+    """Give each sequence in `left` a padded pack, as the papers do; two that fill a pack exactly share one.
 
     >>> pad_remainder(Counter({5: 2, 3: 1, 4: 3}), 8, 2)
     [(1, (5, 3)), (1, (5,)), (1, (4, 4)), (1, (4,))]

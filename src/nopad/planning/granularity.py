@@ -40,7 +40,7 @@ def rounded_histogram(histogram: Histogram, granularity: int, capacity: int) -> 
 
 
 def real_strategies(rounded: Strategies, histogram: Histogram, granularity: int, capacity: int) -> Strategies:
-    """Give every slot of strategies on the rounded histogram a real length, longest first, each sequence once.
+    """Replace the rounded length of every slot by a real one, longest first; each sequence is used at most once.
 
     Where slots of a strategy get different lengths, it becomes several strategies; their number grows by at most twice
     the number of distinct lengths. Strategies may cover less than the histogram; then the shortest real lengths of each

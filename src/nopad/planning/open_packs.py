@@ -80,7 +80,7 @@ class OpenPacks:
         return entry
 
     def put(self, room: int, count: int, content: Content, used: int) -> None:
-        """Add `count` equal packs with `used` sequences and `room` tokens free; closed ones if full or at the depth."""
+        """Add `count` packs of equal content; they are closed if `room` is 0 or `used` reaches the depth."""
         if room == 0 or used >= self.depth:
             self.closed.append((count, content))
             return

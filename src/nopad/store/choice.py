@@ -5,8 +5,8 @@ Both choices depend only on the seed, the name of a source, and a record's numbe
 * A record is held out if its random key is below share x 2^64. Records that are added at the end of a source, and
   sources that are added, do not change the choice of earlier records. At least one record is held out.
 * Of the remaining records, weights set each source's share of the tokens. No record is used twice: the source with the
-  fewest tokens for its weight is taken whole, and of each other source as many records as fit its share, in the order
-  of their keys, at least one. A smaller weight takes a subset of what a larger one takes.
+  fewest tokens per unit of weight is taken whole, and of each other source as many records as fit its share, in the
+  order of their keys, at least one. A smaller weight takes a subset of what a larger one takes.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def pack_corpus(
 
 
 def _check_kinds(source: Source, corpus: CorpusOptions, tokenizer: Tokenizer | None) -> None:
-    """Refuse values of another type, and say how to make each."""
+    """Refuse arguments of another type; the error says how to make one of the right type."""
     for given, kind, way in (
         (source, Source, "open it with nopad.open_source"),
         (corpus, CorpusOptions, "give nopad.CorpusOptions(capacity=...)"),
@@ -149,7 +149,7 @@ class _Job:
         return all(self.workspace.half(split).has_manifest() for split in self.splits)
 
     def finished(self) -> Manifest:
-        """Return the manifest of the (first) dataset after checking that this job would write the same dataset."""
+        """Return the manifest of the first dataset, after checking that this job would write the same datasets."""
         manifests = [
             self.workspace.half(split).finished(self.settings(split), self.fingerprint) for split in self.splits
         ]

@@ -61,7 +61,7 @@ class Residuals:
 
     @property
     def padding_tokens_of_leftovers(self) -> int:
-        """Padding tokens if each sequence left over gets a separate pack: r (capacity - i) at length i."""
+        """Padding tokens if each sequence left over gets a pack alone: (capacity - length) for each of them."""
         lengths = np.arange(1, self.values.size + 1)
         return int(np.maximum(self.values, 0) @ (self.values.size - lengths))
 

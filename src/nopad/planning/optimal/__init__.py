@@ -56,7 +56,7 @@ def optimal(
 def auto(
     histogram: Histogram, capacity: int, depth: int | None, *, programs: int = 150, seconds: int | None = None
 ) -> Planned:
-    """Return a plan within one pack of its lower bound if the budget suffices; the heuristics' plan if that is.
+    """Return the first plan found within one pack of its lower bound, or the best one when the budget is spent.
 
     `programs` and `seconds` are those of `optimal`.
 

@@ -18,7 +18,7 @@ __all__ = ["spread"]
 
 
 def spread(histogram: Histogram, capacity: int, depth: int | None, packs: int) -> Strategies:
-    """Return ``(count, lengths)`` pairs that cover `histogram`; the first `packs` sequences open a pack each.
+    """Return ``(count, lengths)`` pairs that cover `histogram`; the longest `packs` sequences open a pack each.
 
     >>> histogram = Histogram.from_lengths([4, 4, 2, 2, 1, 1])
     >>> spread(histogram, 8, 3, packs=2)

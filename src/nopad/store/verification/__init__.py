@@ -79,7 +79,8 @@ def _dataset_problems(
 ) -> tuple[list[str], Half | None]:
     """Check plan, files, content, source and assignment, in this order; stop early if something cannot be read.
 
-    The second result is not None if this is one of two datasets that were made together, and it is sound.
+    If a share was held out, this is one of two datasets that were made together: the second result is this `Half`. It
+    is None otherwise, and where problems were found before the records could be looked at.
     """
     try:
         manifest = Manifest.load(folder)
