@@ -1,4 +1,4 @@
-"""Check a model alone: whether two runs give the same results, use float32, or depend on certain tokens."""
+"""Check a model alone: whether it gives the same result twice, computes in float32, or looks for certain tokens."""
 
 from __future__ import annotations
 

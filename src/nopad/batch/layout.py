@@ -130,13 +130,13 @@ class Layout:
 
     @cached_property
     def _inside(self) -> NDArray[np.int64]:
-        """Position of each token in its sequence; ``[T]``, in the order given."""
+        """Position of each token in its sequence; int64 ``[T]``, sequences in the order given."""
         begins = self.seq_lengths.cumsum(dtype=np.int64) - self.seq_lengths
         return np.arange(int(self.seq_lengths.sum(dtype=np.int64))) - begins.repeat(self.seq_lengths)
 
     @cached_property
     def _places(self) -> NDArray[np.int64]:
-        """Where each token lies in the concatenated rows; int64 ``[T]``, in the order given."""
+        """Where each token lies in the concatenated rows; int64 ``[T]``, sequences in the order given."""
         return self._inside + self.starts.repeat(self.seq_lengths)
 
     @cached_property

@@ -113,7 +113,7 @@ def _read_histogram(
     reader: ReaderOptions,
     shares: Shares,
 ) -> Given:
-    """Read a histogram; refuse other inputs and options with it."""
+    """Read a histogram; refuse any other input beside it, and options of a corpus."""
     file = inputs[0]
     if len(inputs) > 1:
         raise OptionError("a histogram stands alone; give one, or a corpus of any number of files")

@@ -56,7 +56,7 @@ class InputFile:
 
     @property
     def suffix(self) -> str:
-        """The suffix before that of the compression: ".jsonl" for ``a.jsonl.gz``."""
+        """The suffix in lower case, without that of a compression: ".jsonl" for ``a.jsonl.gz``."""
         name = self.name
         if self.compression:
             name = os.path.splitext(name)[0]
@@ -157,7 +157,7 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True)
 class _Proven:
-    """The content of a file as a stream; after every read the file is checked to be the same still."""
+    """The content of a file as a stream; every read checks that the file has not changed."""
 
     file: InputFile
     stored: Any

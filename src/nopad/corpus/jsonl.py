@@ -109,7 +109,7 @@ def detect_field(file: InputFile) -> Field | None:
 
 
 def _typical(file: InputFile, field: Field) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line, object) for objects with content, which show the types of their other fields."""
+    """Yield (line, object) for objects with valid content; their other fields decide the types of carried columns."""
     for line, value in _objects(file):
         content = value.get(field.name)
         if field.kind == "text":

@@ -85,7 +85,7 @@ def _unreadable(name: str, row: int, error: Exception) -> SourceError:
 
 
 def as_arrow(dataset: Any, name: str = "the dataset") -> Any:
-    """Return a dataset in Arrow format, with the columns that its own format shows.
+    """Return a dataset in Arrow format, with the columns that its current format selects.
 
     Raises:
         SourceError: the dataset has a transform, which would not be applied.

@@ -57,7 +57,7 @@ class Certificate:
 
     @classmethod
     def of(cls, values: Iterable[tuple[int, int]]) -> Certificate:
-        """Return the certificate of ``(length, value)`` pairs, lengths ascending; only rises in value are kept."""
+        """Return the certificate of ``(length, value)`` pairs by length; pairs without a higher value are dropped."""
         steps: list[tuple[int, int]] = []
         for length, value in values:
             if value > (steps[-1][1] if steps else 0):

@@ -143,7 +143,7 @@ def _whole(
 
 
 def _everything(solution: Strategies, histogram: Histogram, capacity: int, depth: int, choices: Choices) -> Strategies:
-    """Return packs that cover the histogram exactly: those of the solution, then those of the remainder."""
+    """Return packs that cover the histogram exactly: first those of the solution, then packs for the remainder."""
     rounded = Counter(rounded_histogram(histogram, choices.granularity, capacity).to_dict())
     packs = real_strategies(fill(solution, rounded), histogram, choices.granularity, capacity)
     left = _rest(histogram, packs)

@@ -167,7 +167,7 @@ class _Job:
         return digest.hex()
 
     def settings(self, split: str | None = None) -> dict[str, Any]:
-        """Return all settings that the result depends on, besides the source: manifest fields known beforehand."""
+        """Return the manifest fields that are known beforehand: all that the result depends on besides the source."""
         tokenizer = self.tokenizer and {
             "sha256": self.tokenizer.fingerprint,
             "vocab_size": self.tokenizer.vocab_size,

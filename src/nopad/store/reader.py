@@ -90,7 +90,7 @@ class PackedDataset:
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Drop open files and decoded row groups, which each worker opens for itself."""
+        """Return the state without open files and decoded row groups, so that each worker opens its own."""
         private = {"_cache", "_lock", "_files", "_index"}
         return {name: value for name, value in vars(self).items() if name not in private}
 

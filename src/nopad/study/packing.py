@@ -62,7 +62,7 @@ class Redone:
 
 
 def redo(table: Table, row: Row, histogram: Histogram) -> Redone:
-    """Compute one row again from the histogram.
+    """Compute one row of a published table from the histogram.
 
     >>> from nopad.study.published import TABLES
     >>> redone = redo(TABLES[0], TABLES[0].rows[3], Histogram.from_counts({200: 3, 128: 3}))

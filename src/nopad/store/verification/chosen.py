@@ -1,4 +1,4 @@
-"""`Chosen`: choose again which sequences of the source a dataset holds, in order to compare them."""
+"""`Chosen`: repeats a dataset's choice of sequences from its source, so that the two can be compared."""
 
 from __future__ import annotations
 
