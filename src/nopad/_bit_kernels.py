@@ -2,7 +2,8 @@
 
 Bit v of the lowest level is set if v is a member; bit w of a higher level is set if word w of the level below is not 0.
 The lowest level comes first, the highest is one word. A set is its words (uint64, as `empty_set` gives them) and its
-capacity, which says where the levels begin. None is -1. Conventions as in `nopad._kernels`.
+capacity, which says where the levels begin. A result of -1 means that there is no such member. Conventions as in
+`nopad._kernels`.
 """
 
 from __future__ import annotations

@@ -38,7 +38,11 @@ def deal(
     indptr: NDArray[Any],
     sequence: NDArray[Any],
 ) -> None:
-    """Fill packs one by one: each slot takes the next unused sequence of its length, and `free` is advanced."""
+    """Fill packs one by one: each slot takes the next unused sequence of its length.
+
+    `order` lists sequences grouped by length, and ``free[k]`` is the place in it of the next unused one of length rank
+    k; `free` is advanced. `indptr` and `sequence` get the packs.
+    """
     at = 0
     for p in range(strategy_of_pack.shape[0]):
         s = strategy_of_pack[p]
@@ -118,7 +122,7 @@ def even_position(copy: int, count: int, packs: int) -> np.int64:
 
 @njit(cache=True, nogil=True)
 def spread(counts: NDArray[Any], packs: int, strategy_of_pack: NDArray[Any]) -> None:
-    """Interleave strategies evenly, by a counting sort of all their copies by `even_position`."""
+    """Fill `strategy_of_pack`: strategy s gets ``counts[s]`` of the `packs` packs, spread evenly over them."""
     begin = np.zeros(packs + 1, dtype=np.uint32)
     for s in range(counts.shape[0]):
         for copy in range(counts[s]):

@@ -40,7 +40,7 @@ def bounded(u: np.uint64, n: np.uint64) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def shuffle(items: NDArray[Any], key: np.uint64) -> None:
-    """Shuffle in place by Fisher-Yates; `key` is uint64."""
+    """Shuffle `items` in place by Fisher-Yates; `key` is uint64."""
     for i in range(items.shape[0] - 1, 0, -1):
         position = np.uint64(i) + _1
         j = np.int64(bounded(mix(key + position * GOLDEN), position))
@@ -82,7 +82,7 @@ def permute_packs(
     new_indptr: NDArray[Any],
     new_sequence: NDArray[Any],
 ) -> None:
-    """Write the packs in the order of `permutation`, which holds old pack numbers."""
+    """Write the packs in the order of `permutation`, which holds old pack numbers, to the two new arrays."""
     at = 0
     for q in range(permutation.shape[0]):
         p = permutation[q]

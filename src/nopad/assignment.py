@@ -45,7 +45,7 @@ def pack(
         capacity: most tokens a pack may hold.
         depth: most sequences a pack may hold; None: unlimited.
         algorithm: one of `nopad.ALGORITHMS`.
-        seed: random seed; decides which sequences share packs, and the order of the packs.
+        seed: random seed; with order "random" it decides which sequences share packs, and the order of the packs.
         order: "random" (by `seed`) or "source" (close to arrival order).
         options: options of the algorithm, and conditions; see `nopad.plan`.
 

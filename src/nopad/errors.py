@@ -21,7 +21,7 @@ NopadError
 └── MissingExtraError       an optional part is not installed (also an ImportError)  exit 2
 
 Every message says what was wrong (index, value), what is allowed, and what to do. Catch `NopadError` for all of them;
-`InputError` and `OptionError` are also `ValueError`.
+an `InputError`, of whichever class, is also a `ValueError`.
 """
 
 from __future__ import annotations

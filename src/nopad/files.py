@@ -79,8 +79,8 @@ def damage_errors(path: Path, *raised: type[Exception]) -> Iterator[None]:
     `raised`: the exceptions that damage raises, besides OSError.
 
     Raises:
-        CorruptError: it is missing or damaged.
-        StorageError: it cannot be read for another reason: permissions, too many open files, the device.
+        CorruptError: the file is missing or damaged.
+        StorageError: the file cannot be read for another reason: permissions, too many open files, the device.
     """
     kinds: tuple[type[Exception], ...] = (OSError, *raised)
     try:
@@ -155,7 +155,7 @@ def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file's content, in hex.
 
     Raises:
-        StorageError: it cannot be read.
+        StorageError: the file cannot be read.
     """
     with storage_errors("reading", path), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -37,7 +37,8 @@ class Histogram:
         counts: number of sequences of each length, each >= 1; int64 ``[k]``.
 
     Raises:
-        LengthError: they are no such lengths and counts.
+        LengthError: a length or count is no integer or out of range, lengths do not ascend, or there is not one count
+            for each length.
 
     >>> h = Histogram.from_lengths([3, 5, 3]) + Histogram.from_lengths([5])
     >>> h.lengths.tolist(), h.counts.tolist(), h.sequences, h.tokens
@@ -197,7 +198,14 @@ class Histogram:
 
 
 def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
-    """Read a histogram file, and the capacity that it states as ``max_sequence_length``; None if it states none."""
+    """Read a histogram file; return the histogram, and the capacity that the file states (None: it states none).
+
+    The capacity is the field ``max_sequence_length``; for a list of counts without this field, the length of the list.
+
+    Raises:
+        FormatError: the file is missing, not JSON, or holds no histogram.
+        LengthError: a length or count in it is out of range.
+    """
     try:
         document = json.loads(Path(path).read_bytes(), object_pairs_hook=once_each)
     except OSError as error:
@@ -218,7 +226,7 @@ def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
 
 
 def _is_length(key: str) -> bool:
-    """Return whether a key is a length in the one form that is written, so no two keys mean the same."""
+    """Whether a key is a length as `save` writes it: without sign or leading zeros, so that no two keys are equal."""
     return key.isascii() and key.isdecimal() and len(key) <= 20 and str(int(key)) == key
 
 

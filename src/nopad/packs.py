@@ -149,7 +149,7 @@ class Packs:
         """Check that these packs hold each sequence of `lengths` exactly once, within capacity and depth.
 
         Raises:
-            PlanMismatchError: they do not; the message names the first problem.
+            PlanMismatchError: the packs do not; the message names the first problem.
         """
         problem = self.problem(as_lengths(lengths))
         if problem:
@@ -167,7 +167,7 @@ class Packs:
         return None
 
     def disorder(self, n: int) -> str | None:
-        """Return why these are not packs of `n` sequences of any lengths; None if they are."""
+        """Return why the packs do not hold each of `n` sequences once, within the depth; None if they do."""
         if self.sequences != n:
             return f"packs hold {self.sequences:,} sequences, the lengths are {n:,}"
         if self.indptr[0] != 0 or self.indptr[-1] != self.sequences:
@@ -191,7 +191,7 @@ class Packs:
         return replace(self, lengths_sha256=lengths_sha256(lengths))
 
     def save(self, path: str | Path) -> None:
-        """Write an Arrow file with one column, ``sequence: list<int32 | int64>``, one row per pack.
+        """Write an Arrow file of one column, ``sequence``: ``list<int32>`` or ``large_list<int64>``, one row per pack.
 
         Raises:
             StorageError: the disk is full, or the write failed.
@@ -232,7 +232,7 @@ def packs_of(table: pa.Table, path: str | Path) -> Packs:
     """Return the packs in the table of a file that `Packs.save` wrote; messages name `path`.
 
     Raises:
-        FormatError: it is no such table, or its values cannot be packs.
+        FormatError: the table is not of such a file, or its values cannot be packs.
     """
     try:
         header = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}

@@ -25,7 +25,7 @@ class Alone:
     Attributes:
         trial: the trial with the model and its sequences.
         outputs: for each sequence, outputs by name.
-        kinds: which outputs are per token, and which per sequence.
+        kinds: for each output, by name, whether it is per token, per token of the target, or per sequence.
         graph: whether gradients can be computed.
     """
 
@@ -38,7 +38,7 @@ class Alone:
         self._sound: dict[Names, tuple[Alone | None, frozenset[str], list[str]]] = {}
 
     def gradients(self, names: Names, numbers: Sequence[int] | None = None) -> Gradients:
-        """Return the gradients of all parameters for a random weighting of these outputs.
+        """Return the gradients, for all parameters, of the sum of these outputs under random weights.
 
         `numbers`: the sequences whose outputs are weighted; None: all.
         """
@@ -51,10 +51,11 @@ class Alone:
         return self._gradients[key]
 
     def sound(self, names: Names) -> tuple[Alone | None, frozenset[str], list[str]]:
-        """Return what can be compared: the sequences (None: too few), the parameters left out, and notes.
+        """Return whose gradients can be compared: sequences (None: too few), parameters to leave out, and notes.
 
-        Left out are sequences whose gradients are not finite even alone, and parameters whose gradients are not finite
-        for any sequence.
+        Sequences whose gradients are not finite even when run alone are left out of the first result. The second holds
+        the parameters whose gradients are not finite for any sequence. `names`: the outputs that gradients are computed
+        of.
         """
         if names not in self._sound:
             self._sound[names] = self._judged(names)
@@ -81,9 +82,10 @@ class Alone:
 
 
 def weighed(seed: int, wanted: Sequence[Mapping[str, Tensor]], parts: Sequence[Mapping[str, Tensor]]) -> Any:
-    """Return the sum of all outputs under random weights, which are the same for alone and packed.
+    """Return the sum of all values in `parts` under random weights; `seed` makes them the same for alone and packed.
 
-    `parts` may be longer than `wanted`: values after a sequence's end are not counted.
+    `wanted` holds the outputs of the sequences alone, which give names and shapes. Values in `parts` may be longer;
+    what is after a sequence's end is not counted.
     """
     total: Any = 0
     for number, (single, given) in enumerate(zip(wanted, parts, strict=True)):
@@ -96,7 +98,10 @@ def weighed(seed: int, wanted: Sequence[Mapping[str, Tensor]], parts: Sequence[M
 
 
 def gradients_of(trial: Trial, objective: Tensor, doing: str, keep: bool = False) -> Gradients:
-    """Return the gradients of an objective for all parameters, by name."""
+    """Return the gradients of an objective, a scalar, for all parameters of the trial's model, by name.
+
+    `doing` says in errors what is computed; `keep` keeps the graph for further calls.
+    """
     parameters = dict(trial.model.named_parameters())
     with inside_model(doing):
         found = torch.autograd.grad(objective, list(parameters.values()), allow_unused=True, retain_graph=keep)

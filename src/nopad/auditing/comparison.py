@@ -127,7 +127,11 @@ def _compare_form(alone: Alone, form: str, dtype: torch.dtype, truth: Truth | No
 def _outputs(
     alone: Alone, together: dict[str, list[Tensor]], of_rows: list[str], missing: list[str], dtype: torch.dtype
 ) -> tuple[Check, float]:
-    """Compare outputs; return the check, and the largest difference."""
+    """Compare outputs of the sequences packed with those alone; return the check, and the largest difference.
+
+    `of_rows` names outputs that belong to a row and to no sequence, `missing` those that only sequences alone have;
+    either fails the check.
+    """
     worst, scale, odd = 0.0, 1e-30, []
     for name, parts in together.items():
         singles = [output[name] for output in alone.outputs]

@@ -28,7 +28,8 @@ def arranged(
 ) -> PackedBatch:
     """Build a batch of one form, with targets for a decoder if they are given.
 
-    A sequence and its target are in the same row. Rows of targets have another width, so that a shape tells them apart.
+    A sequence and its target are in the same row. Rows of targets have another width than rows of sequences, so that a
+    tensor's shape tells which of the two it belongs to.
     """
     lengths = [len(sequence) for sequence in sequences]
     rows = _rows(lengths, capacity)

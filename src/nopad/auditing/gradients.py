@@ -30,7 +30,7 @@ class Truth:
 
     @classmethod
     def of(cls, alone: Alone, names: tuple[str, ...]) -> Truth:
-        """Return the gradients of a trial in float64."""
+        """Return the gradients of `alone`, which must be in float64, for the outputs `names`."""
         gradients = alone.gradients(names)
         sizes = {name: 0.0 if value is None else largest(value) for name, value in gradients.items()}
         finite = [size for size in sizes.values() if math.isfinite(size)]
@@ -49,8 +49,8 @@ def compare_gradients(
 
     In other dtypes than float64, a tensor with a small gradient may also differ by a few times the rounding error of
     the sequences alone, measured against `truth`: some gradients are small sums of large numbers (DeBERTa's key
-    biases). In float64 it may differ by a few roundings of float32, if the model computes some of it in float32 (a
-    softmax).
+    biases). In float64 it may differ by a few roundings of float32, if the model computes some results in float32 all
+    the same (a softmax).
     """
     names = tuple(together)
     wanted = [{name: output[name][0] for name in names} for output in alone.outputs]

@@ -15,7 +15,8 @@ LIMITS = {torch.float64: EXACT, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch
 def limit_of(measured: float, dtype: torch.dtype, partly: bool = False) -> float:
     """Return the largest relative difference allowed.
 
-    Models that compute `partly` in float32, even in float64, are allowed the error of float32.
+    `partly`: the model computes some results in float32 even where it is in float64, and is then allowed the error of
+    float32.
     """
     if dtype == torch.float64 and partly and EXACT < measured <= PARTLY_SINGLE:
         return PARTLY_SINGLE

@@ -30,8 +30,8 @@ FORM = "rows"
 def poison(alone: Alone, dtype: torch.dtype) -> Found:
     """Change one sequence, then scale its embeddings, then make them NaN; measure how its neighbours' results change.
 
-    They may not change by one bit; off the CPU, in other dtypes than float64, by a few roundings of the largest value.
-    A few roundings are also allowed in a mixture of experts, where a sequence changes which tokens are computed
+    On a CPU, and in float64 on any device, not a single bit may change; otherwise a few roundings of the largest value
+    are allowed. They are always allowed in a mixture of experts, where a sequence changes which tokens are computed
     together.
     """
     found, trial, huge = Found(), alone.trial, SCALE.get(dtype, 1e6)

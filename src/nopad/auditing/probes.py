@@ -21,7 +21,7 @@ __all__ = ["Places", "find", "lengths_for"]
 
 
 def lengths_for(capacity: int, longest: int) -> list[int]:
-    """Return lengths of which some fill a pack of `capacity` exactly and some do not, with one of a single token.
+    """Return lengths up to `longest`: some fill a pack of `capacity` exactly, some do not, and one is a single token.
 
     >>> lengths_for(64, 512)
     [64, 1, 38, 19, 6, 31]

@@ -1,4 +1,4 @@
-"""Check a model alone: whether two runs give the same results, use float32, or depend on certain tokens."""
+"""Check a model alone: whether it gives the same result twice, computes in float32, or looks for certain tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Singles(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def steady(trial: Trial) -> bool:
-    """Run the shortest sequence twice; return whether the model computes some of it in float32.
+    """Run the shortest sequence twice; return whether the model computes some results in float32.
 
     Raises:
         OptionError: the two results differ, so there is nothing to compare.

@@ -22,10 +22,10 @@ TABLE = 4096  # rows of embeddings
 
 @contextmanager
 def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto") -> Iterator[Any]:
-    """Lend a copy of a model in a dtype and without compiled layers; `safe`: make it pack-safe if it is not yet.
+    """Yield a copy of a model in `dtype`, without compiled layers; `safe`: make it pack-safe if it is not yet.
 
-    The copy is released at once at the end: hooks and model refer to each other, and a copy is as large as the model,
-    or twice as large.
+    At the end the copy's hooks are removed: hooks and model refer to each other, which would keep a copy, as large as
+    the model or twice as large, in memory.
 
     Raises:
         UnsupportedModelError: nopad refuses the model.
@@ -79,7 +79,7 @@ def recompiled(subject: Any, layers: dict[str, Any]) -> None:
 
 
 def room_to_compile() -> Any:
-    """Return a context in which layers are compiled for every shape; otherwise torch silently stops at a limit."""
+    """Return a context in which layers are compiled for every shape; without it torch silently stops compiling."""
     import torch._dynamo
 
     return torch._dynamo.config.patch(recompile_limit=ROOM, accumulated_recompile_limit=ROOM)
@@ -101,7 +101,7 @@ def _uncompiled(model: nn.Module) -> None:
 
 
 def _sparse_tables(model: nn.Module) -> None:
-    """Make gradients of embeddings sparse: those of a whole vocabulary would cost more than all else."""
+    """Make gradients of embeddings sparse: dense ones, of a whole vocabulary, would cost more than all else."""
     for module in model.modules():
         if isinstance(module, nn.Embedding) and module.num_embeddings >= TABLE and module.max_norm is None:
             module.sparse = True

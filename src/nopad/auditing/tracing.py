@@ -46,7 +46,10 @@ def first_difference(trial: Trial, form: str, limit: float) -> str | None:
 
 @contextmanager
 def _traced(model: Any, trace: dict[str, Any], keep: Callable[[Tensor], Any]) -> Iterator[None]:
-    """Record the first tensor of each module's output, in the order in which modules finish."""
+    """Store in `trace`, by module name, the first tensor of each module's output, in the order in which modules finish.
+
+    Only floating-point tensors of at least 2 dimensions are stored, as `keep` returns them.
+    """
     handles = []
 
     def hook(name: str) -> Callable[..., None]:

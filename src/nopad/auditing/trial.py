@@ -189,7 +189,7 @@ def longest_of(config: Any, capacity: int) -> int:
 
 
 def _moved(value: Any, parameter: Tensor) -> Any:
-    """Move a value to the model's device; floats, such as additive masks, are clamped and cast to its dtype."""
+    """Move a value to the model's device; floats, such as additive masks, are clamped and cast to the model's dtype."""
     if not isinstance(value, Tensor):
         return value
     if value.is_floating_point():

@@ -69,9 +69,10 @@ def from_sequences(sequences: Sequence[Any], columns: Mapping[str, Any], *, name
 
 
 def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Records]:
-    """Turn dicts into columns. Each dict is one sequence, or one row of a packed dataset; only rows also give records.
+    """Turn dicts into columns; each dict is one sequence, or one row of a packed dataset.
 
-    A list holds one value per token, a single value belongs to the whole sequence. Padding is removed by
+    The second result says where each sequence of a packed dataset comes from; it is empty where dicts are sequences. A
+    list holds one value per token, a single value belongs to the whole sequence. Padding is removed by
     ``attention_mask``, and ``position_ids`` are dropped, since the layout computes them. If there are no ``labels``,
     ``label`` or ``label_ids`` is renamed to ``labels``, as transformers' collators do.
 
@@ -278,7 +279,7 @@ def _signed(array: NDArray[Any], name: str, n: int) -> NDArray[np.int64]:
 
 
 def _listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
-    """What was given for each sequence, as something that has a length."""
+    """Return `given` as a sequence with one entry per sequence (or per `each`); BatchError for what has no entries."""
     unordered = isinstance(given, str | bytes | Mapping | Set)
     if unordered or not hasattr(given, "__iter__") or isinstance(given, type) or getattr(given, "ndim", 1) == 0:
         raise BatchError(f"{name} are of type {type(given).__name__}; expected a list with an entry for each {each}")

@@ -131,7 +131,7 @@ class Placement:
         return empty.index_copy(0, self.padded_index, stream).reshape(shape)
 
     def from_padded(self, padded: Tensor) -> Tensor:
-        """Turn one row per sequence, ``[S, longest, ...]``, into the stream ``[T, ...]``: the inverse."""
+        """Turn ``[S, longest, ...]``, a row per sequence, into the stream ``[T, ...]``; the inverse of `to_padded`."""
         return padded.reshape(-1, *padded.shape[2:])[self.padded_index]
 
     def mask(self, opaque: bool = False) -> Tensor:
@@ -184,7 +184,7 @@ class Cross:
 
 
 def lasting() -> Any:
-    """Leave inference mode within the block, since tensors made in it could not be used in training later."""
+    """Return a context without inference mode: tensors made in that mode could not be used in training later."""
     return torch.inference_mode(False)
 
 

@@ -183,7 +183,7 @@ def _dealt(
     """Return which sequences are in each pack; the same result as `nopad.assign` in order "source".
 
     Packs of equal content are spread evenly over the output. The first sequence without a pack opens the next pack that
-    has a place for its length, and each place takes the next sequence of its length.
+    has a place for its length; each place of this pack takes the first sequence of its length that has no pack yet.
     """
     equal: Counter[tuple[int, ...]] = Counter()
     for count, pack in strategies:

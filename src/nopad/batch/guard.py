@@ -47,7 +47,7 @@ class PackedMask:
         raise NotPackSafeError(_SAYS.format(what=f".{name}"))
 
     def sum(self, *dims: Any, **how: Any) -> Any:
-        """Return the number of real tokens, as TRL's loop asks; a sum along a dimension (per row) raises."""
+        """Return the number of real tokens, which TRL's training loop asks for; a sum along a dimension raises."""
         if dims or how:
             raise NotPackSafeError(_SAYS.format(what=".sum of rows"))
         import torch

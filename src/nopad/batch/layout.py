@@ -31,7 +31,7 @@ class Layout:
         seq_lengths: length of each sequence in tokens, in the order given; int32 ``[S]``.
         starts: where each sequence begins in the concatenated rows, in the order given; its tokens are contiguous
             there, also where the sequence crosses into the next row; int64 ``[S]``.
-        order: number of the first, second, ... sequence of the stream, in the order given; int64 ``[S]``.
+        order: the sequences in stream order, each by its number in the order given; int64 ``[S]``.
         crossing: whether a sequence may go on in the next row ("end to end": PopRT's fixed grid without gaps).
         causal: whether the labels of first tokens were left out: a causal language model predicts no first token.
         records: where each sequence of a packed dataset comes from, in the order given: ``seq_index``, and
@@ -130,13 +130,13 @@ class Layout:
 
     @cached_property
     def _inside(self) -> NDArray[np.int64]:
-        """Position of each token in its sequence; ``[T]``, in the order given."""
+        """Position of each token in its sequence; int64 ``[T]``, sequences in the order given."""
         begins = self.seq_lengths.cumsum(dtype=np.int64) - self.seq_lengths
         return np.arange(int(self.seq_lengths.sum(dtype=np.int64))) - begins.repeat(self.seq_lengths)
 
     @cached_property
     def _places(self) -> NDArray[np.int64]:
-        """Where each token lies in the concatenated rows; int64 ``[T]``, in the order given."""
+        """Where each token lies in the concatenated rows; int64 ``[T]``, sequences in the order given."""
         return self._inside + self.starts.repeat(self.seq_lengths)
 
     @cached_property

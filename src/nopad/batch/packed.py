@@ -46,7 +46,7 @@ class PackedBatch(MutableMapping[str, Any]):
     of a packed dataset, that is row after row.
 
     Attributes:
-        layout: where everything lies (`Layout`); of the sources, where there are targets too.
+        layout: where the tokens lie (`Layout`); in a batch with targets, the layout of the sources.
         sources, targets: the two sides of a batch for an encoder-decoder model, each as a batch.
         seq_lengths: lengths in the order given; int32 ``[S]``, on the host.
         cu_seqlens: where sequences begin in the stream without padding, row after row, and where the last one ends;
@@ -284,10 +284,10 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def targets(self) -> PackedBatch:
-        """The targets (`with_decoder`) as a separate batch: that of the decoder and of its outputs.
+        """The targets (`with_decoder`) as a separate batch: the batch of the decoder and of its outputs.
 
         Raises:
-            BatchError: there are none.
+            BatchError: this batch has no targets.
         """
         ids, labels, mask = (self._fields.get(name) for name in TARGETS)
         if mask is None:

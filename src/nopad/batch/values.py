@@ -14,7 +14,7 @@ __all__ = ["check_fill", "index_like", "named", "shape_of"]
 
 
 def index_like(stream: Any, index: NDArray[np.int64]) -> Any:
-    """An index of the same library, on the same device."""
+    """Return `index` in the library of `stream` (NumPy or torch), and on its device."""
     if isinstance(stream, np.ndarray):
         return index
     import torch
@@ -23,10 +23,10 @@ def index_like(stream: Any, index: NDArray[np.int64]) -> Any:
 
 
 def shape_of(values: Any) -> Any:
-    """The shape of an array.
+    """Return the shape of an array.
 
     Raises:
-        BatchError: it is no array.
+        BatchError: `values` is no array.
     """
     if isinstance(values, Mapping):
         names = ", ".join(f".{name}" for name, value in values.items() if hasattr(value, "shape"))
@@ -40,10 +40,10 @@ def shape_of(values: Any) -> Any:
 
 
 def named(what: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return columns by name; none where nothing is given.
+    """Return `given`, or an empty dict if it is None; `what` names the argument in messages.
 
     Raises:
-        OptionError: it is no dict.
+        OptionError: `given` is no dict.
     """
     if given is not None and not isinstance(given, Mapping):
         raise OptionError(f"{what} are of type {type(given).__name__}; expected a dict by the names of columns")
@@ -51,10 +51,10 @@ def named(what: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def check_fill(name: str, value: Any, dtype: np.dtype[Any]) -> None:
-    """Refuse a value that a column cannot hold.
+    """Refuse a padding value that a column of this dtype cannot hold.
 
     Raises:
-        OptionError: it is no number, or none of this dtype.
+        OptionError: `value` is no number, or not within the dtype.
     """
     held = isinstance(value, int | float | np.integer | np.floating)
     whole = dtype.kind in "iub"

@@ -41,7 +41,7 @@ def demo(
     seed: Seed = 0,
     tokenizer: TokenizerSpec = None,
 ) -> None:
-    """Pack the docstrings and comments of this Python's standard library, verify the result, and show both.
+    """Pack the docstrings and comments of this Python's standard library, then verify and show the result.
 
     Examples:
       nopad demo

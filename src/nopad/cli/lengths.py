@@ -89,7 +89,7 @@ class Shares:
     seed: int = 0
 
     def of(self, record: NDArray[np.int64], lengths: NDArray[Any], records: Mapping[str, int]) -> NDArray[Any]:
-        """Return the lengths of the training sequences."""
+        """Return the lengths of the training sequences; the arguments are those of `nopad.store.choice.choose`."""
         if self.weights is None and not self.validation:
             return lengths
         chosen = choose(record, lengths, records, weights=self.weights, validation=self.validation, seed=self.seed)
@@ -113,7 +113,7 @@ def _read_histogram(
     reader: ReaderOptions,
     shares: Shares,
 ) -> Given:
-    """Read a histogram; refuse other inputs and options with it."""
+    """Read a histogram; refuse any other input beside it, and options of a corpus."""
     file = inputs[0]
     if len(inputs) > 1:
         raise OptionError("a histogram stands alone; give one, or a corpus of any number of files")

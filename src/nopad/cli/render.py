@@ -157,7 +157,7 @@ def outcome(manifest: Manifest, plan: Plan) -> Text:
 
 
 def counted(n: int, noun: str) -> str:
-    """Return "1 record", "2 records"."""
+    """Return a number with its noun, such as "1 record" or "2 records"."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 

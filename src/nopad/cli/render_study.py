@@ -69,7 +69,7 @@ def matrix_table(matrix: Sequence[Sequence[int]], same: bool) -> Group:
 
 
 def counts_table(counted: Sequence[StrategyCount]) -> Group:
-    """Return a table of exact numbers of strategies beside those of the formulas."""
+    """Return a table of exact numbers of strategies beside the numbers that the formulas give."""
     heads = ["capacity", "depth", "exact", "equations 5 and 6", "difference", "in the text"]
     grid = _grid(heads)
     for at, one in enumerate(counted):

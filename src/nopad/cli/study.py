@@ -1,4 +1,4 @@
-"""``nopad study``: the papers' tables and figures, recomputed; a group of commands, listed without arguments."""
+"""``nopad study``: the papers' tables and figures, recomputed; a group of commands, which it lists if none is given."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Text, JSONL and ready-made ids as a stream of token sequences. This package knows no plans, packs or output.
 
 `open_source` finds and opens the input, `load_tokenizer` loads a tokenizer without its truncation and padding,
-`sequences` applies one to the other under `CorpusOptions`, and `chain` fingerprints what was read. A new kind of input
-is a subclass of `Source`.
+`sequences` tokenises the records of a source under `CorpusOptions`, and `chain` fingerprints the blocks that were read.
+A new kind of input is a subclass of `Source`.
 """
 
 from nopad.corpus.arrays import ArrayFolder

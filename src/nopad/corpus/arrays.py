@@ -26,12 +26,12 @@ _OFFSETS_AT_ONCE = 1 << 20
 class ArrayFolder(TableSource):
     """A folder of arrays: ``ids.npy`` with all ids concatenated, ``offsets.npy`` ``[n + 1]``.
 
-    Any other ``NAME.npy`` is a column: with one value per token if it is as long as ``ids.npy``, or one per sequence,
-    ``[n]``.
+    Sequence i is ``ids[offsets[i]:offsets[i + 1]]``. Any other ``NAME.npy`` is a column: one value per token if it is
+    as long as ``ids.npy``, or one per sequence, ``[n]``.
 
     Raises:
-        SourceError: an array is missing, has a wrong shape or type, or its length is neither; or, found while reading,
-            its length is both, and sequences do not all have one token.
+        SourceError: an array is missing or has a wrong shape or type; a column has neither one value per token nor one
+            per sequence; or, found while reading, it could have either, since there are as many sequences as tokens.
     """
 
     def __init__(self, folder: Path, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
@@ -73,7 +73,7 @@ class ArrayFolder(TableSource):
         self._unclear = per_token if self._arrays["ids"].size == offsets.size - 1 else []
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield batches of as many sequences as hold about a million tokens."""
+        """Yield batches of as many whole sequences as hold about half a million tokens (by default)."""
         with ExitStack() as stack:
             columns = {name: stack.enter_context(self._arrays[name].opened()) for name in self.selection.columns}
             for begin, offsets in self._cuts(stack.enter_context(self._offsets.opened())):

@@ -57,13 +57,13 @@ def checked(batch: pa.RecordBatch, schema: pa.Schema, place: str, row: int) -> p
 
 
 def cut(batch: pa.RecordBatch, block_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield slices of about `block_bytes` each."""
+    """Yield slices of `batch` of about `block_bytes` each."""
     rows = rows_of(block_bytes, batch.nbytes, batch.num_rows)
     yield from (batch.slice(at, rows) for at in range(0, batch.num_rows, rows))
 
 
 def rows_of(block_bytes: int, size: int, rows: int) -> int:
-    """Return how many rows take about `block_bytes`, at most 65,536."""
+    """Return how many rows take about `block_bytes` (1 to 65,536), if `rows` of them take `size` bytes."""
     return min(max(block_bytes * rows // max(size, 1), 1), BATCH_ROWS)
 
 

@@ -1,9 +1,9 @@
 """Open what the user gave (files, folders and URLs, mixed) as a `Source`, with a reader per file suffix.
 
 A folder is walked recursively, including links to folders, in the byte order of relative paths; hidden files and
-folders are skipped. Files without a reader, datasets packed by nopad, what is no part of a saved dataset, and files
-that links reach a second time are listed in `ignored`. Everything that can be checked without reading the corpus is
-checked here, before anything is written: O(files).
+folders are skipped. Files without a reader, datasets packed by nopad, Arrow files that are no part of the saved dataset
+beside them, and files that links reach a second time are listed in `ignored`. Everything that can be checked without
+reading the corpus is checked here, before anything is written: O(files).
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:
 
 
 def _check_used(source: Source, options: ReaderOptions) -> None:
-    """Refuse what was asked for by name, and would be passed over: of text, and of files without columns."""
+    """Refuse options that text would silently ignore: those for ready-made ids, and columns to carry that it lacks."""
     if source.kind != "text":
         return
     for name in ("ids_field", "mask_field", "pad_id"):
@@ -185,7 +185,7 @@ def _check_used(source: Source, options: ReaderOptions) -> None:
 
 
 def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
-    """Refuse a dict of columns: each would be read as a separate source, such as the masks as ids."""
+    """Refuse a mapping whose names are columns: each column would be read as a source, such as the masks as ids."""
     columns = (*COLUMNS, options.ids_field, options.text_field, options.mask_field)
     for name, given in inputs.items():
         if name in columns and not isinstance(given, str | os.PathLike):
@@ -376,9 +376,12 @@ def _is_archive(file: InputFile) -> bool:
 
 
 def _no_part(names: Sequence[str], opened: Callable[[str], InputFile], place: Path | str) -> set[str]:
-    """Return the Arrow files beside those of a saved dataset: caches of `map`, and shards of an earlier save.
+    """Return the Arrow files that lie beside a saved dataset but are no part of it, according to its state.json.
 
-    Which files a dataset saved by `save_to_disk` consists of is said by its state.json.
+    These are caches of `datasets.map`, and shards of an earlier `save_to_disk`. `opened` gives the file of a name.
+
+    Raises:
+        SourceError: a file that state.json lists is missing.
     """
     folders: dict[str, set[str]] = {}
     for name in names:
@@ -430,7 +433,10 @@ def _find_in(folder: Path) -> tuple[list[InputFile], list[str]]:
 
 
 def _walk(folder: Path) -> Iterator[str]:
-    """Yield relative POSIX paths of all files that are not hidden, and of folders that are not entered."""
+    """Yield relative POSIX paths of all files that are not hidden, and of folders that are not entered.
+
+    These are packed datasets, and links to a folder that they are in.
+    """
 
     def fail(error: OSError) -> None:
         with reading(Path(error.filename)):

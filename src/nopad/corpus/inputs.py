@@ -56,14 +56,14 @@ class InputFile:
 
     @property
     def suffix(self) -> str:
-        """The suffix before that of the compression: ".jsonl" for ``a.jsonl.gz``."""
+        """The suffix in lower case, without that of a compression: ".jsonl" for ``a.jsonl.gz``."""
         name = self.name
         if self.compression:
             name = os.path.splitext(name)[0]
         return os.path.splitext(name)[1].lower()
 
     def whole(self, limit: int | None = None) -> bytes:
-        """Return the content, decompressed; with `limit`, at most `limit` + 1 bytes of it."""
+        """Return the content, decompressed; with `limit`, one byte more at most, which shows that there is more."""
         with self._stream() as file:
             data: bytes = file.read() if limit is None else file.read(limit + 1)
         return data
@@ -157,7 +157,7 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True)
 class _Proven:
-    """The content of a file as a stream; after every read the file is checked to be the same still."""
+    """The content of a file as a stream; every read checks that the file has not changed."""
 
     file: InputFile
     stored: Any

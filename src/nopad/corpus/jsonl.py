@@ -2,8 +2,8 @@
 
 If no field is named, the first object of each file decides: `input_ids` if it is there, else `text`. The first thousand
 objects with content decide the types of carried columns. Empty lines are skipped (they count as lines, not as records);
-anything else that is no such object becomes a `BadRecord`. Lines are parsed by orjson on one core, many times faster
-than any tokenizer; lines that orjson refuses are parsed by the standard library.
+any other line that holds no such object becomes a `BadRecord`. Lines are parsed by orjson on one core, many times
+faster than any tokenizer; lines that orjson refuses are parsed by the standard library.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Field:
 
 
 class JsonlFile(Source):
-    """One JSON Lines file; its first objects decide what is read where `options` does not.
+    """One JSON Lines file; its first objects decide which fields are read where `options` leave this open.
 
     `kind` is None only if no line of the file is a JSON object. Raises SourceError if the first object has no field to
     read, or lacks a column to carry.
@@ -109,7 +109,7 @@ def detect_field(file: InputFile) -> Field | None:
 
 
 def _typical(file: InputFile, field: Field) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line, object) for objects with content, which show the types of their other fields."""
+    """Yield (line, object) for objects with valid content; their other fields decide the types of carried columns."""
     for line, value in _objects(file):
         content = value.get(field.name)
         if field.kind == "text":
@@ -160,7 +160,7 @@ def _in_columns(
 def decode_objects(
     data: bytes, first_line: int, *, field: Field, selection: Selection | None = None
 ) -> Iterator[Records | Record | BadRecord]:
-    """Yield one record per line that is not empty."""
+    """Yield one record per line that is not empty; the texts of adjacent good lines come as one `Records`."""
     texts: list[str] = []
     lines: list[int] = []
     for line, raw in enumerate(data.split(b"\n"), first_line):
@@ -202,7 +202,7 @@ def _parse(raw: bytes, line: int) -> Any:
 
 
 def _parse_slowly(raw: bytes, line: int) -> Any:
-    """Parse a line that orjson refuses with the standard library: return its value (such as NaN), or a BadRecord."""
+    """Parse, by the standard library, a line that orjson refuses: return its value (such as NaN), or a BadRecord."""
     try:
         text = raw.decode()
         return json.loads(text.removeprefix(BYTE_ORDER_MARK) if line == 1 else text)

@@ -19,8 +19,8 @@ class MixtureSource(Source):
     """Named sources, in the order of the mapping.
 
     All must be text or all ready-made ids, with the same carried columns; `open_source` checks this. Names of blocks
-    and files begin with the name of their source, so the fingerprint depends on it. Raises SourceError for a name with
-    other characters than letters, digits, ``_``, ``-`` and ``.``.
+    and files begin with the name of their source, so the fingerprint depends on these names. Raises SourceError for a
+    name with other characters than letters, digits, ``_``, ``-`` and ``.``.
     """
 
     def __init__(self, sources: Mapping[str, Source]) -> None:

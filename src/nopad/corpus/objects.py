@@ -85,7 +85,7 @@ def _unreadable(name: str, row: int, error: Exception) -> SourceError:
 
 
 def as_arrow(dataset: Any, name: str = "the dataset") -> Any:
-    """Return a dataset in Arrow format, with the columns that its own format shows.
+    """Return a dataset in Arrow format, with the columns that its current format selects.
 
     Raises:
         SourceError: the dataset has a transform, which would not be applied.
@@ -158,7 +158,7 @@ class DictSource(TableSource):
         return (batch for batch, _ in self._converted())
 
     def blocks(self) -> Iterator[Block]:
-        """Yield one block per batch, which knows its rows with values of a wrong type."""
+        """Yield one block per batch; its decoder marks rows with a value of a wrong type as bad."""
         row = 1
         for batch, bad in self._converted():
             decoder = partial(decode_rows, selection=self.selection, known_bad=bad)
@@ -183,7 +183,7 @@ def _again(first: list[Any], rest: Iterator[list[Any]]) -> Iterator[list[Any]]:
 
 
 def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
-    """Return a schema with the type of each key's values: null if Arrow has none, float for integers with floats.
+    """Return a schema with one type per key: null if Arrow knows none, float where integers and floats are mixed.
 
     >>> [str(field.type) for field in schema_of([{"a": 1, "b": [2]}, {"a": 0.5, "b": []}])]
     ['double', 'list<item: int64>']
@@ -194,7 +194,7 @@ def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
 
 
 def _plain(value: Any) -> Any:
-    """Return a tensor as an array where NumPy can hold it, of no dimension as its value; all else unchanged."""
+    """Return a tensor as an array, or as a number if it has no dimension; what NumPy cannot hold stays as it is."""
     if not hasattr(value, "__array__") or isinstance(value, np.generic):
         return value
     try:
@@ -225,7 +225,7 @@ def _common_type(values: Sequence[Any]) -> pa.DataType | None:
 def to_batch(
     items: Sequence[Mapping[str, Any]], schema: pa.Schema, selection: Selection | None = None
 ) -> tuple[pa.RecordBatch, dict[int, str]]:
-    """Turn dicts into columns, with the content first; the second result is a reason for each bad row.
+    """Turn dicts into a batch with the columns of `schema`; the second result maps each bad row (from 0) to the reason.
 
     A value of a wrong type becomes null.
 

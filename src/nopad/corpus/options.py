@@ -72,10 +72,10 @@ class ReaderOptions:
 class CorpusOptions:
     """How records become sequences of at most `capacity` tokens. Raises OptionError for an invalid value.
 
-    `special_tokens`: add the tokenizer's special tokens to text; ready-made ids never get any.
-    `over_long`: policy for records that exceed the capacity with their special tokens; `split` keeps all pieces.
+    `special_tokens`: add the tokenizer's special tokens to text; ready-made ids never get any. `over_long`: policy for
+    records whose tokens, special tokens included, exceed the capacity; "split" cuts them into pieces and keeps all.
     `empty`: policy for documents without a content token. `on_bad_record`: policy for records that cannot be decoded.
-    `vocab_size`: a record with a ready-made id that is not below this is bad; None: ids are not checked.
+    `vocab_size`: a record with a ready-made id of `vocab_size` or above is bad; None: ids are not checked.
     """
 
     capacity: int

@@ -74,12 +74,12 @@ class _Gathered:
 
     @property
     def record(self) -> NDArray[np.int64]:
-        """Number of each good record."""
+        """The number of each good record in its source, from 0; int64 ``[good records]``."""
         runs = [np.arange(part.first, part.first + part.run.lines.size) for part in self.parts]
         return np.concatenate([np.empty(0, dtype=np.int64), *runs])
 
     def place(self, index: int) -> str:
-        """Return where a good record is in the source, for messages."""
+        """Return where the good record `index` of this group is in the source, for messages."""
         for part in self.parts:
             if index < part.run.lines.size:
                 return part.block.place(int(part.run.lines[index]))

@@ -52,7 +52,10 @@ def assemble(
     prefix: NDArray[np.int32] | None = None,
     suffix: NDArray[np.int32] | None = None,
 ) -> NDArray[Any]:
-    """Return the pieces of records concatenated, each between `prefix` and `suffix`; same dtype as `tokens`."""
+    """Return the pieces of records concatenated, each between `prefix` and `suffix`; same dtype as `tokens`.
+
+    `tokens` holds n records one after the other, and `lengths` says how long each of them is.
+    """
     before, after = 0 if prefix is None else prefix.size, 0 if suffix is None else suffix.size
     source = (np.cumsum(lengths) - lengths)[pieces.row] + pieces.start
     end = np.cumsum(pieces.length + (before + after))

@@ -163,7 +163,7 @@ def _mark_first(bad: dict[int, str], ragged: _Ragged, places: NDArray[np.int64],
 def _by_mask(
     mask: _Ragged, ids: _Ragged, name: str, bad: dict[int, str]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return begin and length of each row's content, which is the single run of ones in its mask."""
+    """Return begin and length of each row's content, the single run of ones in its mask; mark other masks as bad."""
     values = mask.values
     odd = np.flatnonzero((values != 0) & (values != 1))
     _mark_first(bad, mask, odd, lambda at, value: f"{name}[{at}] is {value}; a mask holds 0 and 1")
@@ -199,7 +199,7 @@ def _by_pad_id(ids: _Ragged, pad_id: int) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def _taken(values: NDArray[Any], begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[Any]:
-    """Return these ranges of `values` concatenated; a view if they are contiguous already."""
+    """Return the ranges of `values` that `begins` and `lengths` give, concatenated; a view if they are contiguous."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if ends.size else 0
     if total and np.array_equal(begins[1:], begins[0] + ends[:-1]):

@@ -35,9 +35,9 @@ class Selection:
         pad_id: the id that marks padding; None: no id does.
         carried: further columns that are packed along with the content.
         left_out: names of columns that are not read.
-        known: names of all columns at the time of the choice.
-        new: columns that make a later record bad if they were not known: "all" that could be carried, the "mask", or
-            "none".
+        known: names of all columns of the table from which these were chosen.
+        new: which columns that are not `known` make a later record bad: "all" that could be carried, the attention
+            "mask" only, or "none".
     """
 
     content: str
@@ -50,7 +50,7 @@ class Selection:
     new: Literal["all", "mask", "none"] = "none"
 
     def unforeseen(self, record: Mapping[str, Any]) -> str | None:
-        """Return what is wrong with a record that has a new column which would have been read; None if nothing is."""
+        """Return why a record is bad, if it has a column that is not `known` and that `new` names; else None."""
         if self.new == "none":
             return None
         if self.new == "mask":

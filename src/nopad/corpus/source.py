@@ -41,8 +41,9 @@ class Block:
     """A run of whole records of one file.
 
     `name` goes into fingerprints: a POSIX path relative to the input folder, or a bare file name, never absolute.
-    `path` goes into messages: where the user finds the file. `whole`: the block is one document, so line numbers mean
-    nothing. `source`: name of the named source that the block belongs to; "" if sources are not named.
+    `path` goes into messages: where the user finds the file. `first_line`: 1-based line or row of the first record.
+    `whole`: the block is one document, so line numbers mean nothing. `source`: name of the named source that the block
+    belongs to; "" if sources are not named.
     """
 
     name: str
@@ -85,7 +86,7 @@ class Source(ABC):
     """Base class of sources. Only `blocks` must be written; all else improves progress bars and messages."""
 
     kind: Kind | None = None
-    """What every record is, when known before reading."""
+    """What every record holds, "text" or "ids"; None if that is not known before reading."""
     total_bytes: int | None = None
     """Sum of the block sizes, for a progress bar."""
     ignored: tuple[str, ...] = ()
@@ -99,7 +100,7 @@ class Source(ABC):
     folders: tuple[Path, ...] = ()
     """Folders of this machine that were walked: what is written into one of them would be read the next time."""
     names: tuple[str, ...] = ("",)
-    """Names of the sources in it, in reading order; one without a name unless several were named."""
+    """Names of the named sources that it reads, in reading order; ``("",)`` if its sources have no names."""
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:

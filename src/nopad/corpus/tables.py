@@ -54,7 +54,7 @@ class TableSource(Source):
         """Yield all rows with at least the selected columns, cut at the same rows at every call."""
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Yield a validated batch, cut further in sources whose batches may be large."""
+        """Yield a validated batch as it is; sources whose batches may be large override this, to cut them."""
         yield batch
 
     def settings(self) -> dict[str, Any]:

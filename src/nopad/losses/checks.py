@@ -29,10 +29,10 @@ IGNORED = -100
 
 
 def check_tensors(**given: Any) -> None:
-    """Refuse what is no tensor, and tensors on several devices, by the names of the arguments.
+    """Refuse arguments that are no tensors, or not all on one device; their names are used in messages.
 
     Raises:
-        BatchError: one is no tensor, or on another device than the others.
+        BatchError: an argument is no tensor, or is on another device than the others.
     """
     for name, value in given.items():
         if not isinstance(value, Tensor):
@@ -46,7 +46,7 @@ def check_floating(**given: Tensor) -> None:
     """Refuse logits that are no floating-point numbers.
 
     Raises:
-        BatchError: they are not.
+        BatchError: an argument has another dtype.
     """
     for name, value in given.items():
         if not value.is_floating_point():

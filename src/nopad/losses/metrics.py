@@ -40,7 +40,8 @@ class _Counts:
 class Accuracy(_Counts):
     """Accuracy of tokens: masked and causal language models, token classification.
 
-    Per token, or per sequence: the mean over each sequence's labelled tokens, then over sequences.
+    With ``per="token"`` all labelled tokens weigh the same; with ``per="sequence"`` the result is the mean over each
+    sequence's labelled tokens, then over sequences.
 
     >>> import nopad, torch
     >>> from nopad.losses import Accuracy

@@ -125,7 +125,7 @@ def _is_column(value: Any) -> bool:
 
 
 def check_layout(model: Any, family: Family, most: int | None, layout: Layout, what: str = "sequence") -> None:
-    """Check the number of sequences of a batch, and their lengths; `what` is the word for one in messages.
+    """Check the number of sequences of a batch, and their lengths; `what` is the word for a sequence in messages.
 
     Raises:
         BatchError: the batch has no token or more than `most` sequences, a sequence is longer than the model's
@@ -155,7 +155,7 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout, w
 
 
 def positions_of(model: Any, family: Family) -> int | None:
-    """Return how long a sequence may be; None: unlimited."""
+    """Return how many tokens a sequence may have at most, by the model's positions; None: any number."""
     config = model.config
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     relative = getattr(config, "model_type", "") in RELATIVE and not getattr(config, "position_biased_input", False)

@@ -35,11 +35,11 @@ def check_inputs(model: Any, takes: Sequence[str], stock: bool, named: Mapping[s
     """Check the model's inputs: ids or embeddings, token types and positions, and the decoder's ids or embeddings.
 
     Args:
-        model: without wrappers.
-        takes: names of its arguments; what else is in `named` is not looked at.
-        stock: whether it is one of transformers' own classes.
+        model: the transformers model, without wrappers.
+        takes: names of the model's arguments; other entries of `named` are not looked at.
+        stock: whether the model is one of transformers' own classes.
         named: the arguments by name.
-        layout: of the batch.
+        layout: the batch's layout.
 
     Raises:
         BatchError: an argument is no tensor, has a wrong shape, is on another device, or holds values beyond what the
@@ -146,7 +146,7 @@ def _check_per_token(name: str, value: Any, layout: Layout) -> None:
 
 
 def check_range(name: str, value: Tensor, most: int, what: str, layout: Layout) -> None:
-    """Refuse values below 0 or not below `most`; the error says where the first one is."""
+    """Refuse values that are not from 0 to `most` - 1, on a CPU; the error says where the first one is."""
     if value.device.type != "cpu":
         return
     low, high = (int(side) for side in value.aminmax())

@@ -159,7 +159,7 @@ def check_replaceable(model: Any) -> None:
     """Check that a model's attention is one of transformers' own, which compute the same as nopad's.
 
     Raises:
-        UnsupportedModelError: it is another one, registered by the user or a library.
+        UnsupportedModelError: the model's attention was registered by the user or by a library.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -185,7 +185,7 @@ def tell(module: nn.Module) -> None:
 
 
 def inside() -> Call | None:
-    """Return the current packed call, in which every attention module must get its layout; None while compiling."""
+    """Return the packed call that runs now, whose layout every attention module must get; None if none runs."""
     if torch.compiler.is_compiling():
         return None
     call = known = _inside.get()

@@ -43,7 +43,7 @@ def check_embeddings(model: Any) -> None:
     """Check that no noise is added to embeddings that is scaled by the width of a row.
 
     Raises:
-        UnsupportedModelError: it is added (NEFTune, `neftune_noise_alpha` of trainers).
+        UnsupportedModelError: such noise is added (NEFTune, `neftune_noise_alpha` of trainers).
     """
     try:
         table = model.get_input_embeddings()
@@ -88,7 +88,7 @@ def check_layers(model: nn.Module) -> None:
     """Check that no layer quantises the activations of a whole batch together, and none gets an argument per row.
 
     Raises:
-        UnsupportedModelError: a layer does.
+        UnsupportedModelError: a layer does one of the two.
     """
     for module in _modules(model):
         given = _per_row(module)
@@ -112,7 +112,7 @@ def check_layers(model: nn.Module) -> None:
 
 
 def _per_row(module: nn.Module) -> dict[int, str]:
-    """What PEFT hands to a layer for each row: its name by the number of the hook."""
+    """Return the names of arguments per row that PEFT's hooks hand to a layer, by the number of the hook."""
     hooks = module._forward_pre_hooks
     if not hooks:
         return {}
@@ -154,7 +154,7 @@ def _reset_frequencies(model: nn.Module) -> None:
 
 
 def _modules(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield all modules; faster than ``model.modules()``, since it runs at each call."""
+    """Yield all modules of a model; this runs at each call, and is faster than ``model.modules()``."""
     waiting: list[nn.Module | None] = [model]
     while waiting:
         module = waiting.pop()
@@ -172,7 +172,7 @@ def _library(where: str, name: str) -> str:
 
 
 def _together(module: Any, kind: str, weight: Any) -> str | None:
-    """Return why a sequence's values depend on the batch; None: they do not."""
+    """Return why this layer makes a sequence's values depend on the rest of the batch; None: it does not."""
     scale = "quantises activations with one scale for the whole batch"
     if kind == "torch.ao":
         # Only weights are quantised

@@ -42,7 +42,7 @@ class Call:
         ran: how often each hook ran, by role.
         attended: how often each attention module attended, by ``id(module)``.
         kinds: classes of the modules that attended.
-        frame: the frame that calls the module, until the call ends.
+        frame: the Python stack frame that calls the module, until the call ends.
         outer: the call that this one runs inside of, or None.
         token: what `nopad.model.attention.begin` returned.
     """
@@ -138,7 +138,7 @@ class Cell:
         return stack[-1] if stack else None
 
     def count(self, more: int) -> None:
-        """Count packed calls that begin, or end (`more` below 0)."""
+        """Add `more` to the number of packed calls that run now: 1 when a call begins, -1 when one ends."""
         with self._lock:
             self.opened += more
 
@@ -155,7 +155,7 @@ class Cell:
     def refuse_compiling(self) -> None:
         """Raise while compiling if a packed call runs now: the compiled graph would silently leave the hook out.
 
-        PyTorch then runs the hook uncompiled, which gives the right result.
+        This error makes PyTorch run the hook uncompiled, which gives the right result.
 
         Raises:
             UnsupportedModelError: the compiler traces this hook during a packed call.

@@ -31,7 +31,7 @@ REPACKED = "nopad_repacked"
 
 @dataclass(frozen=True)
 class _Around:
-    """Attached to the mask for the hooks around an attention module: the module's encoder, and the model's family."""
+    """What the hooks around an attention module need, attached to the mask: its encoder, and the model's family."""
 
     encoder: Any
     family: Family

@@ -38,8 +38,8 @@ class Family:
             dimensions: ``[S, 1, H]`` (3) or ``[S, H]`` (2); 0: the module scores every token, and one token is read.
         pooled: the token that a sequence's result is read from: its "first", its "last"; "config": the one that the
             configuration's `classifier_pooling` names; "eos": its first end-of-sequence token (CLIP).
-        pads_inside: whether pad ids may stand inside a sequence that is classified. They may not where versions of
-            transformers then read different tokens.
+        pads_inside: whether pad ids may stand inside a sequence that is classified; False where versions of
+            transformers would then read different tokens.
         pooler: name of the base model's pooler and the dimensions of its input, ``[S, 1, H]`` (3) or ``[S, H]`` (2);
             None: there is no pooler.
         mask_at: name of the base model's part that gets the mask; "": the base model itself. A part is named where the

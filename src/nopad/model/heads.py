@@ -98,7 +98,7 @@ class Head:
         return labels
 
     def leave_static(self, cell: Cell, output: Any) -> Any:
-        """Return the output of a call of static shapes with each result per row made per sequence, or None."""
+        """Return the output of a call of static shapes; a result that exists only per row becomes None."""
         for name in ("pooler_output", "seq_relationship_logits", "sop_logits"):
             unread = cell.most is None or (name == "pooler_output" and self.family.pooled == "eos")
             if name in (output or ()) and unread:
@@ -232,7 +232,7 @@ class Causal(Head):
     name = "causal"
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
-        """Set the labels of first tokens to -100; refuse labels or counts that a shift within rows gets wrong."""
+        """Set labels of first tokens to -100; refuse labels and item counts that a shift within rows makes wrong."""
         super().enter(call, named)
         labels, layout = named.get("labels"), call.placed.layout
         counts = named.get("num_items_in_batch") is not None

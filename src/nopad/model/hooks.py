@@ -61,7 +61,7 @@ def attach(module: nn.Module, hook: Any) -> None:
 
 
 def take_off(module: nn.Module, cell: Cell) -> None:
-    """Remove a model's hooks from a module, and those copied with the module; hooks of another model stay."""
+    """Remove a model's hooks from a module, and hooks that were copied with the module; other models' hooks stay."""
     # Not by PyTorch's handles, which do not exist for the hooks of a copied module.
     before: tuple[Any, ...] = (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
     after: tuple[Any, ...] = (

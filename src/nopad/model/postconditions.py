@@ -154,7 +154,10 @@ def _shapes(head: Head, kind: str, name: str, at: Layout, sequences: int, longes
 
 
 def _check(model: Any, name: str, value: Tensor, shapes: list[tuple[int, ...]]) -> None:
-    """Refuse another shape. Results per sequence are ``[S]`` or ``[S, C]``; three dimensions mean results per token."""
+    """Refuse a tensor whose shape begins with none of `shapes`.
+
+    Results per sequence are ``[S]`` or ``[S, C]``; a third dimension means results per token, which are refused too.
+    """
     fits = any(tuple(value.shape[: len(shape)]) == shape for shape in shapes)
     if fits and (len(shapes[0]) > 1 or value.dim() <= 2):
         return

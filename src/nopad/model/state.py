@@ -348,7 +348,7 @@ def part_of(model: Any, name: str) -> Any:
 
 
 def _walk(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield all modules of a model, in any order; several times as fast as `modules()`, since it runs at each call."""
+    """Yield all modules of a model, in any order; this runs at each call, and is faster than ``model.modules()``."""
     stack = [model]
     while stack:
         module = stack.pop()

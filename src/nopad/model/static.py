@@ -22,10 +22,12 @@ __all__ = ["enter_static", "leave_static"]
 
 
 def enter_static(cell: Cell, head: Head, named: Mapping[str, Any], frame: FrameType | None) -> None:
-    """Open a call with these arguments; `frame`: in which the module is called, None while compiling.
+    """Open a call of static shapes with the arguments `named`; `frame` is the frame that calls the module.
+
+    `frame` is None while compiling.
 
     Raises:
-        BatchError: there is a cache or a denominator among them, or the mask is not of these tokens.
+        BatchError: the arguments hold a cache or a loss's denominator, or the mask's shape is not that of the tokens.
     """
     static, numbers = cell.static, named["attention_mask"]
     if not torch.compiler.is_compiling():

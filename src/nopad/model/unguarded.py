@@ -1,6 +1,6 @@
-"""Refuse what would let sequences see each other before a packed call begins.
+"""Refuse, before a packed call begins, what would let sequences see each other.
 
-That is a packed batch's tensors without its guard, and heads that mix tokens of a row.
+Refused are tensors of a packed batch without its guard, and heads that mix the tokens of a row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MIXING = (nn.RNNBase, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.Transfo
 
 
 def refuse_unguarded(named: Mapping[str, Any]) -> None:
-    """Refuse an ordinary call with tensors of a packed batch, whose `attention_mask` is missing or another one.
+    """Refuse an ordinary call with tensors of a packed batch, whose own `attention_mask` is missing or replaced.
 
     Such tensors are recognised by the mark that `PackedBatch` puts on them, or by positions that begin again inside a
     row, without a mask or with an ordinary padding mask.
@@ -66,7 +66,7 @@ def check_rows(model: nn.Module, base: Any) -> None:
 
 
 def _begin_again(positions: Any, mask: Any) -> bool:
-    """Whether positions fail to ascend between two neighbouring tokens, neither of which is padding."""
+    """Whether positions begin again inside a row: two neighbouring tokens, neither of them padding, do not ascend."""
     if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] < 2:
         return False
     again = positions[:, 1:] <= positions[:, :-1]

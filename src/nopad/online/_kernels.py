@@ -41,7 +41,7 @@ _0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
 
 @njit(cache=True, nogil=True)
 def window(row: NDArray[Any], at: int) -> np.uint64:
-    """Return the 64 bits from position `at` on; `row` must have a word after the one that holds it."""
+    """Return the 64 bits of `row` from position `at` on; a word must follow the one that holds this position."""
     word, shift = at >> 6, np.uint64(at & 63)
     bits: np.uint64 = (row[word] >> shift) | ((row[word + 1] << _1) << (_63 - shift))
     return bits
@@ -49,7 +49,7 @@ def window(row: NDArray[Any], at: int) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def mark(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], length: int, change: int) -> None:
-    """Add `change` (1 or -1) to the count of a length, and update both sets."""
+    """Add `change` (1 or -1) to the number of held sequences of a length, and update `words` and `mirror`."""
     queues[length, COUNT] += change
     if queues[length, COUNT] == (change + 1) // 2:  # the count went from 0 to 1, or from 1 to 0
         capacity = queues.shape[0] - 2
@@ -124,7 +124,7 @@ def take(
 
 @njit(cache=True, nogil=True)
 def exact(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], room: int, places: int) -> int:
-    """Return the longer of the one or two lengths that fill `room` exactly; -1 if no lengths do.
+    """Return the longer of the one or two lengths (at most `places`) that fill `room` exactly; -1 if none do.
 
     Among several pairs, the one with the most held sequences (of both lengths together) is taken, which keeps the
     buffer varied. At most `PAIRS` pairs are compared, beginning with lengths near half the room.

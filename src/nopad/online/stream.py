@@ -5,9 +5,9 @@ sequences, and lengths are preferred that fill it *exactly*; among several such 
 common lengths are used up, rare lengths wait for the packs that only they complete, and the buffer stays varied.
 `finish` packs the rest; nothing is lost.
 
-A sequence of the full capacity leaves at once as a pack. No sequence waits while more than `patience` others arrive: it
-then begins the next pack. The packs depend on the lengths alone, not on how they are divided among calls of `push`, and
-a packer restored by `load_state_dict` gives identical packs.
+A sequence of the full capacity leaves at once as a pack. When `patience` sequences have arrived after one that still
+waits, it begins the next pack. The packs depend on the lengths alone, not on how they are divided among calls of
+`push`, and a packer restored by `load_state_dict` gives identical packs.
 
 Cost: O(1 + capacity / 64) per sequence, about 12 bytes per token of capacity and 40 per sequence of the buffer. Where
 few lengths fit together (SQuAD), a plan of the whole corpus has fewer packs; `docs/streaming.md` has the table.

@@ -1,4 +1,4 @@
-"""Planning: from a `Histogram` to a `Plan`. One algorithm per file, bounds, and `plan`, which chooses and checks."""
+"""Planning: from a `Histogram` to a `Plan`. `plan` runs an algorithm by name (one file each) and checks its result."""
 
 from nopad.planning.bounds import Bound, lower_bound
 from nopad.planning.certificate import Certificate

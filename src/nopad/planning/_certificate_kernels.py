@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @njit(cache=True, nogil=True)
 def most_valuable(lengths: NDArray[Any], values: NDArray[Any], capacity: int) -> int:
-    """Return the highest total value of the lengths in one pack; `lengths` ascend, and each may be used repeatedly."""
+    """Return the highest total of `values` in one pack; `lengths` ascend, and each length may be used repeatedly."""
     worth = np.zeros(capacity + 1, dtype=np.int64)  # worth[room]
     for room in range(lengths[0], capacity + 1):
         best = worth[room - 1]

@@ -4,8 +4,9 @@ As in `nopad._kernels`, arguments are plain arrays, and callers validate them. A
 pack of each sequence, numbered in the order of opening) and returns how many packs it opened; `group_by_rank` makes
 `Packs` from `pack_of`.
 
-Sets of rooms or lengths are those of `nopad._bit_kernels`. Data of a room or length is found by open addressing in a
-table at most half full: capacities go up to 2^31, but only few values occur together.
+Sets of rooms or lengths are those of `nopad._bit_kernels`. What belongs to a room or a length, such as the packs with
+this room, is found through a hash table (open addressing) that is at most half full: capacities go up to 2^31, but only
+few values occur together.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def pack_bounds(pack_of: NDArray[Any], indptr: NDArray[Any]) -> None:
 
 @njit(cache=True, nogil=True)
 def settle(tree: NDArray[Any], node: int, room: int) -> None:
-    """Set the room of a leaf, and update the largest room of each subtree above it."""
+    """Set the room of a leaf (`node` is its index in `tree`), and update the largest room in the nodes above it."""
     tree[node] = room
     node >>= 1
     while node:
@@ -51,7 +52,7 @@ def move_open(
     new_packs: NDArray[Any],
     new_used: NDArray[Any],
 ) -> int:
-    """Copy the leaves that have room to a new tree (zeros at first), in order; return how many there are."""
+    """Copy the leaves of packs that are still open to a new tree (zeros at first), in order; return their number."""
     size, new_size = packs.shape[0], new_packs.shape[0]
     at = 0
     for leaf in range(size):
@@ -72,8 +73,9 @@ def first_fit(
     """Place each sequence into the pack that was opened first among those with room.
 
     A tournament tree: its leaves are open packs in order of opening, and each inner node holds the largest room below
-    it. When all leaves are taken (`leaves` at first, a power of two), closed packs are dropped; if more than half stay,
-    the number of leaves doubles. So the tree has O(open packs) leaves, and dropping costs O(1) per pack.
+    it. It starts with `leaves` leaves (a power of two). When all are in use, those of closed packs are dropped; if more
+    than half of the leaves stay, their number doubles. A pack closes when its room is below `shortest`. So the tree has
+    O(open packs) leaves, and dropping costs O(1) per pack.
     """
     tree = np.zeros(2 * leaves, np.int32)
     numbers, used = np.empty(leaves, pack_of.dtype), np.empty(leaves, np.int32)
@@ -113,7 +115,7 @@ def first_fit(
 
 @njit(cache=True, nogil=True)
 def slot_of(keys: NDArray[Any], key: int) -> int:
-    """Return the slot of `key` in a table of 2^b keys; a new key takes a free slot (-1)."""
+    """Return the slot of `key` in a hash table of 2^b entries; a key that is not there yet gets a free slot (-1)."""
     # Multiplicative hashing with linear probing.
     slot: int = ((key * 0x9E3779B1) >> 16) & (keys.shape[0] - 1)
     while keys[slot] != key:
@@ -134,7 +136,7 @@ def best_fit(
     keys: NDArray[Any],
     pack_of: NDArray[Any],
 ) -> int:
-    """Place each sequence into the pack with the least room that fits; among equals, the one used last.
+    """Place each sequence into the pack with the least room that fits; among packs of equal room, the one filled last.
 
     Packs of equal room form a linked stack. `words` must be all 0 at first, and `keys` all -1.
     """
@@ -168,7 +170,7 @@ def best_fit(
 
 @njit(cache=True, nogil=True)
 def enqueue(i: int, slot: int, first: NDArray[Any], last: NDArray[Any], following: NDArray[Any]) -> bool:
-    """Append sequence i to a queue; return whether the queue was empty."""
+    """Append sequence i to the queue in `slot`; return whether the queue was empty before."""
     was_empty = first[slot] < 0
     if was_empty:
         first[slot] = i
@@ -244,7 +246,7 @@ def harmonic(lengths: NDArray[Any], capacity: int, depth: int, k: int, pack_of: 
 
 @njit(cache=True, nogil=True)
 def next_fit(lengths: NDArray[Any], capacity: int, depth: int, indptr: NDArray[Any]) -> int:
-    """Divide the sequences, in order of arrival, into packs; fill `indptr` (n + 1 entries) and return their number."""
+    """Divide the sequences, in order of arrival, into packs; fill `indptr` (n + 1 entries), return how many packs."""
     packs, tokens, members = 0, 0, 0
     indptr[0] = 0
     for i in range(lengths.shape[0]):

@@ -1,4 +1,4 @@
-"""Helpers of algorithms that place sequences one by one: making `Packs`, and tables of rooms for the kernels.
+"""Helpers of algorithms that place sequences one by one: making `Packs`, and hash tables for the kernels.
 
 O(n) for n sequences. Packs are in the order in which they were opened, members in order of arrival.
 """

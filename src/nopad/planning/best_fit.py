@@ -5,12 +5,12 @@ memory is cached. O(n log64 capacity) for n sequences.
 
 With ``window=w``, for streams: one pack is open at a time, and only a buffer of the next w sequences in order of
 arrival is considered. The oldest of them opens the pack; then the longest that fits is added, the oldest among equals,
-until none fits; after each the buffer is refilled. So no sequence waits longer than w packs, packs are in the order of
-their first members, memory is bounded by w, and ``window=1`` is next-fit. O(n log64 capacity) too.
+until none fits; the buffer is refilled after each sequence. So no sequence waits longer than w packs, packs are in the
+order of their first members, memory is bounded by w, and ``window=1`` is next-fit. O(n log64 capacity) too.
 
-Compared with LPFHP, which sees all lengths, best-fit needs 0.6 % more packs on Wikipedia-512 (0.25 % with a window of
-1,024) and 3.7 % more on SQuAD (6.6 %, because the oldest sequence opens each pack); it needs 7 % (9 %) fewer on
-Wikipedia at depth 3. It needs at most 1.7 times the optimum (without a window or a depth limit).
+Compared with LPFHP, which sees all lengths, best-fit needs 0.6 % more packs on Wikipedia-512 and 3.7 % more on SQuAD,
+and 7 % fewer on Wikipedia at depth 3. With a window of 1,024 it needs 0.25 % more, 6.6 % more (because the oldest
+sequence opens each pack), and 9 % fewer. It needs at most 1.7 times the optimum (without a window or a depth limit).
 
 Source: Johnson et al. 1974, as `nopad.planning.first_fit`; the bound: Dosa, Sgall, ICALP 2014. The window is ours.
 """

@@ -1,13 +1,13 @@
 """Lower bounds: no plan of a histogram can use fewer packs.
 
-The first four take O(distinct lengths) each, the last is what a certificate proves; all are exact integers at any size:
+All are exact integers at any size; the first four take O(distinct lengths) each:
 
 * tokens: ``ceil(tokens / capacity)``
 * big lengths (Martello and Toth's L2): lengths above capacity - t cannot share a pack with a length >= t, and no two
   lengths above half the capacity can share one; the best t is used
-* depth: sequences that fit with no other one need a pack each, the others ``ceil(rest / depth)``
+* depth: sequences that fit with no other one need a pack each, the other n sequences ``ceil(n / depth)`` packs
 * pairs, at depth 2: a maximum matching, found by two pointers, which is the optimum itself
-* a certificate (`nopad.planning.certificate`), if an algorithm returns one
+* certificate: what the values of lengths that an algorithm returned prove (`nopad.planning.certificate`)
 
 Source: Martello and Toth, "Knapsack Problems", 1990, section 8.3.
 """
@@ -60,8 +60,9 @@ def lower_bound(
 def _big_lengths(histogram: Histogram, capacity: int) -> int:
     """Return Martello and Toth's bound L2, the maximum over all thresholds t.
 
-    For one t: packs for lengths that fit with none of t or above, packs for lengths above half the capacity, and packs
-    for the middle lengths beyond the room that the latter leave.
+    For one t it adds up: a pack for each length above capacity - t, since none of t or above fits beside it; a pack for
+    each other length above half the capacity; and packs for those lengths from t to half the capacity that the room
+    left in the second group cannot hold.
     """
     # int64 if no product below can overflow; otherwise Python integers in object arrays
     exact: Any = np.int64 if histogram.sequences < 2**62 // (2 * capacity) else object
@@ -79,7 +80,7 @@ def _big_lengths(histogram: Histogram, capacity: int) -> int:
 
 
 def _depth(histogram: Histogram, capacity: int, depth: int) -> int:
-    """Return the number of sequences that fit with no other one, plus the packs of the others at full depth."""
+    """Return the number of sequences that fit with no other one, plus the packs of all others at `depth` to a pack."""
     if not histogram.lengths.size:
         return 0
     alone = total = 0

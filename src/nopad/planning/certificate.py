@@ -1,14 +1,14 @@
 """`Certificate`: values of lengths that prove how many packs every plan needs at least.
 
 Give every length an integer value that never falls with length, and let `best` be the highest value that one pack can
-hold. A plan of P packs holds at most ``P * best``, and all sequences together are worth ``sum(count * value)``; so
-``P >= sum(count * value) / best``. The values come from a linear program, but nothing here needs to trust it: this
-module recomputes `best` by a plain knapsack recursion that shares no code with the solver.
+hold. P packs are worth at most ``P * best``, and all sequences together are worth ``sum(count * value)``; so ``P >=
+sum(count * value) / best``. The values come from a linear program, but nothing here needs to trust it: this module
+recomputes `best` by a plain knapsack recursion that shares no code with the solver.
 
 Values are a step function: ``steps[i] = (from length, value)``, both rising. Only the first length of a step can be in
 a most valuable pack (a longer one of equal value is never better), so the recursion considers only those: O(steps *
-capacity) without a depth limit, O(depth * steps * capacity) with one. A certificate is refused, not guessed, if it
-would take more than `MAX_WORK` comparisons (a minute or two), more memory than a capacity of `MAX_CAPACITY`, or sums
+capacity) without a depth limit, O(depth * steps * capacity) with one. A certificate is refused if checking it would
+take more than `MAX_WORK` comparisons (a minute or two), more memory than at a capacity of `MAX_CAPACITY`, or sums
 beyond 64 bits.
 
 Source: duality of the cutting-stock linear program; Farley, "A note on bounding a class of linear programming
@@ -57,7 +57,7 @@ class Certificate:
 
     @classmethod
     def of(cls, values: Iterable[tuple[int, int]]) -> Certificate:
-        """Return the certificate of ``(length, value)`` pairs in rising order; equal values are dropped."""
+        """Return the certificate of ``(length, value)`` pairs by length; pairs without a higher value are dropped."""
         steps: list[tuple[int, int]] = []
         for length, value in values:
             if value > (steps[-1][1] if steps else 0):
@@ -65,7 +65,7 @@ class Certificate:
         return cls(tuple(steps))
 
     def problem(self, capacity: int, depth: int | None) -> str | None:
-        """Return why this cannot be checked at a capacity and depth; None if it can."""
+        """Return why this certificate cannot be checked at a capacity and depth; None if it can."""
         steps = self._fitting(capacity)
         if not steps:
             return None
@@ -89,7 +89,7 @@ class Certificate:
         """Return the highest total value of the lengths in one pack.
 
         Raises:
-            FormatError: it cannot be checked (`problem`).
+            FormatError: the certificate cannot be checked; `problem` says why.
         """
         problem = self.problem(capacity, depth)
         if problem is not None:
@@ -121,7 +121,7 @@ class Certificate:
         """Return the number of packs that this certificate proves necessary.
 
         Raises:
-            FormatError: it cannot be checked (`problem`).
+            FormatError: the certificate cannot be checked; `problem` says why.
         """
         best = self.best(capacity, depth)
         return -(-self.worth(histogram) // best) if best else 0

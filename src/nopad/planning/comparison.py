@@ -32,8 +32,9 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Plan with every algorithm at every depth; return `Plan.summary` rows with the seconds that each took.
 
-    `given` holds the lengths in order of arrival, if known, for algorithms that use it. `on_start` is called before
-    each algorithm, `on_plan` with each plan.
+    `given` goes to arrival-order algorithms: the lengths in order of arrival, or the histogram if the order is not
+    known. A row's `lower_bound` is the best that any algorithm proved at this depth. `on_start` is called before each
+    algorithm, `on_plan` with each plan.
 
     >>> rows = compare([5, 3, 4], Histogram.from_lengths([5, 3, 4]), 8, ["lpfhp"], [1, None])
     >>> [(row["depth"], row["packs"]) for row in rows]

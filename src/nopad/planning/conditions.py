@@ -2,12 +2,13 @@
 
 * ``align=m``: every sequence may be padded to a multiple of m (FP8 kernels, tensor or context parallelism) and its pack
   still fits. Plans are made for lengths rounded up; the real lengths are put in afterwards.
-* ``max_squares=s``: the sum of squared lengths of a pack, its attention cost, is at most s. Packs above it give up
-  their shortest sequences, which are packed again (arrival-order packs are cut instead).
+* ``max_squares=s``: the sum of squared lengths of a pack, its attention cost, is at most s. A pack above it keeps its
+  sequences, longest first, as far as the limit allows; the others are packed again. Packs of arrival-order algorithms
+  are cut instead.
 * ``pack_multiple=k``: the number of packs is a multiple of k (world size x accumulation steps). The packs with most
   sequences are cut in two until it is.
 
-Each condition costs packs, and the lower bound is that under the same condition.
+Each condition may cost packs; the lower bound of the plan takes the same conditions into account.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def check_conditions(options: Mapping[str, Any], histogram: Histogram, capacity:
 
     Raises:
         OptionError: a condition cannot be met; the message says what is possible.
-        LengthError: a single sequence is above `max_squares`.
+        LengthError: the squared length of a single sequence is above `max_squares`.
     """
     align, squares, multiple = _values(options)
     if capacity % align:
@@ -106,7 +107,7 @@ def _values(options: Mapping[str, Any]) -> tuple[int, int | None, int]:
 
 
 def broken_conditions(options: Mapping[str, Any], strategies: Strategies, capacity: int) -> list[str]:
-    """Return which conditions in `options` the strategies do not meet."""
+    """Return one sentence for each condition in `options` that the strategies do not meet; at most three."""
     align, squares, multiple = _values(options)
     found = []
     packs = sum(count for count, _ in strategies)
@@ -123,7 +124,10 @@ def broken_conditions(options: Mapping[str, Any], strategies: Strategies, capaci
 
 
 def within_squares(strategies: Strategies, capacity: int, depth: int | None, most: int, align: int = 1) -> Strategies:
-    """Return strategies for the same sequences in which no pack exceeds `most` squares; packs stay aligned.
+    """Return strategies for the same sequences in which the squared lengths of no pack add up to more than `most`.
+
+    Each pack keeps its sequences, longest first, as far as `most` allows; the others are packed again. Those packs too
+    have room for every sequence padded to a multiple of `align`.
 
     >>> within_squares([(2, (5, 3))], 8, None, 30)
     [(2, (5,)), (1, (3, 3))]
@@ -144,7 +148,7 @@ def within_squares(strategies: Strategies, capacity: int, depth: int | None, mos
 
 
 def _first_fit(lengths: Mapping[int, int], capacity: int, depth: int | None, most: int, align: int) -> Strategies:
-    """Pack these counts of lengths by first-fit decreasing under both limits; equal packs are one entry."""
+    """Pack these counts of lengths by first-fit decreasing; the squared lengths of a pack add up to at most `most`."""
     classes: list[tuple[int, tuple[int, ...]]] = []
     for length, left in sorted(lengths.items(), reverse=True):
         placed: list[tuple[int, tuple[int, ...]]] = []
@@ -188,7 +192,7 @@ def cut_strategies(strategies: Strategies, multiple: int) -> Strategies:
 
 
 def _missing(packs: int, sequences: int, multiple: int) -> int:
-    """Return how many more packs make a multiple; raise OptionError if there are too few sequences for that many."""
+    """Return how many packs are missing to a multiple of `multiple`; OptionError if there are too few sequences."""
     missing = -packs % multiple
     if packs + missing > sequences:
         raise OptionError(
@@ -199,7 +203,7 @@ def _missing(packs: int, sequences: int, multiple: int) -> int:
 
 
 def cut_packs(packs: Packs, lengths: NDArray[np.int32], squares: int | None, multiple: int) -> Packs:
-    """Cut packs of an arrival-order algorithm that exceed `squares`, then more until their number is a multiple."""
+    """Cut arrival-order packs whose squared lengths exceed `squares`, then as many more as `multiple` asks for."""
     starts = packs.indptr.tolist()
     if squares is not None:
         cost = lengths[packs.sequence].astype(object) ** 2 if lengths.size else lengths

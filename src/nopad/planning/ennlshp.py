@@ -1,8 +1,8 @@
 """ENNLSHP, extended NNLSHP: minimise the padding tokens, and leave no sequence without a slot.
 
-The residual becomes a separate unknown that may not be negative: ``min |w (A x - b)|^2 + |W (A x - b - r)|^2`` for x, r
->= 0 with w = length and W = 10^6. So every length is covered at least as often as it occurs (before rounding), and the
-sum of squares of the padding tokens is minimised. Twice the rows of NNLSHP and 3 to 6 times its time. It needs more
+The residual r becomes a separate unknown, which must be at least 0: ``min |w (A x - b)|^2 + |W (A x - b - r)|^2`` for
+x, r >= 0 with w = length and W = 10^6. So every length is covered at least as often as it occurs (before rounding), and
+the sum of squares of the padding tokens is minimised. Twice the rows of NNLSHP and 3 to 6 times its time. It needs more
 packs and time than ``optimal``, but fewer packs than NNLSHP: 0.11 % above ``optimal`` on Wikipedia-512, 0.2 % on
 SQuAD-384 at depth 3.
 
@@ -47,7 +47,7 @@ def ennlshp(
 
 
 def _extended(matrix: NDArray[np.float64], demand: NDArray[np.float64]) -> System:
-    """Return the system of equation 24: the weighted problem on top, the residual that may not be negative below."""
+    """Return matrix and target of equation 24: the weighted problem on top, the rows of the residual r >= 0 below."""
     units, strategies = matrix.shape
     padding = np.arange(1.0, units + 1)  # what an empty slot costs
     extended = np.zeros((2 * units, strategies + units))

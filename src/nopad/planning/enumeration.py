@@ -52,7 +52,9 @@ def packing_matrix(strategies: NDArray[np.int32], capacity: int) -> NDArray[np.f
 
 
 def strategy_count(capacity: int, depth: int, enough: int) -> int:
-    """Return the number of strategies; beyond depth 4, if above `enough`, any smaller number above `enough`.
+    """Return the number of strategies, or some number above `enough` where there are more than `enough`.
+
+    It is exact up to depth 4; at larger depths it stops counting above `enough`.
 
     >>> [strategy_count(512, depth, 10**6) for depth in (1, 2, 3, 4)]
     [1, 257, 22102, 959631]
@@ -76,14 +78,14 @@ def strategy_count(capacity: int, depth: int, enough: int) -> int:
 
 
 def check_size(name: str, capacity: int, depth: int, granularity: int, copies: int) -> None:
-    """Refuse a matrix above the limit; `copies` is 1 for NNLSHP, and 2 for ENNLSHP, which doubles the rows.
+    """Refuse a matrix above `MATRIX_LIMIT_BYTES`; it has `copies` times the rows of `packing_matrix`.
 
     Raises:
         OptionError: the matrix is too large; the message says which depth or granularity is within the limit.
     """
 
     def size(units: int, depth: int) -> tuple[int, int]:
-        """Return the number of strategies, and the bytes of the matrix."""
+        """Return the number of strategies for these units and this depth, and the bytes of their matrix."""
         row = _COLUMN * copies * units
         count = strategy_count(units, min(depth, units), MATRIX_LIMIT_BYTES // row)
         return count, row * (count + (copies - 1) * units)

@@ -2,7 +2,7 @@
 
 Least squares covers some lengths too often and others too rarely. Slots without a sequence stay empty, packs without a
 sequence are dropped, and sequences without a slot (the remainder) get packs of their own. O(solution + k log k) for k
-distinct lengths. There are never more packs than the published numbers count.
+distinct lengths. There are never more packs than the papers count for the same solution (`over_cover`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["OverCover", "fill", "fit_remainder", "over_cover", "pad_remainder"]
 
 
 class OverCover(NamedTuple):
-    """A solution as the papers count it, before it is repaired.
+    """What the papers count of a solution, before it is repaired.
 
     Attributes:
         missing: sequences without a slot.
         over: slots without a sequence.
         packs: packs of the solution, and one for each sequence without a slot.
-        strategies: number of different strategies among them.
+        strategies: number of different strategies among these packs.
     """
 
     missing: int
@@ -34,7 +34,7 @@ class OverCover(NamedTuple):
 
 
 def over_cover(solution: Strategies, demand: Counter[int], capacity: int, depth: int) -> OverCover:
-    """Count as the papers do: each sequence without a slot gets a pack, filled up with its complement.
+    """Count as the papers do: each sequence without a slot shares a new pack with a slot for the rest of the capacity.
 
     >>> over_cover([(2, (5, 3))], Counter({5: 3, 3: 1}), 8, 2)
     OverCover(missing=1, over=2, packs=3, strategies=1)
@@ -53,8 +53,8 @@ def over_cover(solution: Strategies, demand: Counter[int], capacity: int, depth:
 def fill(solution: Strategies, left: Counter[int]) -> Strategies:
     """Put the sequences in `left` into the slots of a solution; return the packs that hold at least one.
 
-    Sequences without a slot stay in `left`. Packs whose slots are all covered too often come last, so that the empty
-    slots gather there and most of these packs are dropped.
+    Sequences without a slot stay in `left`. Packs with most tokens in slots that are covered too often come last, so
+    that the empty slots gather there and many of these packs are dropped.
 
     >>> fill([(3, (5, 3)), (1, (3, 3, 2))], Counter({5: 2, 3: 3}))
     [(2, (5, 3)), (1, (3,))]
@@ -76,7 +76,7 @@ def fill(solution: Strategies, left: Counter[int]) -> Strategies:
 
 
 def pad_remainder(left: Counter[int], capacity: int, depth: int) -> Strategies:
-    """Give each sequence a padded pack, as the papers do; two sequences that fill a pack exactly share one.
+    """Give each sequence in `left` a padded pack, as the papers do; two that fill a pack exactly share one.
 
     >>> pad_remainder(Counter({5: 2, 3: 1, 4: 3}), 8, 2)
     [(1, (5, 3)), (1, (5,)), (1, (4, 4)), (1, (4,))]

@@ -128,13 +128,14 @@ def plan(
         capacity: most tokens a pack may hold.
         depth: most sequences a pack may hold; None: unlimited.
         algorithm: one of `ALGORITHMS`.
-        seed: random seed, used only by arrival-order algorithms on a histogram: they pack a random order, and a note
-            says so.
+        seed: random seed, used only where an arrival-order algorithm is given a histogram: it packs the sequences in a
+            random order, and a note of the plan says so.
         options: options of the algorithm, and the conditions of every algorithm: `align`, `max_squares`,
             `pack_multiple`; the algorithms' page lists them.
 
     Raises:
-        LengthError: a length is < 1, not an integer, or above `capacity`; or more than 2^62 sequences have the same.
+        LengthError: a length is < 1, not an integer, or above `capacity`; or more than 2^62 sequences have the same
+            length.
         OptionError: capacity, depth, seed, algorithm or an option has an invalid value, or the algorithm has no such
             option.
 
@@ -173,10 +174,10 @@ def plan(
 
 
 def complete_options(algorithm: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Check options; return those of the algorithm, and the conditions, both with defaults filled in.
+    """Check options; return the algorithm's own options and the conditions, both with defaults filled in.
 
     Raises:
-        OptionError: an option is neither, or has an invalid value.
+        OptionError: an option is neither the algorithm's nor a condition, or its value is invalid.
     """
     chosen = {**HISTOGRAM_ALGORITHMS, **ARRIVAL_ALGORITHMS}[algorithm]
     conditions = {name: option.check(name, options.get(name, option.default)) for name, option in CONDITIONS.items()}
@@ -240,7 +241,7 @@ def _check_made(plan: Plan, histogram: Histogram) -> None:
     """Check the plan of any algorithm: every sequence is in it once, and no pack is too full or too deep.
 
     Raises:
-        RuntimeError: it is not.
+        RuntimeError: the plan fails this check, which is a mistake of the algorithm.
     """
     tokens = np.add.reduceat(plan.lengths, plan.indptr[:-1]) if plan.counts.size else plan.counts
     depth = plan.capacity if plan.depth is None else plan.depth

@@ -1,9 +1,9 @@
 """Rounded lengths: plan on few lengths, rounded up to multiples, then put the real lengths in.
 
 For any algorithm: plan ``rounded_histogram(histogram, g, capacity)`` at capacity ``whole_capacity(g, capacity)``; then
-`real_strategies` gives every slot a real length. Packs that fit with rounded lengths also fit with real ones, so the
-plan covers the real histogram exactly, even if each sequence of a pack begins at a multiple of g. O(k + strategies) for
-k distinct lengths. Rounding wastes (g - 1) / 2 tokens per sequence on average, unless the free room is filled later.
+`real_strategies` gives every slot a real length. Packs that fit with rounded lengths also fit with real ones, even if
+each sequence of a pack begins at a multiple of g. O(k + strategies) for k distinct lengths. Rounding wastes (g - 1) / 2
+tokens per sequence on average, unless the free room is filled later.
 
 Source: the supplement to arXiv 2107.02027, D.5.1, proposes even lengths to make depth 4 feasible.
 """
@@ -40,7 +40,7 @@ def rounded_histogram(histogram: Histogram, granularity: int, capacity: int) -> 
 
 
 def real_strategies(rounded: Strategies, histogram: Histogram, granularity: int, capacity: int) -> Strategies:
-    """Give every slot of strategies on the rounded histogram a real length, longest first, each sequence once.
+    """Replace the rounded length of every slot by a real one, longest first; each sequence is used at most once.
 
     Where slots of a strategy get different lengths, it becomes several strategies; their number grows by at most twice
     the number of distinct lengths. Strategies may cover less than the histogram; then the shortest real lengths of each
@@ -51,9 +51,6 @@ def real_strategies(rounded: Strategies, histogram: Histogram, granularity: int,
 
     >>> real_strategies([(2, (8, 8))], Histogram.from_counts({3: 1, 6: 3}), 8, 16)
     [(1, (6, 6)), (1, (6, 3))]
-
-    Raises:
-        ValueError: the strategies need a length more often than the histogram has it.
     """
     waiting: dict[int, list[list[int]]] = {}  # per rounded length: [length, number left], longest last
     for length, count in histogram.to_dict().items():
@@ -73,7 +70,10 @@ def _rounded(length: int, granularity: int, capacity: int) -> int:
 
 
 def _next_alike(copies: Counter[int], waiting: dict[int, list[list[int]]], most: int) -> tuple[list[int], int]:
-    """Take the real lengths of one pack, and of as many further packs as can get the same lengths."""
+    """Take real lengths for one pack, and for all packs (at most `most`) that can get the same lengths.
+
+    Returns these lengths and the number of packs; both are removed from `waiting`.
+    """
     takes: list[tuple[list[int], int]] = []
     for slot, needed in copies.items():
         for entry in reversed(waiting.get(slot, [])):

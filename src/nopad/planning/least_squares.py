@@ -49,7 +49,7 @@ OPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """The options that both algorithms have; see `OPTIONS`."""
+    """The options that NNLSHP and ENNLSHP both have; see `OPTIONS`."""
 
     rounding: str
     remainder: str
@@ -67,8 +67,8 @@ def least_squares(
 ) -> Planned:
     """Plan by least squares with the matrix and target that `system` makes.
 
-    That matrix has `copies` times the rows of the packing matrix, and its first unknowns are how often each strategy is
-    used.
+    The matrix that `system` returns has `copies` times the rows of the packing matrix; the first of its unknowns are
+    how often each strategy is used.
 
     Raises:
         OptionError: there are too many strategies.
@@ -143,7 +143,7 @@ def _whole(
 
 
 def _everything(solution: Strategies, histogram: Histogram, capacity: int, depth: int, choices: Choices) -> Strategies:
-    """Return packs that cover the histogram exactly: those of the solution, then those of the remainder."""
+    """Return packs that cover the histogram exactly: first those of the solution, then packs for the remainder."""
     rounded = Counter(rounded_histogram(histogram, choices.granularity, capacity).to_dict())
     packs = real_strategies(fill(solution, rounded), histogram, choices.granularity, capacity)
     left = _rest(histogram, packs)
@@ -153,7 +153,7 @@ def _everything(solution: Strategies, histogram: Histogram, capacity: int, depth
 
 
 def _rest(histogram: Histogram, packs: Strategies) -> Counter[int]:
-    """Return the sequences that no pack holds yet."""
+    """Return how many sequences of each length no pack holds yet."""
     left = Counter(histogram.to_dict())
     for count, lengths in packs:
         for length in lengths:

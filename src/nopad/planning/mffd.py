@@ -64,7 +64,7 @@ class _Stock:
         return self._lengths[at - 1] if at else 0
 
     def two_shortest(self, above: int) -> list[int]:
-        """Return the lengths of the two shortest sequences longer than `above`, or of fewer if there are fewer."""
+        """Return the lengths of the two shortest sequences longer than `above`; one or none where there are no more."""
         at = bisect_right(self._lengths, above)
         return [length for length in self._lengths[at : at + 2] for _ in range(min(2, self.counts[length]))][:2]
 

@@ -2,9 +2,9 @@
 
 Packs of equal content are one class: an entry ``(count, content, used)`` on the stack of its room. Two levels of bit
 words say which stacks are not empty, so a query reads two integers: one of 512 bits, one of capacity / 512 bits. Within
-one room the class opened last is taken first, as in the papers. The words are Python integers: from Python, queries of
-the compiled sets (`nopad._bit_kernels`) take as long (0.2 microseconds), changes half as long again, and loading them
-takes half a second.
+one room the class opened last is taken first, as in the papers. The words are Python integers. Called from Python, the
+compiled sets of `nopad._bit_kernels` are no faster: a query takes as long (0.2 microseconds), a change half as long
+again, and loading them takes half a second.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class OpenPacks:
         return entry
 
     def put(self, room: int, count: int, content: Content, used: int) -> None:
-        """Add `count` equal packs with `used` sequences and this much room left."""
+        """Add `count` packs of equal content; they are closed if `room` is 0 or `used` reaches the depth."""
         if room == 0 or used >= self.depth:
             self.closed.append((count, content))
             return
@@ -96,8 +96,8 @@ class OpenPacks:
     def best_fit(self, length: int, left: int, *, distribute: bool = True) -> None:
         """Put `left` sequences of this length into the fullest packs they fit, and open new packs for the rest.
 
-        With `distribute` a pack takes as many copies as it can at once; otherwise one copy, and copies that fit no open
-        pack open one pack each.
+        With `distribute` a pack takes as many copies as it can at once; otherwise it takes one copy at a time, and each
+        copy that fits no open pack opens a pack.
         """
         most = self.depth if distribute else 1
         while left:

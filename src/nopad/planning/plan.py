@@ -160,7 +160,7 @@ class Plan:
 
     @property
     def limit(self) -> float:
-        """The packing factor without any padding: capacity x sequences / tokens."""
+        """The packing factor that a plan without any padding would have: capacity x sequences / tokens."""
         return self.capacity * self.sequences / self.tokens if self.tokens else 1.0
 
     @property
@@ -228,7 +228,7 @@ class Plan:
         return "\n".join(f"{name:<15}{value}" for name, value in rows)
 
     def problems(self) -> list[str]:
-        """Check the plan from its own content; return the problems found."""
+        """Check the plan against its own limits, conditions and bound; return one sentence for each problem found."""
         found = []
         sizes = np.diff(self.indptr)
         sums = np.add.reduceat(self.lengths, self.indptr[:-1]) if sizes.size else sizes

@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def write_report(subjects: Sequence[Subject], path: Path, *, throughput: float = THROUGHPUT) -> None:
-    """Write the page; a failure leaves no partial file.
+    """Write the page about all subjects to `path`; a failure leaves no partial file.
 
     Raises:
         MissingExtraError: altair or vl-convert is not installed.

@@ -44,7 +44,7 @@ class Subject:
         packs: a sample; each pack as (length, record or "") pairs.
         outcome: what happened to the records, as (what, count) pairs; empty without records.
         facts: fingerprints and versions, as (name, value) pairs.
-        command: the command that makes it again, with INPUT and TOKENIZER as placeholders.
+        command: the command that makes this plan or dataset again, with INPUT and TOKENIZER as placeholders.
         sources: the manifest's entries of named sources.
         split: "train" or "validation" if a share was held out; else None.
     """
@@ -98,7 +98,7 @@ class Subject:
 
 
 def read_subject(path: Path, *, comparison: Sequence[Mapping[str, Any]] | None = None) -> Subject:
-    """Read the subject at a path; for a dataset, known `comparison` rows save planning again.
+    """Read the subject at a path; for a dataset, `comparison` may give the rows, so that nothing is planned.
 
     Raises:
         FormatError: the path is no histogram, plan or packed dataset.

@@ -58,7 +58,7 @@ class Builder:
         return self._publish(made, sequences, layout, shards, known)
 
     def _plan_and_assign(self, sequences: Sequences, stored: bool) -> tuple[Plan, Packs]:
-        """Return the plan, which may be stored already, and the packs that it assigns to the sequences."""
+        """Return the plan, read from disk if it is `stored` already, and the packs that it assigns to the sequences."""
         self.monitor.stage("planning", None, "")
         path = self.workspace.work / PLAN
         how: dict[str, Any] = {"seed": self.packing.seed, "order": self.packing.order}
@@ -76,7 +76,7 @@ class Builder:
         return made, packs
 
     def _summary(self, packs: Packs, sequences: Sequences) -> Plan:
-        """Return a plan that describes packs made without one."""
+        """Return a plan that describes the packs of an arrival-order algorithm, which makes packs without a plan."""
         algorithm = self.packing.algorithm
         own, conditions = complete_options(algorithm, self.packing.options)
         return summarise(packs, sequences.seq_lengths, algorithm=algorithm, options={**own, **conditions})

@@ -5,8 +5,8 @@ Both choices depend only on the seed, the name of a source, and a record's numbe
 * A record is held out if its random key is below share x 2^64. Records that are added at the end of a source, and
   sources that are added, do not change the choice of earlier records. At least one record is held out.
 * Of the remaining records, weights set each source's share of the tokens. No record is used twice: the source with the
-  fewest tokens for its weight is taken whole, and of each other source as many records as fit its share, in the order
-  of their keys, at least one. A smaller weight takes a subset of what a larger one takes.
+  fewest tokens per unit of weight is taken whole, and of each other source as many records as fit its share, in the
+  order of their keys, at least one. A smaller weight takes a subset of what a larger one takes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Choice:
     def counts(
         self, by_source: Mapping[str, Counts], record: NDArray[np.int64], lengths: NDArray[np.int32], split: str | None
     ) -> dict[str, Counts]:
-        """Return the counts of each source as they stand in the manifest of one split."""
+        """Return the counts of each source for the manifest of one split; `record` and `lengths` as for `choose`."""
         mine = _fate(split)
         begins = np.diff(record, prepend=-1) != 0
 
@@ -164,9 +164,10 @@ def choose(
 def held_out_keys(
     record: NDArray[np.int64], name: str, seed: int, validation: float
 ) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """Return the random key of each record of one source (numbered from 0), and whether it is below the share.
+    """Return the random key of each record of one source (numbered from 0), and whether the record is held out.
 
-    Records below it are held out. So is the record with the smallest key of all sources, which callers see to.
+    A record is held out if its key is below the share `validation`. Callers must also hold out the record with the
+    smallest key of all sources, which this function cannot know.
     """
     drawn = _keys(record, name, seed, STREAM_HELD_OUT)
     return drawn, drawn < _threshold(validation)
@@ -189,7 +190,7 @@ def _weigh(
     names: Sequence[str],
     drawn: Sequence[tuple[int, NDArray[np.int64], NDArray[np.uint64]]],
 ) -> None:
-    """Mark training records as LEFT if they exceed their source's weight."""
+    """Mark those training records as LEFT that are beyond their source's share of the tokens."""
     totals = [int(tokens[(source == place) & (fate == TRAIN)].sum()) for place in range(len(names))]
     for name, total in zip(names, totals, strict=True):
         if not total:

@@ -110,7 +110,7 @@ def pack_corpus(
 
 
 def _check_kinds(source: Source, corpus: CorpusOptions, tokenizer: Tokenizer | None) -> None:
-    """Refuse values of another type, and say how to make each."""
+    """Refuse arguments of another type; the error says how to make one of the right type."""
     for given, kind, way in (
         (source, Source, "open it with nopad.open_source"),
         (corpus, CorpusOptions, "give nopad.CorpusOptions(capacity=...)"),
@@ -149,7 +149,7 @@ class _Job:
         return all(self.workspace.half(split).has_manifest() for split in self.splits)
 
     def finished(self) -> Manifest:
-        """Return the manifest of the (first) dataset after checking that this job would write the same dataset."""
+        """Return the manifest of the first dataset, after checking that this job would write the same datasets."""
         manifests = [
             self.workspace.half(split).finished(self.settings(split), self.fingerprint) for split in self.splits
         ]
@@ -167,7 +167,7 @@ class _Job:
         return digest.hex()
 
     def settings(self, split: str | None = None) -> dict[str, Any]:
-        """Return all settings that the result depends on, besides the source: manifest fields known beforehand."""
+        """Return the manifest fields that are known beforehand: all that the result depends on besides the source."""
         tokenizer = self.tokenizer and {
             "sha256": self.tokenizer.fingerprint,
             "vocab_size": self.tokenizer.vocab_size,
@@ -208,7 +208,7 @@ class _Job:
     def _choose(
         self, columns: Sequences, by_source: dict[str, Counts]
     ) -> dict[str | None, tuple[Sequences, dict[str, Counts]]]:
-        """Return the sequences of each dataset, and the counts of each source."""
+        """Return the sequences and the counts of each source, by the split of the dataset that they belong to."""
         if not self.packing.validation and self.packing.weights is None and self.source.names == ("",):
             return {None: (columns, by_source)}
         record, lengths = columns.values["seq_index"], columns.seq_lengths

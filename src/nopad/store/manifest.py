@@ -196,7 +196,7 @@ def _has(value: object, *keys: str) -> bool:
 
 
 def _are_options(options: Mapping[str, Any]) -> bool:
-    """Return whether the options used in computations have values that a job can have had."""
+    """Whether validation, split and weights, which verification computes with, have values that a job can have."""
     share, split = options.get("validation"), options.get("split")
     weights = options.get("weights")
     return (

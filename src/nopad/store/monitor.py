@@ -11,7 +11,7 @@ class Monitor(Protocol):
     """Receives the progress of a job."""
 
     def stage(self, name: str, total: int | None, unit: str) -> None:
-        """A stage with `total` units of work begins; the next call of `stage` ends it."""
+        """A stage with `total` units of work (None: not known) begins; the next call of `stage` ends it."""
 
     def advance(self, units: int, tokens: int = 0) -> None:
         """`units` more units of the stage are done, and `tokens` tokens with them."""

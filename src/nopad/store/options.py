@@ -19,11 +19,10 @@ __all__ = ["PackOptions"]
 class PackOptions:
     """How sequences are packed; see `nopad.pack` for each option, `nopad.store.shards` for the file sizes.
 
-    `options`: options of the algorithm, and conditions on the packs.
-    `weights`: the share of the training tokens for each named source, as any positive numbers. No record is used twice,
-    so the source with the fewest tokens for its weight is taken whole, and a part of each other source
-    (`nopad.store.choice`).
-    `validation`: share of the records to hold out, chosen by `seed`; they become a separate dataset.
+    `options`: options of the algorithm, and conditions on the packs. `weights`: the share of the training tokens for
+    each named source, as any positive numbers. No record is used twice, so the source with the fewest tokens per unit
+    of weight is taken whole, and a part of each other source (`nopad.store.choice`). `validation`: share of the records
+    to hold out, chosen by `seed`; they become a separate dataset.
     """
 
     depth: int | None = None

@@ -90,7 +90,7 @@ class PackedDataset:
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Drop open files and decoded row groups, which each worker opens for itself."""
+        """Return the state without open files and decoded row groups, so that each worker opens its own."""
         private = {"_cache", "_lock", "_files", "_index"}
         return {name: value for name, value in vars(self).items() if name not in private}
 
@@ -137,7 +137,7 @@ class PackedDataset:
         return PackedRow(row_group, row)
 
     def _look_for_random_reads(self) -> None:
-        """Warn once if reading most rows decodes a whole row group."""
+        """Warn once if rows are read in an order in which nearly each of them needs another row group decoded."""
         rows, self._rows, decoded, self._decoded = self._rows, 0, self._decoded, 0
         if self._warned or rows >= _FEW * decoded or self.manifest.rows_per_group <= _FEW:
             return
@@ -256,7 +256,7 @@ class PackedDataset:
         return indptr, lengths
 
     def iter_row_groups(self, numbers: Iterable[int]) -> Iterator[RowGroup]:
-        """Iterate over whole row groups in this order; the fastest way to read everything.
+        """Iterate over the whole row groups with these numbers, in this order; the fastest way to read everything.
 
         Raises:
             CorruptError: a shard is missing or damaged.

@@ -59,7 +59,7 @@ class ShardFiles:
         self._lock = threading.Lock()
 
     def read(self, file: int, group: int) -> RowGroup:
-        """Decode one row group.
+        """Decode row group number `group` of shard number `file`.
 
         Raises:
             CorruptError: the file is missing or damaged, or is not what the manifest says.

@@ -39,11 +39,12 @@ class Progress:
 
     Attributes:
         blocks: number of source blocks consumed.
-        chain: digest of those blocks, hex; the fingerprint of the source once `complete`.
+        chain: digest of the consumed blocks, hex; the fingerprint of the source once `complete`.
         last: name of the last block consumed.
         consumed_bytes: source bytes consumed.
         sources: counts of the records of each named source.
-        files: for each file, how many bytes are committed, and the SHA-256 of those since the previous commit.
+        files: for each file, how many bytes are committed, and the SHA-256 of the bytes added since the previous
+            commit.
         complete: whether the whole source is in the spool.
     """
 
@@ -106,7 +107,7 @@ class Spool:
         return (folder / "journal.jsonl").exists()
 
     def remaining(self, source: Source, on_bytes: Callable[[int], None]) -> Iterator[Block]:
-        """Yield the source's blocks that are not in the spool yet, after checking that the others have not changed.
+        """Yield the source's blocks that are not in the spool yet; check first that those in the spool are the same.
 
         Raises:
             ResumeError: the source changed since the job started; the message says where.

@@ -62,7 +62,7 @@ class Redone:
 
 
 def redo(table: Table, row: Row, histogram: Histogram) -> Redone:
-    """Compute one row again from the histogram.
+    """Compute one row of a published table from the histogram.
 
     >>> from nopad.study.published import TABLES
     >>> redone = redo(TABLES[0], TABLES[0].rows[3], Histogram.from_counts({200: 3, 128: 3}))
@@ -161,8 +161,9 @@ class StrategyCount:
 def count_strategies() -> list[StrategyCount]:
     """Count strategies for several capacities and depths.
 
-    Equation 5 approximates the strategies of exactly three sequences by ``s^2 / 12``, equation 6 those of four by
-    ``s (s + 4) (2 s + 1) / 288``; there are ``s / 2`` of two, and one of one.
+    For capacity s, equation 5 approximates the number of strategies with exactly three sequences by ``s^2 / 12``, and
+    equation 6 the number with four by ``s (s + 4) (2 s + 1) / 288``. ``s / 2`` strategies have two sequences, and one
+    has a single sequence.
 
     >>> [(c.exact, c.formula) for c in count_strategies() if c.capacity == 512]
     [(1, 1), (257, 257), (22102, 22102), (959631, 962368)]

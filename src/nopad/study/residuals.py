@@ -1,7 +1,8 @@
 """Figures 10 and 11: sequences without a slot and slots without a sequence, by length, with and without weights.
 
-The residual is ``b - A round(x)``: positive for sequences that found no slot, negative for slots that found no sequence
-and stay padding. Depth 3, as in the papers. Each weighting takes as long as `nnlshp` itself: 15 s at 512.
+The residual is ``b - A round(x)``, with the counts b, the packing matrix A, and x for how often each strategy is used:
+positive for sequences that found no slot, negative for slots that found no sequence and stay padding. Depth 3, as in
+the papers. Each weighting takes as long as `nnlshp` itself: 15 s at 512.
 
 Source: supplement to arXiv 2107.02027, D.4.4 and D.4.5.
 """
@@ -60,7 +61,7 @@ class Residuals:
 
     @property
     def padding_tokens_of_leftovers(self) -> int:
-        """Padding tokens if each sequence left over gets a separate pack: r (capacity - i) at length i."""
+        """Padding tokens if each sequence left over gets a pack alone: (capacity - length) for each of them."""
         lengths = np.arange(1, self.values.size + 1)
         return int(np.maximum(self.values, 0) @ (self.values.size - lengths))
 

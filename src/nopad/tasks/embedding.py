@@ -189,7 +189,7 @@ class Embedder:
 
         Args:
             texts: n texts.
-            prompt: text to put before each of them; "" for none.
+            prompt: text to put before each text; "" for none.
             prompt_name: name of one of the model's own prompts (`texts.prompts`). Without `prompt` and `prompt_name`,
                 the default prompt of the model's folder is used, if it has one.
             over_long: what to do with texts above `max_tokens`: "error" refuses them, "truncate" cuts and counts them
@@ -265,7 +265,7 @@ class Embedder:
 
 @contextmanager
 def _evaluated(model: Any) -> Iterator[None]:
-    """Inside, a model drops nothing out, whoever trains it meanwhile; afterwards each module is as it was."""
+    """Put a model's modules into evaluation mode (no dropout) inside this context; then restore each one's mode."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False

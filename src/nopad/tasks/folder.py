@@ -53,7 +53,7 @@ class Texts:
             self.prompt(prompt_name=self.default_prompt_name)
 
     def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
-        """Return the text to put before each text: `prompt` itself, the prompt of this name, or the default prompt.
+        """Return the text to put before each text: `prompt` itself, the prompt named `prompt_name`, or the default one.
 
         Raises:
             OptionError: there is no prompt of this name, or both arguments are given.

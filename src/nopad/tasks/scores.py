@@ -19,8 +19,8 @@ __all__ = ["sequence_logprobs"]
 def sequence_logprobs(model: Any, batch: PackedBatch, *, mean: bool = False) -> Tensor:
     """Return the log-probability of each sequence, in the order in which they were given; float32 or wider, ``[S]``.
 
-    It is the sum over the sequence's tokens except the first, which nothing predicts (so 0 for a sequence of one
-    token); with `mean`, this sum divided by the number of predicted tokens.
+    This is the sum of the log-probabilities of its tokens except the first, which nothing predicts (so 0 for a sequence
+    of one token); with `mean`, the sum is divided by the number of predicted tokens.
 
     Raises:
         OptionError: the model is not pack-safe, or is no causal language model.

@@ -36,7 +36,7 @@ def block_mask(ids: Tensor, heads: Heads) -> Tensor:
 
 
 def dense_cross(cross: Cross) -> Tensor:
-    """Return the encoder mask for decoders with compiled layers: which slots see which; int8 ``[R, 1, Lq, Lk]``."""
+    """Return the mask of cross attention for compiled layers: target slots by source slots; int8 ``[R, 1, Lq, Lk]``."""
     carrier = cross.keep(lambda: _cross_mask(cross)).to(DENSE)
     setattr(carrier, ATTRIBUTE, cross)
     return carrier

@@ -42,7 +42,7 @@ _WITHIN_UNITS = 1e-4  # filling slots with real lengths moves the result by more
 def optimal(
     histogram: Histogram, capacity: int, depth: int | None, *, programs: int = 400, seconds: int | None = None
 ) -> Planned:
-    """Return the best plan found, and the certificate of its bound.
+    """Return the best plan found; its certificate is None where a cheap lower bound is as good.
 
     At most `programs` linear programs are solved, and no new one begins after `seconds` (None: no time limit).
 
@@ -56,7 +56,7 @@ def optimal(
 def auto(
     histogram: Histogram, capacity: int, depth: int | None, *, programs: int = 150, seconds: int | None = None
 ) -> Planned:
-    """Return a plan within one pack of its bound, if the budget suffices; the heuristics' plan if that is enough.
+    """Return the first plan found within one pack of its lower bound, or the best one when the budget is spent.
 
     `programs` and `seconds` are those of `optimal`.
 
@@ -69,7 +69,7 @@ def auto(
 
 @dataclass
 class _Search:
-    """The state of one search: the best plan so far, the best bound, and the budget."""
+    """The state of one search: best plan, best bound, budget; a plan at most `within` packs above the bound ends it."""
 
     histogram: Histogram
     capacity: int

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @njit(cache=True, nogil=True)
 def knapsack(sizes: NDArray[Any], values: NDArray[Any], unlimited: bool, table: NDArray[Any]) -> None:
-    """Fill ``table[j, r]`` with the highest value of at most j items with r units in all; sizes ascend.
+    """Fill ``table[j, r]`` with the highest value of at most j items with at most r units in all; `sizes` ascend.
 
     If `unlimited`, any number of items is allowed; the table then has two equal rows, so that a pattern is still read
     as one item plus the row above.
@@ -72,7 +72,7 @@ def patterns_with(
 
 @njit(cache=True, nogil=True)
 def linked(links: NDArray[Any], length: int) -> int:
-    """Follow links to an available length (one that links to itself), and shorten the path for later calls."""
+    """Follow links from `length` to an available length (it links to itself); shorten the path for later calls."""
     root = length
     while links[root] != root:
         root = links[root]

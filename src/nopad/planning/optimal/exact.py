@@ -21,7 +21,7 @@ _NODES = 10_000  # of the branch-and-bound tree: a budget that does not depend o
 
 
 def all_patterns(items: Items, most: int = MOST_PATTERNS) -> list[Pattern] | None:
-    """Return all patterns to which no item can be added; None if there are more than `most`."""
+    """Return all patterns to which no item can be added, by room or depth; None if there are more than `most`."""
     sizes, demand = items.sizes.tolist(), items.demand.tolist()
     found: list[Pattern] = []
 
@@ -36,7 +36,7 @@ def all_patterns(items: Items, most: int = MOST_PATTERNS) -> list[Pattern] | Non
 
 
 def pack_exactly(items: Items) -> Packing | None:
-    """Return a packing of all items in as few packs as possible; None if there are too many patterns."""
+    """Return a packing in as few packs as possible; None if there are too many patterns or HiGHS finds no optimum."""
     patterns = all_patterns(items)
     if patterns is None:
         return None

@@ -1,8 +1,9 @@
 """The restricted master program: how often to use each known pattern so that all demand is covered (HiGHS).
 
 Rows are items. Beside patterns there are exchange columns without cost: a slot of one size may be used by the next
-smaller item. They keep the duals rising with size, which a certificate needs, and stabilise the column generation. It
-is solved by the primal simplex method from the last basis, since new columns keep the last solution feasible.
+smaller item. They keep the duals rising with size, which a certificate needs, and stabilise the column generation. Each
+solve starts from the last basis: by the primal simplex method after new patterns, by the dual one after a change of
+demand, since these keep the last solution primal or dual feasible.
 
 Source: Gilmore and Gomory, "A linear programming approach to the cutting-stock problem", 1961; exchange columns are the
 dual-optimal inequalities of Valerio de Carvalho, "Using extra dual cuts to accelerate column generation", 2005.

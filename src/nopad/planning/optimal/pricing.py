@@ -1,4 +1,4 @@
-"""Pricing: the most valuable pattern under given values of items, and the best pattern around each single item.
+"""Pricing: the most valuable pattern under given values of items, and the best pattern that contains each single item.
 
 A pattern is a multiset of items that fits into a pack. Values are integers, so the result is exact, and so is the bound
 made from it. O(k * C) without a depth limit and O(depth * k * C) with one, for k items and a capacity of C units.

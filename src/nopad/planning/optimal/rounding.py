@@ -1,8 +1,8 @@
 """From fractions to whole packs (diving): take what the linear program decides clearly, then solve the rest again.
 
 Each step takes the whole part of every pattern's count; if there is none, the patterns with the largest fractions are
-taken once. Patterns are slots: a slot whose item has run out takes the next smaller item. After every step the rest is
-also packed by best-fit, and the best plan so far is kept; the dive ends when it meets the bound.
+taken once. The items of a pattern are only slots: a slot whose item has run out takes the next smaller item. After
+every step the rest is also packed by best-fit, and the best plan so far is kept; the dive ends when it meets the bound.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Column generation and rounding for items in units: whole packs, and the values that prove a bound.
 
 Each round solves the master over the patterns known so far, prices the duals, and adds the best patterns around single
-items. In every round the duals, as integers, prove a bound; the search ends when the best bound equals the linear
-program's optimum, rounded up, when no pattern improves it, or when the budget is spent.
+items. In every round the duals, as integers, prove a bound; the search ends when the best bound equals the optimum of
+the linear program, rounded up, when no new pattern improves this optimum, or when the budget is spent.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def solve(
 
 
 def relax(master: Master, budget: Budget) -> Relaxed | None:
-    """Generate columns until the bound meets the linear program's optimum, or the budget is spent."""
+    """Generate columns until the bound meets the optimum or the budget is spent; None if it was spent before."""
     demand = master.items.demand.tolist()
     best: Relaxed | None = None
     while budget.spend():
@@ -86,7 +86,7 @@ def relax(master: Master, budget: Budget) -> Relaxed | None:
 
 
 def polish(solved: Solved, budget: Budget, turn: int) -> Solved:
-    """Pack the packs that have room, and some of the full ones, again; return the better packing.
+    """Pack the packs with room, and some of the full ones, again; return the better packing.
 
     Which full packs are chosen depends on `turn`.
     """

@@ -1,4 +1,4 @@
-"""Open a fixed number of packs up front; then each sequence, longest first, goes to the emptiest pack with a place.
+"""Open a fixed number of packs up front; each sequence, longest first, goes to the emptiest pack below the depth limit.
 
 This helps where packs reach the depth before they are full: best-fit puts long lengths together, while here every pack
 gets long and short lengths, if as many packs are opened as the lower bound allows. It is poor where lengths are near a
@@ -18,7 +18,7 @@ __all__ = ["spread"]
 
 
 def spread(histogram: Histogram, capacity: int, depth: int | None, packs: int) -> Strategies:
-    """Return ``(count, lengths)`` pairs that cover `histogram`; `packs` packs are opened first.
+    """Return ``(count, lengths)`` pairs that cover `histogram`; the longest `packs` sequences open a pack each.
 
     >>> histogram = Histogram.from_lengths([4, 4, 2, 2, 1, 1])
     >>> spread(histogram, 8, 3, packs=2)

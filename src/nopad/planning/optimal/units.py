@@ -115,7 +115,7 @@ def _sort(indptr: NDArray[np.int64], flat: NDArray[np.int32]) -> None:
 
 
 def certify(solved: Solved, units: Units, capacity: int, depth: int | None, budget: Budget) -> Certificate | None:
-    """Return values of real lengths that prove a bound, from a linear program with every item at its shortest length.
+    """Return a certificate from a linear program in which each item has the shortest length it stands for.
 
     None if pricing in tokens would take too long or too much memory, or the budget is spent.
     """

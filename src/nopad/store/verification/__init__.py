@@ -2,10 +2,10 @@
 
 For a dataset: every file is there and has its checksum, every sequence is in exactly one pack, no pack exceeds capacity
 or depth, the pieces of split records join without a gap, the lengths are exactly those of the plan, and every number in
-the manifest is right. Assigning the plan again with the stated seed and order gives the same packs. Two datasets of
-which one was held out are of one job, and each record is where the seed puts it. If the source is given, every token is
-compared too. Cost: the time of Parquet decoding; at most 30 bytes of memory per sequence, and 8 more per sequence for
-each column compared with a source; besides, about 100 MB for row groups that are decoded ahead.
+the manifest is right. Assigning the plan again with the stated seed and order gives the same packs. Where a share was
+held out, both datasets come from one job, and each record is in the one that the seed chooses. If the source is given,
+every token is compared too. Cost: the time of Parquet decoding; at most 30 bytes of memory per sequence, and 8 more per
+sequence for each column compared with a source; besides, about 100 MB for row groups that are decoded ahead.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def verify(
     Raises:
         FormatError: `path` is neither a plan nor a dataset.
         SourceError: `source` cannot be read.
-        OptionError: `source` or `tokenizer` is something else.
+        OptionError: `source` is no `Source`, or `tokenizer` is no `Tokenizer`.
 
     >>> import tempfile, nopad
     >>> from nopad.corpus import CorpusOptions, IterableSource
@@ -79,7 +79,8 @@ def _dataset_problems(
 ) -> tuple[list[str], Half | None]:
     """Check plan, files, content, source and assignment, in this order; stop early if something cannot be read.
 
-    The second result is not None if this is one of two datasets that were made together, and it is sound.
+    If a share was held out, this is one of two datasets that were made together: the second result is this `Half`. It
+    is None otherwise, and where problems were found before the records could be looked at.
     """
     try:
         manifest = Manifest.load(folder)

@@ -1,4 +1,4 @@
-"""`Chosen`: choose again which sequences of the source a dataset holds, in order to compare them."""
+"""`Chosen`: repeats a dataset's choice of sequences from its source, so that the two can be compared."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Chosen:
             self._lengths.append(lengths)
 
     def present(self, batch: Sequences, content: Content, at: int) -> Sequences:
-        """Return the sequences of a batch whose records are packed; `content` before `at` was compared already."""
+        """Return the sequences of a batch whose records are packed; those of `content` before number `at` are done."""
         if not self.partly or not len(batch):
             return batch
         record = batch.values["seq_index"]

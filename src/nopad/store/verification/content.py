@@ -73,7 +73,7 @@ class Content:
         return slice(begin, end)
 
     def forget_places(self) -> None:
-        """Free all but the lengths and the packs."""
+        """Free everything but the lengths of the sequences and the packs."""
         self.sequences, self.hashes = replace(self.sequences, values={}), {}
 
     @property

@@ -1,4 +1,4 @@
-"""Check the files of a dataset: all are there, no others, with the checksums and layout that the manifest states."""
+"""Check the files of a dataset: none is missing or left over, and each has the checksum and layout of the manifest."""
 
 from __future__ import annotations
 
