@@ -49,6 +49,7 @@ from nopad.planning.spfhp import spfhp
 
 __all__ = ["ALGORITHMS", "check_algorithm", "plan", "summarise"]
 
+_EFFORT = "budget, in seconds of an ordinary core; counted in operations, so every machine makes the same plan"
 _SEARCH = {
     "seconds": Option(default=None, none=True, help="stop after so many seconds; the plan then depends on the machine"),
 }
@@ -56,7 +57,7 @@ HISTOGRAM_ALGORITHMS: dict[str, Algorithm] = {
     "auto": Algorithm(
         run=auto,
         help="the best within about two seconds: best-fit where it meets the bound, else column generation",
-        options={"programs": Option(default=150, low=0, help="budget, in linear programs"), **_SEARCH},
+        options={"effort": Option(default=3, low=0, help=_EFFORT), **_SEARCH},
     ),
     "bfd": Algorithm(run=lpfhp, help="best-fit decreasing: lpfhp by its textbook name"),
     "ennlshp": Algorithm(
@@ -80,7 +81,7 @@ HISTOGRAM_ALGORITHMS: dict[str, Algorithm] = {
     "optimal": Algorithm(
         run=optimal,
         help="column generation down to the last pack, with a proof of the bound",
-        options={"programs": Option(default=400, low=0, help="budget, in linear programs"), **_SEARCH},
+        options={"effort": Option(default=30, low=0, help=_EFFORT), **_SEARCH},
     ),
     "sort": Algorithm(run=sort, help="next-fit, longest length first"),
     "spfhp": Algorithm(run=spfhp, help="worst-fit decreasing on the histogram (shortest-pack-first)"),
@@ -190,7 +191,7 @@ def quick_algorithms(options: Mapping[str, Any]) -> list[str]:
 
     If none has them, all of `QUICK_ALGORITHMS` are returned. Conditions count as options of every algorithm.
 
-    >>> quick_algorithms({"programs": 9, "align": 8}), quick_algorithms({}) == list(QUICK_ALGORITHMS)
+    >>> quick_algorithms({"effort": 9, "align": 8}), quick_algorithms({}) == list(QUICK_ALGORITHMS)
     (['auto'], True)
     """
     own = {name for name in options if name not in CONDITIONS}

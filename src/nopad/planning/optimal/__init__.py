@@ -28,19 +28,21 @@ from nopad.planning.bounds import lower_bound
 from nopad.planning.certificate import Certificate
 from nopad.planning.lpfhp import lpfhp
 from nopad.planning.optimal.budget import Budget
+from nopad.planning.optimal.pricing import Items
 from nopad.planning.optimal.spread import spread
 
 __all__ = ["auto", "optimal"]
 
-_MOST_EXACT = 700  # distinct lengths
-_MOST_LISTED = 60  # sequences for which every pattern may be listed
+_LENGTH_STEPS = 1_700  # operations per squared number of distinct lengths: simplex iterations of a hard case
+_ROUNDS = 60  # of pricing, in a hard case
+_MOST_TABLE = 2**27  # entries of a table of pricing, 8 bytes each
+_MOST_SEEDS = 4_000
 _MOST_CAPACITY = 2**24  # filling slots takes 40 bytes per token of capacity
-_POLISHES = 3
 _WITHIN_UNITS = 1e-4  # filling slots with real lengths moves the result by more than that
 
 
 def optimal(
-    histogram: Histogram, capacity: int, depth: int | None, *, programs: int = 400, seconds: int | None = None
+    histogram: Histogram, capacity: int, depth: int | None, *, effort: int = 30, seconds: int | None = None
 ) -> Planned:
     """Return the best plan found; its certificate is None where a cheap lower bound is as good.
 
@@ -50,11 +52,11 @@ def optimal(
     >>> sum(count for count, _ in made.strategies), made.facts
     (4, {'linear_programs': 0})
     """
-    return _Search(histogram, capacity, depth, Budget(programs, seconds), within=0).run()
+    return _Search(histogram, capacity, depth, Budget(effort, seconds), within=0).run()
 
 
 def auto(
-    histogram: Histogram, capacity: int, depth: int | None, *, programs: int = 150, seconds: int | None = None
+    histogram: Histogram, capacity: int, depth: int | None, *, effort: int = 3, seconds: int | None = None
 ) -> Planned:
     """Return the first plan found within one pack of its lower bound, or the best one when the budget is spent.
 
@@ -64,7 +66,7 @@ def auto(
     >>> sum(count for count, _ in made.strategies), made.facts
     (4, {'linear_programs': 0})
     """
-    return _Search(histogram, capacity, depth, Budget(programs, seconds), within=1).run()
+    return _Search(histogram, capacity, depth, Budget(effort, seconds), within=1).run()
 
 
 @dataclass
@@ -91,13 +93,13 @@ class _Search:
                 if not self._good():
                     self._offer(spread(self.histogram, self.capacity, self.depth, packs))
         if not self._good():
-            self._linear_program()
+            self._search()
         if self.budget.out_of_time:
             self.notes.append("stopped by the limit in seconds: another run may find another plan")
         return Planned(
             strategies=self.strategies,
             certificate=self.certificate,
-            facts={"linear_programs": self.budget.used},
+            facts={"linear_programs": self.budget.programs},
             notes=tuple(self.notes),
         )
 
@@ -116,84 +118,107 @@ class _Search:
         if bound > self.bound:
             self.bound, self.certificate = bound, certificate
 
-    def _linear_program(self) -> None:
-        from nopad.planning.optimal.master import SolverError
-        from nopad.planning.optimal.units import MOST_CELLS
-
+    def _search(self) -> None:
+        """Solve linear programs, exactly where that is affordable, and search from their packings."""
         if self.capacity > _MOST_CAPACITY:
             self.notes.append(f"best-fit, and the cheap bounds: the capacity is above {_MOST_CAPACITY:,}")
             return
-        lengths = self.histogram.lengths
-        cells = lengths.size * self.capacity * min(self.depth or 1, self.capacity // int(lengths[0]))
-        exact = lengths.size <= _MOST_EXACT and cells <= MOST_CELLS
-        if not exact and self.packs <= self.bound + 1:
-            return  # units are too coarse for the last pack
-        before = self.budget.used
-        try:
-            if exact:
-                self._exact()
-            else:
-                self._in_units()
-        except SolverError as error:
-            self.budget.trouble = str(error)
+        from nopad.planning.optimal.master import SolverError
+
+        affordable = self._exact_cost() * 2 < self.budget.left
+        steps = [self._exact, self._close] if affordable else [self._in_units, self._close, self._exact, self._close]
+        for step in steps:
+            if self._good() or self.budget.spent():
+                break
+            try:
+                step()
+            except SolverError as error:
+                self.budget.trouble = str(error)
         if self.budget.trouble:
             self.notes.append(f"the linear-program solver gave up ({self.budget.trouble}): the best plan until then")
-        if self.budget.used == before:
+        if not self.budget.programs:
             self.notes.append("the budget allowed no linear program: best-fit, and the cheap bounds")
         elif self.budget.spent() and not self.budget.out_of_time and not self._good():
             self.notes.append(
-                f"stopped by its budget of {self.budget.used} linear programs: a larger one (programs) may find a "
+                f"stopped by its budget after {self.budget.programs} linear programs: a larger one (effort) may find a "
                 "better plan, or a better bound"
             )
 
+    def _exact_cost(self) -> int:
+        """Return about how many operations the linear program over all lengths takes, in a bad case."""
+        k = self.histogram.lengths.size
+        return _LENGTH_STEPS * k * k + _ROUNDS * k * self.capacity * self._most_used()
+
+    def _most_used(self) -> int:
+        """Return the most sequences that a limit on depth allows in a pack; 1 if it does not limit packs at all."""
+        most = self.capacity // int(self.histogram.lengths[0])
+        return 1 if self.depth is None or self.depth >= most else self.depth
+
     def _exact(self) -> None:
         """Solve with every distinct length as an item."""
-        from nopad.planning.optimal.exact import pack_exactly
-        from nopad.planning.optimal.pricing import Items
-        from nopad.planning.optimal.search import polish, solve
+        from nopad.planning.optimal.search import solve
 
+        if self.capacity * (self._most_used() + 1) > _MOST_TABLE:
+            return
         lengths = self.histogram.lengths
         items = Items.of(lengths, self.histogram.counts, self.capacity, self.depth)
         number = {length: item for item, length in enumerate(lengths.tolist())}
-        seeds = [tuple(number[length] for length in strategy) for _, strategy in self.strategies]
+        common = sorted(self.strategies, reverse=True)[:_MOST_SEEDS]
+        seeds = [tuple(number[length] for length in strategy) for _, strategy in common]
         solved = solve(items, seeds, self.budget, enough=self.bound)
         if solved is None:
             return
         self._prove(Certificate.of(zip(lengths.tolist(), solved.values.tolist(), strict=True)))
         self._offer(_named(solved.packing, lengths))
-        for turn in range(_POLISHES):
-            if self.packs <= self.bound + 1 or self.budget.spent():
-                break
-            solved = polish(solved, self.budget, turn)
-            self._offer(_named(solved.packing, lengths))
-        if not self._good() and self.histogram.sequences <= _MOST_LISTED:
-            self._offer(_named(pack_exactly(items) or solved.packing, lengths))
 
     def _in_units(self) -> None:
-        """Solve with lengths rounded to units; see `nopad.planning.optimal.units`."""
+        """Solve with lengths rounded to units, and gather the free space that rounding leaves; see `units`."""
+        from nopad.planning.optimal.gathering import gather
+        from nopad.planning.optimal.listed import Listed
         from nopad.planning.optimal.search import Solved, solve
         from nopad.planning.optimal.units import Units, certify, divide, fill
 
         guide: tuple[Solved, Units] | None = None
-        strategies: Strategies = []
+        packs: list[Listed] = []
         copies, part, rest = divide(self.histogram)
         while True:
             units = Units.of(part, self.capacity, self.depth)
             solved = solve(units.items, [], self.budget, within=_WITHIN_UNITS)
             if solved is None:
-                filled = lpfhp(part, self.capacity, self.depth)
+                filled = Listed.of(lpfhp(part, self.capacity, self.depth))
             else:
                 guide = guide or (solved, units)
                 filled = fill(solved.packing, units, part, self.capacity, self.depth)
-            strategies += [(count * copies, lengths) for count, lengths in filled]
+            packs.append(filled.take(np.arange(filled.copies.size), filled.copies * copies))
             if not rest.sequences:
                 break
             copies, part, rest = divide(rest)
-        self._offer(strategies)
+        gathered = gather(Listed.joined(packs), self.capacity, self.depth, self.bound, self.budget)
+        if gathered.packs < self.packs:
+            self._offer(gathered.strategies())
         if guide is not None and not self._good():
             certificate = certify(*guide, self.capacity, self.depth, self.budget)
             if certificate is not None:
                 self._prove(certificate)
+
+    def _close(self) -> None:
+        """Pack again the packs that have free space, with some full ones: each time in one pack fewer."""
+        from nopad.planning.optimal.closing import close, residuals
+        from nopad.planning.optimal.listed import Listed
+
+        progress = True
+        while progress and not self._good() and not self.budget.spent():
+            progress = False
+            for inside, outside in residuals(Listed.of(self.strategies), self.capacity):
+                histogram = Histogram.from_lengths(np.repeat(inside.lengths, np.repeat(inside.copies, inside.sizes)))
+                items = Items.of(histogram.lengths, histogram.counts, self.capacity, self.depth)
+                packing = close(items, inside.packs - 1, self.budget)
+                if packing is not None:
+                    self._offer(outside.strategies() + _named(packing, histogram.lengths))
+                    progress = True
+                    break
+                if self.budget.spent():
+                    break
 
 
 def _named(packing: Counter[tuple[int, ...]], lengths: NDArray[np.int64]) -> Strategies:

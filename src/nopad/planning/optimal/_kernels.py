@@ -136,3 +136,60 @@ def fill_slots(
                 filled += 1
                 packs[filled] = at
     return filled
+
+
+@njit(cache=True, nogil=True)
+def patterns_above(
+    sizes: NDArray[Any],
+    demand: NDArray[Any],
+    values: NDArray[Any],
+    depth: int,
+    unlimited: bool,
+    table: NDArray[Any],
+    least: int,
+    steps: int,
+    flat: NDArray[Any],
+    ends: NDArray[Any],
+) -> int:
+    """List every pattern worth at least `least`, largest item first; return their number, or -1 if that is too much.
+
+    `table` is that of `knapsack`: what the rest of a pattern can still be worth at most. Pattern p is
+    ``flat[ends[p]:ends[p + 1]]``. At most `demand` of each item; -1 after `steps`, or if `flat` or `ends` is full.
+    """
+    found, at, size = 0, 0, 0
+    ends[0] = 0
+    held = np.empty(depth, np.int64)
+    used = np.zeros(sizes.size, np.int64)
+    room, worth = table.shape[1] - 1, 0
+    item = sizes.size - 1
+    while True:
+        steps -= 1
+        if steps < 0:
+            return -1
+        rest = table[0 if unlimited else depth - at, room]
+        if worth + rest < least or at == depth:
+            item = -1
+        while item >= 0 and (sizes[item] > room or used[item] == demand[item]):
+            item -= 1
+        if item >= 0:
+            held[at] = item
+            at += 1
+            used[item] += 1
+            room -= sizes[item]
+            worth += values[item]
+            if worth >= least:
+                if found + 1 == ends.size or size + at > flat.size:
+                    return -1
+                flat[size : size + at] = held[:at]
+                size += at
+                found += 1
+                ends[found] = size
+            continue
+        if at == 0:
+            return found
+        at -= 1
+        item = held[at]
+        used[item] -= 1
+        room += sizes[item]
+        worth -= values[item]
+        item -= 1

@@ -1,4 +1,4 @@
-"""`Budget`: a limit on linear programs, which is the same on every machine, and optionally on seconds."""
+"""`Budget`: a limit on the operations of a search, which is the same on every machine, and optionally on seconds."""
 
 from __future__ import annotations
 
@@ -6,37 +6,31 @@ import time
 
 __all__ = ["Budget"]
 
+_PER_SECOND = 10**9  # operations of an ordinary core; what a step costs was measured in nanoseconds
+
 
 class Budget:
-    """Counts linear programs; the budget is spent when none is left or the time is up.
+    """Counts operations; the budget is spent when none is left or the time is up.
 
     Attributes:
-        used: number of linear programs so far.
+        programs: number of linear programs so far.
         out_of_time: whether the limit in seconds ended the search.
         trouble: why the solver ended the search; "" if it did not.
     """
 
-    def __init__(self, programs: int, seconds: int | None = None) -> None:
-        """Allow `programs` linear programs, and optionally no new one after `seconds`."""
-        self.used = 0
-        self._programs = programs
+    def __init__(self, effort: float, seconds: int | None = None) -> None:
+        """Allow the operations of about `effort` seconds of one core, and no new step after `seconds` on the clock."""
+        self.programs = 0
+        self.left = int(effort * _PER_SECOND)
         self._deadline = None if seconds is None else time.monotonic() + seconds
         self.out_of_time = False
         self.trouble = ""
 
     def spent(self) -> bool:
-        """Whether no further linear program may be solved."""
+        """Whether no further step may begin."""
         self.out_of_time = self._deadline is not None and time.monotonic() > self._deadline
-        return self.used >= self._programs or self.out_of_time
+        return self.left <= 0 or self.out_of_time
 
-    @property
-    def left(self) -> int:
-        """Number of linear programs that may still be solved."""
-        return 0 if self.spent() else self._programs - self.used
-
-    def spend(self) -> bool:
-        """Use one linear program of the budget; return False if none is left."""
-        if self.spent():
-            return False
-        self.used += 1
-        return True
+    def charge(self, operations: int) -> None:
+        """Take the operations of a step from the budget."""
+        self.left -= operations

@@ -12,14 +12,16 @@ dual-optimal inequalities of Valerio de Carvalho, "Using extra dual cuts to acce
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import highspy
 import numpy as np
 from numpy.typing import NDArray
 
+from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.pricing import Items, Pattern
 
-__all__ = ["Master", "SolverError"]
+__all__ = ["Master", "Optimum", "SolverError"]
 
 _OPTIONS = {
     "output_flag": False,
@@ -35,10 +37,21 @@ _OPTIONS = {
 
 
 _DUAL, _PRIMAL = 1, 4
+_ROW_STEPS = 50  # operations per row and simplex iteration
+_ITERATIONS = 200  # always allowed: what a small change of a solved program takes
 
 
 class SolverError(Exception):
     """HiGHS ended without an optimum; the caller uses the best plan so far, and a note says so."""
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """A solved master: the (fractional) number of packs, how often to use each pattern, the dual value of each item."""
+
+    packs: float
+    times: NDArray[np.float64]
+    duals: NDArray[np.float64]
 
 
 class Master:
@@ -63,13 +76,6 @@ class Master:
         ends = np.full(k, highspy.kHighsInf)
         self._highs.addCols(k, np.zeros(k), np.zeros(k), ends, 2 * k, starts, rows, np.tile([1.0, -1.0], k))
         self.demand(items.demand)
-
-    @classmethod
-    def like(cls, other: Master, items: Items) -> Master:
-        """Return a master for another demand of the same items, with the patterns of `other`."""
-        master = cls(items)
-        master.add(other.patterns)
-        return master
 
     def demand(self, demand: NDArray[np.int64]) -> None:
         """Set how often each item must be covered."""
@@ -107,20 +113,27 @@ class Master:
         self._known.update(new)
         return len(new)
 
-    def solve(self) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
-        """Return the optimum over the known patterns: packs, how often to use each pattern, dual value of each item.
+    def solve(self, budget: Budget) -> Optimum | None:
+        """Return the optimum over the known patterns; None if the budget ends first.
 
         Raises:
-            SolverError: HiGHS did not reach an optimum.
+            SolverError: HiGHS did not reach an optimum for another reason.
         """
+        if budget.spent():
+            return None
+        budget.programs += 1
+        per_iteration = _ROW_STEPS * self.items.sizes.size
+        self._highs.setOptionValue("simplex_iteration_limit", _ITERATIONS + budget.left // per_iteration)
         self._highs.run()
-        status = self._highs.getModelStatus()
+        info, status = self._highs.getInfo(), self._highs.getModelStatus()
+        budget.charge(per_iteration * max(info.simplex_iteration_count, 1))
+        if status == highspy.HighsModelStatus.kIterationLimit:
+            return None
         if status != highspy.HighsModelStatus.kOptimal:
             raise SolverError(self._highs.modelStatusToString(status))
         solution = self._highs.getSolution()
         times = np.array(solution.col_value)[self._exchanges :] / self._scale
-        packs = float(self._highs.getInfo().objective_function_value) / self._scale
-        return packs, times, np.array(solution.row_dual)
+        return Optimum(float(info.objective_function_value) / self._scale, times, np.array(solution.row_dual))
 
     def trim(self, times: NDArray[np.float64], slack: float) -> NDArray[np.float64]:
         """Remove patterns whose reduced cost is above `slack`; return the `times` of those that stay.

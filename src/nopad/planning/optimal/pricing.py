@@ -46,6 +46,12 @@ class Items:
         return self.depth >= self.capacity // int(self.sizes[0])
 
 
+    @property
+    def steps(self) -> int:
+        """Operations of pricing these items once."""
+        return self.sizes.size * self.capacity * (1 if self.unlimited else self.depth)
+
+
 def price(items: Items, values: NDArray[np.int64], most: int) -> tuple[int, list[Pattern]]:
     """Return the value of the best pattern, and up to `most` patterns with a value above `SCALE`, best first.
 

@@ -48,14 +48,16 @@ def dive(master: Master, times: NDArray[np.float64], bound: int, budget: Budget)
             return best
         master.demand(left)
         for _ in range(_ROUNDS):
-            if not budget.spend():
-                return best
             try:
-                _, times, duals = master.solve()
+                solved = master.solve(budget)
             except SolverError as error:
                 budget.trouble = str(error)
                 return best
-            if not master.add(price(items, as_values(duals), _COLUMNS)[1]):
+            if solved is None:
+                return best
+            times = solved.times
+            budget.charge(items.steps)
+            if not master.add(price(items, as_values(solved.duals), _COLUMNS)[1]):
                 break
 
 

@@ -7,10 +7,10 @@ the linear program, rounded up, when no new pattern improves this optimum, or wh
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,21 +20,24 @@ from nopad.planning.optimal.master import Master
 from nopad.planning.optimal.pricing import Items, Pattern, price
 from nopad.planning.optimal.rounding import Packing, as_values, best_fit, dive
 
-__all__ = ["Relaxed", "Solved", "polish", "relax", "solve"]
+__all__ = ["Relaxed", "Solved", "relax", "solve"]
 
 
 _SLACK = 0.002  # patterns with a reduced cost above this are dropped before rounding
 _COLUMNS = 60  # added per round
-_POLISH_COPIES = 40
 
 
 @dataclass(frozen=True)
 class Relaxed:
-    """The solved linear program: how often to use each pattern, and the best bound with the values that prove it."""
+    """The solved linear program: how often to use each pattern, and the best bound with the values that prove it.
+
+    `most` is the worth of the most valuable pattern under these values.
+    """
 
     times: NDArray[np.float64]
     bound: int
     values: NDArray[np.int64]
+    most: int
 
 
 @dataclass(frozen=True)
@@ -66,46 +69,23 @@ def solve(
     return Solved(dive(master, times, goal, budget), relaxed.bound, relaxed.values, master)
 
 
-def relax(master: Master, budget: Budget) -> Relaxed | None:
-    """Generate columns until the bound meets the optimum or the budget is spent; None if it was spent before."""
+def relax(master: Master, budget: Budget, *, rounds: int | None = None) -> Relaxed | None:
+    """Generate columns until the bound meets the linear program's optimum, or the budget or `rounds` is spent."""
     demand = master.items.demand.tolist()
     best: Relaxed | None = None
-    while budget.spend():
-        packs, times, duals = master.solve()
-        values = as_values(duals)
+    for _ in itertools.count() if rounds is None else range(rounds):
+        solved = master.solve(budget)
+        if solved is None:
+            break
+        values = as_values(solved.duals)
         most, patterns = price(master.items, values, _COLUMNS)
+        budget.charge(master.items.steps)
         worth = sum(value * count for value, count in zip(values.tolist(), demand, strict=True))
         bound = -(-worth // most) if most else 0
         if best is None or bound >= best.bound:
-            best = Relaxed(times, bound, values)
+            best = Relaxed(solved.times, bound, values, most)
         else:
-            best = Relaxed(times, best.bound, best.values)
-        if best.bound >= math.ceil(packs - 1e-6) or not master.add(patterns):
+            best = replace(best, times=solved.times)
+        if best.bound >= math.ceil(solved.packs - 1e-6) or not master.add(patterns):
             break
     return best
-
-
-def polish(solved: Solved, budget: Budget, turn: int) -> Solved:
-    """Pack the packs with room, and some of the full ones, again; return the better packing.
-
-    Which full packs are chosen depends on `turn`.
-    """
-    items, master = solved.master.items, solved.master
-    sizes = items.sizes.tolist()
-    opened: Packing = Counter()
-    left = np.zeros_like(items.demand)
-    for at, (pattern, count) in enumerate(sorted(solved.packing.items())):
-        has_room = sum(sizes[item] for item in pattern) < items.capacity
-        copies = min(count, _POLISH_COPIES if has_room else int((7 * at + 3 * turn) % 11 == 0))
-        if copies:
-            opened[pattern] = copies
-            for item in pattern:
-                left[item] += copies
-    part = Master.like(master, Items(items.sizes, left, items.capacity, items.depth))
-    relaxed = relax(part, budget)
-    if relaxed is None or relaxed.bound >= opened.total():
-        return solved
-    again = dive(part, relaxed.times, relaxed.bound, budget)
-    if again.total() >= opened.total():
-        return solved
-    return Solved(solved.packing - opened + again, solved.bound, solved.values, master)

@@ -8,18 +8,16 @@ good as the guide.
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nopad.histogram import Histogram
-from nopad.planning.algorithm import Strategies
 from nopad.planning.certificate import Certificate
 from nopad.planning.lpfhp import lpfhp
 from nopad.planning.optimal.budget import Budget
+from nopad.planning.optimal.listed import Listed
 from nopad.planning.optimal.master import Master
 from nopad.planning.optimal.pricing import Items
 from nopad.planning.optimal.rounding import Packing
@@ -30,8 +28,8 @@ __all__ = ["MOST_CELLS", "Units", "certify", "divide", "fill"]
 _MOST_SIZES = 700  # distinct sizes that a linear program can have and still be quick
 MOST_CELLS = 2**25  # distinct sizes x units x depth: what pricing costs
 _RESOLUTIONS = (2048, 1024, 512, 256, 128)
-_MOST_FILLED = 2**21  # sequences, about 100 bytes each
-_MOST_STEPS = 3 * 10**9  # steps of pricing that a bound may take
+_MOST_FILLED = 2**20  # sequences that are put into slots one by one
+_ROUNDS, _LEAST_ROUNDS = 20, 2  # of pricing in tokens
 _MOST_TABLE = 2**26  # entries of 8 bytes
 
 
@@ -79,8 +77,8 @@ def _histogram(like: Histogram, counts: NDArray[np.int64]) -> Histogram:
     return Histogram(like.lengths[present], counts[present])
 
 
-def fill(packing: Packing, units: Units, histogram: Histogram, capacity: int, depth: int | None) -> Strategies:
-    """Return ``(count, lengths)`` pairs that cover `histogram` exactly, following a packing in units."""
+def fill(packing: Packing, units: Units, histogram: Histogram, capacity: int, depth: int | None) -> Listed:
+    """Return packs that hold `histogram` exactly, one by one, following a packing in units."""
     from nopad.planning.optimal import _kernels
 
     patterns = sorted(packing.items(), reverse=True)
@@ -99,19 +97,9 @@ def fill(packing: Packing, units: Units, histogram: Histogram, capacity: int, de
     packs = _kernels.fill_slots(
         slots, indptr, copies, units.edges, units.middle, capacity, available, below, above, lengths, bounds
     )
-    flat, ends = (-lengths[: bounds[packs]]).astype(np.int32), bounds[: packs + 1]
-    _sort(ends, flat)
-    values, cuts = (-flat).tolist(), ends.tolist()
-    filled = Counter(tuple(values[a:b]) for a, b in itertools.pairwise(cuts))
+    filled = Listed(lengths[: bounds[packs]], bounds[: packs + 1], np.ones(packs, dtype=np.int64))
     rest = np.flatnonzero(available)
-    leftover = Histogram(rest, available[rest])
-    return [(count, strategy) for strategy, count in filled.items()] + lpfhp(leftover, capacity, depth)
-
-
-def _sort(indptr: NDArray[np.int64], flat: NDArray[np.int32]) -> None:
-    from nopad import _kernels
-
-    _kernels.sort_within_packs(indptr, flat)
+    return Listed.joined([filled, Listed.of(lpfhp(Histogram(rest, available[rest]), capacity, depth))])
 
 
 def certify(solved: Solved, units: Units, capacity: int, depth: int | None, budget: Budget) -> Certificate | None:
@@ -120,16 +108,14 @@ def certify(solved: Solved, units: Units, capacity: int, depth: int | None, budg
     None if pricing in tokens would take too long or too much memory, or the budget is spent.
     """
     items = Items.of(units.edges[:-1], units.items.demand, capacity, depth)
-    steps = items.sizes.size * capacity * (1 if items.unlimited else items.depth)
     table = capacity * (2 if items.unlimited else items.depth + 1)
-    rounds = min(20, _MOST_STEPS // steps) if table <= _MOST_TABLE else 0
-    if not rounds:
+    if table > _MOST_TABLE or items.steps * _LEAST_ROUNDS > budget.left:
         return None
     master = Master(items)
     sizes = items.sizes
     fitting = [p for p in solved.master.patterns if sizes[list(p)].sum() <= capacity and len(p) <= items.depth]
     master.add([*fitting, *((i,) for i in range(sizes.size))])
-    relaxed = relax(master, Budget(min(rounds, budget.left)))
+    relaxed = relax(master, budget, rounds=_ROUNDS)
     if relaxed is None:
         return None
     return Certificate.of(zip(sizes.tolist(), relaxed.values.tolist(), strict=True))

@@ -1,0 +1,254 @@
+"""Compiled loops of `nopad.planning.optimal.gathering`: exchange sequences between packs so that free space gathers."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+_ENTRIES = 8  # candidates looked at for one sum
+_STEPS = 64  # deviations from an exact fit that are tried
+_IDLE = 2  # sweeps without success, after which the search ends
+
+
+class Lists(NamedTuple):
+    """Doubly linked lists: where each begins, and the neighbours of each member; int32."""
+
+    first: NDArray[Any]
+    after: NDArray[Any]
+    before: NDArray[Any]
+
+
+class State(NamedTuple):
+    """Packs of sequences, and two indices over the packs with free space.
+
+    Attributes:
+        length: tokens of each sequence ``[n]``.
+        pack: the pack of each sequence ``[n]``.
+        first: a sequence of each pack, -1 if it is empty ``[packs]``.
+        after: the next sequence of the same pack, -1 at the end ``[n]``.
+        free: free tokens of each pack ``[packs]``.
+        used: sequences in each pack ``[packs]``.
+        sums: lists of the sequences whose length plus the free space of their pack is s; packs without space are left
+            out.
+        spaces: lists of the packs with f free tokens, f > 0.
+    """
+
+    length: NDArray[Any]
+    pack: NDArray[Any]
+    first: NDArray[Any]
+    after: NDArray[Any]
+    free: NDArray[Any]
+    used: NDArray[Any]
+    sums: Lists
+    spaces: Lists
+
+
+@njit(cache=True, nogil=True)
+def _insert(lists: Lists, key: int, member: int) -> None:
+    head = lists.first[key]
+    lists.after[member] = head
+    lists.before[member] = -1
+    if head >= 0:
+        lists.before[head] = member
+    lists.first[key] = member
+
+
+@njit(cache=True, nogil=True)
+def _remove(lists: Lists, key: int, member: int) -> None:
+    after, before = lists.after[member], lists.before[member]
+    if before >= 0:
+        lists.after[before] = after
+    else:
+        lists.first[key] = after
+    if after >= 0:
+        lists.before[after] = before
+
+
+@njit(cache=True, nogil=True)
+def _show(s: State, p: int) -> None:
+    """Enter a pack into both indices, if it has free space and is not empty."""
+    if s.free[p] > 0 and s.first[p] >= 0:
+        i = s.first[p]
+        while i >= 0:
+            _insert(s.sums, s.length[i] + s.free[p], i)
+            i = s.after[i]
+        _insert(s.spaces, s.free[p], p)
+
+
+@njit(cache=True, nogil=True)
+def _hide(s: State, p: int) -> None:
+    """Take a pack out of both indices."""
+    if s.free[p] > 0 and s.first[p] >= 0:
+        i = s.first[p]
+        while i >= 0:
+            _remove(s.sums, s.length[i] + s.free[p], i)
+            i = s.after[i]
+        _remove(s.spaces, s.free[p], p)
+
+
+@njit(cache=True, nogil=True)
+def _move(s: State, i: int, to: int) -> None:
+    """Move a sequence to another pack; both packs must be hidden."""
+    p = s.pack[i]
+    if s.first[p] == i:
+        s.first[p] = s.after[i]
+    else:
+        j = s.first[p]
+        while s.after[j] != i:
+            j = s.after[j]
+        s.after[j] = s.after[i]
+    s.after[i] = s.first[to]
+    s.first[to] = i
+    s.pack[i] = to
+    s.free[p] += s.length[i]
+    s.free[to] -= s.length[i]
+    s.used[p] -= 1
+    s.used[to] += 1
+
+
+@njit(cache=True, nogil=True)
+def _give(s: State, p: int, depth: int, widest: int) -> bool:
+    """Move a sequence of hidden pack `p` to the fullest pack in which it fits; `widest` is the most free space."""
+    i = s.first[p]
+    while i >= 0:
+        for f in range(s.length[i], widest + 1):
+            to, seen = s.spaces.first[f], 0
+            while to >= 0 and s.used[to] >= depth and seen < _ENTRIES:
+                to, seen = s.spaces.after[to], seen + 1
+            if to >= 0 and s.used[to] < depth:
+                _hide(s, to)
+                _move(s, i, to)
+                _show(s, to)
+                return True
+        i = s.after[i]
+    return False
+
+
+@njit(cache=True, nogil=True)
+def _exchange(s: State, p: int, capacity: int) -> bool:
+    """Exchange a sequence of hidden pack `p` for a shorter one of another pack, which is full after it, or nearly.
+
+    The free space of `p` must end above what the other pack had, so that exchanges cannot go round in circles.
+    """
+    for more in range(_STEPS):
+        i = s.first[p]
+        while i >= 0:
+            length = s.length[i]
+            if length + more <= capacity:
+                j, seen = s.sums.first[length + more], 0
+                while j >= 0 and seen < _ENTRIES:
+                    if s.length[j] < length and s.free[p] + length - s.length[j] > s.free[s.pack[j]]:
+                        other = s.pack[j]
+                        _hide(s, other)
+                        _move(s, i, other)
+                        _move(s, j, p)
+                        _show(s, other)
+                        return True
+                    j, seen = s.sums.after[j], seen + 1
+            i = s.after[i]
+    return False
+
+
+@njit(cache=True, nogil=True)
+def _shake(s: State, seed: int) -> int:
+    """Move free space, without changing how much there is, from packs with it to random full ones; return the new seed.
+
+    Packs that are left with free space often are of one kind, such as odd lengths only, and cannot help each other.
+    """
+    packs = s.first.size
+    wanted = 0
+    for p in range(packs):
+        wanted += s.free[p] > 0 and s.first[p] >= 0
+    for _ in range(min(packs, 4 * wanted)):
+        seed = (seed * 1103515245 + 12345) & 0x7FFFFFFF
+        full = (seed >> 4) % packs
+        if s.free[full] == 0:
+            i = s.first[full]
+            while i >= 0:
+                j = s.sums.first[s.length[i]]  # exactly that space is left where j would make way for i
+                if j >= 0 and s.free[s.pack[j]] < _STEPS:
+                    other = s.pack[j]
+                    _hide(s, other)
+                    _move(s, i, other)
+                    _move(s, j, full)
+                    _show(s, full)
+                    break
+                i = s.after[i]
+    return seed
+
+
+@njit(cache=True, nogil=True)
+def _sweep(s: State, packs: int, goal: int, capacity: int, depth: int, most: int, moves: int) -> tuple[int, int]:
+    """Empty packs, the one with most free space first, until `goal` are left; return (packs, moves)."""
+    tried = np.zeros(s.first.size, dtype=np.bool_)
+    widest = capacity
+    while packs > goal and moves < most:
+        p = -1
+        while widest > 0 and p < 0:
+            p = s.spaces.first[widest]
+            while p >= 0 and tried[p]:
+                p = s.spaces.after[p]
+            widest -= p < 0
+        if p < 0:
+            break
+        _hide(s, p)
+        tried[p] = True
+        open_ = widest
+        while open_ > 0 and s.spaces.first[open_] < 0:
+            open_ -= 1
+        while s.first[p] >= 0 and moves < most and (_give(s, p, depth, open_) or _exchange(s, p, capacity)):
+            moves += 1
+        if s.first[p] < 0:
+            packs -= 1
+        _show(s, p)
+        widest = max(widest, s.free[p]) if s.first[p] >= 0 else widest
+    return packs, moves
+
+
+@njit(cache=True, nogil=True)
+def gather(
+    length: NDArray[Any],
+    indptr: NDArray[Any],
+    capacity: int,
+    depth: int,
+    goal: int,
+    sweeps: int,
+    most: int,
+    pack: NDArray[Any],
+) -> int:
+    """Exchange sequences between packs until `goal` packs are left, or nothing helps; return the number of moves.
+
+    Pack p holds the sequences ``indptr[p]`` to ``indptr[p + 1]`` at first; `pack` gets the pack of each at the end. At
+    most `sweeps` times over all packs, and at most `most` moves.
+    """
+    n, packs = length.size, indptr.size - 1
+    s = State(
+        length,
+        pack,
+        np.full(packs, -1, np.int32),
+        np.full(n, -1, np.int32),
+        np.full(packs, capacity, np.int32),
+        np.zeros(packs, np.int32),
+        Lists(np.full(capacity + 1, -1, np.int32), np.full(n, -1, np.int32), np.full(n, -1, np.int32)),
+        Lists(np.full(capacity + 1, -1, np.int32), np.full(packs, -1, np.int32), np.full(packs, -1, np.int32)),
+    )
+    for p in range(packs):
+        for i in range(indptr[p], indptr[p + 1]):
+            pack[i] = p
+            s.after[i] = s.first[p]
+            s.first[p] = i
+            s.free[p] -= length[i]
+            s.used[p] += 1
+        _show(s, p)
+    left, moves, idle, seed = packs, 0, 0, 1
+    for _ in range(sweeps):
+        before = left
+        left, moves = _sweep(s, left, goal, capacity, depth, most, moves)
+        idle = idle + 1 if left == before else 0
+        if left <= goal or moves >= most or idle > _IDLE:
+            break
+        seed = _shake(s, seed)
+    return moves

@@ -1,0 +1,137 @@
+"""The last pack: an integer program over all patterns that a packing into `target` packs may contain.
+
+The values that prove the linear bound also bound what each pack of such a packing may waste: with values v, a worth of
+all items of W and at most M per pack, a packing into T packs loses ``T * M - W`` in all, so each of its packs is worth
+at least ``M - (T * M - W)``. If few patterns are, all of them are listed, and an integer program chooses among them.
+For a part of a plan the same is done with the packs that have free space and some full ones.
+
+Source: reduced-cost fixing, as in Belov and Scheithauer, "A branch-and-cut-and-price algorithm for one-dimensional
+stock cutting", 2006.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import highspy
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad import random
+from nopad.planning.optimal.budget import Budget
+from nopad.planning.optimal.listed import Listed
+from nopad.planning.optimal.master import Master
+from nopad.planning.optimal.pricing import Items, Pattern
+from nopad.planning.optimal.rounding import Packing, best_fit, dive, fill_demand
+from nopad.planning.optimal.search import relax
+
+__all__ = ["close", "patterns_above", "residuals"]
+
+_MOST_PATTERNS = 20_000
+_MOST_ITEMS = 2**22  # of all patterns that are listed
+_SEARCHED = 2 * 10**7  # steps of listing them
+_NODES = 2_000  # of the branch-and-bound tree: a budget that does not depend on the machine
+_NODE_STEPS = 20_000  # operations per node and hundred patterns
+_OPEN = 30
+_FULL = (10, 20, 40, 80, 20, 40, 80)
+
+
+def close(items: Items, target: int, budget: Budget) -> Packing | None:
+    """Return a packing of all items into `target` packs; None if none was found.
+
+    Raises:
+        SolverError: HiGHS gave up on a linear program.
+    """
+    master = Master(items)
+    master.add(best_fit(items, items.demand))
+    relaxed = relax(master, budget)
+    if relaxed is None or relaxed.bound > target:
+        return None
+    packing = dive(master, relaxed.times, target, budget)
+    if packing.total() <= target or budget.spent():
+        return packing if packing.total() <= target else None
+    worth = sum(value * count for value, count in zip(relaxed.values.tolist(), items.demand.tolist(), strict=True))
+    patterns = patterns_above(items, relaxed.values, relaxed.most - (target * relaxed.most - worth))
+    budget.charge(_SEARCHED)
+    if patterns is None:
+        return None
+    packing = _integer_program(patterns, items, target)
+    budget.charge(_NODES * _NODE_STEPS * (1 + len(patterns) // 100) // 10)
+    return packing
+
+
+def patterns_above(items: Items, values: NDArray[np.int64], least: int) -> list[Pattern] | None:
+    """Return all patterns worth at least `least` that need no more of any item than there is.
+
+    None if there are too many, or listing them takes too long.
+    """
+    from nopad.planning.optimal import _kernels
+
+    table = np.empty((2 if items.unlimited else items.depth + 1, items.capacity + 1), dtype=np.int64)
+    _kernels.knapsack(items.sizes, values, items.unlimited, table)
+    flat = np.empty(min(_MOST_ITEMS, _MOST_PATTERNS * items.depth), dtype=np.int32)
+    ends = np.empty(_MOST_PATTERNS + 1, dtype=np.int64)
+    found = _kernels.patterns_above(
+        items.sizes, items.demand, values, items.depth, items.unlimited, table, least, _SEARCHED, flat, ends
+    )
+    if found < 0:
+        return None
+    held, cuts = flat[: ends[found]].tolist(), ends[: found + 1].tolist()
+    return [tuple(held[cuts[p] : cuts[p + 1]]) for p in range(found)]
+
+
+def _integer_program(patterns: list[Pattern], items: Items, target: int) -> Packing | None:
+    """Choose among patterns so that all items are covered by at most `target` packs; None if that fails."""
+    model = highspy.Highs()
+    options = {
+        "output_flag": False,
+        "threads": 1,
+        "random_seed": 0,
+        "mip_max_nodes": _NODES,
+        "mip_max_improving_sols": 1,
+        "mip_rel_gap": 0.0,
+    }
+    for name, value in options.items():
+        model.setOptionValue(name, value)
+    k, none = items.sizes.size, np.empty(0, dtype=np.int32)
+    model.addRows(k, items.demand.astype(float), np.full(k, highspy.kHighsInf), 0, none, none, np.empty(0))
+    amounts = [Counter(pattern) for pattern in patterns]
+    starts = np.append(0, np.cumsum([len(held) for held in amounts]))[:-1].astype(np.int32)
+    rows = np.array([item for held in amounts for item in held], dtype=np.int32)
+    values = np.array([count for held in amounts for count in held.values()], dtype=float)
+    m = len(patterns)
+    model.addCols(m, np.ones(m), np.zeros(m), np.full(m, float(target)), rows.size, starts, rows, values)
+    every = np.arange(m, dtype=np.int32)
+    model.changeColsIntegrality(m, every, np.full(m, highspy.HighsVarType.kInteger))
+    model.addRow(0.0, float(target), m, every, np.ones(m))
+    model.run()
+    found = model.getInfo().primal_solution_status
+    if found != highspy.SolutionStatus.kSolutionStatusFeasible:
+        return None
+    times = np.round(np.array(model.getSolution().col_value)).astype(np.int64)
+    packing = fill_demand(patterns, times, items.demand)
+    whole: Counter[int] = Counter()
+    for pattern, count in packing.items():
+        for item in pattern:
+            whole[item] += count
+    complete = all(whole[item] == count for item, count in enumerate(items.demand.tolist()))
+    return packing if complete and packing.total() <= target else None
+
+
+def residuals(packs: Listed, capacity: int) -> Iterator[tuple[Listed, Listed]]:
+    """Yield ways to divide packs in two: the packs with free space and some full ones to pack again, and all others."""
+    from nopad import _kernels
+
+    free = capacity - packs.tokens
+    open_ = np.flatnonzero(free > 0)
+    open_ = open_[np.argsort(-free[open_], kind="stable")]
+    full = np.flatnonzero(free == 0)
+    for turn, wanted in enumerate(_FULL):
+        chosen = np.zeros_like(packs.copies)
+        held = np.minimum(packs.copies[open_], np.maximum(0, _OPEN - np.append(0, np.cumsum(packs.copies[open_]))[:-1]))
+        chosen[open_] = held
+        _kernels.shuffle(full, np.uint64(random.key(turn, random.STREAM_WITHIN_LENGTH)))
+        chosen[full[:wanted]] = 1
+        inside, outside = np.flatnonzero(chosen), np.flatnonzero(packs.copies > chosen)
+        yield packs.take(inside, chosen[inside]), packs.take(outside, (packs.copies - chosen)[outside])

@@ -1,0 +1,86 @@
+"""A local search on finished packs: the free space of many packs is gathered in few, until these can be emptied.
+
+A pack with much free space gives a sequence away and takes a shorter one in return, so that the other pack is full
+afterwards; or it gives a sequence to a pack in which it fits. When nothing more can be done, the free space is moved to
+other packs at random, and the search begins again. Depth is respected: exchanges are one for one.
+
+On plans made in units, which are a few tokens short of full in every pack, this removes nearly all of the packs above
+the bound, at any capacity, in about ten microseconds per pack. It proves nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad import random
+from nopad.planning.optimal.budget import Budget
+from nopad.planning.optimal.listed import Listed
+
+__all__ = ["gather"]
+
+_MOST = 2**19  # sequences that are searched at a time, about 40 bytes each
+_SWEEPS = 16
+_MOVE_STEPS = 5_000  # operations per move
+_SEQUENCE_STEPS = 600  # operations per sequence: to list it, and to look in vain for an exchange
+
+
+def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: Budget) -> Listed:
+    """Return the same sequences in fewer packs, `goal` at best.
+
+    Packs with many copies are searched as a part that stands for all; what is left over of the copies is searched again
+    as a whole.
+    """
+    while packs.packs > goal and not budget.spent():
+        room = capacity > packs.tokens
+        sequences = int(packs.sizes[room] @ packs.copies[room])
+        copies = max(1, -(-sequences // _MOST))
+        part, rest = packs.copies // copies, packs.copies % copies
+        open_ = np.flatnonzero(room & (part > 0))
+        if copies > 1 and int(packs.sizes[open_] @ part[open_]) * 4 < _MOST:
+            break  # nearly all packs differ: no part stands for the whole
+        helpers = _helpers(packs, part, np.flatnonzero(~room & (part > 0)), _MOST)
+        searched = np.concatenate([open_, helpers])
+        numbers = np.repeat(searched, part[searched])
+        before = numbers.size
+        tokens = int(packs.tokens[searched] @ part[searched])
+        least = goal - (packs.packs - before) if copies == 1 else -(-tokens // capacity)
+        found = _search(packs.take(_shuffled(numbers)), capacity, depth, least, budget)
+        left = packs.copies.copy()
+        left[searched] -= part[searched] * copies
+        others = np.flatnonzero(left)
+        again = packs.take(others, left[others])
+        packs = Listed.joined([again, Listed(found.lengths, found.indptr, found.copies * copies)])
+        if copies == 1:
+            break
+    return packs
+
+
+def _helpers(packs: Listed, part: NDArray[np.int64], full: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Return full packs that take part, since random exchanges need them: at most `most` sequences."""
+    held = np.cumsum(packs.sizes[full] * part[full])
+    return full[: int(np.searchsorted(held, most, side="right"))]
+
+
+def _shuffled(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    from nopad import _kernels
+
+    _kernels.shuffle(numbers, np.uint64(random.key(0, random.STREAM_WITHIN_LENGTH)))
+    return numbers
+
+
+def _search(packs: Listed, capacity: int, depth: int | None, goal: int, budget: Budget) -> Listed:
+    """Search packs of which each occurs once."""
+    from nopad.planning.optimal import _gather_kernels
+
+    n = packs.lengths.size
+    pack = np.empty(n, dtype=np.int32)
+    most = min(4 * n, budget.left // _MOVE_STEPS)
+    moves = _gather_kernels.gather(
+        packs.lengths, packs.indptr, capacity, n if depth is None else depth, goal, _SWEEPS, most, pack
+    )
+    budget.charge(moves * _MOVE_STEPS + n * _SEQUENCE_STEPS)
+    order = np.argsort(pack, kind="stable")
+    sizes = np.bincount(pack)
+    indptr = np.append(0, np.cumsum(sizes[sizes > 0]))
+    return Listed(packs.lengths[order], indptr, np.ones(indptr.size - 1, dtype=np.int64))
