@@ -86,7 +86,7 @@ def relax(master: Master, budget: Budget) -> Relaxed | None:
 
 
 def polish(solved: Solved, budget: Budget, turn: int) -> Solved:
-    """Pack the packs with room, and some of the full ones, again; return the better packing.
+    """Pack again what is in packs with room and in some full ones; return the better of both packings.
 
     Which full packs are chosen depends on `turn`.
     """
