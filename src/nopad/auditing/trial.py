@@ -158,7 +158,7 @@ class Trial:
 
 
 def kinds_of(alone: Sequence[Mapping[str, Tensor]], trial: Trial) -> Kinds:
-    """Return which outputs are per token, per token of the target, or per sequence, judged by the outputs alone."""
+    """Return which outputs are per token, per target token, or per sequence, judged by sequences run `alone`."""
 
     def as_long_as(name: str, wanted: Sequence[Sequence[int]]) -> bool:
         pairs = zip((output[name] for output in alone), wanted, strict=True)
