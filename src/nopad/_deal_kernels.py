@@ -62,7 +62,10 @@ def packs_by_rank(
     begin: NDArray[Any],
     packs: NDArray[Any],
 ) -> None:
-    """List, for each length rank, the packs that contain it, ascending; the list of rank k begins at ``begin[k]``."""
+    """Fill `packs` with one list for each length rank: the packs that contain this length, ascending.
+
+    The list of rank k begins at ``begin[k]``, which the caller has computed.
+    """
     free = begin.copy()
     for p in range(strategy_of_pack.shape[0]):
         s = strategy_of_pack[p]
@@ -90,8 +93,8 @@ def deal_in_order(
     """Assign in order of arrival: the first sequence without a pack opens the next pack that contains its length.
 
     The other places of that pack take the next sequences of their lengths. So packs are in the order of their first
-    members, and the sequences of any one length stay in order of arrival. `free` and `next_pack` are advanced, and
-    `strategy_of_pack` is overwritten.
+    members, and the sequences of any one length stay in order of arrival. `indptr` and `sequence` get the packs; `free`
+    and `next_pack` are advanced, and `strategy_of_pack` is overwritten.
     """
     dealt = np.zeros(ranks.shape[0], dtype=np.uint8)
     at, p = 0, 0

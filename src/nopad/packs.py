@@ -211,7 +211,7 @@ class Packs:
 
     @classmethod
     def load(cls, path: str | Path) -> Packs:
-        """Read a file that `save` wrote into memory, and check that no pack is empty or exceeds the depth.
+        """Read into memory a file written by `save`, and check that no pack is empty or exceeds the depth.
 
         Whether each sequence occurs once and the lengths fit cannot be checked without the lengths: use
         `check(lengths)`.

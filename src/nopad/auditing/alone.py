@@ -51,11 +51,11 @@ class Alone:
         return self._gradients[key]
 
     def sound(self, names: Names) -> tuple[Alone | None, frozenset[str], list[str]]:
-        """Return whose gradients can be compared: sequences (None: too few), parameters to leave out, and notes.
+        """Leave out gradients that are not finite even alone; return sequences kept, parameters left out, and notes.
 
-        Sequences whose gradients are not finite even when run alone are left out of the first result. The second holds
-        the parameters whose gradients are not finite for any sequence. `names`: the outputs that gradients are computed
-        of.
+        A parameter is left out if its gradient is finite for no sequence; a sequence is kept if its gradients of all
+        other parameters are finite. The first result is None if too few gradients are finite. `names`: the outputs
+        that gradients are computed of.
         """
         if names not in self._sound:
             self._sound[names] = self._judged(names)

@@ -73,13 +73,19 @@ class _Poisoned:
     def run(
         self, sequences: list[list[int]], factor: float | None = None, watch: Any = None
     ) -> dict[str, list[Tensor]]:
-        """Run the sequences packed, with the victim's embeddings scaled by `factor`."""
+        """Run the sequences packed; return the outputs that have a part for each sequence, as lists of these parts.
+
+        `factor` scales the victim's embeddings; None: they stay as they are.
+        """
         batch, there = self.trial.batch(self.form, sequences)
         with torch.no_grad(), _scaled(self.trial, there, self.victim, factor), watch or nullcontext():
             return per_sequence(self.trial.run(batch, f"packed, {self.form}"), there, self.kinds)
 
     def check(self, name: str, dtype: torch.dtype, sequences: list[list[int]], factor: float | None) -> Check | None:
-        """Measure how far the neighbours' results move; None if no output has a part per sequence."""
+        """Run these sequences, and check how far the neighbours' results move from those of the unchanged ones.
+
+        `factor`: see `run`. None is returned if no output of the model can be split into sequences.
+        """
         if self._clean is None:
             self._clean = self.run(self.trial.sequences)
         if not self._clean:
@@ -134,7 +140,7 @@ class _Decisions(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def _scaled(trial: Trial, places: Places, victim: int, factor: float | None) -> Iterator[None]:
-    """Scale the embeddings of one sequence, and of its target."""
+    """Scale the embeddings of one sequence, and of its target, inside this context; factor None: leave them."""
     if factor is None:
         yield
         return

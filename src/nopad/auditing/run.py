@@ -225,7 +225,7 @@ class _Task:
         return found
 
     def _with(self, subject: Any, name: str, token: int, partly: bool) -> Found:
-        """Compare outputs with a token that the model looks for, inside sequences and at the end of one."""
+        """Compare outputs of sequences that contain a token the model looks for: inside, and at the end of one."""
         trial = self._drawn(subject, replace(self.tokens, inside=(token,)), None, partly)
         trial.sequences[-1][-1] = token
         found = compare(Alone(trial, False), torch.float64, forms=trial.forms[:2], label=f", with {name}")

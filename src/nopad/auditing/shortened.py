@@ -72,7 +72,7 @@ def shortened(model: Any, layers: int) -> Any:
 
 
 def _has_hooks(module: Any) -> bool:
-    """Whether a module has hooks other than nopad's, and than those of transformers, which only record states."""
+    """Whether a module has hooks that are neither nopad's nor transformers' own, which only record states."""
     return any(
         not isinstance(hook, Hook) and not (getattr(hook, "__module__", None) or "").startswith("transformers.")
         for hooks in (module._forward_hooks, module._forward_pre_hooks)

@@ -39,7 +39,7 @@ class Tokens:
 
     @classmethod
     def of(cls, config: Any) -> Tokens:
-        """Return the tokens of a configuration's vocabulary; no special tokens are drawn from them.
+        """Return the tokens of a configuration's vocabulary, set to draw no special ones.
 
         Raises:
             OptionError: the vocabulary is missing, or too small to draw from.

@@ -158,7 +158,7 @@ class Trial:
 
 
 def kinds_of(alone: Sequence[Mapping[str, Tensor]], trial: Trial) -> Kinds:
-    """Return which outputs are per token, per token of the target, or per sequence, judged by the outputs alone."""
+    """Return which outputs are per token, per target token, or per sequence, judged by sequences run `alone`."""
 
     def as_long_as(name: str, wanted: Sequence[Sequence[int]]) -> bool:
         pairs = zip((output[name] for output in alone), wanted, strict=True)
@@ -177,7 +177,7 @@ def kinds_of(alone: Sequence[Mapping[str, Tensor]], trial: Trial) -> Kinds:
 
 
 def per_sequence(output: Mapping[str, Tensor], places: Places, kinds: Kinds) -> dict[str, list[Tensor]]:
-    """Return the outputs of which every sequence has its own part, split by sequence."""
+    """Return, by name, the outputs that have a part for each sequence, as lists of these parts."""
     split = {name: places.split(value, kinds[name]) for name, value in output.items() if name in kinds}
     return {name: parts for name, parts in split.items() if parts is not None}
 

@@ -126,6 +126,9 @@ def _usage(error: Any) -> str:
 
 
 def _discard_stdout() -> int:
-    """Redirect a stdout that can no longer be written to, so that the interpreter's last flush does not fail."""
+    """Redirect a stdout that can no longer be written to, so that the interpreter's last flush does not fail.
+
+    Returns exit code 0.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

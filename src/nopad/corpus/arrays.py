@@ -31,7 +31,8 @@ class ArrayFolder(TableSource):
 
     Raises:
         SourceError: an array is missing or has a wrong shape or type; a column has neither one value per token nor one
-            per sequence; or, found while reading, it could have either, since there are as many sequences as tokens.
+            per sequence. While reading: there are as many sequences as tokens, but not one token in each, so it is
+            unclear which of the two a column has.
     """
 
     def __init__(self, folder: Path, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:

@@ -63,7 +63,10 @@ class InputFile:
         return os.path.splitext(name)[1].lower()
 
     def whole(self, limit: int | None = None) -> bytes:
-        """Return the content, decompressed; with `limit`, one byte more at most, which shows that there is more."""
+        """Return the decompressed content; with `limit`, at most its first ``limit + 1`` bytes.
+
+        A result longer than `limit` shows that the content is longer.
+        """
         with self._stream() as file:
             data: bytes = file.read() if limit is None else file.read(limit + 1)
         return data

@@ -191,7 +191,7 @@ def within_document(run: Records) -> Iterator[Records | BadRecord]:
 
 
 def text_run(texts: list[str], lines: NDArray[np.int64], label: str) -> Iterator[Records | Record | BadRecord]:
-    """Yield a run of texts as one `Records`, in a tenth of the time, or as single records if one of them is bad."""
+    """Yield texts as one `Records`, which takes a tenth of the time, or as single records if one of them is bad."""
     try:
         "".join([text for text in texts if not text.isascii()]).encode()
     except UnicodeEncodeError:

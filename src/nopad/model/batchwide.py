@@ -112,7 +112,7 @@ def check_layers(model: nn.Module) -> None:
 
 
 def _per_row(module: nn.Module) -> dict[int, str]:
-    """Return the names of arguments per row that PEFT's hooks hand to a layer, by the number of the hook."""
+    """Return which of PEFT's hooks hand a layer one value per row: ``{number of the hook: name of the argument}``."""
     hooks = module._forward_pre_hooks
     if not hooks:
         return {}

@@ -156,7 +156,7 @@ class _Classifier(Head):
 
 
 class _LastToken(Head):
-    """A classifier that scores every token and reads one per row, or the mean (EuroBERT): one result per sequence."""
+    """A classifier that scores every token; a sequence's result is the score of one token, or the mean (EuroBERT)."""
 
     name = "classification"
     gives = "sequence"

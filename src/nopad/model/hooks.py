@@ -181,8 +181,8 @@ class Feed(Hook):
     """Gives a module each sequence's pooled states in place of each row's.
 
     Attributes:
-        dims: dimensions of the module's input: 3 for ``[S, 1, H]``, of which it reads the first token, or 2 for
-            ``[S, H]``.
+        dims: dimensions of the module's input: 2 for ``[S, H]``, or 3 for ``[S, 1, H]`` if the module itself takes the
+            first token.
         stock: whether the model is one of transformers', which is known to give this module a row's pooled states.
     """
 

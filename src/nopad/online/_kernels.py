@@ -206,9 +206,9 @@ def emit(
     """Write one pack that begins with length `first` to ``sequence[at:]``; return where the pack ends.
 
     The longest length that fits is added repeatedly, until one or two held lengths fill the room exactly and end the
-    pack. But where sequences are so short that packs reach the depth before the capacity, every place must be used:
-    until two places are left, the longest length up to the average room per place is then added, or the next longer
-    one.
+    pack. But where sequences are so short that packs reach the depth before the capacity, every place must be used.
+    Then, until two places are left, each place gets the longest length up to the average room per place; if no such
+    length is held, the next longer one.
     """
     capacity = queues.shape[0] - 2
     # Packs of `depth` sequences of average length would not be full, so places are scarcer than room.

@@ -48,7 +48,7 @@ class StreamPacker:
         capacity: most tokens a pack may hold, up to 2^24.
         depth: most sequences a pack may hold; None: unlimited.
         buffer: most sequences held back; more give fuller packs, up to a point.
-        patience: most sequences that arrive after a sequence before it leaves; None: 64 times `buffer`.
+        patience: a sequence leaves at the latest when this many have arrived after it; None: 64 times `buffer`.
 
     Raises:
         OptionError: an option has an invalid value.

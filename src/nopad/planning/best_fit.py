@@ -8,9 +8,13 @@ arrival is considered. The oldest of them opens the pack; then the longest that 
 until none fits; the buffer is refilled after each sequence. So no sequence waits longer than w packs, packs are in the
 order of their first members, memory is bounded by w, and ``window=1`` is next-fit. O(n log64 capacity) too.
 
-Compared with LPFHP, which sees all lengths, best-fit needs 0.6 % more packs on Wikipedia-512 and 3.7 % more on SQuAD,
-and 7 % fewer on Wikipedia at depth 3. With a window of 1,024 it needs 0.25 % more, 6.6 % more (because the oldest
-sequence opens each pack), and 9 % fewer. It needs at most 1.7 times the optimum (without a window or a depth limit).
+Packs that it needs compared with LPFHP, which sees all lengths:
+
+* Wikipedia-512: 0.6 % more; with a window of 1,024, 0.25 % more
+* SQuAD: 3.7 % more; with that window 6.6 % more, because the oldest sequence opens each pack
+* Wikipedia-512 at depth 3: 7 % fewer; with that window 9 % fewer
+
+Without a window or a depth limit it needs at most 1.7 times the optimum.
 
 Source: Johnson et al. 1974, as `nopad.planning.first_fit`; the bound: Dosa, Sgall, ICALP 2014. The window is ours.
 """

@@ -57,7 +57,10 @@ class Certificate:
 
     @classmethod
     def of(cls, values: Iterable[tuple[int, int]]) -> Certificate:
-        """Return the certificate of ``(length, value)`` pairs by length; pairs without a higher value are dropped."""
+        """Make a certificate from ``(length, value)`` pairs in ascending order of length.
+
+        A pair whose value is no higher than the highest before it, or 0, is dropped, since it begins no new step.
+        """
         steps: list[tuple[int, int]] = []
         for length, value in values:
             if value > (steps[-1][1] if steps else 0):

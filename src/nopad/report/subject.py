@@ -98,7 +98,7 @@ class Subject:
 
 
 def read_subject(path: Path, *, comparison: Sequence[Mapping[str, Any]] | None = None) -> Subject:
-    """Read the subject at a path; for a dataset, `comparison` may give the rows, so that nothing is planned.
+    """Read the subject at a path; for a dataset, rows given as `comparison` are shown, and no plans are compared.
 
     Raises:
         FormatError: the path is no histogram, plan or packed dataset.

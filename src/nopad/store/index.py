@@ -1,9 +1,9 @@
 """Index-only datasets: which sequence goes where, while the tokens stay in their source (virtual packing).
 
 ``packs.arrow`` is the file of `Packs.save`: sequence numbers by pack. ``sequences.arrow`` has one row per sequence: its
-`length` in the narrowest unsigned type; `record` and `start`, unless they are simply 0, 1, 2, ... and 0; and `source`
-if sources are named. The header of ``packs.arrow`` states how records were changed before their lengths were taken
-(stripped, truncated, split), so that the index is not applied to unchanged records.
+`length` in the narrowest unsigned type; `record`, and `start` if records were split (`record` is left out if sequence i
+is simply record i); and `source` if sources are named. The header of ``packs.arrow`` states how records were changed
+before their lengths were taken (stripped, truncated, split), so that the index is not applied to unchanged records.
 """
 
 from __future__ import annotations

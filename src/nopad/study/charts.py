@@ -17,7 +17,10 @@ _BINS = 64
 
 
 def residuals_chart(plain: Residuals, weighted: Residuals) -> Any:
-    """Return Figures 10 and 11 as a chart: the residual by length; below, with smaller weights for short lengths."""
+    """Return the residuals by length as a chart of two panels, as Figures 10 and 11.
+
+    Above, all lengths have weight 1; below, short lengths have a smaller one.
+    """
     alt = load_altair()
     panels = []
     for found, title in (

@@ -111,10 +111,11 @@ class Embedder:
         max_tokens: int | None = None,
         budget: int = 4096,
     ) -> None:
-        """Make `model` pack-safe if it is not yet; `budget`: about how many tokens are run at a time.
+        """Make `model` pack-safe if it is not yet; its weights must not change while `encode` runs.
 
-        While `encode` runs, the model's weights must not change (`nopad.model.fast_linear`). `tokenizer`: anything that
-        `nopad.load_tokenizer` accepts. `max_tokens`: None: the number of the model's positions.
+        The reason is `nopad.model.fast_linear`, which copies them. `tokenizer` is anything that `nopad.load_tokenizer`
+        accepts. If `max_tokens` is None, a text may have as many tokens as the model has positions. About `budget`
+        tokens are run at a time.
 
         Raises:
             OptionError: the pooling is unknown, there is no tokenizer, or `max_tokens` exceeds the model's positions.

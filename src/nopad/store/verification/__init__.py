@@ -108,7 +108,10 @@ def _dataset_problems(
 
 
 def _plan_problems(folder: Path, manifest: Manifest) -> tuple[Plan | None, list[str]]:
-    """Check that the stored plan is the one that the manifest names, is valid, and has the manifest's totals."""
+    """Check that the stored plan is the one that the manifest names, is valid, and has the manifest's totals.
+
+    Returns the plan (None if it cannot be read) and one sentence for each problem.
+    """
     try:
         plan = Plan.load(folder / PLAN)
     except FormatError as error:

@@ -35,7 +35,7 @@ class Chosen:
         self._made: tuple[Choice, NDArray[np.int64], NDArray[Any]] | None = None
 
     def misnamed(self, by_source: Iterable[str]) -> bool:
-        """Return whether there are weights that are not for these sources."""
+        """Return whether there are weights, and the sources they name are not exactly these."""
         return bool(self._weights) and set(self._weights or ()) != set(by_source)
 
     def add(self, record: NDArray[np.int64], lengths: NDArray[Any]) -> None:
@@ -45,7 +45,10 @@ class Chosen:
             self._lengths.append(lengths)
 
     def present(self, batch: Sequences, content: Content, at: int) -> Sequences:
-        """Return the sequences of a batch whose records are packed; those of `content` before number `at` are done."""
+        """Return the sequences of a batch whose records are in the dataset's `content`.
+
+        `at` is the first sequence of `content` that can match; those before it belong to earlier batches.
+        """
         if not self.partly or not len(batch):
             return batch
         record = batch.values["seq_index"]

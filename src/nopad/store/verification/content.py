@@ -242,7 +242,7 @@ def _release_row_groups() -> None:
 
 
 def _misplaced(row_group: RowGroup, m: Manifest) -> set[int]:
-    """Return the numbers of named sources whose sequences do not all have this number in ``seq_source``."""
+    """Return the numbers of named sources of which a sequence has another number in ``seq_source``."""
     record = row_group.sequences.values["seq_index"]
     source = row_group.sequences.values.get("seq_source", np.zeros(record.size, dtype=np.int32))
     return {

@@ -42,7 +42,7 @@ class Half:
 
 
 def half_of(content: Content, m: Manifest) -> tuple[Half, list[str]]:
-    """Compute the random key of each record again, and return the problem of each record in the wrong dataset."""
+    """Compute the records' random keys again; return the `Half`, and problems of records in the wrong dataset."""
     problems: list[str] = []
     validation, split = m.options.get("validation") or 0, m.options["split"]
     least, strays = 2**64, 0
