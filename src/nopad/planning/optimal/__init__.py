@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +29,12 @@ from nopad.planning.bounds import lower_bound
 from nopad.planning.certificate import Certificate
 from nopad.planning.lpfhp import lpfhp
 from nopad.planning.optimal.budget import Budget
+from nopad.planning.optimal.listed import Listed
 from nopad.planning.optimal.pricing import Items
 from nopad.planning.optimal.spread import spread
+
+if TYPE_CHECKING:
+    from nopad.planning.optimal.master import Master
 
 __all__ = ["auto", "optimal"]
 
@@ -37,6 +42,10 @@ _LENGTH_STEPS = 1_700  # operations per squared number of distinct lengths: simp
 _ROUNDS = 60  # of pricing, in a hard case
 _MOST_TABLE = 2**27  # entries of a table of pricing, 8 bytes each
 _MOST_SEEDS = 4_000
+_BEGINNING = 0.4  # share of the budget for a first attempt at the exact program
+_RELAXING = 0.7  # share for the linear program, before it is rounded
+_ROW_STEPS = 100  # operations per listed pack, to divide a list and to join it again
+_NEAR = 16  # packs above the bound, up to which the last packs are tried at once
 _MOST_CAPACITY = 2**24  # filling slots takes 40 bytes per token of capacity
 _WITHIN_UNITS = 1e-4  # filling slots with real lengths moves the result by more than that
 
@@ -82,34 +91,33 @@ class _Search:
     def __post_init__(self) -> None:
         self.bound = lower_bound(self.histogram, self.capacity, self.depth).packs
         self.certificate: Certificate | None = None
-        self.strategies = lpfhp(self.histogram, self.capacity, self.depth)
-        self.packs = _packs(self.strategies)
+        self.best = Listed.of(lpfhp(self.histogram, self.capacity, self.depth))
         self.notes: list[str] = []
+        self.master: Master | None = None
 
     def run(self) -> Planned:
         """Try the heuristics, then the linear program; return the best plan."""
         if not self._good() and self.depth is not None:
             for packs in (self.bound, self.bound + 1):
                 if not self._good():
-                    self._offer(spread(self.histogram, self.capacity, self.depth, packs))
+                    self._offer(Listed.of(spread(self.histogram, self.capacity, self.depth, packs)))
         if not self._good():
             self._search()
         if self.budget.out_of_time:
             self.notes.append("stopped by the limit in seconds: another run may find another plan")
         return Planned(
-            strategies=self.strategies,
+            strategies=self.best.strategies(),
             certificate=self.certificate,
             facts={"linear_programs": self.budget.programs},
             notes=tuple(self.notes),
         )
 
     def _good(self) -> bool:
-        return self.packs <= self.bound + self.within
+        return self.best.packs <= self.bound + self.within
 
-    def _offer(self, strategies: Strategies) -> None:
-        packs = _packs(strategies)
-        if packs < self.packs:
-            self.strategies, self.packs = strategies, packs
+    def _offer(self, packs: Listed) -> None:
+        if packs.packs < self.best.packs:
+            self.best = packs
 
     def _prove(self, certificate: Certificate) -> None:
         if certificate.problem(self.capacity, self.depth) is not None:
@@ -125,8 +133,11 @@ class _Search:
             return
         from nopad.planning.optimal.master import SolverError
 
-        affordable = self._exact_cost() * 2 < self.budget.left
-        steps = [self._exact, self._close] if affordable else [self._in_units, self._close, self._exact, self._close]
+        steps = [self._exact, self._close]
+        if self._exact_cost() * 2 > self.budget.left:
+            steps = [self._begin_exact, self._in_units, self._close, *steps]
+        if self.best.packs <= self.bound + _NEAR:
+            steps.insert(0, self._close)
         for step in steps:
             if self._good() or self.budget.spent():
                 break
@@ -154,27 +165,44 @@ class _Search:
         most = self.capacity // int(self.histogram.lengths[0])
         return 1 if self.depth is None or self.depth >= most else self.depth
 
-    def _exact(self) -> None:
-        """Solve with every distinct length as an item."""
-        from nopad.planning.optimal.search import solve
+    def _begin_exact(self) -> None:
+        """Try the exact program with a part of the budget, since it often needs less than it may."""
+        with self.budget.part(_BEGINNING):
+            self._exact(whole=False)
+
+    def _exact(self, *, whole: bool = True) -> None:
+        """Solve with every distinct length as an item, and go on where an earlier call ended.
+
+        If not `whole`, the program is rounded only if it was solved to its end.
+        """
+        from nopad.planning.optimal.master import Master
+        from nopad.planning.optimal.rounding import best_fit
+        from nopad.planning.optimal.search import relax, round_off
 
         if self.capacity * (self._most_used() + 1) > _MOST_TABLE:
             return
         lengths = self.histogram.lengths
-        items = Items.of(lengths, self.histogram.counts, self.capacity, self.depth)
+        if self.master is None:
+            items = Items.of(lengths, self.histogram.counts, self.capacity, self.depth)
+            self.master = Master(items)
+            self.master.add(best_fit(items, items.demand))
+        common = np.argsort(-self.best.copies, kind="stable")[:_MOST_SEEDS]
         number = {length: item for item, length in enumerate(lengths.tolist())}
-        common = sorted(self.strategies, reverse=True)[:_MOST_SEEDS]
-        seeds = [tuple(number[length] for length in strategy) for _, strategy in common]
-        solved = solve(items, seeds, self.budget, enough=self.bound)
-        if solved is None:
+        strategies = self.best.take(common).strategies()
+        self.master.add(tuple(number[length] for length in strategy) for _, strategy in strategies)
+        with self.budget.part(_RELAXING):
+            relaxed = relax(self.master, self.budget, enough=self.bound)
+        if relaxed is None:
             return
-        self._prove(Certificate.of(zip(lengths.tolist(), solved.values.tolist(), strict=True)))
-        self._offer(_named(solved.packing, lengths))
+        self._prove(Certificate.of(zip(lengths.tolist(), relaxed.values.tolist(), strict=True)))
+        if whole or relaxed.converged:
+            solved = round_off(self.master, relaxed, max(self.bound, relaxed.bound), self.budget)
+            self._offer(Listed.of(_named(solved.packing, lengths)))
+            self.master = None
 
     def _in_units(self) -> None:
         """Solve with lengths rounded to units, and gather the free space that rounding leaves; see `units`."""
         from nopad.planning.optimal.gathering import gather
-        from nopad.planning.optimal.listed import Listed
         from nopad.planning.optimal.search import Solved, solve
         from nopad.planning.optimal.units import Units, certify, divide, fill
 
@@ -183,7 +211,7 @@ class _Search:
         copies, part, rest = divide(self.histogram)
         while True:
             units = Units.of(part, self.capacity, self.depth)
-            solved = solve(units.items, [], self.budget, within=_WITHIN_UNITS)
+            solved = solve(units.items, self.budget, within=_WITHIN_UNITS)
             if solved is None:
                 filled = Listed.of(lpfhp(part, self.capacity, self.depth))
             else:
@@ -193,9 +221,7 @@ class _Search:
             if not rest.sequences:
                 break
             copies, part, rest = divide(rest)
-        gathered = gather(Listed.joined(packs), self.capacity, self.depth, self.bound, self.budget)
-        if gathered.packs < self.packs:
-            self._offer(gathered.strategies())
+        self._offer(gather(Listed.joined(packs), self.capacity, self.depth, self.bound, self.budget))
         if guide is not None and not self._good():
             certificate = certify(*guide, self.capacity, self.depth, self.budget)
             if certificate is not None:
@@ -204,17 +230,17 @@ class _Search:
     def _close(self) -> None:
         """Pack again the packs that have free space, with some full ones: each time in one pack fewer."""
         from nopad.planning.optimal.closing import close, residuals
-        from nopad.planning.optimal.listed import Listed
 
         progress = True
         while progress and not self._good() and not self.budget.spent():
             progress = False
-            for inside, outside in residuals(Listed.of(self.strategies), self.capacity):
+            for inside, outside in residuals(self.best, self.capacity):
                 histogram = Histogram.from_lengths(np.repeat(inside.lengths, np.repeat(inside.copies, inside.sizes)))
                 items = Items.of(histogram.lengths, histogram.counts, self.capacity, self.depth)
+                self.budget.charge(_ROW_STEPS * self.best.copies.size)
                 packing = close(items, inside.packs - 1, self.budget)
                 if packing is not None:
-                    self._offer(outside.strategies() + _named(packing, histogram.lengths))
+                    self._offer(Listed.joined([outside, Listed.of(_named(packing, histogram.lengths))]))
                     progress = True
                     break
                 if self.budget.spent():
@@ -225,7 +251,3 @@ def _named(packing: Counter[tuple[int, ...]], lengths: NDArray[np.int64]) -> Str
     """Return the strategies of a packing whose item i has length ``lengths[i]``."""
     names = lengths.tolist()
     return [(count, tuple(names[item] for item in pattern)) for pattern, count in packing.items()]
-
-
-def _packs(strategies: Strategies) -> int:
-    return sum(count for count, _ in strategies)

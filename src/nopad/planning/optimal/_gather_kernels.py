@@ -8,8 +8,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from nopad import _bit_kernels as bits
+
 _ENTRIES = 8  # candidates looked at for one sum
 _STEPS = 64  # deviations from an exact fit that are tried
+_MOVE = 100  # steps that a move stands for
 _IDLE = 2  # sweeps without success, after which the search ends
 
 
@@ -34,6 +37,8 @@ class State(NamedTuple):
         sums: lists of the sequences whose length plus the free space of their pack is s; packs without space are left
             out.
         spaces: lists of the packs with f free tokens, f > 0.
+        present: bit set of the f whose list is not empty.
+        steps: counts what the search looks at ``[1]``.
     """
 
     length: NDArray[Any]
@@ -44,6 +49,8 @@ class State(NamedTuple):
     used: NDArray[Any]
     sums: Lists
     spaces: Lists
+    present: NDArray[Any]
+    steps: NDArray[Any]
 
 
 @njit(cache=True, nogil=True)
@@ -75,6 +82,8 @@ def _show(s: State, p: int) -> None:
         while i >= 0:
             _insert(s.sums, s.length[i] + s.free[p], i)
             i = s.after[i]
+        if s.spaces.first[s.free[p]] < 0:
+            bits.add(s.present, s.spaces.first.size - 1, s.free[p])
         _insert(s.spaces, s.free[p], p)
 
 
@@ -87,6 +96,8 @@ def _hide(s: State, p: int) -> None:
             _remove(s.sums, s.length[i] + s.free[p], i)
             i = s.after[i]
         _remove(s.spaces, s.free[p], p)
+        if s.spaces.first[s.free[p]] < 0:
+            bits.remove(s.present, s.spaces.first.size - 1, s.free[p])
 
 
 @njit(cache=True, nogil=True)
@@ -110,12 +121,15 @@ def _move(s: State, i: int, to: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _give(s: State, p: int, depth: int, widest: int) -> bool:
-    """Move a sequence of hidden pack `p` to the fullest pack in which it fits; `widest` is the most free space."""
+def _give(s: State, p: int, depth: int) -> bool:
+    """Move a sequence of hidden pack `p` to the fullest pack in which it fits."""
+    capacity = s.spaces.first.size - 1
     i = s.first[p]
     while i >= 0:
-        for f in range(s.length[i], widest + 1):
-            to, seen = s.spaces.first[f], 0
+        space = bits.at_least(s.present, capacity, s.length[i])
+        tries = 0
+        while space >= 0 and tries < _ENTRIES:
+            to, seen = s.spaces.first[space], 0
             while to >= 0 and s.used[to] >= depth and seen < _ENTRIES:
                 to, seen = s.spaces.after[to], seen + 1
             if to >= 0 and s.used[to] < depth:
@@ -123,19 +137,23 @@ def _give(s: State, p: int, depth: int, widest: int) -> bool:
                 _move(s, i, to)
                 _show(s, to)
                 return True
+            space = bits.at_least(s.present, capacity, space + 1) if space < capacity else -1
+            tries += 1
         i = s.after[i]
     return False
 
 
 @njit(cache=True, nogil=True)
-def _exchange(s: State, p: int, capacity: int) -> bool:
+def _exchange(s: State, p: int) -> bool:
     """Exchange a sequence of hidden pack `p` for a shorter one of another pack, which is full after it, or nearly.
 
     The free space of `p` must end above what the other pack had, so that exchanges cannot go round in circles.
     """
+    capacity = s.spaces.first.size - 1
     for more in range(_STEPS):
         i = s.first[p]
         while i >= 0:
+            s.steps[0] += 1
             length = s.length[i]
             if length + more <= capacity:
                 j, seen = s.sums.first[length + more], 0
@@ -181,31 +199,19 @@ def _shake(s: State, seed: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _sweep(s: State, packs: int, goal: int, capacity: int, depth: int, most: int, moves: int) -> tuple[int, int]:
-    """Empty packs, the one with most free space first, until `goal` are left; return (packs, moves)."""
-    tried = np.zeros(s.first.size, dtype=np.bool_)
-    widest = capacity
-    while packs > goal and moves < most:
-        p = -1
-        while widest > 0 and p < 0:
-            p = s.spaces.first[widest]
-            while p >= 0 and tried[p]:
-                p = s.spaces.after[p]
-            widest -= p < 0
-        if p < 0:
+def _sweep(s: State, packs: int, goal: int, depth: int, most: int) -> int:
+    """Empty packs, the one with most free space first, until `goal` are left; return how many are."""
+    order = np.argsort(-s.free.astype(np.int64), kind="mergesort")
+    for p in order:
+        if packs <= goal or s.steps[0] >= most:
             break
-        _hide(s, p)
-        tried[p] = True
-        open_ = widest
-        while open_ > 0 and s.spaces.first[open_] < 0:
-            open_ -= 1
-        while s.first[p] >= 0 and moves < most and (_give(s, p, depth, open_) or _exchange(s, p, capacity)):
-            moves += 1
-        if s.first[p] < 0:
-            packs -= 1
-        _show(s, p)
-        widest = max(widest, s.free[p]) if s.first[p] >= 0 else widest
-    return packs, moves
+        if s.free[p] > 0 and s.first[p] >= 0:
+            _hide(s, p)
+            while s.first[p] >= 0 and s.steps[0] < most and (_give(s, p, depth) or _exchange(s, p)):
+                s.steps[0] += _MOVE
+            packs -= s.first[p] < 0
+            _show(s, p)
+    return packs
 
 
 @njit(cache=True, nogil=True)
@@ -217,12 +223,13 @@ def gather(
     goal: int,
     sweeps: int,
     most: int,
+    words: NDArray[Any],
     pack: NDArray[Any],
 ) -> int:
-    """Exchange sequences between packs until `goal` packs are left, or nothing helps; return the number of moves.
+    """Exchange sequences between packs until `goal` packs are left, or nothing helps; return the number of steps.
 
-    Pack p holds the sequences ``indptr[p]`` to ``indptr[p + 1]`` at first; `pack` gets the pack of each at the end. At
-    most `sweeps` times over all packs, and at most `most` moves.
+    Pack p holds the sequences ``indptr[p]`` to ``indptr[p + 1]`` at first; `pack` gets the pack of each at the end. The
+    packs are swept at most `sweeps` times, in about `most` steps. `words` is an empty bit set up to the capacity.
     """
     n, packs = length.size, indptr.size - 1
     s = State(
@@ -234,6 +241,8 @@ def gather(
         np.zeros(packs, np.int32),
         Lists(np.full(capacity + 1, -1, np.int32), np.full(n, -1, np.int32), np.full(n, -1, np.int32)),
         Lists(np.full(capacity + 1, -1, np.int32), np.full(packs, -1, np.int32), np.full(packs, -1, np.int32)),
+        words,
+        np.zeros(1, np.int64),
     )
     for p in range(packs):
         for i in range(indptr[p], indptr[p + 1]):
@@ -243,12 +252,12 @@ def gather(
             s.free[p] -= length[i]
             s.used[p] += 1
         _show(s, p)
-    left, moves, idle, seed = packs, 0, 0, 1
+    left, idle, seed = packs, 0, 1
     for _ in range(sweeps):
         before = left
-        left, moves = _sweep(s, left, goal, capacity, depth, most, moves)
+        left = _sweep(s, left, goal, depth, most)
         idle = idle + 1 if left == before else 0
-        if left <= goal or moves >= most or idle > _IDLE:
+        if left <= goal or s.steps[0] >= most or idle > _IDLE:
             break
         seed = _shake(s, seed)
-    return moves
+    return int(s.steps[0])

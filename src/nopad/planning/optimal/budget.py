@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 __all__ = ["Budget"]
 
@@ -30,6 +32,16 @@ class Budget:
         """Whether no further step may begin."""
         self.out_of_time = self._deadline is not None and time.monotonic() > self._deadline
         return self.left <= 0 or self.out_of_time
+
+    @contextmanager
+    def part(self, share: float) -> Iterator[None]:
+        """Set all but a share of what is left aside; what is not used of the share comes back."""
+        aside = int(self.left * (1 - share))
+        self.left -= aside
+        try:
+            yield
+        finally:
+            self.left += aside
 
     def charge(self, operations: int) -> None:
         """Take the operations of a step from the budget."""

@@ -48,9 +48,9 @@ def close(items: Items, target: int, budget: Budget) -> Packing | None:
     relaxed = relax(master, budget)
     if relaxed is None or relaxed.bound > target:
         return None
-    packing = dive(master, relaxed.times, target, budget)
-    if packing.total() <= target or budget.spent():
-        return packing if packing.total() <= target else None
+    dived = dive(master, relaxed.times, target, budget)
+    if dived.total() <= target or budget.spent():
+        return dived if dived.total() <= target else None
     worth = sum(value * count for value, count in zip(relaxed.values.tolist(), items.demand.tolist(), strict=True))
     patterns = patterns_above(items, relaxed.values, relaxed.most - (target * relaxed.most - worth))
     budget.charge(_SEARCHED)
@@ -129,8 +129,8 @@ def residuals(packs: Listed, capacity: int) -> Iterator[tuple[Listed, Listed]]:
     full = np.flatnonzero(free == 0)
     for turn, wanted in enumerate(_FULL):
         chosen = np.zeros_like(packs.copies)
-        held = np.minimum(packs.copies[open_], np.maximum(0, _OPEN - np.append(0, np.cumsum(packs.copies[open_]))[:-1]))
-        chosen[open_] = held
+        copies = np.minimum(packs.copies[open_], _OPEN)
+        chosen[open_] = np.minimum(copies, np.maximum(0, _OPEN - np.append(0, np.cumsum(copies))[:-1]))
         _kernels.shuffle(full, np.uint64(random.key(turn, random.STREAM_WITHIN_LENGTH)))
         chosen[full[:wanted]] = 1
         inside, outside = np.flatnonzero(chosen), np.flatnonzero(packs.copies > chosen)

@@ -14,15 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad import random
+from nopad.histogram import exact_dot
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.listed import Listed
 
 __all__ = ["gather"]
 
-_MOST = 2**19  # sequences that are searched at a time, about 40 bytes each
+_MOST = 2**21  # sequences that are searched at a time, about 40 bytes each
+_SHARE = 4_000  # operations of the budget for each of them
 _SWEEPS = 16
-_MOVE_STEPS = 5_000  # operations per move
-_SEQUENCE_STEPS = 600  # operations per sequence: to list it, and to look in vain for an exchange
+_STEPS = 1_000  # most steps per sequence
+_STEP = 20  # operations per step
+_LISTING = 300  # operations per sequence
 
 
 def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: Budget) -> Listed:
@@ -33,13 +36,14 @@ def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: B
     """
     while packs.packs > goal and not budget.spent():
         room = capacity > packs.tokens
-        sequences = int(packs.sizes[room] @ packs.copies[room])
-        copies = max(1, -(-sequences // _MOST))
-        part, rest = packs.copies // copies, packs.copies % copies
+        sequences = exact_dot(packs.sizes[room], packs.copies[room])
+        most = min(_MOST, max(1, budget.left // _SHARE))
+        copies = max(1, -(-sequences // most))
+        part = packs.copies // copies
         open_ = np.flatnonzero(room & (part > 0))
-        if copies > 1 and int(packs.sizes[open_] @ part[open_]) * 4 < _MOST:
+        if copies > 1 and int(packs.sizes[open_] @ part[open_]) * 4 < most:
             break  # nearly all packs differ: no part stands for the whole
-        helpers = _helpers(packs, part, np.flatnonzero(~room & (part > 0)), _MOST)
+        helpers = _helpers(packs, part, np.flatnonzero(~room & (part > 0)), most // 2)
         searched = np.concatenate([open_, helpers])
         numbers = np.repeat(searched, part[searched])
         before = numbers.size
@@ -71,15 +75,24 @@ def _shuffled(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _search(packs: Listed, capacity: int, depth: int | None, goal: int, budget: Budget) -> Listed:
     """Search packs of which each occurs once."""
+    from nopad._bit_kernels import empty_set
     from nopad.planning.optimal import _gather_kernels
 
     n = packs.lengths.size
     pack = np.empty(n, dtype=np.int32)
-    most = min(4 * n, budget.left // _MOVE_STEPS)
-    moves = _gather_kernels.gather(
-        packs.lengths, packs.indptr, capacity, n if depth is None else depth, goal, _SWEEPS, most, pack
+    most = min(_STEPS * n, budget.left // _STEP)
+    steps = _gather_kernels.gather(
+        packs.lengths,
+        packs.indptr,
+        capacity,
+        n if depth is None else depth,
+        goal,
+        _SWEEPS,
+        most,
+        empty_set(capacity),
+        pack,
     )
-    budget.charge(moves * _MOVE_STEPS + n * _SEQUENCE_STEPS)
+    budget.charge(steps * _STEP + n * _LISTING)
     order = np.argsort(pack, kind="stable")
     sizes = np.bincount(pack)
     indptr = np.append(0, np.cumsum(sizes[sizes > 0]))

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nopad.histogram import exact_sum
 from nopad.packs import take_lists
 from nopad.planning.algorithm import Strategies
 
 __all__ = ["Listed"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Listed:
     """Packs as compressed sparse rows.
 
@@ -49,17 +51,17 @@ class Listed:
             np.concatenate([part.copies for part in parts]),
         )
 
-    @property
+    @cached_property
     def packs(self) -> int:
         """Number of packs, copies included."""
-        return int(self.copies.sum())
+        return exact_sum(self.copies)
 
     @property
     def sizes(self) -> NDArray[np.int64]:
         """Number of sequences in each pack; ``[packs]``."""
         return np.diff(self.indptr)
 
-    @property
+    @cached_property
     def tokens(self) -> NDArray[np.int64]:
         """Number of tokens in each pack; ``[packs]``."""
         if not self.copies.size:

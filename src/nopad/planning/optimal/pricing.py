@@ -45,7 +45,6 @@ class Items:
         """Whether the depth never limits a pack, since packs of the smallest item are full first."""
         return self.depth >= self.capacity // int(self.sizes[0])
 
-
     @property
     def steps(self) -> int:
         """Operations of pricing these items once."""

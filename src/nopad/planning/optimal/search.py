@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,10 +16,10 @@ from numpy.typing import NDArray
 
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.master import Master
-from nopad.planning.optimal.pricing import Items, Pattern, price
+from nopad.planning.optimal.pricing import Items, price
 from nopad.planning.optimal.rounding import Packing, as_values, best_fit, dive
 
-__all__ = ["Relaxed", "Solved", "relax", "solve"]
+__all__ = ["Relaxed", "Solved", "relax", "round_off", "solve"]
 
 
 _SLACK = 0.002  # patterns with a reduced cost above this are dropped before rounding
@@ -31,13 +30,15 @@ _COLUMNS = 60  # added per round
 class Relaxed:
     """The solved linear program: how often to use each pattern, and the best bound with the values that prove it.
 
-    `most` is the worth of the most valuable pattern under these values.
+    `most` is the worth of the most valuable pattern under these values. `converged`: no column can improve the program
+    any more, or it needs no more packs than are known to be enough.
     """
 
     times: NDArray[np.float64]
     bound: int
     values: NDArray[np.int64]
     most: int
+    converged: bool
 
 
 @dataclass(frozen=True)
@@ -50,27 +51,27 @@ class Solved:
     master: Master
 
 
-def solve(
-    items: Items, seeds: Iterable[Pattern], budget: Budget, *, enough: int = 0, within: float = 0.0
-) -> Solved | None:
+def solve(items: Items, budget: Budget, *, within: float = 0.0) -> Solved | None:
     """Pack all items; None if the budget does not allow a single linear program.
 
-    The search ends early at `enough` packs (a bound known from elsewhere), or when the packs exceed its own bound by at
-    most the share `within`.
+    The search ends early when the packs exceed the bound by at most the share `within`.
     """
     master = Master(items)
-    master.add([*seeds, *best_fit(items, items.demand)])
+    master.add(best_fit(items, items.demand))
     relaxed = relax(master, budget)
     if relaxed is None:
         return None
-    goal = max(enough, relaxed.bound + int(within * relaxed.bound))
-    times = master.trim(relaxed.times, _SLACK)
+    return round_off(master, relaxed, relaxed.bound + int(within * relaxed.bound), budget)
 
+
+def round_off(master: Master, relaxed: Relaxed, goal: int, budget: Budget) -> Solved:
+    """Return whole packs, `goal` at best, from a solved linear program."""
+    times = master.trim(relaxed.times, _SLACK)
     return Solved(dive(master, times, goal, budget), relaxed.bound, relaxed.values, master)
 
 
-def relax(master: Master, budget: Budget, *, rounds: int | None = None) -> Relaxed | None:
-    """Generate columns until the bound meets the linear program's optimum, or the budget or `rounds` is spent."""
+def relax(master: Master, budget: Budget, *, enough: int = 0, rounds: int | None = None) -> Relaxed | None:
+    """Generate columns until the linear program meets its bound or `enough` packs, or budget or `rounds` are spent."""
     demand = master.items.demand.tolist()
     best: Relaxed | None = None
     for _ in itertools.count() if rounds is None else range(rounds):
@@ -83,9 +84,9 @@ def relax(master: Master, budget: Budget, *, rounds: int | None = None) -> Relax
         worth = sum(value * count for value, count in zip(values.tolist(), demand, strict=True))
         bound = -(-worth // most) if most else 0
         if best is None or bound >= best.bound:
-            best = Relaxed(solved.times, bound, values, most)
+            best = Relaxed(solved.times, bound, values, most, converged=False)
         else:
             best = replace(best, times=solved.times)
-        if best.bound >= math.ceil(solved.packs - 1e-6) or not master.add(patterns):
-            break
+        if max(best.bound, enough) >= math.ceil(solved.packs - 1e-6) or not master.add(patterns):
+            return replace(best, converged=True)
     return best

@@ -28,7 +28,7 @@ __all__ = ["MOST_CELLS", "Units", "certify", "divide", "fill"]
 _MOST_SIZES = 700  # distinct sizes that a linear program can have and still be quick
 MOST_CELLS = 2**25  # distinct sizes x units x depth: what pricing costs
 _RESOLUTIONS = (2048, 1024, 512, 256, 128)
-_MOST_FILLED = 2**20  # sequences that are put into slots one by one
+_MOST_FILLED = 2**19  # sequences that are put into slots one by one
 _ROUNDS, _LEAST_ROUNDS = 20, 2  # of pricing in tokens
 _MOST_TABLE = 2**26  # entries of 8 bytes
 
