@@ -103,18 +103,21 @@ class TestLargeCapacities:
 
 class TestHardInput:
     def test_a_budget_too_small_for_one_program(self):
-        made = plan(around_a_third(), 160, depth=3, algorithm="optimal", programs=0)
+        made = plan(around_a_third(), 160, depth=3, algorithm="optimal", effort=0)
         assert made.notes == ("the budget allowed no linear program: best-fit, and the cheap bounds",)
         assert made.problems() == []
         assert dict(made.facts) == {"linear_programs": 0}
         assert "the budget allowed no linear program" in str(made)
 
     def test_the_budget_is_kept(self):
-        histogram = Histogram.from_lengths(around_a_third())
-        for programs in (1, 2, 5, 20):
-            made = plan(histogram, 160, depth=4, algorithm="optimal", programs=programs)
-            assert made.facts["linear_programs"] <= programs
+        histogram = Histogram.from_lengths(drawn(20_000, 2500, 0.7, 8192))
+        used = []
+        for effort in (0, 1, 4):
+            made = plan(histogram, 8192, depth=4, algorithm="optimal", effort=effort)
+            used.append(made.facts["linear_programs"])
             assert made.problems() == []
+            assert made.packs == made.lower_bound or f"after {used[-1]} linear programs" in made.notes[0] or not effort
+        assert used == sorted(set(used))
 
     def test_a_limit_in_seconds_is_recorded(self):
         histogram = Histogram.from_lengths(around_a_third())
@@ -160,11 +163,11 @@ class TestHardInput:
     def test_a_solver_that_gives_up_is_told(self, monkeypatch, after):
         solve, solved = master.Master.solve, []
 
-        def failing(self):
+        def failing(self, budget):
             solved.append(1)
             if len(solved) > after:
                 raise SolverError("Unknown")
-            return solve(self)
+            return solve(self, budget)
 
         monkeypatch.setattr(master.Master, "solve", failing)
         histogram = Histogram.from_lengths(around_a_third())

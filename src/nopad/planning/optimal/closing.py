@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad import random
+from nopad.histogram import exact_dot
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.listed import Listed
 from nopad.planning.optimal.master import Master
@@ -51,14 +52,23 @@ def close(items: Items, target: int, budget: Budget) -> Packing | None:
     dived = dive(master, relaxed.times, target, budget)
     if dived.total() <= target or budget.spent():
         return dived if dived.total() <= target else None
-    worth = sum(value * count for value, count in zip(relaxed.values.tolist(), items.demand.tolist(), strict=True))
-    patterns = patterns_above(items, relaxed.values, relaxed.most - (target * relaxed.most - worth))
+    values, most, slack = min(
+        _loss(items, target, relaxed.values, relaxed.most),
+        _loss(items, target, items.sizes, items.capacity),
+        key=lambda of: of[2] / of[1],
+    )
+    patterns = patterns_above(items, values, most - slack)
     budget.charge(_SEARCHED)
     if patterns is None:
         return None
     packing = _integer_program(patterns, items, target)
     budget.charge(_NODES * _NODE_STEPS * (1 + len(patterns) // 100) // 10)
     return packing
+
+
+def _loss(items: Items, target: int, values: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], int, int]:
+    """Return values, what a pattern is worth at most, and what `target` packs of all items lose in all."""
+    return values, most, target * most - exact_dot(values, items.demand)
 
 
 def patterns_above(items: Items, values: NDArray[np.int64], least: int) -> list[Pattern] | None:
@@ -95,7 +105,8 @@ def _integer_program(patterns: list[Pattern], items: Items, target: int) -> Pack
     for name, value in options.items():
         model.setOptionValue(name, value)
     k, none = items.sizes.size, np.empty(0, dtype=np.int32)
-    model.addRows(k, items.demand.astype(float), np.full(k, highspy.kHighsInf), 0, none, none, np.empty(0))
+    demand = items.demand.astype(float)
+    model.addRows(k, demand, demand, 0, none, none, np.empty(0))
     amounts = [Counter(pattern) for pattern in patterns]
     starts = np.append(0, np.cumsum([len(held) for held in amounts]))[:-1].astype(np.int32)
     rows = np.array([item for held in amounts for item in held], dtype=np.int32)
