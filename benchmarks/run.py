@@ -14,6 +14,7 @@ QUICK = (
     "histogram",
     "planning",
     "optimal",
+    "hard",
     "packing",
     "baselines",
     "assignment",
