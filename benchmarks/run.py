@@ -15,6 +15,7 @@ QUICK = (
     "planning",
     "optimal",
     "hard",
+    "first",
     "packing",
     "baselines",
     "assignment",
