@@ -59,3 +59,21 @@ def test_a_bound_that_one_algorithm_proves_is_in_every_row():
     alone = front.plan(counts, 9, algorithm="lpfhp").lower_bound
     proven = front.plan(counts, 9, algorithm="optimal").lower_bound
     assert [row["lower_bound"] for row in rows] == [max(alone, proven)] * 2
+
+
+def test_notes_are_told_once_with_their_depths():
+    def row(name, depth, *notes):
+        return {"algorithm": name, "depth": depth, "notes": list(notes)}
+
+    rows = [row("auto", 2), row("auto", 3, "slow", "late"), row("auto", None, "slow"), row("greedy", None, "drawn")]
+    assert comparison.notes_of(rows) == ["auto, depth 3, max: slow", "auto, depth 3: late", "greedy: drawn"]
+    assert comparison.notes_of(rows[:1]) == []
+
+
+def test_notes_of_plans_are_in_the_rows():
+    counts = Histogram.from_counts(comparison._TINY)
+    rows = comparison.compare(counts, counts, 9, ["auto"], [3, None], options={"programs": 0})
+    made = front.plan(counts, 9, depth=3, programs=0)
+    assert made.notes
+    assert rows[0]["notes"] == list(made.notes)
+    assert len(comparison.notes_of(rows)) == len({note for row in rows for note in row["notes"]})

@@ -13,7 +13,7 @@ from nopad.planning.front import plan as make_plan
 from nopad.planning.plan import Plan
 from nopad.planning.stopwatch import Stopwatch
 
-__all__ = ["DEPTHS", "compare"]
+__all__ = ["DEPTHS", "compare", "notes_of"]
 
 DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 8, 16, None)
 # A tiny input on which `auto` needs its linear program, with a depth limit and without one.
@@ -63,6 +63,26 @@ def compare(
     for row in rows:  # what one algorithm proves holds for all
         row["lower_bound"] = max(other["lower_bound"] for other in rows if other["depth"] == row["depth"])
     return rows
+
+
+def notes_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the notes of the rows of `compare`, each once, with its algorithm, and its depths if not at all of them.
+
+    >>> rows = [{"algorithm": "auto", "depth": depth, "notes": ["stopped"]} for depth in (2, None)]
+    >>> notes_of(rows), notes_of([*rows, {"algorithm": "auto", "depth": 8, "notes": []}])
+    (['auto: stopped'], ['auto, depth 2, max: stopped'])
+    """
+    depths: dict[str, list[str]] = {}
+    noted: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        depth = "max" if row["depth"] is None else str(row["depth"])
+        depths.setdefault(row["algorithm"], []).append(depth)
+        for note in row["notes"]:
+            noted.setdefault((row["algorithm"], note), []).append(depth)
+    return [
+        f"{name}: {note}" if at == depths[name] else f"{name}, depth {', '.join(at)}: {note}"
+        for (name, note), at in noted.items()
+    ]
 
 
 def _warm_up(algorithm: str) -> None:
