@@ -14,6 +14,8 @@ QUICK = (
     "histogram",
     "planning",
     "optimal",
+    "hard",
+    "first",
     "packing",
     "baselines",
     "assignment",

@@ -59,19 +59,25 @@ def group_by_rank(ranks: NDArray[Any], indptr: NDArray[Any], order: NDArray[Any]
 
 @njit(cache=True, nogil=True)
 def sort_within_packs(indptr: NDArray[Any], sequence: NDArray[Any]) -> None:
-    """Sort the members of every pack ascending, in place; by insertion sort, since packs are short."""
+    """Sort the members of every pack ascending, in place: insertion sort, for more than 32 members in Shell's steps.
+
+    NumPy's sort inside a kernel would take longer to compile than all kernels of a plan together.
+    """
     for p in range(indptr.shape[0] - 1):
         low, high = indptr[p], indptr[p + 1]
+        gap = 1
         if high - low > 32:
-            sequence[low:high].sort()
-            continue
-        for i in range(low + 1, high):
-            value = sequence[i]
-            j = i - 1
-            while j >= low and sequence[j] > value:
-                sequence[j + 1] = sequence[j]
-                j -= 1
-            sequence[j + 1] = value
+            while 9 * gap < high - low:
+                gap = 3 * gap + 1
+        while gap > 0:
+            for i in range(low + gap, high):
+                value = sequence[i]
+                j = i - gap
+                while j >= low and sequence[j] > value:
+                    sequence[j + gap] = sequence[j]
+                    j -= gap
+                sequence[j + gap] = value
+            gap //= 3
 
 
 @njit(cache=True, nogil=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import pytest
@@ -118,6 +119,12 @@ def test_outcome_above_the_bound():
     assert "exactly the proven minimum of 5" in outcome(manifest(), loose).plain
     greedy = nopad.plan([5, 4, 3, 4], capacity=8, algorithm="greedy")
     assert "1 above the proven minimum of 2" in outcome(manifest(), greedy).plain
+
+
+def test_outcome_with_notes():
+    plan = dataclasses.replace(nopad.plan([5, 3], capacity=8), notes=("stopped [early]", "rounded"))
+    lines = outcome(manifest(), plan).plain.splitlines()
+    assert [line for line in lines if "note" in line] == ["  note: stopped [early]", "  note: rounded"]
 
 
 @pytest.mark.parametrize(("value", "shown"), [(0.0004, "0.4 ms"), (0.9994, "999.4 ms"), (1.0, "1.0 s"), (83, "83.0 s")])

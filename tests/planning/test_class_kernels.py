@@ -15,7 +15,7 @@ def classes_of(kernel, lengths, counts, capacity, depth, rows=200):
     classes = np.zeros((rows, 4), dtype=np.int64)
     contents = np.zeros((rows, 3), dtype=np.int64)
     rooms, keys = empty_set(capacity), empty_table(rows, capacity)
-    used, made = kernel(lengths, counts, capacity, depth, rooms, keys, classes, contents)
+    used, made = kernel(lengths, counts, capacity, depth, rooms, keys, keys.copy(), classes, contents)
     return used, made, classes[: max(used, 0), :3].tolist(), contents[: max(made, 0)].tolist()
 
 
@@ -49,11 +49,11 @@ def test_a_table_that_is_too_small_grows(monkeypatch):
     expected = sorted(lpfhp.lpfhp(histogram, 64, None))
     tables, kernel = [], _class_kernels.best_fit_classes
 
-    def small_at_first(lengths, counts, capacity, most, words, keys, classes, contents):
+    def small_at_first(lengths, counts, capacity, most, words, keys, tops, classes, contents):
         tables.append(len(classes))
         if len(tables) == 1:
             classes = classes[:3]
-        return kernel(lengths, counts, capacity, most, words, keys, classes, contents)
+        return kernel(lengths, counts, capacity, most, words, keys, tops, classes, contents)
 
     monkeypatch.setattr(_class_kernels, "best_fit_classes", small_at_first)
     assert sorted(lpfhp.lpfhp(histogram, 64, None)) == expected

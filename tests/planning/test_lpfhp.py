@@ -67,3 +67,14 @@ class TestWithoutDistributing:
         made = plan(wikipedia, 512, depth=depth, algorithm="lpfhp", distribute=False)
         assert (made.packs, made.max_depth_used, made.counts.size) == (packs, reached, 508)
         assert made.histogram == wikipedia
+
+
+def test_the_compiled_loop_has_one_signature():
+    """Each further one would be compiled for a third of a second at the first plan after an installation."""
+    from nopad.planning import _class_kernels
+
+    for counts in ({5: 3}, {5: 3, 4: 2}, {n: n for n in range(1, 40)}):
+        histogram = Histogram.from_counts(counts)
+        lpfhp(histogram, 64, None)
+        lpfhp(Histogram(histogram.lengths.copy(), histogram.counts.copy()), 64, 3)
+    assert len(_class_kernels.best_fit_classes.signatures) == 1

@@ -77,6 +77,22 @@ def test_numbers_beyond_64_bits_are_exact():
     assert Plan.from_json(made.to_json()) == made
 
 
+@pytest.mark.parametrize("power", [40, 52, 61])
+def test_the_gap_is_exact_at_any_count(power):
+    most = 2**power
+    histogram = Histogram.from_counts({5: 3 * most // 2 + 1, 3: most + 7})
+    made = plan(histogram, 8, algorithm="none")
+    packs, least = 5 * most // 2 + 8, 3 * most // 2 + 1  # one each; a 3 fits beside each 5
+    assert (made.packs, made.lower_bound, made.gap) == (packs, least, packs - least)
+    assert f"this plan: {packs - least:,} above, 66.6667%)" in str(made)
+    close = Plan.from_strategies(
+        [(most + 6, (5, 3)), (1, (3,)), (most // 2 - 5, (5,))], histogram, capacity=8, depth=None, algorithm="mine"
+    )
+    assert (close.gap, close.packs) == (1, least + 1)
+    assert f"{least:,} packs, by big lengths (this plan: 1 above, below 0.0001%)" in str(close)
+    assert Plan.from_json(close.to_json()).gap == 1
+
+
 def test_the_table(made):
     assert str(dataclasses.replace(made, depth=None, notes=("drawn",))).splitlines() == [
         "algorithm      ffd",

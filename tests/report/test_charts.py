@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+import nopad
 from nopad.report import read_subject
 from nopad.report.charts import (
     charts_of,
@@ -78,3 +79,17 @@ def test_tokens_of_each_source_add_up(mixture, split, other):
         mine = {row["fate"]: row["tokens"] for row in rows if row["source"].split(",")[0] == part["name"]}
         assert sum(mine.values()) == {"long": 12 * 39, "short": 240}[part["name"]]
         assert mine["packed"] == part["tokens"]
+
+
+def test_counts_beyond_64_bits(tmp_path):
+    histogram = nopad.Histogram.from_counts(dict.fromkeys(range(5, 17), 2**62))
+    nopad.plan(histogram, 16, algorithm="lpfhp").save(tmp_path / "huge.plan.json")
+    huge = read_subject(tmp_path / "huge.plan.json")
+    assert huge.plan.packs > 2**64
+    for chart in (fill_chart(huge), depth_chart(huge)):
+        assert sum(row["packs"] for row in values(chart)) == huge.plan.packs
+    shares = [row["share"] for row in values(length_chart(huge)) if row["share"]]
+    assert shares == [pytest.approx(1 / 12)] * 12
+    held = {tuple(length for length, _ in pack) for pack in huge.packs}
+    assert held <= {lengths for _, lengths in huge.plan.strategies}
+    assert len(held) == len(huge.plan.strategies)  # equally common ones are all in an evenly spaced sample

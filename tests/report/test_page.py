@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 
 import pytest
 
+import nopad
 from nopad.errors import MissingExtraError, OptionError
-from nopad.report import write_pictures, write_report
+from nopad.report import read_subject, write_pictures, write_report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -152,3 +154,18 @@ class TestInChromium:
         assert opened.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         assert opened.pdf().startswith(b"%PDF")
         assert opened.said == []
+
+
+def test_notes_of_the_plan_and_of_those_compared_are_on_the_page(tmp_path):
+    made = nopad.plan(nopad.Histogram.from_counts({2: 28, 3: 48, 4: 55, 5: 40}), 9, depth=3, programs=0)
+    [note] = made.notes
+    made.save(tmp_path / "quick.plan.json")
+    subject = read_subject(tmp_path / "quick.plan.json")
+    assert subject.notes == (note,)
+    compared = [{**row, "notes": ["a <hint>"] if row["depth"] == 8 else []} for row in subject.comparison]
+    subject = dataclasses.replace(subject, comparison=compared)
+    write_report([subject], tmp_path / "report.html", throughput=1000)
+    text = (tmp_path / "report.html").read_text()
+    assert f'<p class="soft">{note}</p>' in text
+    for name in ("auto", "lpfhp", "spfhp"):
+        assert f'<p class="soft">{name}, depth 8: a &lt;hint&gt;</p>' in text

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
+import nopad
 from nopad import Histogram
 from nopad.planning.enumeration import full_strategies
 from nopad.study import packing
@@ -68,6 +71,19 @@ def test_a_dataset_that_the_papers_do_not_have():
     assert rows[1].reached is None
     for row in rows[2:]:
         assert int(row.ours["tokens"]) - int(row.ours["padding tokens"]) == SMALL.tokens
+
+
+def test_notes_of_plans_are_notes_of_rows(monkeypatch):
+    def noted(*given, **options):
+        return dataclasses.replace(nopad.plan(*given, **options), notes=("stopped early",))
+
+    monkeypatch.setattr(packing, "plan", noted)
+    table = unpublished_table(SMALL, 8, "mine")
+    for row in contrast(table, SMALL):
+        assert row.note == "proven optimal; stopped early"
+    for row in table.rows:
+        note = redo(table, row, SMALL).note
+        assert note.endswith("stopped early") or row.algorithm in ("sorted_batches", "greedy")
 
 
 def test_a_row_that_is_too_large_says_so():

@@ -22,7 +22,7 @@ from nopad.errors import CorruptError, MissingExtraError
 from nopad.files import replacing, storage_errors
 from nopad.histogram import Histogram
 from nopad.planning import Plan
-from nopad.planning.comparison import DEPTHS
+from nopad.planning.comparison import DEPTHS, notes_of
 from nopad.planning.front import QUICK_ALGORITHMS
 from nopad.report import read_subject, write_report
 from nopad.report.subject import COMPARED
@@ -79,6 +79,8 @@ def demo(
     )
     screen.print(describe_histogram(histogram, capacity))
     screen.print(plan_table(rows, screen.width))
+    for note in notes_of(rows):
+        screen.print(note, style="dim", markup=False)
     screen.print(outcome(manifest, Plan.load(out / PLAN)), end="")
     screen.print(
         f"  [green]✓ verified[/]{' (reused)' if reused else ''}: {manifest.sequences:,} sequences, "

@@ -40,7 +40,7 @@ from nopad.errors import OptionError
 from nopad.histogram import Histogram
 from nopad.options import check_sizes
 from nopad.planning import ALGORITHMS, Plan
-from nopad.planning.comparison import DEPTHS, compare
+from nopad.planning.comparison import DEPTHS, compare, notes_of
 from nopad.planning.front import (
     ARRIVAL_ALGORITHMS,
     MAX_DRAWN,
@@ -171,7 +171,7 @@ def _show(rows: list[dict[str, Any]], histogram: Histogram, capacity: int, outpu
     out = console()
     out.print(describe_histogram(histogram, capacity))
     out.print(plan_table(rows, out.width))
-    for note in dict.fromkeys(f"{row['algorithm']}: {note}" for row in rows for note in row["notes"]):
+    for note in notes_of(rows):
         out.print(note, style="dim", markup=False)
     out.print(describe_bound(histogram, capacity, rows))
     if output is not None:

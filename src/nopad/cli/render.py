@@ -125,8 +125,11 @@ def outcome(manifest: Manifest, plan: Plan) -> Text:
     text = bars(manifest)
     text.append(f"  packs: {plan.packs:,} for {counted(plan.sequences, 'sequence')} (")
     text.append(f"{plan.packing_factor:.2f} per pack", style="bold")
-    above = plan.packs - plan.lower_bound
-    text.append(f"), {'exactly' if not above else f'{above:,} above'} the proven minimum of {plan.lower_bound:,}\n")
+    text.append(
+        f"), {'exactly' if not plan.gap else f'{plan.gap:,} above'} the proven minimum of {plan.lower_bound:,}\n"
+    )
+    for note in plan.notes:
+        text.append(f"  note: {note}\n")
     counts = manifest.counts
     parts = [counted(counts["records"], "record")]
     for name, word in (

@@ -86,8 +86,7 @@ def _proven(path: Path, compared: bool) -> str:
     """Return in words what has been verified."""
     if not path.is_dir():
         made = Plan.load(path)
-        above = made.packs - made.lower_bound
-        state = f"{above:,} above it" if above else "so none is better"
+        state = f"{made.gap:,} above it" if made.gap else "so none is better"
         return (
             f"{counted(made.packs, 'pack')} for {counted(made.sequences, 'sequence')}, within capacity and depth; "
             f"lower bound {made.lower_bound:,}, proven again by {made.bound.proof}: {state}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
@@ -27,16 +26,16 @@ def best_fit_classes(
     depth: int,
     words: NDArray[Any],
     keys: NDArray[Any],
+    tops: NDArray[Any],
     classes: NDArray[Any],
     contents: NDArray[Any],
 ) -> tuple[int, int]:
     """Place lengths, in descending order, each into the fullest packs that it fits; return the number of rows used.
 
     The result is how many rows of `classes` and of `contents` are used, or (-1, -1) if one of them is full. Classes
-    that were split or filled further keep their row, with a count of 0. `words` must be all 0 at first, and `keys` all
-    -1.
+    that were split or filled further keep their row, with a count of 0. `words` must be all 0 at first; `keys` and
+    `tops`, which are equally long, all -1.
     """
-    tops = np.full(keys.shape[0], -1, np.int64)
     rows, made = 0, 0
     for i in range(lengths.shape[0]):
         length, left = int(lengths[i]), int(counts[i])
@@ -46,14 +45,14 @@ def best_fit_classes(
             room = at_least(words, capacity, length)
             if room < 0:
                 room, below, used = capacity, -1, 0
-                copies = min(capacity // length, depth, left)
+                copies = min(min(capacity // length, depth), left)
                 count = left // copies
             else:
                 slot = slot_of(keys, room)
                 row = tops[slot]
                 below, used = classes[row, 1], classes[row, 2]
                 # As many packs of the class as can take the full number of copies move at once.
-                copies = min(room // length, depth - used, left)
+                copies = min(min(room // length, depth - used), left)
                 count = min(classes[row, 0], left // copies)
                 classes[row, 0] -= count
                 if classes[row, 0] == 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,10 +11,13 @@ from nopad.histogram import Histogram
 from nopad.planning.front import ARRIVAL_ALGORITHMS
 from nopad.planning.front import plan as make_plan
 from nopad.planning.plan import Plan
+from nopad.planning.stopwatch import Stopwatch
 
-__all__ = ["DEPTHS", "compare"]
+__all__ = ["DEPTHS", "compare", "notes_of"]
 
 DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 8, 16, None)
+# A tiny input on which `auto` needs its linear program, with a depth limit and without one.
+_TINY, _TINY_CAPACITY, _TINY_DEPTHS = {2: 28, 3: 48, 4: 55, 5: 40}, 9, (3, None)
 
 
 def compare(
@@ -34,29 +36,56 @@ def compare(
 
     `given` goes to arrival-order algorithms: the lengths in order of arrival, or the histogram if the order is not
     known. A row's `lower_bound` is the best that any algorithm proved at this depth. `on_start` is called before each
-    algorithm, `on_plan` with each plan.
+    algorithm, `on_plan` with each plan. The seconds are those of planning: every algorithm plans a tiny input first, so
+    that what it imports is there, and time in which loops are compiled or loaded does not count (see
+    `nopad.planning.stopwatch`).
 
     >>> rows = compare([5, 3, 4], Histogram.from_lengths([5, 3, 4]), 8, ["lpfhp"], [1, None])
     >>> [(row["depth"], row["packs"]) for row in rows]
     [(1, 3), (None, 2)]
     """
     rows = []
-    for name in dict.fromkeys(algorithms):
-        make_plan([1, 2, 2, 3, 3, 3], 5, algorithm=name)  # compile before the clock starts
     for name in algorithms:
         on_start(name)
+        _warm_up(name)
         for depth in depths:
-            started = time.perf_counter()
-            made = make_plan(
-                given if name in ARRIVAL_ALGORITHMS else histogram,
-                capacity,
-                depth=depth,
-                algorithm=name,
-                seed=seed,
-                **(options or {}),
-            )
-            rows.append({**made.summary(), "seconds": time.perf_counter() - started, "notes": list(made.notes)})
+            with Stopwatch() as watch:
+                made = make_plan(
+                    given if name in ARRIVAL_ALGORITHMS else histogram,
+                    capacity,
+                    depth=depth,
+                    algorithm=name,
+                    seed=seed,
+                    **(options or {}),
+                )
+            rows.append({**made.summary(), "seconds": watch.seconds, "notes": list(made.notes)})
             on_plan(made)
     for row in rows:  # what one algorithm proves holds for all
         row["lower_bound"] = max(other["lower_bound"] for other in rows if other["depth"] == row["depth"])
     return rows
+
+
+def notes_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the notes of the rows of `compare`, each once, with its algorithm, and its depths if not at all of them.
+
+    >>> rows = [{"algorithm": "auto", "depth": depth, "notes": ["stopped"]} for depth in (2, None)]
+    >>> notes_of(rows), notes_of([*rows, {"algorithm": "auto", "depth": 8, "notes": []}])
+    (['auto: stopped'], ['auto, depth 2, max: stopped'])
+    """
+    depths: dict[str, list[str]] = {}
+    noted: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        depth = "max" if row["depth"] is None else str(row["depth"])
+        depths.setdefault(row["algorithm"], []).append(depth)
+        for note in row["notes"]:
+            noted.setdefault((row["algorithm"], note), []).append(depth)
+    return [
+        f"{name}: {note}" if at == depths[name] else f"{name}, depth {', '.join(at)}: {note}"
+        for (name, note), at in noted.items()
+    ]
+
+
+def _warm_up(algorithm: str) -> None:
+    """Plan a tiny input, so that what the algorithm imports at its first use is there before the clock starts."""
+    for depth in _TINY_DEPTHS:
+        make_plan(Histogram.from_counts(_TINY), _TINY_CAPACITY, depth=depth, algorithm=algorithm)

@@ -70,13 +70,15 @@ def best_fit_decreasing(
 
     most = depth if depth is not None else capacity
     rows = 4 * sizes.size + 1024
+    # Copies, since every other layout, and arrays that are read-only, would be compiled for themselves.
+    descending, copies = sizes[::-1].astype(np.int64), counts[::-1].astype(np.int64)
     while True:
         classes = np.empty((rows, 4), dtype=np.int64)
         contents = np.empty((rows, 3), dtype=np.int64)
         keys = empty_table(rows, capacity)
         rooms = empty_set(capacity)
         used, _ = _class_kernels.best_fit_classes(
-            sizes[::-1], counts[::-1], capacity, most, rooms, keys, classes, contents
+            descending, copies, capacity, most, rooms, keys, keys.copy(), classes, contents
         )
         if used >= 0:
             break

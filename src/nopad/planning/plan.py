@@ -169,6 +169,11 @@ class Plan:
         return self.bound.packs
 
     @property
+    def gap(self) -> int:
+        """Packs above the lower bound, exactly; 0: the plan is proven optimal."""
+        return self.packs - self.lower_bound
+
+    @property
     def max_depth_used(self) -> int:
         """Most sequences that any pack holds."""
         return int(np.diff(self.indptr).max()) if self.counts.size else 0
@@ -212,8 +217,8 @@ class Plan:
 
     def __str__(self) -> str:
         """Return a small table of the plan's main numbers."""
-        above = self.packs - self.lower_bound
-        state = f"this plan: {above:,} above, {above / self.lower_bound:.4%}" if above else "this plan: proven optimal"
+        above = f"{self.gap:,} above, {_percent(self.gap, self.lower_bound)}"
+        state = f"this plan: {above if self.gap else 'proven optimal'}"
         rows = [
             ("algorithm", self.algorithm),
             ("capacity", f"{self.capacity:,} tokens"),
@@ -317,6 +322,18 @@ class Plan:
                 f"{name} is damaged: its strategies do not cover the histogram whose fingerprint it states"
             )
         return plan
+
+
+def _percent(part: int, whole: int) -> str:
+    """Return a share in percent with four decimals, rounded in integers; one that is not 0 never looks like 0.
+
+    >>> _percent(1, 3), _percent(1, 2**60), _percent(2**62 + 1, 2**63)
+    ('33.3333%', 'below 0.0001%', '50.0000%')
+    """
+    if 0 < part * 10**6 < whole:
+        return "below 0.0001%"
+    steps = (2 * 10**6 * part + whole) // (2 * whole)
+    return f"{steps // 10**4:,}.{steps % 10**4:04}%"
 
 
 def _from_document(document: Mapping[str, Any]) -> Plan:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from nopad.histogram import exact_sum
 from nopad.report.drawing import BLUE, COLOURS, ORANGE, load_altair
 from nopad.report.subject import Subject
 
@@ -30,14 +32,14 @@ def length_chart(subject: Subject) -> Any:
     bins = min(BINS, capacity)
     edges = (-(-np.arange(bins + 1) * capacity // bins)).tolist()
     place = (histogram.lengths - 1) * bins // capacity
-    sequences = np.bincount(place, weights=histogram.counts, minlength=bins)
-    tokens = np.bincount(place, weights=histogram.counts * histogram.lengths, minlength=bins)
+    sequences = _totals(place, histogram.counts, bins)
+    tokens = _totals(place, histogram.counts.astype(object) * histogram.lengths, bins)
     rows = [
         {
             "from": edges[b],
             "to": edges[b + 1],
-            "share": sequences[b] / sequences.sum(),
-            "tokens": tokens[b] / tokens.sum(),
+            "share": sequences[b] / histogram.sequences,
+            "tokens": tokens[b] / histogram.tokens,
         }
         for b in range(bins)
     ]
@@ -96,15 +98,22 @@ def efficiency_chart(subject: Subject) -> Any:
     return alt.layer(lines, limit).properties(height=220)
 
 
+def _totals(places: NDArray[np.int64], numbers: NDArray[Any], size: int) -> list[int]:
+    """Return the sum of the numbers at each place, as Python integers: counts may add up to more than 64 bits."""
+    totals = np.zeros(size, dtype=object)
+    np.add.at(totals, places, numbers.astype(object))
+    return [int(total) for total in totals]
+
+
 def fill_chart(subject: Subject) -> Any:
     """Return a chart of how full the packs are."""
     alt = load_altair()
     sums, counts = subject.fills()
     share = np.minimum(sums * 20 // subject.plan.capacity, 19)
     full = sums == subject.plan.capacity
-    packs = np.bincount(share[~full], weights=counts[~full], minlength=20)
-    rows = [{"fill": f"{5 * b}–{5 * b + 5} %", "packs": int(n)} for b, n in enumerate(packs)]
-    rows.append({"fill": "full", "packs": int(counts[full].sum())})
+    packs = _totals(share[~full], counts[~full], 20)
+    rows = [{"fill": f"{5 * b}–{5 * b + 5} %", "packs": n} for b, n in enumerate(packs)]
+    rows.append({"fill": "full", "packs": exact_sum(counts[full])})
     first = next(at for at, row in enumerate(rows) if row["packs"])
     return _bars(alt, rows[first:], "fill", "tokens in a pack, of its capacity")
 
@@ -112,15 +121,13 @@ def fill_chart(subject: Subject) -> Any:
 def depth_chart(subject: Subject) -> Any:
     """Return a chart of the number of sequences per pack."""
     alt = load_altair()
-    packs = np.bincount(np.diff(subject.plan.indptr), weights=subject.plan.counts).astype(np.int64)
-    deepest = packs.size - 1
+    deepest = subject.plan.max_depth_used
+    packs = _totals(np.diff(subject.plan.indptr), subject.plan.counts, deepest + 1)
     width = -(-deepest // 24)
     rows = []
     for begin in range(1, deepest + 1, width):
         end = min(begin + width - 1, deepest)
-        rows.append(
-            {"depth": str(begin) if begin == end else f"{begin}–{end}", "packs": int(packs[begin : end + 1].sum())}
-        )
+        rows.append({"depth": str(begin) if begin == end else f"{begin}–{end}", "packs": sum(packs[begin : end + 1])})
     return _bars(alt, rows, "depth", "sequences in a pack")
 
 

@@ -7,8 +7,10 @@ dataset, strategies for a plan. O(lengths) for histograms and plans, millisecond
 from __future__ import annotations
 
 import shlex
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from nopad.errors import FormatError, OptionError
 from nopad.histogram import Histogram, read_histogram
 from nopad.planning import Plan, plan
-from nopad.planning.comparison import DEPTHS, compare
+from nopad.planning.comparison import DEPTHS, compare, notes_of
 from nopad.planning.front import complete_options
 from nopad.report.causes import causes_of_padding
 from nopad.report.command import option_words, pack_command
@@ -40,11 +42,12 @@ class Subject:
         name: name for the reader.
         kind: "histogram", "plan" or "dataset".
         plan: the plan of its packs; for a histogram the default plan.
-        comparison: `Plan.summary` rows of several algorithms and depths.
+        comparison: rows of `compare` for several algorithms and depths.
         packs: a sample; each pack as (length, record or "") pairs.
         outcome: what happened to the records, as (what, count) pairs; empty without records.
         facts: fingerprints and versions, as (name, value) pairs.
         command: the command that makes this plan or dataset again, with INPUT and TOKENIZER as placeholders.
+        notes: the notes of the plan.
         sources: the manifest's entries of named sources.
         split: "train" or "validation" if a share was held out; else None.
     """
@@ -75,6 +78,11 @@ class Subject:
     def padding_after(self) -> float:
         """Share of padding in packs, from 0 to 1."""
         return 1 - self.plan.efficiency
+
+    @property
+    def comparison_notes(self) -> list[str]:
+        """The notes of the plans that are compared."""
+        return notes_of(self.comparison)
 
     @property
     def causes(self) -> list[str]:
@@ -203,10 +211,10 @@ def _plan_facts(made: Plan) -> list[tuple[str, str]]:
 
 def _strategies(made: Plan) -> list[list[tuple[int, str]]]:
     """Return an evenly spaced sample of the plan's packs."""
-    ends = np.cumsum(made.counts)
-    wanted = np.unique(np.linspace(0, int(ends[-1]) - 1, SHOWN_PACKS).astype(np.int64))
+    ends = list(accumulate(made.counts.tolist()))  # Python integers: they may be above 64 bits
+    wanted = dict.fromkeys(at * (ends[-1] - 1) // (SHOWN_PACKS - 1) for at in range(SHOWN_PACKS))
     packs: list[list[tuple[int, str]]] = []
-    for s in np.searchsorted(ends, wanted, side="right").tolist():
+    for s in (bisect_right(ends, pack) for pack in wanted):
         lengths = made.lengths[made.indptr[s] : made.indptr[s + 1]].tolist()
         packs.append([(length, "") for length in lengths])
     return _enough(packs)

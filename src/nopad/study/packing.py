@@ -94,12 +94,11 @@ def redo(table: Table, row: Row, histogram: Histogram) -> Redone:
 
 
 def _what_it_took(made: Plan) -> list[str]:
-    """Return notes that explain the figures of a row."""
+    """Return notes that explain the figures of a row, and those of the plan."""
     if made.algorithm == "greedy":
-        return [f"the deepest pack holds {made.max_depth_used}"]
-    if "packs_before_repair" in made.facts:
-        return [f"the exact cover needs {made.packs:,} packs"]
-    return []
+        return [f"the deepest pack holds {made.max_depth_used}"]  # instead of the seed that drew its order
+    cover = [f"the exact cover needs {made.packs:,} packs"] if "packs_before_repair" in made.facts else []
+    return [*cover, *made.notes]
 
 
 def contrast(table: Table, histogram: Histogram) -> list[Redone]:
@@ -108,7 +107,7 @@ def contrast(table: Table, histogram: Histogram) -> list[Redone]:
     limits = {row.limit for row in table.rows} - {1}
     for limit in sorted(limits, key=lambda limit: limit or MAX_LENGTH):
         made = plan(histogram, table.capacity, depth=limit, algorithm="optimal")
-        above = made.packs - made.lower_bound
+        proven = f"{made.gap:,} above the proven minimum of {made.lower_bound:,}" if made.gap else "proven optimal"
         rows.append(
             Redone(
                 table=table.name,
@@ -118,7 +117,7 @@ def contrast(table: Table, histogram: Histogram) -> list[Redone]:
                 published={},
                 ours={c: as_printed(value, _DIGITS[c]) for c, value in _figures(made).items() if c in table.columns},
                 difference={},
-                note=f"{above:,} above the proven minimum of {made.lower_bound:,}" if above else "proven optimal",
+                note="; ".join([proven, *made.notes]),
             )
         )
     return rows

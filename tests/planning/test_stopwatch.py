@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from numba import njit
+from numba.core.compiler_lock import global_compiler_lock
+
+from nopad.planning.stopwatch import Stopwatch
+
+
+def test_time_under_the_compiler_lock_does_not_count():
+    with Stopwatch() as watch:
+        with global_compiler_lock, global_compiler_lock:  # numba nests it; it counts once
+            time.sleep(0.3)
+        time.sleep(0.01)
+    assert 0.3 <= watch.compiling < 3
+    assert 0.01 <= watch.seconds < 0.25
+
+
+def test_a_first_call_is_compiled_outside_the_clock():
+    @njit
+    def total(values):
+        found = 0
+        for value in values:
+            found += value
+        return found
+
+    with Stopwatch() as watch:
+        assert total(np.arange(5)) == 10
+    assert watch.compiling > watch.seconds
+    with Stopwatch() as again:
+        assert total(np.arange(5)) == 10
+    assert again.compiling == 0
+
+
+def test_an_error_passes_and_no_listener_stays():
+    from numba.core import event
+
+    before = sum(map(len, event._registered.values()))
+    with pytest.raises(ZeroDivisionError), Stopwatch():
+        _ = 1 / 0
+    assert sum(map(len, event._registered.values())) == before
