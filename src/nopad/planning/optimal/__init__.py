@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["auto", "optimal"]
 
-_LENGTH_STEPS = 1_700  # operations per squared number of distinct lengths: simplex iterations of a hard case
-_ROUNDS = 60  # of pricing, in a hard case
 _MOST_TABLE = 2**27  # entries of a table of pricing, 8 bytes each
 _MOST_SEEDS = 4_000
 _BEGINNING = 0.4  # share of the budget for a first attempt at the exact program
@@ -94,6 +92,7 @@ class _Search:
         self.best = Listed.of(lpfhp(self.histogram, self.capacity, self.depth))
         self.notes: list[str] = []
         self.master: Master | None = None
+        self.solved = False
 
     def run(self) -> Planned:
         """Try the heuristics, then the linear program; return the best plan."""
@@ -133,11 +132,9 @@ class _Search:
             return
         from nopad.planning.optimal.master import SolverError
 
-        steps = [self._exact, self._close]
-        if self._exact_cost() * 2 > self.budget.left:
-            steps = [self._begin_exact, self._in_units, self._close, *steps]
-        if self.best.packs <= self.bound + _NEAR:
-            steps.insert(0, self._close)
+        near = self.best.packs <= self.bound + _NEAR
+        steps = [self._close] if near else []
+        steps += [self._begin_exact, self._close, self._in_units, self._close, self._exact, self._gather, self._close]
         for step in steps:
             if self._good() or self.budget.spent():
                 break
@@ -154,11 +151,6 @@ class _Search:
                 f"stopped by its budget after {self.budget.programs} linear programs: a larger one (effort) may find a "
                 "better plan, or a better bound"
             )
-
-    def _exact_cost(self) -> int:
-        """Return about how many operations the linear program over all lengths takes, in a bad case."""
-        k = self.histogram.lengths.size
-        return _LENGTH_STEPS * k * k + _ROUNDS * k * self.capacity * self._most_used()
 
     def _most_used(self) -> int:
         """Return the most sequences that a limit on depth allows in a pack; 1 if it does not limit packs at all."""
@@ -179,7 +171,7 @@ class _Search:
         from nopad.planning.optimal.rounding import best_fit
         from nopad.planning.optimal.search import relax, round_off
 
-        if self.capacity * (self._most_used() + 1) > _MOST_TABLE:
+        if self.solved or self.capacity * (self._most_used() + 1) > _MOST_TABLE:
             return
         lengths = self.histogram.lengths
         if self.master is None:
@@ -198,10 +190,18 @@ class _Search:
         if whole or relaxed.converged:
             solved = round_off(self.master, relaxed, max(self.bound, relaxed.bound), self.budget)
             self._offer(Listed.of(_named(solved.packing, lengths)))
-            self.master = None
+            self.solved = True
+
+    def _gather(self) -> None:
+        """Gather the free space of the best plan."""
+        from nopad.planning.optimal.gathering import gather
+
+        self._offer(gather(self.best, self.capacity, self.depth, self.bound, self.budget))
 
     def _in_units(self) -> None:
         """Solve with lengths rounded to units, and gather the free space that rounding leaves; see `units`."""
+        if self.solved:
+            return self._gather()
         from nopad.planning.optimal.gathering import gather
         from nopad.planning.optimal.search import Solved, solve
         from nopad.planning.optimal.units import Units, certify, divide, fill

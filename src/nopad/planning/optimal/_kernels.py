@@ -180,7 +180,8 @@ def patterns_above(
             if worth >= least:
                 if found + 1 == ends.size or size + at > flat.size:
                     return -1
-                flat[size : size + at] = held[:at]
+                for slot in range(at):
+                    flat[size + slot] = held[slot]
                 size += at
                 found += 1
                 ends[found] = size
