@@ -27,7 +27,13 @@ ITEMS = st.builds(
 )
 
 
-@given(ITEMS, st.floats(0.3, 1.0), st.randoms(use_true_random=False))
+@given(
+    st.builds(
+        items_of, st.lists(st.integers(2, 9), min_size=1, max_size=8), st.integers(9, 16), st.none() | st.integers(1, 4)
+    ),
+    st.floats(0.3, 1.0),
+    st.randoms(use_true_random=False),
+)
 def test_every_pattern_that_is_worth_enough_is_listed(items, share, random):
     values = np.array(sorted(int(random.random() * SCALE) for _ in items.sizes), dtype=np.int64)
     least = max(1, int(share * SCALE))

@@ -17,7 +17,8 @@ def knapsack(sizes: NDArray[Any], values: NDArray[Any], unlimited: bool, table: 
     as one item plus the row above.
     """
     depth, capacity = table.shape[0] - 1, table.shape[1] - 1
-    table[0, :] = 0
+    for r in range(capacity + 1):
+        table[0, r] = 0
     if unlimited:
         for r in range(1, capacity + 1):
             most = table[0, r - 1]
@@ -26,10 +27,12 @@ def knapsack(sizes: NDArray[Any], values: NDArray[Any], unlimited: bool, table: 
                     break
                 most = max(most, table[0, r - sizes[i]] + values[i])
             table[0, r] = most
-        table[1, :] = table[0, :]
+        for r in range(capacity + 1):
+            table[1, r] = table[0, r]
         return
     for j in range(1, depth + 1):
-        table[j, :] = table[j - 1, :]
+        for r in range(capacity + 1):
+            table[j, r] = table[j - 1, r]
         for i in range(sizes.shape[0]):
             size, value = sizes[i], values[i]
             for r in range(size, capacity + 1):

@@ -34,8 +34,9 @@ _MOST_ITEMS = 2**22  # of all patterns that are listed
 _SEARCHED = 2 * 10**7  # steps of listing them
 _NODES = 2_000  # of the branch-and-bound tree: a budget that does not depend on the machine
 _NODE_STEPS = 20_000  # operations per node and hundred patterns
-_OPEN = 30
-_FULL = (10, 20, 40, 80, 20, 40, 80)
+_OPEN = 30  # packs with free space that are packed again, at most
+_FULL = (10, 20, 40, 80, 20, 40, 80)  # full packs beside them, in each turn
+_WHOLE = 400  # packs of a plan that is packed again as a whole in the end
 
 
 def close(items: Items, target: int, budget: Budget) -> Packing | None:
@@ -131,7 +132,10 @@ def _integer_program(patterns: list[Pattern], items: Items, target: int) -> Pack
 
 
 def residuals(packs: Listed, capacity: int) -> Iterator[tuple[Listed, Listed]]:
-    """Yield ways to divide packs in two: the packs with free space and some full ones to pack again, and all others."""
+    """Yield ways to divide packs in two: those to pack again, and all others.
+
+    Packed again are packs with free space and some full ones; in the end, if there are few packs, all of them.
+    """
     from nopad import _kernels
 
     free = capacity - packs.tokens
@@ -146,3 +150,5 @@ def residuals(packs: Listed, capacity: int) -> Iterator[tuple[Listed, Listed]]:
         chosen[full[:wanted]] = 1
         inside, outside = np.flatnonzero(chosen), np.flatnonzero(packs.copies > chosen)
         yield packs.take(inside, chosen[inside]), packs.take(outside, (packs.copies - chosen)[outside])
+    if packs.packs <= _WHOLE:
+        yield packs, packs.take(outside[:0])
