@@ -32,7 +32,7 @@ class Found:
         first: name of the first module whose output differs; None: no module's does.
         notes: remarks for the user.
         attended: how often each layer called nopad's attention in the first packed run, by ``id(module)``.
-        names: outputs of which every sequence has its own part.
+        names: names of the outputs that have a part for each sequence.
         row: tokens of the longest row that was run.
     """
 
@@ -83,8 +83,8 @@ def compare(
 ) -> Found:
     """Run the sequences packed and compare with `alone`: outputs, and gradients if `alone` has them.
 
-    They are packed in each of `forms`; None: in all forms of the trial. `truth`: the gradients in float64, if `dtype`
-    is another one. `label` is appended to the names of the checks.
+    The sequences are packed in each of `forms`; None: in all forms of the trial. `truth`: the gradients in float64, if
+    `dtype` is another one. `label` is appended to the names of the checks.
     """
     found = Found()
     for form in alone.trial.forms if forms is None else forms:

@@ -74,7 +74,7 @@ def _how(form: str, lengths: Sequence[int], rows: Numbers, capacity: int, pad_id
 
 
 def _rows(lengths: Sequence[int], capacity: int) -> Numbers:
-    """Return which sequences share a row, by first-fit decreasing; for six sequences this needs no plan or compiler."""
+    """Return which sequences share a row, by first-fit decreasing in plain Python, since there are only a few."""
     rows: Numbers = []
     for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
         row = next((row for row in rows if sum(lengths[n] for n in row) + lengths[number] <= capacity), None)

@@ -79,9 +79,10 @@ def compare_gradients(
 
 
 def _rounding(value: Tensor | None, true: Tensor | None, dtype: torch.dtype, most: float) -> float:
-    """Return the largest error that rounding makes in a gradient of the sequences alone: `value` against `true`.
+    """Return the largest rounding error in a gradient of the sequences alone.
 
-    `true` is the float64 gradient. Where `value` is in float64 too, this is one float32 rounding of `most`.
+    It is the largest difference between the gradient, `value`, and the float64 gradient, `true`. If `dtype` is float64,
+    it is instead one rounding of `most` to float32.
     """
     if dtype == torch.float64:
         return most * torch.finfo(torch.float32).eps
@@ -89,7 +90,7 @@ def _rounding(value: Tensor | None, true: Tensor | None, dtype: torch.dtype, mos
 
 
 def _apart(mine: Tensor | None, other: Tensor | None) -> float:
-    """Return the largest difference; overwrites `other`. It is infinite if only one is None or a value is NaN."""
+    """Return the largest difference of two gradients, infinite if one is None or has a NaN; overwrites `other`."""
     if mine is None or other is None:
         return 0.0 if mine is other else math.inf
     if mine.is_sparse or other.is_sparse:

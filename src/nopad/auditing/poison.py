@@ -73,7 +73,7 @@ class _Poisoned:
     def run(
         self, sequences: list[list[int]], factor: float | None = None, watch: Any = None
     ) -> dict[str, list[Tensor]]:
-        """Run the sequences packed; return the outputs that have a part for each sequence, as lists of these parts.
+        """Run the sequences packed; return the outputs, by name, split into one part per sequence.
 
         `factor` scales the victim's embeddings; None: they stay as they are.
         """
@@ -82,7 +82,7 @@ class _Poisoned:
             return per_sequence(self.trial.run(batch, f"packed, {self.form}"), there, self.kinds)
 
     def check(self, name: str, dtype: torch.dtype, sequences: list[list[int]], factor: float | None) -> Check | None:
-        """Run these sequences, and check how far the neighbours' results move from those of the unchanged ones.
+        """Run these sequences, and check how far the neighbours' results move from those of the unchanged sequences.
 
         `factor`: see `run`. None is returned if no output of the model can be split into sequences.
         """

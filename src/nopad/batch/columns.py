@@ -155,7 +155,7 @@ def _check_widths(name: str, entries: Sequence[Any], features: Sequence[Mapping[
 
 
 def _packed_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Records]:
-    """Split rows of a packed dataset into sequences; each row's mask removes its padding."""
+    """Split rows of a packed dataset into sequences, without padding; return them, and where each one comes from."""
     rows = [_row({name: _of_row(value, name, n) for name, value in row.items()}, n) for n, row in enumerate(features)]
     lens = checked(np.concatenate([row[LENGTHS] for row in rows]))
     if not lens.size:
@@ -208,7 +208,9 @@ def _row(row: dict[str, NDArray[Any]], n: int) -> dict[str, NDArray[Any]]:
 
 
 def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np.int64]]:
-    """Turn rows of a packed dataset into columns; the third result is the number of sequences per row, int64 ``[R]``.
+    """Turn rows of a packed dataset into columns; return (sequences, records, sequences per row).
+
+    The second result says where each sequence comes from; the third is int64 ``[R]``.
 
     Raises:
         BatchError: there is no row, or the rows hold no tokens (an index-only dataset).

@@ -131,7 +131,10 @@ def _collator(name: str, model: Any) -> Any:
 
 
 class _AsTrained:
-    """TRL's collator with ``use_cache=False``, as its trainer adds; with a cache, causal models ignore the borders."""
+    """A collator that adds ``use_cache=False`` to its batches, as TRL's trainer does.
+
+    With a cache, causal models ignore where sequences begin in a batch of TRL's collator.
+    """
 
     def __init__(self, collate: Any, model: Any) -> None:
         self.collate = collate

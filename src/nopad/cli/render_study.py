@@ -55,7 +55,7 @@ def redone_notes(rows: Sequence[Redone]) -> Iterator[str]:
 
 
 def matrix_table(matrix: Sequence[Sequence[int]], same: bool) -> Group:
-    """Return the packing matrix of capacity 8 and depth 3."""
+    """Return the packing matrix of capacity 8 and depth 3 as a table; `same`: whether it is the published one."""
     verdict = "as published" if same else "not as published"
     grid = _grid(["length"])
     for column in range(len(matrix[0])):

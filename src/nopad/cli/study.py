@@ -81,8 +81,8 @@ def index(context: typer.Context) -> None:
 def packing(file: HistogramFile, as_json: AsJson = False) -> None:
     """Recompute the packing tables: published figure, ours, and the difference; then the result of `optimal`.
 
-    A histogram is recognised by its capacity and number of sequences; of any other, the same rows are shown without
-    published figures.
+    The papers' histograms are recognised by capacity and number of sequences. For any other histogram, the same rows
+    are shown without published figures.
 
     Examples:
       nopad study packing wikipedia.json

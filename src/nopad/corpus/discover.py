@@ -171,7 +171,7 @@ def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:
 
 
 def _check_used(source: Source, options: ReaderOptions) -> None:
-    """Refuse options that text would silently ignore: those for ready-made ids, and columns to carry that it lacks."""
+    """Refuse options that a text source would ignore: options for ready-made ids, and names of columns to carry."""
     if source.kind != "text":
         return
     for name in ("ids_field", "mask_field", "pad_id"):
@@ -433,9 +433,9 @@ def _find_in(folder: Path) -> tuple[list[InputFile], list[str]]:
 
 
 def _walk(folder: Path) -> Iterator[str]:
-    """Yield relative POSIX paths of all files that are not hidden, and of folders that are not entered.
+    """Yield the relative POSIX paths of all files that are not hidden, and of the folders that are not entered.
 
-    These are packed datasets, and links to a folder that they are in.
+    Two kinds of folder are not entered: packed datasets, and links to a folder that contains the link.
     """
 
     def fail(error: OSError) -> None:

@@ -197,7 +197,7 @@ def _check_kind(gathered: _Gathered, first: dict[bool, str]) -> None:
 
 
 def _start(gathered: _Gathered, tokenizer: Tokenizer | None, pool: Executor) -> _Content:
-    """Start tokenising a group; the returned function waits for and returns the uncut content of each record."""
+    """Start tokenising a group; return a function that waits for the result: each record's content, not cut yet."""
     if not gathered.is_text:
         ids = _end_to_end([part.run.ids for part in gathered.parts if part.run.ids is not None])
         return lambda: ids

@@ -37,7 +37,7 @@ class Remote:
         return self.filesystem.open_input_stream(self.path, compression=None)
 
     def now(self) -> tuple[int, tuple[int, int] | None]:
-        """Return the file's current size in bytes, and its `stamp_of`."""
+        """Return the file's current size in bytes, and its time of the last write as `stamp_of` gives it."""
         info = self.filesystem.get_file_info(self.path)
         return int(info.size or 0), stamp_of(info)
 

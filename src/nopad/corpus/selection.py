@@ -36,8 +36,8 @@ class Selection:
         carried: further columns that are packed along with the content.
         left_out: names of columns that are not read.
         known: names of all columns of the table from which these were chosen.
-        new: a later record is bad if it has a column that is not `known`: one that could be carried ("all"), or the
-            attention mask ("mask"); with "none" no column makes it bad.
+        new: which columns make a later record bad if they are not `known`: "all": every column that could be carried;
+            "mask": only the attention mask; "none": no column.
     """
 
     content: str

@@ -1,8 +1,9 @@
 """Use any `tokenizers` file as a function from texts to token ids, on all cores, without truncation and padding.
 
-Tokenizer files carry settings of the model they were saved with (that of all-MiniLM truncates and pads to 128 tokens):
-both are switched off here, since packing needs every token and no padding. Special tokens are not added while encoding;
-they are known as a `prefix` and a `suffix`, so that over-long content can be cut before they are added.
+Tokenizer files carry settings of the model they were saved with (the file of all-MiniLM truncates and pads to 128
+tokens). Truncation and padding are switched off here, since packing needs every token and no padding. Special tokens
+are not added while encoding; they are known as a `prefix` and a `suffix`, so that over-long content can be cut before
+they are added.
 
 The speed is that of `encode_batch_fast`. One long document runs on one core (rayon splits batches, not texts).
 """

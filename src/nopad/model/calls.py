@@ -75,7 +75,7 @@ class Static:
     """The state of a call with static shapes (`nopad.model.static_inputs`).
 
     Attributes:
-        ids: the sequence numbers, int32 ``[R, 1, 1, L]``; None: there is no such call.
+        ids: the sequence numbers, int32 ``[R, 1, 1, L]``; None: no call with static shapes runs now.
         kept: the tensor that the head reads.
         tokens: token ids ``[R, L]``, or None.
         frame: the frame that calls the module, until the call ends; None while compiling.

@@ -38,7 +38,9 @@ __all__ = [
 
 @dataclass(eq=False)
 class Hook:
-    """Base class of all nopad hooks, by which they are found and removed. PyTorch calls them with kwargs.
+    """Base class of all nopad hooks; a hook of this class is recognised as nopad's, to be removed again.
+
+    PyTorch calls the hooks with the keyword arguments of the forward call.
 
     Attributes:
         cell: the model's cell.
@@ -162,7 +164,7 @@ class NoPositions(Hook):
 
 @dataclass(eq=False)
 class Positions(Hook):
-    """Replaces position embeddings along the row by those of positions in each sequence (after `NoPositions`)."""
+    """Replaces the output of the position embeddings by embeddings of each token's position in its sequence."""
 
     moment: Literal["before", "after"] = "after"
 

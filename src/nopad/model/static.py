@@ -47,7 +47,7 @@ def enter_static(cell: Cell, head: Head, named: Mapping[str, Any], frame: FrameT
 
 
 def leave_static(model: Any, cell: Cell, head: Head, output: Any) -> Any:
-    """End a call with static shapes: return the output with ``[most, ...]`` results in place of one per row."""
+    """End a call with static shapes; return the output with results per sequence, ``[most, ...]``, not per row."""
     static = cell.static
     numbers = static.ids
     try:

@@ -124,7 +124,10 @@ class StreamPacker:
         return self.capacity + 1 if self.depth is None else self.depth
 
     def _packs(self, arriving: int, kernel: Callable[..., int], *arguments: Any) -> Packs:
-        """Call a kernel with output arrays large enough for any packs; sort the numbers in each pack."""
+        """Call a kernel that writes packs, and return these packs with the sequence numbers in each ascending.
+
+        `arriving` is the number of new sequences, so that the output arrays are large enough.
+        """
         from nopad._kernels import sort_within_packs
 
         indptr = np.zeros(self.held + arriving + 1, dtype=np.int64)

@@ -192,7 +192,7 @@ def cut_strategies(strategies: Strategies, multiple: int) -> Strategies:
 
 
 def _missing(packs: int, sequences: int, multiple: int) -> int:
-    """Return how many packs are missing to a multiple of `multiple`; OptionError if there are too few sequences."""
+    """Return how many packs must be added to reach a multiple; OptionError if there are too few sequences for that."""
     missing = -packs % multiple
     if packs + missing > sequences:
         raise OptionError(
@@ -203,7 +203,11 @@ def _missing(packs: int, sequences: int, multiple: int) -> int:
 
 
 def cut_packs(packs: Packs, lengths: NDArray[np.int32], squares: int | None, multiple: int) -> Packs:
-    """Cut arrival-order packs whose squared lengths exceed `squares`, then as many more as `multiple` asks for."""
+    """Cut arrival-order packs until they meet two conditions; return the packs, with sequences in the same order.
+
+    First, packs whose squared lengths add up to more than `squares` are cut (None: no limit). Then the packs with most
+    sequences are cut in two until the number of packs is a multiple of `multiple`.
+    """
     starts = packs.indptr.tolist()
     if squares is not None:
         cost = lengths[packs.sequence].astype(object) ** 2 if lengths.size else lengths

@@ -52,9 +52,10 @@ def packing_matrix(strategies: NDArray[np.int32], capacity: int) -> NDArray[np.f
 
 
 def strategy_count(capacity: int, depth: int, enough: int) -> int:
-    """Return the number of strategies, or some number above `enough` where there are more than `enough`.
+    """Return the number of strategies that fill a pack exactly, with at most `depth` sequences each.
 
-    It is exact up to depth 4; at larger depths it stops counting above `enough`.
+    The result is exact up to depth 4. At larger depths counting stops above `enough`, so any result above `enough` only
+    says that there are more than `enough`.
 
     >>> [strategy_count(512, depth, 10**6) for depth in (1, 2, 3, 4)]
     [1, 257, 22102, 959631]

@@ -18,7 +18,7 @@ __all__ = ["OverCover", "fill", "fit_remainder", "over_cover", "pad_remainder"]
 
 
 class OverCover(NamedTuple):
-    """What the papers count of a solution, before it is repaired.
+    """The papers' figures for a solution that is not repaired yet.
 
     Attributes:
         missing: sequences without a slot.

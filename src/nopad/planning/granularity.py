@@ -70,9 +70,10 @@ def _rounded(length: int, granularity: int, capacity: int) -> int:
 
 
 def _next_alike(copies: Counter[int], waiting: dict[int, list[list[int]]], most: int) -> tuple[list[int], int]:
-    """Take real lengths for one pack, and for all packs (at most `most`) that can get the same lengths.
+    """Choose real lengths for the next pack; return them, and how many packs (at most `most`) can have the same ones.
 
-    Returns these lengths and the number of packs; both are removed from `waiting`.
+    `copies` says how many slots of each rounded length a pack has. `waiting` holds, by rounded length, the real lengths
+    that no pack has yet, as [length, count]; what the returned packs hold is subtracted from it.
     """
     takes: list[tuple[list[int], int]] = []
     for slot, needed in copies.items():

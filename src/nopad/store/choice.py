@@ -137,7 +137,7 @@ def choose(
     fate = np.zeros(here.size, dtype=np.int8)
 
     def drawn(stream: int) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.uint64]]]:
-        """Yield each source's number, the indices of its records in `here`, and their random keys."""
+        """Yield, for each source: its number, where its records are in `here`, and their random keys from `stream`."""
         for place, name in enumerate(names):
             mine = np.flatnonzero(source == place)
             yield place, mine, _keys(here[mine] - bounds[place], name, seed, stream)
@@ -190,7 +190,13 @@ def _weigh(
     names: Sequence[str],
     drawn: Sequence[tuple[int, NDArray[np.int64], NDArray[np.uint64]]],
 ) -> None:
-    """Mark those training records as LEFT that are beyond their source's share of the tokens."""
+    """Change `fate` to LEFT for the training records beyond their source's share of the tokens.
+
+    `drawn` holds what `choose.drawn` yields: the records of each source are taken in the order of their random keys.
+
+    Raises:
+        RecordError: a source has no token to train on.
+    """
     totals = [int(tokens[(source == place) & (fate == TRAIN)].sum()) for place in range(len(names))]
     for name, total in zip(names, totals, strict=True):
         if not total:

@@ -124,7 +124,7 @@ class Compared:
 
 
 def compare(plain: Residuals, weighted: Residuals, histogram: Histogram) -> list[Compared]:
-    """Return our figures, beside the published ones if the histogram is the paper's.
+    """Return our figures without and with weights, beside the published ones if the histogram is the paper's.
 
     >>> histogram = Histogram.from_counts({3: 9, 5: 10, 8: 1})
     >>> found = residuals(histogram, 8)

@@ -77,10 +77,11 @@ def verify(
 def _dataset_problems(
     folder: Path, source: Source | None, tokenizer: Tokenizer | None, monitor: Monitor
 ) -> tuple[list[str], Half | None]:
-    """Check plan, files, content, source and assignment, in this order; stop early if something cannot be read.
+    """Check plan, files, content, source and assignment, in this order; return (problems, half).
 
-    If a share was held out, this is one of two datasets that were made together: the second result is this `Half`. It
-    is None otherwise, and where problems were found before the records could be looked at.
+    Checking stops early if something cannot be read. If a share was held out, the dataset is one of two that were made
+    together, and `half` is what comparing the two needs. It is None for any other dataset, and where problems were
+    found before the records were checked.
     """
     try:
         manifest = Manifest.load(folder)

@@ -73,7 +73,7 @@ class Content:
         return slice(begin, end)
 
     def forget_places(self) -> None:
-        """Free everything but the lengths of the sequences and the packs."""
+        """Free the memory of places and hashes; the sequences' lengths and the packs stay."""
         self.sequences, self.hashes = replace(self.sequences, values={}), {}
 
     @property
@@ -242,7 +242,7 @@ def _release_row_groups() -> None:
 
 
 def _misplaced(row_group: RowGroup, m: Manifest) -> set[int]:
-    """Return the numbers of named sources of which a sequence has another number in ``seq_source``."""
+    """Return the numbers of the sources with a sequence whose ``seq_source`` is not the number of its source."""
     record = row_group.sequences.values["seq_index"]
     source = row_group.sequences.values.get("seq_source", np.zeros(record.size, dtype=np.int32))
     return {
@@ -275,7 +275,11 @@ def content_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
 
 
 def _sequence_problems(content: Content, special: int) -> tuple[list[str], list[str], str]:
-    """Return problems of sequences that occur twice, problems of pieces that do not join, and a checksum of all."""
+    """Return what is wrong with the sequences: (those that occur twice, pieces that do not join, checksum).
+
+    The first two results hold at most three sentences each. The checksum of all sequences is 16 hex digits, for
+    comparison with the manifest's. `special` is the number of special tokens in each sequence.
+    """
     from nopad.store._kernels import tag_sum
 
     twice: list[str] = []
