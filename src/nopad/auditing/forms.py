@@ -43,7 +43,9 @@ def arranged(
 
 
 def crossing(lengths: Sequence[int]) -> int | None:
-    """Return a row width above the longest sequence at which a sequence crosses into the next row; None: there is none.
+    """Return a row width that makes a sequence cross into the next row, although all sequences are shorter than a row.
+
+    None is returned if there is no such width.
 
     >>> crossing([4, 1, 2]), crossing([3])
     (6, None)

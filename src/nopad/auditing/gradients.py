@@ -45,12 +45,13 @@ def compare_gradients(
     truth: Truth,
     left_out: frozenset[str] = frozenset(),
 ) -> Check:
-    """Compare gradients; each tensor's largest difference is measured relative to its own largest value.
+    """Compare the gradients of the sequences packed and alone.
 
-    In other dtypes than float64, a tensor with a small gradient may also differ by a few times the rounding error of
-    the sequences alone, measured against `truth`: some gradients are small sums of large numbers (DeBERTa's key
-    biases). In float64 it may differ by a few roundings of float32, if the model computes some results in float32 all
-    the same (a softmax).
+    The largest difference in a gradient is measured relative to the gradient's largest value; where the true gradient
+    is zero (`truth`), relative to the largest value of all gradients. A small gradient may differ more, since it may
+    be a small sum of large numbers (DeBERTa's key biases): in other dtypes than float64, by a few times the rounding
+    error of the sequences alone; in float64, by a few roundings of float32, if the model computes some results in
+    float32 all the same (a softmax).
     """
     names = tuple(together)
     wanted = [{name: output[name][0] for name in names} for output in alone.outputs]

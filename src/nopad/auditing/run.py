@@ -2,7 +2,7 @@
 
 The model is copied once per dtype, so the caller's model does not change. In float64, outputs and gradients are
 compared on packs of the full capacity. The more expensive neighbour checks (poison), and all checks in the model's own
-dtype, use packs of a quarter of it.
+dtype, use packs of a quarter of this capacity.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class _Task:
         found.attempt(f"{named(dtype)} outputs, alone{label}", lent)
 
     def _drawn(self, subject: Any, tokens: Tokens, capacity: int | None = None, partly: bool = False) -> Trial:
-        """Return a trial with random sequences for packs of this capacity; None: fewer sequences, for short packs.
+        """Return a trial with random sequences for packs of `capacity`; None: with fewer sequences, for short packs.
 
         `partly`: whether the model computes some of its results in float32, even in float64.
         """

@@ -147,7 +147,7 @@ class _AsTrained:
 
 
 def _imported(name: str) -> Any:
-    """Return a function, or an instance of a class, by ``module:name``, also from the working directory."""
+    """Import ``module:name``, also from the working directory; return the function, or an instance of the class."""
     module, _, attribute = name.partition(":")
     sys.path.insert(0, "")
     try:

@@ -376,9 +376,10 @@ def _is_archive(file: InputFile) -> bool:
 
 
 def _no_part(names: Sequence[str], opened: Callable[[str], InputFile], place: Path | str) -> set[str]:
-    """Return the Arrow files that lie beside a saved dataset but are no part of it, according to its state.json.
+    """Return the Arrow files among `names` that lie beside a saved dataset and are no part of it.
 
-    These are caches of `datasets.map`, and shards of an earlier `save_to_disk`. `opened` gives the file of a name.
+    Which files are part of a saved dataset is stated in its state.json. The others are caches of `datasets.map`, and
+    shards of an earlier `save_to_disk`. `opened` returns the file with a name; `place` is for messages.
 
     Raises:
         SourceError: a file that state.json lists is missing.

@@ -53,7 +53,13 @@ Kind = Literal["text", "ids"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One document: either `text`, or ready-made `ids` (int32[n]); `line` is 1-based, 1 for a whole-file document."""
+    """One document.
+
+    Attributes:
+        line: 1-based line or row in the file; 1 if the whole file is the document.
+        text: the document's text; None: it is ready-made ids.
+        ids: ready-made ids, int32 ``[n]``; None: it is text.
+    """
 
     line: int
     text: str | None = None

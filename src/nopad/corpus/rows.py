@@ -33,8 +33,8 @@ def decode_rows(
 ) -> Iterator[Records | BadRecord]:
     """Yield the rows of a batch in order: runs of good records between bad ones.
 
-    `first_row` is the 1-based position of the first row, or an array with the position of every row. `known_bad` maps
-    rows (from 0) that already failed before they reached the batch to the reason.
+    `first_row` is the 1-based position of the first row, or an array with the position of every row. `known_bad`
+    gives the reason for each row (numbered from 0) that was found to be bad before.
     """
     rows = np.arange(first_row, first_row + batch.num_rows) if isinstance(first_row, int) else first_row
     bad = dict(known_bad or {})
@@ -111,7 +111,7 @@ def _decode_ids(
 class _Ragged:
     """A list column: row i is ``values[begins[i]:begins[i] + lengths[i]]``.
 
-    `bad` maps rows that are null or contain a null to the reason.
+    `bad` gives the reason for each bad row: one that is null or contains a null.
     """
 
     values: NDArray[Any]

@@ -50,7 +50,7 @@ class Selection:
     new: Literal["all", "mask", "none"] = "none"
 
     def unforeseen(self, record: Mapping[str, Any]) -> str | None:
-        """Return why a record is bad, if it has a column that is not `known` and that `new` names; else None."""
+        """Return why a column that is not `known` makes a record bad; None if no column does (`new` says which do)."""
         if self.new == "none":
             return None
         if self.new == "mask":

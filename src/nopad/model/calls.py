@@ -143,7 +143,7 @@ class Cell:
             self.opened += more
 
     def settle(self) -> None:
-        """End packed calls of this thread that were interrupted (Ctrl-C): PyTorch runs no hook then."""
+        """End packed calls of this thread that Ctrl-C interrupted, since PyTorch ran no hook that would end them."""
         stack = self.calls.stack
         while stack:
             call = stack[-1]

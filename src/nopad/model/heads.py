@@ -237,7 +237,11 @@ class Causal(Head):
     name = "causal"
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
-        """Set labels of first tokens to -100; refuse labels and item counts that a shift within rows makes wrong."""
+        """Set the labels of first tokens to -100.
+
+        Refuse calls whose loss would be wrong because labels are shifted along rows, or because ``num_items_in_batch``
+        counts labels of first tokens.
+        """
         super().enter(call, named)
         labels, layout = named.get("labels"), call.placed.layout
         counts = named.get("num_items_in_batch") is not None

@@ -38,7 +38,7 @@ __all__ = [
 
 @dataclass(eq=False)
 class Hook:
-    """Base class of all nopad hooks; a hook of this class is recognised as nopad's, to be removed again.
+    """Base class of all nopad hooks, by which nopad tells its own hooks from others when it removes them.
 
     PyTorch calls the hooks with the keyword arguments of the forward call.
 
@@ -152,7 +152,7 @@ class PackAgain(Hook):
 
 @dataclass(eq=False)
 class NoPositions(Hook):
-    """Stops a module with learned positions (BART) from counting along the whole row, beyond its table."""
+    """Keeps learned position embeddings (BART) from counting along the whole row, which would exceed their table."""
 
     def __call__(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""

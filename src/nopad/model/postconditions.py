@@ -44,7 +44,7 @@ DROPPED = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 
 
 def check_ran(model: Any, call: Call, roles: Iterable[str]) -> None:
-    """Check that each hook ran exactly once; an encoder's hooks must not run where its states were given.
+    """Check that each hook ran exactly once; if the caller gave the encoder's states, the encoder's hooks not at all.
 
     Raises:
         UnsupportedModelError: a hook did not run as often as it should.

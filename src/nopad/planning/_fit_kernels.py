@@ -115,7 +115,7 @@ def first_fit(
 
 @njit(cache=True, nogil=True)
 def slot_of(keys: NDArray[Any], key: int) -> int:
-    """Return the slot of `key` in a hash table of 2^b entries; a key that is not there yet gets a free slot (-1)."""
+    """Return the slot of `key` in a hash table of 2^b entries (-1: free); put the key in if it is not there yet."""
     # Multiplicative hashing with linear probing.
     slot: int = ((key * 0x9E3779B1) >> 16) & (keys.shape[0] - 1)
     while keys[slot] != key:

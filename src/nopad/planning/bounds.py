@@ -3,11 +3,11 @@
 All are exact integers at any size; the first four take O(distinct lengths) each:
 
 * tokens: ``ceil(tokens / capacity)``
-* big lengths (Martello and Toth's L2): lengths above capacity - t cannot share a pack with a length >= t, and no two
-  lengths above half the capacity can share one; the best t is used
+* big lengths (Martello and Toth's L2): for any threshold t, lengths above capacity - t cannot share a pack with a
+  length >= t, and no two lengths above half the capacity can share one; the t that gives the highest bound is used
 * depth: each sequence that fits with no other sequence needs a pack, and the n others need ``ceil(n / depth)`` packs
 * pairs, at depth 2: a maximum matching, found by two pointers, which is the optimum itself
-* certificate: what the values of lengths that an algorithm returned prove (`nopad.planning.certificate`)
+* certificate: an algorithm may return values of lengths that prove a bound (`nopad.planning.certificate`)
 
 Source: Martello and Toth, "Knapsack Problems", 1990, section 8.3.
 """

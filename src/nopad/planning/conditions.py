@@ -126,8 +126,8 @@ def broken_conditions(options: Mapping[str, Any], strategies: Strategies, capaci
 def within_squares(strategies: Strategies, capacity: int, depth: int | None, most: int, align: int = 1) -> Strategies:
     """Return strategies for the same sequences in which the squared lengths of no pack add up to more than `most`.
 
-    Each pack keeps its sequences, longest first, as far as `most` allows; the others are packed again. Those packs too
-    have room for every sequence padded to a multiple of `align`.
+    Each pack keeps its sequences, longest first, as far as `most` allows; the others are packed again. The new packs
+    also have room for every sequence padded to a multiple of `align`.
 
     >>> within_squares([(2, (5, 3))], 8, None, 30)
     [(2, (5,)), (1, (3, 3))]

@@ -86,7 +86,7 @@ def check_size(name: str, capacity: int, depth: int, granularity: int, copies: i
     """
 
     def size(units: int, depth: int) -> tuple[int, int]:
-        """Return the number of strategies for these units and this depth, and the bytes of their matrix."""
+        """Return the number of strategies at a capacity of `units` and this depth, and the bytes of their matrix."""
         row = _COLUMN * copies * units
         count = strategy_count(units, min(depth, units), MATRIX_LIMIT_BYTES // row)
         return count, row * (count + (copies - 1) * units)

@@ -42,9 +42,9 @@ def rounded_histogram(histogram: Histogram, granularity: int, capacity: int) -> 
 def real_strategies(rounded: Strategies, histogram: Histogram, granularity: int, capacity: int) -> Strategies:
     """Replace the rounded length of every slot by a real one, longest first; each sequence is used at most once.
 
-    Where slots of a strategy get different lengths, it becomes several strategies; their number grows by at most twice
-    the number of distinct lengths. Strategies may cover less than the histogram; then the shortest real lengths of each
-    rounded length are left over.
+    Where packs of one strategy get different lengths, the strategy becomes several; the number of strategies grows by
+    at most twice the number of distinct lengths. Strategies may cover less than the histogram; then the shortest real
+    lengths of each rounded length are left over.
 
     Raises:
         ValueError: the strategies need a length more often than the histogram has it.

@@ -110,7 +110,7 @@ def choose(
     validation: float,
     seed: int,
 ) -> Choice:
-    """Choose among n sequences in source order.
+    """Choose which of n sequences, in source order, are trained on, held out, or left out.
 
     Args:
         record: record number of each sequence, ascending; int64 ``[n]``.
@@ -137,7 +137,7 @@ def choose(
     fate = np.zeros(here.size, dtype=np.int8)
 
     def drawn(stream: int) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.uint64]]]:
-        """Yield, for each source: its number, where its records are in `here`, and their random keys from `stream`."""
+        """Yield, for each source, (its number, the indices of its records in `here`, these records' random keys)."""
         for place, name in enumerate(names):
             mine = np.flatnonzero(source == place)
             yield place, mine, _keys(here[mine] - bounds[place], name, seed, stream)

@@ -233,7 +233,7 @@ class _Job:
     def _build(
         self, split: str | None, progress: Progress, columns: Sequences, by_source: dict[str, Counts]
     ) -> Manifest:
-        """Write one dataset, or reuse it if an interrupted run has finished it."""
+        """Write the dataset of one split (None: the only one), or reuse it if an interrupted run has finished it."""
         workspace = self.workspace.half(split)
         if split and workspace.has_manifest():
             return workspace.finished(self.settings(split), progress.chain)

@@ -201,7 +201,10 @@ class Spool:
         self._files = {}
 
     def sequences(self, *, split: bool) -> Sequences:
-        """Memory-map the finished spool; `split` includes ``seq_start``. About 8 bytes per sequence are in memory."""
+        """Return the sequences of the finished spool, memory-mapped except for 8 bytes per sequence.
+
+        `split`: whether to include the column ``seq_start``, which is needed if records were split.
+        """
         arrays = {name: self._map(name) for name in self._layout}
         begin = np.zeros(arrays["lengths"].size, dtype=np.int64)
         np.cumsum(arrays["lengths"][:-1], out=begin[1:])

@@ -206,7 +206,7 @@ def as_printed(value: float, printed: str) -> str:
 
 
 def difference(ours: str, printed: str) -> str:
-    """Return ours - printed in the digits of the printed figure; "=" if there is no difference.
+    """Return ``ours - printed``, with as many decimals as the printed figure has; "=" if there is no difference.
 
     >>> difference("97.315", "97.310"), difference("40808", "40808")
     ('+0.005', '=')

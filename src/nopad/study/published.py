@@ -91,7 +91,7 @@ def _counts(text: str) -> dict[str, str]:
 
 
 def _counted(depth: str, name: str, limit: int | None, figures: str, **more: Any) -> Row:
-    """Return a row of counts for the algorithm with the printed name."""
+    """Return a row whose figures are counts, parsed from `figures`; `name` is the printed name of the algorithm."""
     return Row(depth=depth, name=name, algorithm=name.lower(), limit=limit, printed=_counts(figures), **more)
 
 

@@ -111,9 +111,10 @@ class Embedder:
         max_tokens: int | None = None,
         budget: int = 4096,
     ) -> None:
-        """Make `model` pack-safe if it is not yet; its weights must not change while `encode` runs.
+        """Make `model` pack-safe if it is not yet.
 
-        The reason is `nopad.model.fast_linear`, which copies them. `tokenizer` is anything that `nopad.load_tokenizer`
+        The model's weights must not change while `encode` runs, since `nopad.model.fast_linear` works on copies of
+        them. `tokenizer` is anything that `nopad.load_tokenizer`
         accepts. If `max_tokens` is None, a text may have as many tokens as the model has positions. About `budget`
         tokens are run at a time.
 
@@ -149,7 +150,7 @@ class Embedder:
     def from_folder(cls, folder: str | Path | None = None, **how: Any) -> Embedder:
         """Load a folder of sentence-transformers or of transformers; None: all-MiniLM-L6-v2, if it is installed.
 
-        `how`: arguments of the class other than `model` and `tokenizer`; the folder gives all others.
+        `how`: arguments of the class, except `model` and `tokenizer`, that replace those read from the folder.
 
         Raises:
             FormatError: the folder has no model, or pools in a way that `embed` does not support.

@@ -39,8 +39,8 @@ class Content:
     """All sequences of a dataset, in source order, and how they are packed.
 
     Attributes:
-        sequences: the lengths, without tokens; its value ``place`` says where each sequence comes from, ascending:
-            record number times `width`, plus the start within the record; int64 ``[n]``.
+        sequences: the sequences' lengths, without tokens. Its column ``place`` says where each sequence comes from:
+            record number times `width`, plus the start within the record; ascending, int64 ``[n]``.
         width: a number above every start.
         hashes: hashes of the tokens and of each carried column, name -> uint64 ``[n]``; empty if not needed.
         sequence: number (in source order) of each packed sequence, pack after pack; ``[n]``.
@@ -122,7 +122,7 @@ class _Gathering:
         self.packs += len(row_group)
 
     def _put(self, name: str, values: NDArray[Any], at: int, size: int) -> None:
-        """Write values into a column with the length that the manifest states; grow the column if they do not fit."""
+        """Write values into a column from index `at` on; create it with `size` entries, make it longer if needed."""
         column = self._columns.get(name)
         if column is None:
             column = np.empty(size, dtype=values.dtype)
