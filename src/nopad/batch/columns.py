@@ -281,7 +281,7 @@ def _signed(array: NDArray[Any], name: str, n: int) -> NDArray[np.int64]:
 
 
 def _listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
-    """Return `given` as a sequence with one entry per sequence (or per `each`); BatchError for what has no entries."""
+    """Return `given`, which should have one entry per sequence (or per `each`); BatchError if it is no such list."""
     unordered = isinstance(given, str | bytes | Mapping | Set)
     if unordered or not hasattr(given, "__iter__") or isinstance(given, type) or getattr(given, "ndim", 1) == 0:
         raise BatchError(f"{name} are of type {type(given).__name__}; expected a list with an entry for each {each}")

@@ -1,4 +1,4 @@
-"""``nopad study``: the papers' tables and figures, recomputed; a group of commands, which it lists if none is given."""
+"""``nopad study``: commands that recompute the papers' tables and figures. Without a command, it lists them."""
 
 from __future__ import annotations
 

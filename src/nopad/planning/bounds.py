@@ -39,7 +39,7 @@ def lower_bound(
 ) -> Bound:
     """Return the best of the lower bounds, including that of a `certificate`.
 
-    Among equal bounds the first is returned: tokens, big lengths, depth, pairs, certificate.
+    Of equal bounds, the first in this order is returned: tokens, big lengths, depth, pairs, certificate.
 
     >>> lower_bound(Histogram.from_lengths([5, 5, 5]), 8, None)
     Bound(packs=3, proof='big lengths')
@@ -60,8 +60,8 @@ def lower_bound(
 def _big_lengths(histogram: Histogram, capacity: int) -> int:
     """Return Martello and Toth's bound L2, the maximum over all thresholds t.
 
-    The bound for one t is the sum of three numbers of packs: one for each length above capacity - t, which no length
-    >= t fits beside; one for each other length above half the capacity; and as many as are needed for the lengths from
+    The bound for one t is the sum of three numbers of packs: one for each length above capacity - t, since no length
+    >= t fits beside it; one for each other length above half the capacity; and as many as are needed for the lengths from
     t to half the capacity that do not fit into the room left in the packs of the second kind.
     """
     # int64 if no product below can overflow; otherwise Python integers in object arrays

@@ -137,8 +137,8 @@ class Spool:
     def append(self, batch: Sequences, counts: Counts, blocks: list[Block]) -> None:
         """Append the sequences of `blocks`, all of one named source.
 
-        This commits everything so far if the last commit is `commit_every_s` seconds ago; a killed job loses only what
-        came later.
+        If the last commit is at least `commit_every_s` seconds ago, everything so far is committed. A killed job loses
+        only what came after its last commit.
         """
         if not self._files:
             self._open()

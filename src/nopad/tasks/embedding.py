@@ -114,9 +114,8 @@ class Embedder:
         """Make `model` pack-safe if it is not yet.
 
         The model's weights must not change while `encode` runs, since `nopad.model.fast_linear` works on copies of
-        them. `tokenizer` is anything that `nopad.load_tokenizer`
-        accepts. If `max_tokens` is None, a text may have as many tokens as the model has positions. About `budget`
-        tokens are run at a time.
+        them. `tokenizer` is anything that `nopad.load_tokenizer` accepts. If `max_tokens` is None, a text may have as
+        many tokens as the model has positions. About `budget` tokens are run at a time.
 
         Raises:
             OptionError: the pooling is unknown, there is no tokenizer, or `max_tokens` exceeds the model's positions.
@@ -230,7 +229,7 @@ class Embedder:
         return self._vectors(sequences, skip)
 
     def encode_ids(self, sequences: Sequence[Any]) -> NDArray[np.float32]:
-        """Return one vector per sequence of ids, special tokens and prompts included; float32 ``[n, H]``, in order.
+        """Return one vector per sequence of ids, which include special tokens and prompts; float32 ``[n, H]``, in order.
 
         All tokens are pooled.
         """

@@ -122,7 +122,10 @@ class _Gathering:
         self.packs += len(row_group)
 
     def _put(self, name: str, values: NDArray[Any], at: int, size: int) -> None:
-        """Write values into a column from index `at` on; create it with `size` entries, make it longer if needed."""
+        """Write values into a column, from index `at` on.
+
+        The column is created with `size` entries, and made longer if the values do not fit.
+        """
         column = self._columns.get(name)
         if column is None:
             column = np.empty(size, dtype=values.dtype)
