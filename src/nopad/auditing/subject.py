@@ -101,7 +101,7 @@ def _uncompiled(model: nn.Module) -> None:
 
 
 def _sparse_tables(model: nn.Module) -> None:
-    """Make gradients of embeddings sparse: dense ones, of a whole vocabulary, would cost more than all else."""
+    """Make gradients of embeddings sparse, since dense ones, of the whole vocabulary, would cost more than all else."""
     for module in model.modules():
         if isinstance(module, nn.Embedding) and module.num_embeddings >= TABLE and module.max_norm is None:
             module.sparse = True

@@ -176,7 +176,7 @@ def span_loss(
         end_logits: the same for the ends.
         starts: positions of first tokens in their sequences, integers ``[S]``.
         ends: positions of last tokens, inclusive; a sequence counts only if both positions lie in it. (transformers
-            takes negative positions as 0, and counts either end alone.)
+            takes negative positions as 0, and counts a start or an end even where the other lies outside.)
         batch: the batch of these sequences.
         weights: weights of sequences, ``[S]``; None: all 1.
         denominator: divide by this number, and not by `span_denominator`.

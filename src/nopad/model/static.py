@@ -1,7 +1,7 @@
 """Calls with the inputs of `nopad.model.static_inputs`, eager or while compiling.
 
 The mask holds the sequence numbers and has nothing attached, so one graph serves all batches with the same rows. No
-check here may depend on a tensor's values; `static_inputs` checks those of the batch.
+check here may depend on a tensor's values; `static_inputs` checks the values in the batch.
 """
 
 from __future__ import annotations

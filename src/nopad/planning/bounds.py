@@ -61,8 +61,8 @@ def _big_lengths(histogram: Histogram, capacity: int) -> int:
     """Return Martello and Toth's bound L2, the maximum over all thresholds t.
 
     The bound for one t is the sum of three numbers of packs: one for each length above capacity - t, since no length
-    >= t fits beside it; one for each other length above half the capacity; and as many as are needed for the lengths from
-    t to half the capacity that do not fit into the room left in the packs of the second kind.
+    >= t fits beside it; one for each other length above half the capacity; and as many as are needed for the lengths
+    from t to half the capacity that do not fit into the room left in the packs of the second kind.
     """
     # int64 if no product below can overflow; otherwise Python integers in object arrays
     exact: Any = np.int64 if histogram.sequences < 2**62 // (2 * capacity) else object

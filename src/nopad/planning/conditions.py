@@ -2,9 +2,9 @@
 
 * ``align=m``: every sequence may be padded to a multiple of m (FP8 kernels, tensor or context parallelism) and its pack
   still fits. Plans are made for lengths rounded up; the real lengths are put in afterwards.
-* ``max_squares=s``: the sum of squared lengths of a pack, its attention cost, is at most s. A pack above this limit keeps its
-  sequences, longest first, as far as the limit allows; the others are packed again. Packs of arrival-order algorithms
-  are cut instead.
+* ``max_squares=s``: the sum of squared lengths of a pack, its attention cost, is at most s. A pack above this limit
+  keeps its sequences, longest first, as far as the limit allows; the others are packed again. Packs of arrival-order
+  algorithms are cut instead.
 * ``pack_multiple=k``: the number of packs is a multiple of k (world size x accumulation steps). The packs with most
   sequences are cut in two until it is.
 

@@ -137,7 +137,7 @@ class PackedDataset:
         return PackedRow(row_group, row)
 
     def _look_for_random_reads(self) -> None:
-        """Warn once if rows are read in an order in which nearly each of them needs another row group decoded."""
+        """Warn once if rows are read in an order in which nearly every row needs another row group to be decoded."""
         rows, self._rows, decoded, self._decoded = self._rows, 0, self._decoded, 0
         if self._warned or rows >= _FEW * decoded or self.manifest.rows_per_group <= _FEW:
             return

@@ -107,7 +107,7 @@ class Spool:
         return (folder / "journal.jsonl").exists()
 
     def remaining(self, source: Source, on_bytes: Callable[[int], None]) -> Iterator[Block]:
-        """Yield the source's blocks that are not in the spool yet; check first that those in the spool are the same.
+        """Yield the source's blocks that are not in the spool yet, after checking that the other blocks are unchanged.
 
         Raises:
             ResumeError: the source changed since the job started; the message says where.

@@ -31,7 +31,7 @@ class Residuals:
 
     Attributes:
         values: residual of length i + 1 at index i; int64 ``[capacity]``.
-        weight: weight of lengths up to 8; the others have weight 1.
+        weight: weight of lengths up to 8; longer lengths have weight 1.
         packs: number of packs of the rounded solution.
         strategies: number of strategies of the rounded solution.
         strategies_with_leftovers: number of strategies if each sequence left over gets a pack with its complement.

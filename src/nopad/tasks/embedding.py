@@ -229,7 +229,7 @@ class Embedder:
         return self._vectors(sequences, skip)
 
     def encode_ids(self, sequences: Sequence[Any]) -> NDArray[np.float32]:
-        """Return one vector per sequence of ids, which include special tokens and prompts; float32 ``[n, H]``, in order.
+        """Return one vector per sequence of ids with special tokens and prompts, in order; float32 ``[n, H]``.
 
         All tokens are pooled.
         """
