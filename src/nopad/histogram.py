@@ -77,7 +77,7 @@ class Histogram:
 
     @classmethod
     def from_chunks(cls, chunks: Iterable[ArrayLike]) -> Histogram:
-        """Count an iterator of length arrays in bounded memory.
+        """Count the lengths in an iterator of arrays, in bounded memory.
 
         >>> Histogram.from_chunks([2, 2] for _ in range(3)).counts.tolist()
         [6]

@@ -75,7 +75,7 @@ class _Poisoned:
     ) -> dict[str, list[Tensor]]:
         """Run the sequences packed; return the outputs, by name, split into one part per sequence.
 
-        `factor` scales the victim's embeddings; None: they stay as they are.
+        `factor` scales the victim's embeddings; None: they stay as they are. The model runs inside the context `watch`.
         """
         batch, there = self.trial.batch(self.form, sequences)
         with torch.no_grad(), _scaled(self.trial, there, self.victim, factor), watch or nullcontext():

@@ -60,7 +60,7 @@ def find_remote(url: str) -> list[tuple[str, str, int, tuple[int, int] | None, R
     """Return (url, name, size, stamp, file) for the file at a URL, or for all files under it, sorted by name.
 
     Raises:
-        SourceError: there is nothing, or it cannot be listed, for example without credentials or network.
+        SourceError: there is no file, or files cannot be listed, for example without credentials or network.
         MissingExtraError: the scheme needs a package that is not installed.
     """
     import pyarrow.fs as pafs

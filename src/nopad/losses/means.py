@@ -121,10 +121,10 @@ def sequence_loss(
 
     Args:
         logits: ``[S, C]``.
-        labels: their dtype and shape decide which of transformers' three problem types this is. Integers
-            ``[S]``: one of C classes, cross-entropy, -100 for sequences that the loss ignores. Floats ``[S, C]``:
-            several classes per sequence, binary cross-entropy, averaged over classes. Floats ``[S]`` or ``[S, 1]`` with
-            one logit: regression, squared error. No float is ignored; use `weights` of 0 for that.
+        labels: their dtype and shape decide which of transformers' three problem types this is. Integers ``[S]`` are
+            classes, with -100 for sequences that the loss ignores: cross-entropy. Floats ``[S, C]`` say for each class
+            whether it applies: binary cross-entropy, averaged over classes. Floats ``[S]`` or ``[S, 1]``, with one
+            logit, are values of a regression: squared error. To ignore a sequence with floats, give it the weight 0.
         weights: weights of sequences, ``[S]``; None: all 1.
         denominator: divide by this number, and not by `sequence_denominator`.
 

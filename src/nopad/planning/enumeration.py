@@ -79,7 +79,7 @@ def strategy_count(capacity: int, depth: int, enough: int) -> int:
 
 
 def check_size(name: str, capacity: int, depth: int, granularity: int, copies: int) -> None:
-    """Refuse a matrix above `MATRIX_LIMIT_BYTES`; it has `copies` times the rows of `packing_matrix`.
+    """Refuse a matrix above `MATRIX_LIMIT_BYTES`, with `copies` times the rows of `packing_matrix`.
 
     Raises:
         OptionError: the matrix is too large; the message says which depth or granularity is within the limit.
