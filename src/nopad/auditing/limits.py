@@ -15,8 +15,8 @@ LIMITS = {torch.float64: EXACT, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch
 def limit_of(measured: float, dtype: torch.dtype, partly: bool = False) -> float:
     """Return the largest relative difference allowed.
 
-    `measured` is the difference found. If `partly`, the model computes some results in float32 even in float64, so an
-    error as of float32 is allowed there.
+    `measured` is the difference found. If `partly`, the model computes some results in float32 even in float64, so the
+    error of float32 is allowed there.
     """
     if dtype == torch.float64 and partly and EXACT < measured <= PARTLY_SINGLE:
         return PARTLY_SINGLE

@@ -112,7 +112,7 @@ def _few_threads(model: Any) -> None:
 
 
 def _collator(name: str, model: Any) -> Any:
-    """Return the collator by name; None: nopad's own batches."""
+    """Return the collator with this name; None stands for nopad's own batches."""
     if name == "nopad":
         return None
     if name == "flattening":

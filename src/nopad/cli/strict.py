@@ -28,7 +28,7 @@ class StrictCommand(TyperCommand):
     """A command whose single-value options may be given only once, and whose outputs must be local paths."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments, and check options given twice and output paths.
+        """Parse the arguments; refuse options given twice, empty values, and outputs that cannot be written.
 
         Raises:
             OptionError: an option is given twice, a value is empty, an output is a URL, or a folder is given in place

@@ -86,7 +86,7 @@ class InputFile:
             yield rest
 
     def line_blocks(self, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[bytes, int]]:
-        """Yield (data, number of its first line) of whole lines: about `block_bytes`, or more for a longer line."""
+        """Yield blocks of whole lines, about `block_bytes` or one longer line, as (data, number of the first line)."""
         line, rest = 1, []
         with self._stream() as file:
             while chunk := file.read(block_bytes):

@@ -1,8 +1,8 @@
 """Checks at the end of a packed call; if one fails, an error is raised and no result is returned.
 
-Every hook ran once, every layer attended as often as the configuration says, and each output has one entry per slot or
-one per sequence, as its head declares. These checks catch models that work otherwise than nopad assumes: a module that
-was replaced, a class that pools by itself, a layer that bypasses nopad's attention.
+It is checked that every hook ran once, that every layer attended as often as the configuration says, and that each
+output has one entry per slot or one per sequence, as its head declares. These checks catch models that work otherwise
+than nopad assumes: a module that was replaced, a class that pools by itself, a layer that bypasses nopad's attention.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def contrast(table: Table, histogram: Histogram) -> list[Redone]:
 
 
 def sorted_batches(histogram: Histogram, capacity: int, rows: int) -> dict[str, float]:
-    """Return efficiency and packing factor of batches of `rows` sorted sequences, each padded to its longest.
+    """Return efficiency and packing factor of batches of `rows` sorted sequences, padded to the longest in each batch.
 
     >>> sorted_batches(Histogram.from_counts({2: 2, 4: 1, 8: 1}), 8, 2)
     {'efficiency %': 80.0, 'packing factor': 1.6}

@@ -76,7 +76,7 @@ class Table:
 
 
 def tables_for(histogram: Histogram, capacity: int) -> list[Table]:
-    """Return the published tables of this dataset, identified by its capacity and number of sequences.
+    """Return the published tables of the dataset with this capacity and this number of sequences; empty for others.
 
     >>> from nopad import Histogram
     >>> [table.name for table in tables_for(Histogram.from_counts({100: 88_641}), 384)]

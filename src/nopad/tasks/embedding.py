@@ -229,9 +229,9 @@ class Embedder:
         return self._vectors(sequences, skip)
 
     def encode_ids(self, sequences: Sequence[Any]) -> NDArray[np.float32]:
-        """Return one vector per sequence of ids with special tokens and prompts, in order; float32 ``[n, H]``.
+        """Return one vector per sequence of token ids, in order; float32 ``[n, H]``.
 
-        All tokens are pooled.
+        The ids must include special tokens and prompts. All tokens are pooled.
         """
         return self._vectors(sequences, 0)
 
