@@ -6,7 +6,7 @@
   keeps its sequences, longest first, as far as the limit allows; the others are packed again. Packs of arrival-order
   algorithms are cut instead.
 * ``pack_multiple=k``: the number of packs is a multiple of k (world size x accumulation steps). The packs with most
-  sequences are cut in two until it is.
+  sequences are cut in two until this holds.
 
 Each condition may cost packs; the lower bound of the plan takes the same conditions into account.
 """

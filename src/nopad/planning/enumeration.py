@@ -1,8 +1,8 @@
 """Every way to fill a pack exactly: the strategies of NNLSHP and ENNLSHP, and how many there are.
 
 A strategy here is a multiset of lengths whose sum is the capacity: a partition of the capacity into at most `depth`
-parts. Listing them takes O(strategies x depth) numbers; the dense matrix for least squares, capacity x strategies, sets
-the limit: 22,102 strategies and 86 MiB at capacity 512 and depth 3, 959,631 and 3.7 GiB at depth 4.
+parts. Listing them takes O(strategies x depth) numbers. The dense matrix for least squares, capacity x strategies, sets
+the limit: at capacity 512 and depth 3 it takes 86 MiB (22,102 strategies), at depth 4 it takes 3.7 GiB (959,631).
 
 Source: supplement to arXiv 2107.02027, D.4.1, and D.5.1 with equations 5 and 6, which approximate the counts here.
 """

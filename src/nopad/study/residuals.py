@@ -1,8 +1,8 @@
 """Figures 10 and 11: sequences without a slot and slots without a sequence, by length, with and without weights.
 
-The residual is ``b - A round(x)``, with the counts b, the packing matrix A, and x for how often each strategy is used:
-positive for sequences that found no slot, negative for slots that found no sequence and stay padding. Depth 3, as in
-the papers. Each weighting takes as long as `nnlshp` itself: 15 s at 512.
+The residual is ``b - A round(x)``: b are the counts, A is the packing matrix, and x says how often each strategy is
+used. A residual is positive for sequences that found no slot, and negative for slots that found no sequence and stay
+padding. The depth is 3, as in the papers. Each weighting takes as long as `nnlshp` itself: 15 s at capacity 512.
 
 Source: supplement to arXiv 2107.02027, D.4.4 and D.4.5.
 """
