@@ -40,8 +40,8 @@ def deal(
 ) -> None:
     """Fill packs one by one: each slot takes the next unused sequence of its length.
 
-    `order` lists sequences grouped by length, and ``free[k]`` is the place in it of the next unused one of length rank
-    k; `free` is advanced. `indptr` and `sequence` get the packs.
+    `order` lists the sequences grouped by length. The next unused sequence of the k-th distinct length is
+    ``order[free[k]]``; `free` is advanced. The packs are written to `indptr` and `sequence`.
     """
     at = 0
     for p in range(strategy_of_pack.shape[0]):
@@ -62,9 +62,9 @@ def packs_by_rank(
     begin: NDArray[Any],
     packs: NDArray[Any],
 ) -> None:
-    """Fill `packs` with one list for each length rank: the packs that contain this length, ascending.
+    """Fill `packs` with a list for each distinct length: the numbers of the packs that contain it, ascending.
 
-    The list of rank k begins at ``begin[k]``, which the caller has computed.
+    The list of the k-th distinct length begins at ``begin[k]``, which the caller has computed.
     """
     free = begin.copy()
     for p in range(strategy_of_pack.shape[0]):
@@ -92,8 +92,8 @@ def deal_in_order(
 ) -> None:
     """Assign in order of arrival: the first sequence without a pack opens the next pack that contains its length.
 
-    The other places of that pack take the next sequences of their lengths. So packs are in the order of their first
-    members, and the sequences of any one length stay in order of arrival. `indptr` and `sequence` get the packs; `free`
+    Every slot of that pack takes the next sequence of its length. So packs are in the order of their first members, and
+    the sequences of any one length stay in order of arrival. The packs are written to `indptr` and `sequence`; `free`
     and `next_pack` are advanced, and `strategy_of_pack` is overwritten.
     """
     dealt = np.zeros(ranks.shape[0], dtype=np.uint8)
@@ -119,7 +119,10 @@ def deal_in_order(
 
 @njit(cache=True, nogil=True, inline="always")
 def even_position(copy: int, count: int, packs: int) -> np.int64:
-    """Return the place of one of `count` copies spread evenly: floor((2 * copy + 1) * packs / (2 * count))."""
+    """Return the position of copy number `copy` if `count` copies are spread evenly over `packs` positions.
+
+    This is floor((2 * copy + 1) * packs / (2 * count)).
+    """
     return np.int64((np.uint64(2 * copy + 1) * np.uint64(packs)) // np.uint64(2 * count))
 
 

@@ -141,7 +141,11 @@ def _ranks(lengths: NDArray[np.int32], histogram: Histogram) -> NDArray[np.int32
 def _packs_by_rank(
     plan: Plan, strategy_of_pack: NDArray[Any], indptr: NDArray[np.int64], ranks: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return which packs contain each length rank, as (where each list begins, pack numbers)."""
+    """Return, for each distinct length, which packs contain it, as (where each length's packs begin, pack numbers).
+
+    `ranks` holds the lengths of all strategies, each by its rank among the distinct lengths; strategy s has
+    ``ranks[indptr[s]:indptr[s + 1]]``.
+    """
     first = np.ones(ranks.size, dtype=bool)  # of a run of equal lengths in one strategy
     first[1:] = ranks[1:] != ranks[:-1]
     first[indptr[:-1]] = True

@@ -162,7 +162,7 @@ def sha256_file(path: Path) -> str:
 
 
 def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a JSON object; ValueError if a key occurs twice, since only the last value would be kept."""
+    """Return a JSON object's pairs as a dict; raise ValueError if a key occurs twice, since one value would be lost."""
     made = dict(pairs)
     if len(made) < len(pairs):
         [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)

@@ -77,7 +77,7 @@ class Histogram:
 
     @classmethod
     def from_chunks(cls, chunks: Iterable[ArrayLike]) -> Histogram:
-        """Count an iterator of length arrays in bounded memory.
+        """Count the lengths in an iterator of arrays, in bounded memory.
 
         >>> Histogram.from_chunks([2, 2] for _ in range(3)).counts.tolist()
         [6]
@@ -304,7 +304,10 @@ def _is_integer(value: object) -> bool:
 
 
 def _count(chunk: NDArray[Any], offset: int, dense: NDArray[np.int64], sparse: dict[int, int]) -> NDArray[np.int64]:
-    """Add one chunk to the dense table, or to `sparse` for longer lengths; return the dense table, which may grow."""
+    """Count one chunk in the dense table, or in `sparse` if a length is too long for that; return the dense table.
+
+    The table may have grown. `offset` is the index of the chunk's first length, for messages.
+    """
     low, high = int(chunk.min()), int(chunk.max())
     if low < 1:
         i = int(np.argmax(chunk < 1))

@@ -1,6 +1,6 @@
 """Options that a user gives, and the checks of their values before any work begins.
 
-`Option` describes an option of an algorithm, a model or an audit; `check_sizes` checks those that every plan has.
+`Option` describes an option of an algorithm, a model or an audit; `check_sizes` checks the options that every plan has.
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ class Alone:
         self._sound: dict[Names, tuple[Alone | None, frozenset[str], list[str]]] = {}
 
     def gradients(self, names: Names, numbers: Sequence[int] | None = None) -> Gradients:
-        """Return the gradients, for all parameters, of the sum of these outputs under random weights.
+        """Return the gradients of one sum of outputs, each value times a random weight, for all parameters.
 
-        `numbers`: the sequences whose outputs are weighted; None: all.
+        `names`: the outputs that are summed. `numbers`: the sequences whose outputs are summed; None: all.
         """
         chosen = tuple(range(len(self.outputs)) if numbers is None else numbers)
         key = names, chosen
@@ -51,11 +51,11 @@ class Alone:
         return self._gradients[key]
 
     def sound(self, names: Names) -> tuple[Alone | None, frozenset[str], list[str]]:
-        """Leave out gradients that are not finite even alone; return sequences kept, parameters left out, and notes.
+        """Leave out gradients that are not finite even alone; return (sequences kept, parameters left out, notes).
 
-        A parameter is left out if its gradient is finite for no sequence; a sequence is kept if its gradients of all
-        other parameters are finite. The first result is None if too few gradients are finite. `names`: the outputs
-        that gradients are computed of.
+        A parameter is left out if its gradient is finite for no sequence. A sequence is kept if its gradients for all
+        other parameters are finite. The first result is None if too few gradients are finite. `names` are the outputs
+        whose gradients are computed.
         """
         if names not in self._sound:
             self._sound[names] = self._judged(names)
@@ -82,10 +82,11 @@ class Alone:
 
 
 def weighed(seed: int, wanted: Sequence[Mapping[str, Tensor]], parts: Sequence[Mapping[str, Tensor]]) -> Any:
-    """Return the sum of all values in `parts` under random weights; `seed` makes them the same for alone and packed.
+    """Return the sum of all values in `parts`, each times a random weight.
 
-    `wanted` holds the outputs of the sequences alone, which give names and shapes. Values in `parts` may be longer;
-    what is after a sequence's end is not counted.
+    `parts` holds the outputs of each sequence, run alone or packed; `wanted` holds those of the sequences run alone.
+    Names, shapes and `seed` decide the weights, so they are the same alone and packed. An output in `parts` may be
+    longer than the one in `wanted`; its values after the sequence's end are not counted.
     """
     total: Any = 0
     for number, (single, given) in enumerate(zip(wanted, parts, strict=True)):

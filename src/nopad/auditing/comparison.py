@@ -32,7 +32,7 @@ class Found:
         first: name of the first module whose output differs; None: no module's does.
         notes: remarks for the user.
         attended: how often each layer called nopad's attention in the first packed run, by ``id(module)``.
-        names: outputs of which every sequence has its own part.
+        names: names of the outputs that have a part for each sequence.
         row: tokens of the longest row that was run.
     """
 
@@ -83,8 +83,8 @@ def compare(
 ) -> Found:
     """Run the sequences packed and compare with `alone`: outputs, and gradients if `alone` has them.
 
-    They are packed in each of `forms`; None: in all forms of the trial. `truth`: the gradients in float64, if `dtype`
-    is another one. `label` is appended to the names of the checks.
+    The sequences are packed in each of `forms`; None: in all forms of the trial. `truth`: the gradients in float64, if
+    `dtype` is another one. `label` is appended to the names of the checks.
     """
     found = Found()
     for form in alone.trial.forms if forms is None else forms:
@@ -129,8 +129,8 @@ def _outputs(
 ) -> tuple[Check, float]:
     """Compare outputs of the sequences packed with those alone; return the check, and the largest difference.
 
-    `of_rows` names outputs that belong to a row and to no sequence, `missing` those that only sequences alone have;
-    either fails the check.
+    `of_rows` names outputs that belong to a row and to no sequence, `missing` names outputs that only sequences alone
+    have; the check fails if there are any of these.
     """
     worst, scale, odd = 0.0, 1e-30, []
     for name, parts in together.items():
@@ -157,7 +157,7 @@ def _outputs(
 def _gradients(
     alone: Alone, together: dict[str, list[Tensor]], form: str, dtype: torch.dtype, truth: Truth | None, label: str
 ) -> Found:
-    """Compare gradients of the sequences and parameters whose gradients are finite even alone."""
+    """Compare gradients, except those of sequences and parameters whose gradients are not finite even alone."""
     names = tuple(together)
     sound, left_out, notes = alone.sound(names)
     out = Found(notes=list(notes))
@@ -174,7 +174,7 @@ def _gradients(
 
 
 def _distance(packed_value: Tensor, wanted: Tensor) -> float:
-    """Return the largest difference; values after a sequence's end (minus infinity) are not counted."""
+    """Return the largest difference between two outputs of a sequence, without values after the sequence's end."""
     got = packed_value
     if got.shape != wanted.shape:
         got = got[: wanted.shape[0]] if got.dim() == wanted.dim() else got

@@ -43,7 +43,9 @@ def arranged(
 
 
 def crossing(lengths: Sequence[int]) -> int | None:
-    """Return a row width above the longest sequence at which a sequence crosses into the next row; None: there is none.
+    """Return a row width that makes a sequence cross into the next row, although all sequences are shorter than a row.
+
+    None is returned if there is no such width.
 
     >>> crossing([4, 1, 2]), crossing([3])
     (6, None)
@@ -74,7 +76,7 @@ def _how(form: str, lengths: Sequence[int], rows: Numbers, capacity: int, pad_id
 
 
 def _rows(lengths: Sequence[int], capacity: int) -> Numbers:
-    """Return which sequences share a row, by first-fit decreasing; for six sequences this needs no plan or compiler."""
+    """Return which sequences share a row, by first-fit decreasing in plain Python, since there are only a few."""
     rows: Numbers = []
     for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
         row = next((row for row in rows if sum(lengths[n] for n in row) + lengths[number] <= capacity), None)

@@ -45,12 +45,13 @@ def compare_gradients(
     truth: Truth,
     left_out: frozenset[str] = frozenset(),
 ) -> Check:
-    """Compare gradients; each tensor's largest difference is measured relative to its own largest value.
+    """Compare the gradients of the sequences packed and alone.
 
-    In other dtypes than float64, a tensor with a small gradient may also differ by a few times the rounding error of
-    the sequences alone, measured against `truth`: some gradients are small sums of large numbers (DeBERTa's key
-    biases). In float64 it may differ by a few roundings of float32, if the model computes some results in float32 all
-    the same (a softmax).
+    The largest difference in a gradient is measured relative to the gradient's largest value; where the true gradient
+    is zero (`truth`), relative to the largest value of all gradients. A small gradient may differ more, since it may
+    be a small sum of large numbers (DeBERTa's key biases): in other dtypes than float64, by a few times the rounding
+    error of the sequences alone; in float64, by a few roundings of float32, if the model computes some results in
+    float32 all the same (a softmax).
     """
     names = tuple(together)
     wanted = [{name: output[name][0] for name in names} for output in alone.outputs]
@@ -79,9 +80,10 @@ def compare_gradients(
 
 
 def _rounding(value: Tensor | None, true: Tensor | None, dtype: torch.dtype, most: float) -> float:
-    """Return the largest error that rounding makes in a gradient of the sequences alone: `value` against `true`.
+    """Return the largest rounding error in a gradient of the sequences alone.
 
-    `true` is the float64 gradient. Where `value` is in float64 too, this is one float32 rounding of `most`.
+    It is the largest difference between the gradient, `value`, and the float64 gradient, `true`. If `dtype` is float64,
+    it is instead one rounding of `most` to float32.
     """
     if dtype == torch.float64:
         return most * torch.finfo(torch.float32).eps
@@ -89,7 +91,7 @@ def _rounding(value: Tensor | None, true: Tensor | None, dtype: torch.dtype, mos
 
 
 def _apart(mine: Tensor | None, other: Tensor | None) -> float:
-    """Return the largest difference; overwrites `other`. It is infinite if only one is None or a value is NaN."""
+    """Return the largest difference of two gradients, infinite if one is None or has a NaN; overwrites `other`."""
     if mine is None or other is None:
         return 0.0 if mine is other else math.inf
     if mine.is_sparse or other.is_sparse:

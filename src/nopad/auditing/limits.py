@@ -15,8 +15,8 @@ LIMITS = {torch.float64: EXACT, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch
 def limit_of(measured: float, dtype: torch.dtype, partly: bool = False) -> float:
     """Return the largest relative difference allowed.
 
-    `partly`: the model computes some results in float32 even where it is in float64, and is then allowed the error of
-    float32.
+    `measured` is the difference found. If `partly`, the model computes some results in float32 even in float64, so the
+    error of float32 is allowed there.
     """
     if dtype == torch.float64 and partly and EXACT < measured <= PARTLY_SINGLE:
         return PARTLY_SINGLE
@@ -29,9 +29,9 @@ def named(dtype: torch.dtype) -> str:
 
 
 def apart(before: Tensor, after: Tensor) -> float:
-    """Return the largest difference.
+    """Return the largest absolute difference between two tensors of one shape.
 
-    Equal infinities, and NaN in both, count as equal; any other infinity or NaN is an infinite difference.
+    Equal infinities, and NaN in both tensors, count as equal; any other infinity or NaN is an infinite difference.
     """
     same = (before == after) | (before.isnan() & after.isnan())
     difference = (before - after).detach().abs().masked_fill(same.detach(), 0)

@@ -31,8 +31,8 @@ def poison(alone: Alone, dtype: torch.dtype) -> Found:
     """Change one sequence, then scale its embeddings, then make them NaN; measure how its neighbours' results change.
 
     On a CPU, and in float64 on any device, not a single bit may change; otherwise a few roundings of the largest value
-    are allowed. They are always allowed in a mixture of experts, where a sequence changes which tokens are computed
-    together.
+    are allowed. In a mixture of experts such roundings are always allowed, since a sequence there changes which tokens
+    are computed together.
     """
     found, trial, huge = Found(), alone.trial, SCALE.get(dtype, 1e6)
     poisoned = _Poisoned(trial, alone.kinds)
@@ -73,18 +73,19 @@ class _Poisoned:
     def run(
         self, sequences: list[list[int]], factor: float | None = None, watch: Any = None
     ) -> dict[str, list[Tensor]]:
-        """Run the sequences packed; return the outputs that have a part for each sequence, as lists of these parts.
+        """Run the sequences packed; return the outputs, by name, split into one part per sequence.
 
-        `factor` scales the victim's embeddings; None: they stay as they are.
+        `factor` scales the victim's embeddings; None: they stay as they are. The model runs inside the context `watch`.
         """
         batch, there = self.trial.batch(self.form, sequences)
         with torch.no_grad(), _scaled(self.trial, there, self.victim, factor), watch or nullcontext():
             return per_sequence(self.trial.run(batch, f"packed, {self.form}"), there, self.kinds)
 
     def check(self, name: str, dtype: torch.dtype, sequences: list[list[int]], factor: float | None) -> Check | None:
-        """Run these sequences, and check how far the neighbours' results move from those of the unchanged ones.
+        """Run these sequences, and check how far the neighbours' results move from those of the unchanged sequences.
 
-        `factor`: see `run`. None is returned if no output of the model can be split into sequences.
+        `factor` scales the embeddings of the changed sequence; None: they stay as they are. The result is None if no
+        output of the model can be split into sequences.
         """
         if self._clean is None:
             self._clean = self.run(self.trial.sequences)
@@ -113,7 +114,7 @@ class _Poisoned:
         return Check(name=name, passed=worst <= limit, value=worst, limit=limit, detail=detail)
 
     def _reroutes(self, sequences: list[list[int]], factor: float | None) -> bool:
-        """Whether the changed sequence changes routing decisions, or the shapes of computed tensors."""
+        """Whether the changed sequence changes a decision of the model (a token's experts, say) or a tensor's shape."""
         make: Any = _Decisions
         before, after = make(), make()
         # Scaled by 1, so that both runs have the same operations

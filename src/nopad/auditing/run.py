@@ -2,7 +2,7 @@
 
 The model is copied once per dtype, so the caller's model does not change. In float64, outputs and gradients are
 compared on packs of the full capacity. The more expensive neighbour checks (poison), and all checks in the model's own
-dtype, use packs of a quarter of it.
+dtype, use packs of a quarter of this capacity.
 """
 
 from __future__ import annotations
@@ -145,9 +145,10 @@ class _Task:
     truth: Truth | None = None
 
     def run_best(self) -> Found:
-        """Run the audit; with a collator, on sequences from bos to eos, since some collators mark borders by them.
+        """Run the audit; with a collator, on sequences that begin with bos and end with eos.
 
-        If eos is also the pad id, other collators take it for padding; then sequences without eos are tried too.
+        Some collators find the borders of sequences by these two tokens. Where eos is also the pad id, some collators
+        take it for padding instead; so if the audit fails there, it is run again on sequences without eos.
         """
         eos, pad = (self.tokens.special.get(name) for name in ("eos", "pad"))
         if self.collator is None or eos is None:
@@ -188,7 +189,7 @@ class _Task:
         return found
 
     def _attempt(self, found: Found, dtype: torch.dtype, label: str, measure: Callable[[Any], Found]) -> None:
-        """Measure a copy of the model in a dtype."""
+        """Copy the model in a dtype, call `measure` on the copy, and add to `found` the result, or a failed check."""
 
         def lent() -> Found:
             with subject_of(self.model, dtype, self.collator is None, self.backend) as subject:
@@ -197,7 +198,10 @@ class _Task:
         found.attempt(f"{named(dtype)} outputs, alone{label}", lent)
 
     def _drawn(self, subject: Any, tokens: Tokens, capacity: int | None = None, partly: bool = False) -> Trial:
-        """Draw sequences for packs of this capacity; None: fewer sequences for short packs."""
+        """Return a trial with random sequences for packs of `capacity`; None: with fewer sequences, for short packs.
+
+        `partly`: whether the model computes some of its results in float32, even in float64.
+        """
         size = max(min(self.capacity, CAPACITY) // 4, 4) if capacity is None else capacity
         most = 4 if capacity is None else 6
         return replace(Trial.drawn(subject, self.collator, size, self.seed, tokens, most), partly=partly)
@@ -225,7 +229,7 @@ class _Task:
         return found
 
     def _with(self, subject: Any, name: str, token: int, partly: bool) -> Found:
-        """Compare outputs of sequences that contain a token the model looks for: inside, and at the end of one."""
+        """Compare outputs of sequences that contain a token the model looks for; the last one also ends with it."""
         trial = self._drawn(subject, replace(self.tokens, inside=(token,)), None, partly)
         trial.sequences[-1][-1] = token
         found = compare(Alone(trial, False), torch.float64, forms=trial.forms[:2], label=f", with {name}")

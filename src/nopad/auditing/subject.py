@@ -24,8 +24,8 @@ TABLE = 4096  # rows of embeddings
 def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto") -> Iterator[Any]:
     """Yield a copy of a model in `dtype`, without compiled layers; `safe`: make it pack-safe if it is not yet.
 
-    At the end the copy's hooks are removed: hooks and model refer to each other, which would keep a copy, as large as
-    the model or twice as large, in memory.
+    At the end the copy's hooks are removed. Otherwise hooks and copy would refer to each other, and the copy, as large
+    as the model or twice as large, would stay in memory.
 
     Raises:
         UnsupportedModelError: nopad refuses the model.
@@ -101,7 +101,7 @@ def _uncompiled(model: nn.Module) -> None:
 
 
 def _sparse_tables(model: nn.Module) -> None:
-    """Make gradients of embeddings sparse: dense ones, of a whole vocabulary, would cost more than all else."""
+    """Make gradients of embeddings sparse, since dense ones, of the whole vocabulary, would cost more than all else."""
     for module in model.modules():
         if isinstance(module, nn.Embedding) and module.num_embeddings >= TABLE and module.max_norm is None:
             module.sparse = True

@@ -177,7 +177,7 @@ def kinds_of(alone: Sequence[Mapping[str, Tensor]], trial: Trial) -> Kinds:
 
 
 def per_sequence(output: Mapping[str, Tensor], places: Places, kinds: Kinds) -> dict[str, list[Tensor]]:
-    """Return, by name, the outputs that have a part for each sequence, as lists of these parts."""
+    """Split a batch's outputs into one part per sequence, by name; leave out outputs that cannot be split."""
     split = {name: places.split(value, kinds[name]) for name, value in output.items() if name in kinds}
     return {name: parts for name, parts in split.items() if parts is not None}
 

@@ -155,7 +155,7 @@ def _check_widths(name: str, entries: Sequence[Any], features: Sequence[Mapping[
 
 
 def _packed_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Records]:
-    """Split rows of a packed dataset into sequences; each row's mask removes its padding."""
+    """Split rows of a packed dataset into sequences, without padding; return them, and where each one comes from."""
     rows = [_row({name: _of_row(value, name, n) for name, value in row.items()}, n) for n, row in enumerate(features)]
     lens = checked(np.concatenate([row[LENGTHS] for row in rows]))
     if not lens.size:
@@ -208,7 +208,9 @@ def _row(row: dict[str, NDArray[Any]], n: int) -> dict[str, NDArray[Any]]:
 
 
 def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np.int64]]:
-    """Turn rows of a packed dataset into columns; the third result is the number of sequences per row, int64 ``[R]``.
+    """Turn rows of a packed dataset into columns; return (sequences, records, sequences per row).
+
+    The second result says where each sequence comes from; the third is int64 ``[R]``.
 
     Raises:
         BatchError: there is no row, or the rows hold no tokens (an index-only dataset).
@@ -279,7 +281,7 @@ def _signed(array: NDArray[Any], name: str, n: int) -> NDArray[np.int64]:
 
 
 def _listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
-    """Return `given` as a sequence with one entry per sequence (or per `each`); BatchError for what has no entries."""
+    """Return `given`, which should have one entry per sequence (or per `each`); BatchError if it is no such list."""
     unordered = isinstance(given, str | bytes | Mapping | Set)
     if unordered or not hasattr(given, "__iter__") or isinstance(given, type) or getattr(given, "ndim", 1) == 0:
         raise BatchError(f"{name} are of type {type(given).__name__}; expected a list with an entry for each {each}")

@@ -180,10 +180,11 @@ def pack_few(lengths: Sequence[int], capacity: int, depth: int | None) -> list[l
 def _dealt(
     lengths: Sequence[int], numbers: dict[int, list[int]], strategies: list[tuple[int, tuple[int, ...]]]
 ) -> list[list[int]]:
-    """Return which sequences are in each pack; the same result as `nopad.assign` in order "source".
+    """Return the sequence numbers in each pack, as `nopad.assign` in order "source" would assign them.
 
-    Packs of equal content are spread evenly over the output. The first sequence without a pack opens the next pack that
-    has a place for its length; each place of this pack takes the first sequence of its length that has no pack yet.
+    `numbers` holds, by length, the numbers of the sequences of this length, ascending. Packs of equal content are
+    spread evenly over the output. The first sequence without a pack opens the next pack that contains its length; every
+    slot of this pack then takes the first sequence of its length that has no pack yet.
     """
     equal: Counter[tuple[int, ...]] = Counter()
     for count, pack in strategies:

@@ -152,10 +152,17 @@ class PackedBatch(MutableMapping[str, Any]):
     ) -> PackedBatch:
         """Build a batch of dicts, one per sequence, as Hugging Face datasets give them; use it as a collator.
 
-        ``attention_mask`` removes padding; rows of a packed dataset (with ``seq_lengths``) are split into sequences;
-        ``label`` and ``label_ids`` become ``labels``. `form`, `pad_id` and `fill` as in `from_sequences`. `causal`: for
-        causal language models; the label of each first token becomes -100, since nothing predicts it and training loops
-        must not count it.
+        Padding is removed where ``attention_mask`` is 0. Rows of a packed dataset, which have ``seq_lengths``, are
+        split into sequences. ``label`` and ``label_ids`` become ``labels``.
+
+        Args:
+            features: the dicts.
+            form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
+            causal: for causal language models: the label of each first token becomes -100, since nothing predicts it
+                and training loops must not count it.
+            pad_id: id of the padding in ``input_ids``.
+            fill: padding value of other per-token columns, by name; default 0, and -100 for names that end in
+                ``labels``.
 
         Raises:
             LengthError: a sequence is empty or longer than the capacity.

@@ -108,7 +108,7 @@ def _warned(message: Warning | str, *where: Any, **more: Any) -> None:
 
 
 def _failed(message: str, code: int, debug: bool) -> int:
-    """Print one line to stderr, or the traceback of the error being handled; return the exit code."""
+    """Print the message as one line to stderr, or with `debug` the error's traceback; return the exit code."""
     if debug:
         traceback.print_exc()
     elif message:

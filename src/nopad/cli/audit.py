@@ -112,7 +112,7 @@ def _few_threads(model: Any) -> None:
 
 
 def _collator(name: str, model: Any) -> Any:
-    """Return the collator by name; None: nopad's own batches."""
+    """Return the collator with this name; None stands for nopad's own batches."""
     if name == "nopad":
         return None
     if name == "flattening":
@@ -131,7 +131,10 @@ def _collator(name: str, model: Any) -> Any:
 
 
 class _AsTrained:
-    """TRL's collator with ``use_cache=False``, as its trainer adds; with a cache, causal models ignore the borders."""
+    """A collator that adds ``use_cache=False`` to its batches, as TRL's trainer does.
+
+    With a cache, causal models ignore where sequences begin in a batch of TRL's collator.
+    """
 
     def __init__(self, collate: Any, model: Any) -> None:
         self.collate = collate
@@ -144,7 +147,7 @@ class _AsTrained:
 
 
 def _imported(name: str) -> Any:
-    """Return a function, or an instance of a class, by ``module:name``, also from the working directory."""
+    """Import ``module:name``, also from the working directory; return the function, or an instance of the class."""
     module, _, attribute = name.partition(":")
     sys.path.insert(0, "")
     try:

@@ -38,7 +38,7 @@ def describe_histogram(histogram: Histogram, capacity: int) -> str:
 
 
 def describe_bound(histogram: Histogram, capacity: int, rows: Sequence[dict[str, Any]]) -> str:
-    """Describe the highest lower bound on the number of packs at unlimited depth; `rows` as for `plan_table`."""
+    """Describe the highest lower bound on the number of packs at unlimited depth; `rows` are `Plan.summary` dicts."""
     unlimited = [row for row in rows if row["depth"] is None]
     least = max([lower_bound(histogram, capacity, None).packs, *(row["lower_bound"] for row in unlimited)])
     reached = any(row["packs"] == least for row in unlimited)

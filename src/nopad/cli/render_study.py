@@ -55,7 +55,7 @@ def redone_notes(rows: Sequence[Redone]) -> Iterator[str]:
 
 
 def matrix_table(matrix: Sequence[Sequence[int]], same: bool) -> Group:
-    """Return the packing matrix of capacity 8 and depth 3."""
+    """Return the packing matrix of capacity 8 and depth 3 as a table; `same`: whether it is the published one."""
     verdict = "as published" if same else "not as published"
     grid = _grid(["length"])
     for column in range(len(matrix[0])):
@@ -86,7 +86,7 @@ def counts_table(counted: Sequence[StrategyCount]) -> Group:
 
 
 def residuals_table(compared: Sequence[Compared], histogram: Histogram, capacity: int, width: int) -> Group:
-    """Return a table of our figures, without and with smaller weights for short lengths, and of published ones."""
+    """Return a table of the published residuals and of ours, computed without and with weights."""
     title = f"supplement, Figures 10 and 11: {histogram.sequences:,} sequences, capacity {capacity}, depth 3"
 
     def make(left_out: Sequence[str]) -> Grid:

@@ -28,7 +28,7 @@ class StrictCommand(TyperCommand):
     """A command whose single-value options may be given only once, and whose outputs must be local paths."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments, and check options given twice and output paths.
+        """Parse the arguments; refuse options given twice, empty values, and outputs that cannot be written.
 
         Raises:
             OptionError: an option is given twice, a value is empty, an output is a URL, or a folder is given in place
@@ -59,7 +59,7 @@ def _check_output(path: str, *, is_file: bool) -> None:
 
 
 def sturdy_streams() -> None:
-    """Make stdout and stderr accept any text: on ASCII terminals, when closed, and for names that are not UTF-8."""
+    """Make stdout and stderr accept any text, also on ASCII terminals, when closed, and in names that are not UTF-8."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed from outside, `nopad ... >&-`

@@ -1,4 +1,4 @@
-"""``nopad study``: the papers' tables and figures, recomputed; a group of commands, which it lists if none is given."""
+"""``nopad study``: commands that recompute the papers' tables and figures. Without a command, it lists them."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def index(context: typer.Context) -> None:
 def packing(file: HistogramFile, as_json: AsJson = False) -> None:
     """Recompute the packing tables: published figure, ours, and the difference; then the result of `optimal`.
 
-    A histogram is recognised by its capacity and number of sequences; of any other, the same rows are shown without
-    published figures.
+    The papers' histograms are recognised by capacity and number of sequences. For any other histogram, the same rows
+    are shown without published figures.
 
     Examples:
       nopad study packing wikipedia.json
@@ -199,7 +199,7 @@ def distributions(
 
 
 def _histogram(file: Path) -> tuple[Histogram, int]:
-    """Read a histogram and its capacity; raise OptionError if it states none."""
+    """Read a histogram and its capacity; raise OptionError if the file states no capacity."""
     histogram, capacity = read_histogram(file)
     if capacity is None:
         raise OptionError(f'{file} does not say for which capacity; add "max_sequence_length": N to it')

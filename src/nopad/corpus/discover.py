@@ -171,7 +171,7 @@ def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:
 
 
 def _check_used(source: Source, options: ReaderOptions) -> None:
-    """Refuse options that text would silently ignore: those for ready-made ids, and columns to carry that it lacks."""
+    """Refuse options that a text source would ignore: options for ready-made ids, and names of columns to carry."""
     if source.kind != "text":
         return
     for name in ("ids_field", "mask_field", "pad_id"):
@@ -376,9 +376,10 @@ def _is_archive(file: InputFile) -> bool:
 
 
 def _no_part(names: Sequence[str], opened: Callable[[str], InputFile], place: Path | str) -> set[str]:
-    """Return the Arrow files that lie beside a saved dataset but are no part of it, according to its state.json.
+    """Return the Arrow files among `names` that lie beside a saved dataset and are no part of it.
 
-    These are caches of `datasets.map`, and shards of an earlier `save_to_disk`. `opened` gives the file of a name.
+    Which files are part of a saved dataset is stated in its state.json. The others are caches of `datasets.map`, and
+    shards of an earlier `save_to_disk`. `opened` returns the file with a name; `place` is for messages.
 
     Raises:
         SourceError: a file that state.json lists is missing.
@@ -433,9 +434,9 @@ def _find_in(folder: Path) -> tuple[list[InputFile], list[str]]:
 
 
 def _walk(folder: Path) -> Iterator[str]:
-    """Yield relative POSIX paths of all files that are not hidden, and of folders that are not entered.
+    """Yield the relative POSIX paths of all files that are not hidden, and of the folders that are not entered.
 
-    These are packed datasets, and links to a folder that they are in.
+    Two kinds of folder are not entered: packed datasets, and links to a folder that contains the link.
     """
 
     def fail(error: OSError) -> None:

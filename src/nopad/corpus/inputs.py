@@ -24,10 +24,14 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """A readable file: its `path` for the user, its `name` for fingerprints, and its stored `size` in bytes.
+    """A readable file.
 
-    `remote`: an `nopad.corpus.remote.Remote` for a file on an object store; None for a local file. `stamp`: time of the
-    last write and inode, by which a replaced file is noticed; None: only the size is compared.
+    Attributes:
+        path: path or URL of the file, also for messages.
+        name: name of the file in fingerprints.
+        size: size in bytes as stored, that is, compressed if the file is.
+        remote: the `nopad.corpus.remote.Remote` of a file on an object store; None for a local file.
+        stamp: time of the last write, and inode, by which a replaced file is noticed; None: only the size is compared.
     """
 
     path: Path | str
@@ -82,7 +86,7 @@ class InputFile:
             yield rest
 
     def line_blocks(self, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[bytes, int]]:
-        """Yield (data, number of its first line) of whole lines: about `block_bytes`, or more for a longer line."""
+        """Yield blocks of whole lines, about `block_bytes` or one longer line, as (data, number of the first line)."""
         line, rest = 1, []
         with self._stream() as file:
             while chunk := file.read(block_bytes):

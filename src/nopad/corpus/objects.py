@@ -183,7 +183,7 @@ def _again(first: list[Any], rest: Iterator[list[Any]]) -> Iterator[list[Any]]:
 
 
 def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
-    """Return a schema with one type per key: null if Arrow knows none, float where integers and floats are mixed.
+    """Return a schema with one type per key: float where integers and floats are mixed, null where Arrow has no type.
 
     >>> [str(field.type) for field in schema_of([{"a": 1, "b": [2]}, {"a": 0.5, "b": []}])]
     ['double', 'list<item: int64>']

@@ -20,15 +20,23 @@ OnBadRecord = Literal["error", "skip"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderOptions:
-    """What is read from files, tables and objects. Raises OptionError for invalid or contradicting values.
-
-    `text_unit`: whether a document of a text file is the whole file, or each line. `text_field`, `ids_field`: the
-    column or object field with text, or with ready-made ids; both None: ``input_ids`` if there is one, else ``text``.
-    `carry`: names of columns that are packed along with the content; "auto": with ready-made ids all columns of a
-    supported type, with text none. `mask_field`: the column that marks padding with 0; "auto": ``attention_mask`` if
-    there is one; None: no mask. `pad_id`: remove runs of this id at both ends.
+    """What is read from files, tables and objects.
 
     Options are part of a source's identity: a job that was started with other options is not resumed.
+
+    Attributes:
+        text_unit: "file" if each text file is one document, "line" if each of its lines is.
+        text_field: name of the column or object field with text; None: not given.
+        ids_field: name of the column or object field with ready-made ids; None: not given. If neither field is given,
+            ``input_ids`` is read if there is one, else ``text``.
+        carry: names of columns that are packed along with the content; "auto": all columns of a supported type if the
+            content is ready-made ids, no column if it is text.
+        mask_field: name of the column that marks padding with 0; "auto": ``attention_mask`` if there is one; None: no
+            column.
+        pad_id: an id that is padding: runs of it at both ends of a record are removed; None: no id is.
+
+    Raises:
+        OptionError: an option has an invalid value, or two options contradict each other.
     """
 
     text_unit: TextUnit = "file"
@@ -70,12 +78,19 @@ class ReaderOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusOptions:
-    """How records become sequences of at most `capacity` tokens. Raises OptionError for an invalid value.
+    """How records become sequences.
 
-    `special_tokens`: add the tokenizer's special tokens to text; ready-made ids never get any. `over_long`: policy for
-    records whose tokens, special tokens included, exceed the capacity; "split" cuts them into pieces and keeps all.
-    `empty`: policy for documents without a content token. `on_bad_record`: policy for records that cannot be decoded.
-    `vocab_size`: a record with a ready-made id of `vocab_size` or above is bad; None: ids are not checked.
+    Attributes:
+        capacity: most tokens of a sequence, special tokens included.
+        special_tokens: whether text gets the tokenizer's special tokens; ready-made ids never get any.
+        over_long: what to do with records that have more tokens than the capacity, special tokens included: raise an
+            "error", "truncate" them, "split" them into pieces, or "drop" them.
+        empty: what to do with documents without a content token: "skip" them, or raise an "error".
+        on_bad_record: what to do with records that cannot be decoded: "skip" them, or raise an "error".
+        vocab_size: a record with a ready-made id of `vocab_size` or above is bad; None: ids are not checked.
+
+    Raises:
+        OptionError: an option has an invalid value.
     """
 
     capacity: int
@@ -119,15 +134,17 @@ class CorpusOptions:
 class Counts:
     """Counts of what happened to the records; `a + b` are the counts of reading both sources together.
 
-    `records`: all records, skipped ones included (empty lines of a JSONL file are no records). `sequences`, `tokens`:
-    the result, special tokens included. `truncated`, `split`, `dropped`: records with more tokens than
-    `CorpusOptions.content_capacity`, by policy; `truncated_tokens`, `dropped_tokens`: content tokens that were lost.
-    `empty_skipped`, `bad_skipped`: skipped records.
-
-    `stripped`: records that had padding; `stripped_tokens`: tokens of this padding, which is no content. If a dataset
-    holds only a part of a source: `other_split`: records in the other dataset (training or held out); `left_by_weight`:
-    records in no dataset, because of the weights; `other_split_tokens`, `left_by_weight_tokens`: their tokens, special
-    tokens included.
+    Attributes:
+        records: all records, skipped ones included (empty lines of a JSONL file are no records).
+        sequences, tokens: sequences made of the records, and their tokens, special tokens included.
+        truncated, split, dropped: records with more tokens than `CorpusOptions.content_capacity`, by what was done.
+        truncated_tokens, dropped_tokens: content tokens that were lost by truncating and by dropping records.
+        empty_skipped, bad_skipped: records that were skipped because they were empty, or could not be decoded.
+        stripped, stripped_tokens: records that had padding, and tokens of this padding, which is no content.
+        other_split, other_split_tokens: records that are in the other dataset (training or held out), and their
+            tokens, special tokens included.
+        left_by_weight, left_by_weight_tokens: records that are in no dataset because of the weights, and their tokens,
+            special tokens included.
     """
 
     records: int = 0

@@ -39,9 +39,12 @@ _Content = Callable[[], Sequences]
 class Group(NamedTuple):
     """The sequences of a run of blocks, their counts, and the blocks.
 
-    Columns of `batch`: ``input_ids``, int32; ``seq_index``, the record's number in its source, counted from 0 over all
-    records, skipped ones included; ``seq_start``, where the sequence starts in the record's content, 0 unless the
-    record was split; and the carried columns, as Arrow arrays if they are per sequence.
+    Attributes:
+        batch: the sequences. Columns: ``input_ids``, int32; ``seq_index``, the record's number in its source, from 0,
+            with skipped records counted too; ``seq_start``, where the sequence starts in the record's content, 0 unless
+            the record was split; and the carried columns, as Arrow arrays if they are per sequence.
+        counts: what happened to the records of the blocks.
+        blocks: the blocks.
     """
 
     batch: Sequences
@@ -50,7 +53,7 @@ class Group(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A run of good records of one block; `first` is the number of its first record."""
+    """A run of good records of one block; `first` is the number of the run's first record."""
 
     block: Block
     run: Records
@@ -108,7 +111,10 @@ def sequences(
 def _groups(
     blocks: Iterable[Block], tokenizer: Tokenizer | None, options: CorpusOptions, record: int, group_bytes: int
 ) -> Iterator[Group]:
-    """Yield the groups of `sequences`. While one group is yielded, the next one is being tokenised."""
+    """Yield the groups that `sequences` yields; while the caller uses one, the next is tokenised in a thread.
+
+    `record` is the number of the first record.
+    """
     first: dict[bool, str] = {}
     waiting: tuple[_Gathered, _Content] | None = None
     with ThreadPoolExecutor(1, thread_name_prefix="nopad-tokenize") as pool:
@@ -126,7 +132,7 @@ def _groups(
 
 
 def _runs(blocks: Iterable[Block], group_bytes: int) -> Iterator[list[Block]]:
-    """Yield runs of blocks of one named source, of about `group_bytes` each."""
+    """Divide the blocks into runs of about `group_bytes`, each with blocks of one named source only."""
     group: list[Block] = []
     size = 0
     for block in blocks:
@@ -197,7 +203,7 @@ def _check_kind(gathered: _Gathered, first: dict[bool, str]) -> None:
 
 
 def _start(gathered: _Gathered, tokenizer: Tokenizer | None, pool: Executor) -> _Content:
-    """Start tokenising a group; the returned function waits for and returns the uncut content of each record."""
+    """Start tokenising a group; return a function that waits for the result: each record's content, not cut yet."""
     if not gathered.is_text:
         ids = _end_to_end([part.run.ids for part in gathered.parts if part.run.ids is not None])
         return lambda: ids
@@ -267,7 +273,7 @@ def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
 def _check_lengths(
     gathered: _Gathered, lengths: NDArray[np.int64], room: int, special: int, options: CorpusOptions
 ) -> None:
-    """Raise RecordError for the first record that is too long or empty, if that policy is "error"."""
+    """Raise RecordError for the first record that is too long or empty, if the policy for such records is "error"."""
     over = (lengths > room) & (options.over_long == "error")
     bad = over | ((lengths == 0) & (options.empty == "error"))
     if not bad.any():

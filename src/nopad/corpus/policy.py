@@ -11,9 +11,12 @@ from nopad.corpus.options import OverLong
 
 
 class Pieces(NamedTuple):
-    """The pieces of n records that become sequences, in order: int64 ``[m]`` each.
+    """The m pieces, in order, into which records were cut; each piece becomes a sequence.
 
-    `row`: index of the piece's record. `start`, `length`: the piece's range within the record's content tokens.
+    Attributes:
+        row: index of each piece's record; int64 ``[m]``.
+        start: where each piece begins in the content tokens of its record; int64 ``[m]``.
+        length: number of tokens of each piece; int64 ``[m]``.
     """
 
     row: NDArray[np.int64]

@@ -53,7 +53,13 @@ Kind = Literal["text", "ids"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One document: either `text`, or ready-made `ids` (int32[n]); `line` is 1-based, 1 for a whole-file document."""
+    """One document.
+
+    Attributes:
+        line: 1-based line or row in the file; 1 if the whole file is the document.
+        text: the document's text; None: it is ready-made ids.
+        ids: ready-made ids, int32 ``[n]``; None: it is text.
+    """
 
     line: int
     text: str | None = None
@@ -78,9 +84,12 @@ class BadRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """A column that is kept beside the tokens: `per` "token", one value per id, or "sequence", one per record.
+    """A column that is kept beside the tokens.
 
-    `type` is the Arrow name of one value's type, such as "int64", "float" or "string".
+    Attributes:
+        name: name of the column.
+        per: "token": the column has one value per id; "sequence": it has one value per record.
+        type: the Arrow name of one value's type, such as "int64", "float" or "string".
     """
 
     name: str
@@ -202,7 +211,7 @@ def text_run(texts: list[str], lines: NDArray[np.int64], label: str) -> Iterator
 
 
 def text_record(text: str, line: int, label: str) -> Record | BadRecord:
-    """Return a text record, or a bad record for a lone surrogate, which JSON can spell and UTF-8 cannot."""
+    """Return a text record, or a bad record if the text has a lone surrogate (allowed in JSON, impossible in UTF-8)."""
     if not text.isascii():
         try:
             text.encode()

@@ -37,7 +37,7 @@ class Remote:
         return self.filesystem.open_input_stream(self.path, compression=None)
 
     def now(self) -> tuple[int, tuple[int, int] | None]:
-        """Return the file's current size in bytes, and its `stamp_of`."""
+        """Return the file's current size in bytes, and its time of the last write as `stamp_of` gives it."""
         info = self.filesystem.get_file_info(self.path)
         return int(info.size or 0), stamp_of(info)
 
@@ -60,7 +60,7 @@ def find_remote(url: str) -> list[tuple[str, str, int, tuple[int, int] | None, R
     """Return (url, name, size, stamp, file) for the file at a URL, or for all files under it, sorted by name.
 
     Raises:
-        SourceError: there is nothing, or it cannot be listed, for example without credentials or network.
+        SourceError: there is no file, or files cannot be listed, for example without credentials or network.
         MissingExtraError: the scheme needs a package that is not installed.
     """
     import pyarrow.fs as pafs

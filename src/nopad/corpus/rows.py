@@ -33,8 +33,8 @@ def decode_rows(
 ) -> Iterator[Records | BadRecord]:
     """Yield the rows of a batch in order: runs of good records between bad ones.
 
-    `first_row` is the 1-based position of the first row, or an array with the position of every row. `known_bad` maps
-    rows (from 0) that already failed before they reached the batch to the reason.
+    `first_row` is the 1-based position of the first row, or an array with the position of every row. `known_bad`
+    gives the reason for each row (numbered from 0) that was found to be bad before.
     """
     rows = np.arange(first_row, first_row + batch.num_rows) if isinstance(first_row, int) else first_row
     bad = dict(known_bad or {})
@@ -111,7 +111,7 @@ def _decode_ids(
 class _Ragged:
     """A list column: row i is ``values[begins[i]:begins[i] + lengths[i]]``.
 
-    `bad` maps rows that are null or contain a null to the reason.
+    `bad` gives the reason for each bad row: one that is null or contains a null.
     """
 
     values: NDArray[Any]
@@ -149,7 +149,10 @@ def numbers(flat: pa.Array) -> NDArray[Any]:
 
 
 def _mark_first(bad: dict[int, str], ragged: _Ragged, places: NDArray[np.int64], reason: Any) -> None:
-    """Mark each row that contains one of these places as bad, with a reason for its first place."""
+    """Add to `bad` each row that contains one of these positions in the column's values, with a reason.
+
+    `places` ascend. ``reason(position in the row, value)`` gives the reason, for the first position in each row.
+    """
     held = np.flatnonzero(ragged.lengths)
     if not places.size or not held.size:
         return
@@ -163,7 +166,11 @@ def _mark_first(bad: dict[int, str], ragged: _Ragged, places: NDArray[np.int64],
 def _by_mask(
     mask: _Ragged, ids: _Ragged, name: str, bad: dict[int, str]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return begin and length of each row's content, the single run of ones in its mask; mark other masks as bad."""
+    """Return where each row's content begins in the values of `ids`, and its length; int64 ``[rows]`` each.
+
+    The content is where the row's mask is 1. A mask with a hole, or with a value other than 0 and 1, makes its row bad:
+    the reason is added to `bad`. `name` is the mask's column.
+    """
     values = mask.values
     odd = np.flatnonzero((values != 0) & (values != 1))
     _mark_first(bad, mask, odd, lambda at, value: f"{name}[{at}] is {value}; a mask holds 0 and 1")

@@ -36,8 +36,8 @@ class Selection:
         carried: further columns that are packed along with the content.
         left_out: names of columns that are not read.
         known: names of all columns of the table from which these were chosen.
-        new: a later record is bad if it has a column that is not `known`: one that could be carried ("all"), or the
-            attention mask ("mask"); with "none" no column makes it bad.
+        new: which columns make a later record bad if they are not `known`: "all": every column that could be carried;
+            "mask": only the attention mask; "none": no column.
     """
 
     content: str
@@ -50,7 +50,7 @@ class Selection:
     new: Literal["all", "mask", "none"] = "none"
 
     def unforeseen(self, record: Mapping[str, Any]) -> str | None:
-        """Return why a record is bad, if it has a column that is not `known` and that `new` names; else None."""
+        """Return why a column that is not `known` makes a record bad; None if no column does (`new` says which do)."""
         if self.new == "none":
             return None
         if self.new == "mask":

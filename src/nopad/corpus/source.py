@@ -40,10 +40,14 @@ Decoder = Callable[[Any, int], Iterator[Record | Records | BadRecord]]
 class Block:
     """A run of whole records of one file.
 
-    `name` goes into fingerprints: a POSIX path relative to the input folder, or a bare file name, never absolute.
-    `path` goes into messages: where the user finds the file. `first_line`: 1-based line or row of the first record.
-    `whole`: the block is one document, so line numbers mean nothing. `source`: name of the named source that the block
-    belongs to; "" if sources are not named.
+    Attributes:
+        name: name of the file in fingerprints: a POSIX path relative to the input folder, or a bare file name.
+        data: raw bytes, or an Arrow batch.
+        decoder: the function that makes records of `data`.
+        first_line: 1-based line or row of the first record.
+        path: path of the file in messages, as the user knows it.
+        whole: whether the block is one document, so that line numbers mean nothing.
+        source: name of the named source that the block belongs to; "" if sources are not named.
     """
 
     name: str
@@ -83,7 +87,7 @@ class Block:
 
 
 class Source(ABC):
-    """Base class of sources. Only `blocks` must be written; all else improves progress bars and messages."""
+    """Base class of sources. Only `blocks` must be written; the other members improve progress bars and messages."""
 
     kind: Kind | None = None
     """What every record holds, "text" or "ids"; None if that is not known before reading."""

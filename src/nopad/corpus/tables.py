@@ -51,7 +51,7 @@ class TableSource(Source):
 
     @abstractmethod
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield all rows with at least the selected columns, cut at the same rows at every call."""
+        """Yield all rows as record batches, the same at every call, with the selected columns and perhaps others."""
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Yield a validated batch as it is; sources whose batches may be large override this, to cut them."""

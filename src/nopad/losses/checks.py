@@ -102,7 +102,7 @@ def check_classes(labels: Tensor, classes: int, name: str = "labels", *, anywher
 
 
 def check_places(**given: Tensor) -> None:
-    """Refuse positions in sequences that are no integers.
+    """Refuse positions of tokens that are no integers.
 
     Raises:
         BatchError: an argument does not hold integers.

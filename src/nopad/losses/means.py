@@ -8,12 +8,12 @@ many ranks exact.
 ``per="token"`` (the default): every labelled token has the same weight, as in transformers' losses of padded batches,
 so packing does not change the loss. ``per="sequence"``: the mean over each sequence's labelled tokens first, then over
 sequences, so that a short sequence weighs as much as a long one: the loss of the packing papers (arXiv 2107.02027,
-section 3.3). `weights` are weights of sequences in both. Needs the extra ``nopad[torch]``.
+section 3.3). With either, `weights` are weights of sequences. Needs the extra ``nopad[torch]``.
 
 `token_loss` is for masked and causal language models and token classification; `sequence_loss` for sequence
-classification, regression and next-sentence prediction; `span_loss` for question answering. BERT pre-training adds two
-of them. Each has a function that computes its denominator (`token_denominator`, `sequence_denominator`,
-`span_denominator`), and `over_ranks` sums denominators over all ranks.
+classification, regression and next-sentence prediction; `span_loss` for question answering. BERT's pre-training loss
+is the sum of two of these losses. Each loss has a function that computes its denominator (`token_denominator`,
+`sequence_denominator`, `span_denominator`), and `over_ranks` sums denominators over all ranks.
 """
 
 from __future__ import annotations
@@ -121,10 +121,10 @@ def sequence_loss(
 
     Args:
         logits: ``[S, C]``.
-        labels: their dtype and shape decide the kind of problem, as transformers' three problem types. Integers
-            ``[S]``: one of C classes, cross-entropy, -100 for sequences that the loss ignores. Floats ``[S, C]``:
-            several classes per sequence, binary cross-entropy, averaged over classes. Floats ``[S]`` or ``[S, 1]`` with
-            one logit: regression, squared error. No float is ignored; use `weights` of 0 for that.
+        labels: their dtype and shape decide which of transformers' three problem types this is. Integers ``[S]`` are
+            classes, with -100 for sequences that the loss ignores: cross-entropy. Floats ``[S, C]`` say for each class
+            whether it applies: binary cross-entropy, averaged over classes. Floats ``[S]`` or ``[S, 1]``, with one
+            logit, are values of a regression: squared error. To ignore a sequence with floats, give it the weight 0.
         weights: weights of sequences, ``[S]``; None: all 1.
         denominator: divide by this number, and not by `sequence_denominator`.
 
@@ -176,7 +176,7 @@ def span_loss(
         end_logits: the same for the ends.
         starts: positions of first tokens in their sequences, integers ``[S]``.
         ends: positions of last tokens, inclusive; a sequence counts only if both positions lie in it. (transformers
-            takes negative positions as 0, and counts either end alone.)
+            takes negative positions as 0, and counts a start or an end even where the other lies outside.)
         batch: the batch of these sequences.
         weights: weights of sequences, ``[S]``; None: all 1.
         denominator: divide by this number, and not by `span_denominator`.
@@ -235,7 +235,10 @@ def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, 
 
 
 def slot_weights(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, weights: Tensor | None) -> Tensor:
-    """Return the weight of each slot's loss; float64 ``[R x L]``. The weights sum to the denominator."""
+    """Return the weight of each slot's loss; float64 ``[R x L]``. The weights sum to the denominator.
+
+    `number` and `wanted` are each slot's sequence number and label, as `labelled` returns them.
+    """
     check_per(per)
     sequences = batch.layout.sequences
     counts = (wanted != IGNORED).double()
@@ -257,7 +260,10 @@ def _wide(logits: Tensor) -> Tensor:
 
 
 def _mean(each: Tensor, scale: Tensor, denominator: float | Tensor | None) -> Tensor:
-    """Return the weighted sum over the denominator; entries of weight 0 are left out, even if infinite."""
+    """Return the sum of `each` times `scale`, divided by the denominator (None: the sum of `scale`).
+
+    Entries of weight 0 are left out, even if they are infinite.
+    """
     check_denominator(denominator)
     if isinstance(denominator, Tensor):
         denominator = denominator.reshape(())

@@ -38,12 +38,13 @@ def check_call(
 ) -> None:
     """Check the arguments of a packed call, given by name, against the batch's layout and the model.
 
-    `most`: most sequences of a batch; `takes` and `stock` as in `check_inputs`.
+    `most`: most sequences of a batch. `takes`: names of the model's arguments. `stock`: whether the model is one of
+    transformers' own classes.
 
     Raises:
         BatchError: inputs have a wrong shape, device or dtype, attention weights are asked for, or `check_inputs` or
             `check_layout` raises it.
-        UnsupportedModelError: a layer quantises the activations of a whole batch together.
+        UnsupportedModelError: `check_layers` or `check_embeddings` raises it.
     """
     refuse_attentions(model, named)
     check_arguments(named)

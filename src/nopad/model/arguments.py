@@ -76,7 +76,12 @@ def _check_devices(model: Any, takes: Sequence[str], named: Mapping[str, Any]) -
 
 
 def _check_known(model: Any, stock: bool, name: str, value: Tensor, at: Layout | None, source: Layout) -> None:
-    """Refuse a tensor that is not per token: a stock model reads it per row, and a row is not one sequence."""
+    """Refuse an argument without one value per slot, since the model would read it per row and not per sequence.
+
+    `at` is the layout that the argument must have, None if there is no such layout; `source` is the layout of the
+    batch. A class that is not transformers' own (`stock` is False) may also get one value per sequence, or a single
+    value.
+    """
     if not value.dim() or name in OTHERS or at is None or tuple(value.shape[:2]) == at.shape:
         return
     if not stock and (value.numel() == 1 or value.shape[0] == source.sequences != source.shape[0]):
@@ -165,7 +170,9 @@ def _told(value: Any) -> str:
 
 
 def check_labels(model: Any, by_token: bool, named: dict[str, Any]) -> None:
-    """Check the labels of a call: classes that the model has, or numbers for regression. Integers become int64.
+    """Check that the labels of a call are classes that the model has, or numbers for regression.
+
+    Integer labels in `named` are replaced by int64. `by_token`: whether there is one label per token.
 
     Raises:
         BatchError: labels are no tensor, are no integers although they must be classes, or are no valid class.

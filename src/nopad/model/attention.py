@@ -127,7 +127,7 @@ def packed_attention(
 
 
 def _keep_of(module: nn.Module, mask: Tensor, query: Tensor, key: Tensor, heads: Heads) -> Tensor:
-    """Return a bool mask from the mask's numbers alone; raise UnsupportedModelError where they are not enough."""
+    """Return a bool mask from the mask's numbers alone; raise UnsupportedModelError if they do not suffice."""
     if mask.dtype == DENSE and tuple(mask.shape[-2:]) == (query.shape[2], key.shape[2]):
         return mask != 0
     if mask.dtype == NUMBERS and mask.shape[-1] == query.shape[2] == key.shape[2]:

@@ -40,7 +40,7 @@ def check_arguments(named: Mapping[str, Any]) -> None:
 
 
 def check_embeddings(model: Any) -> None:
-    """Check that no noise is added to embeddings that is scaled by the width of a row.
+    """Check that no noise scaled by the width of a row is added to embeddings.
 
     Raises:
         UnsupportedModelError: such noise is added (NEFTune, `neftune_noise_alpha` of trainers).
@@ -165,7 +165,7 @@ def _modules(model: nn.Module) -> Iterator[nn.Module]:
 
 @lru_cache(maxsize=1024)
 def _library(where: str, name: str) -> str:
-    """Return the library of a quantised layer that may use the whole batch; "" for any other layer."""
+    """Return the library of a layer that may quantise a whole batch together; "" for any other layer."""
     if where.startswith(("torch.ao.nn.quantized.dynamic", "torch.ao.nn.intrinsic.quantized.dynamic")):
         return "torch.ao"
     return {"Linear8bitLt": "bitsandbytes", "Float8Linear": "torchao float8"}.get(name, "")

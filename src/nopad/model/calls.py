@@ -75,7 +75,7 @@ class Static:
     """The state of a call with static shapes (`nopad.model.static_inputs`).
 
     Attributes:
-        ids: the sequence numbers, int32 ``[R, 1, 1, L]``; None: there is no such call.
+        ids: the sequence numbers, int32 ``[R, 1, 1, L]``; None: no call with static shapes runs now.
         kept: the tensor that the head reads.
         tokens: token ids ``[R, L]``, or None.
         frame: the frame that calls the module, until the call ends; None while compiling.
@@ -143,7 +143,7 @@ class Cell:
             self.opened += more
 
     def settle(self) -> None:
-        """End packed calls of this thread that were interrupted (Ctrl-C): PyTorch runs no hook then."""
+        """End packed calls of this thread that Ctrl-C interrupted, since PyTorch ran no hook that would end them."""
         stack = self.calls.stack
         while stack:
             call = stack[-1]

@@ -33,8 +33,8 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     Raises:
         BatchError: the batch is flat, its rows are filled end to end, or it has too many or too long sequences.
         OptionError: the model is not pack-safe, or it gives results per sequence and has no `max_sequences`.
-        UnsupportedModelError: the model is a class of your own, has a decoder, has its own attention, or its head takes
-            means by the mask (ModernBERT's, if so configured).
+        UnsupportedModelError: the model is a class of your own, has a decoder, has its own attention, or its head
+            averages states under the mask (ModernBERT, if so configured).
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel

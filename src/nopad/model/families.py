@@ -43,7 +43,7 @@ class Family:
         pooler: name of the base model's pooler and the dimensions of its input, ``[S, 1, H]`` (3) or ``[S, H]`` (2);
             None: there is no pooler.
         mask_at: name of the base model's part that gets the mask; "": the base model itself. A part is named where the
-            base model itself uses the mask (ESM, MPNet, DeBERTa), or a head goes around the base model (OPT).
+            base model itself uses the mask (ESM, MPNet, DeBERTa), or a head calls the part directly (OPT).
         bias: for "encoder mask": the encoder's method that computes the relative positions or position bias, and the
             name of the attention's argument for it.
         encoder_decoder: the model has an encoder, a decoder and cross attention.

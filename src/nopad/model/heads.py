@@ -74,7 +74,8 @@ class Head:
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         """Check the shapes of labels before the model runs.
 
-        Subclasses remove labels from `named` whose loss the model would compute wrongly, or change them.
+        Where the model would compute a wrong loss from some labels, subclasses change these labels in `named`, or
+        remove them.
         """
         for name in self.per_token:
             _check_shape(named, name, [call.side.layout.shape])
@@ -124,7 +125,11 @@ class Head:
             yield inner, Keep(cell, f"states before the {role}", name="hidden", first=True)
 
     def pooling(self) -> str:
-        """Return which tokens a sequence's result is read from: "first", "last", "mean", "eos" or "late"."""
+        """Return which tokens a sequence's result is read from.
+
+        "first" or "last" token; first end-of-sequence token ("eos"); "mean" of the states of all tokens; "late": mean
+        of the scores of all tokens.
+        """
         if self.family.pooled == "config":
             how = str(self.model.config.classifier_pooling)
             return "first" if how in ("cls", "bos") else how
@@ -232,7 +237,11 @@ class Causal(Head):
     name = "causal"
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
-        """Set labels of first tokens to -100; refuse labels and item counts that a shift within rows makes wrong."""
+        """Set the labels of first tokens to -100.
+
+        Refuse calls whose loss would be wrong because labels are shifted along rows, or because ``num_items_in_batch``
+        counts labels of first tokens.
+        """
         super().enter(call, named)
         labels, layout = named.get("labels"), call.placed.layout
         counts = named.get("num_items_in_batch") is not None
@@ -367,7 +376,7 @@ def _settle_problem(model: Any, labels: Tensor) -> None:
 
 
 def _in_order(output: Any) -> Any:
-    """Return the output with its loss as the first entry, where tuples have it."""
+    """Return the output with its loss, if it has one, as the first entry, as in the tuples of transformers."""
     if "loss" not in output or output["loss"] is None:
         return output
     return type(output)(**{"loss": output["loss"], **{k: v for k, v in output.items() if k != "loss"}})

@@ -38,7 +38,9 @@ __all__ = [
 
 @dataclass(eq=False)
 class Hook:
-    """Base class of all nopad hooks, by which they are found and removed. PyTorch calls them with kwargs.
+    """Base class of all nopad hooks, by which nopad tells its own hooks from others when it removes them.
+
+    PyTorch calls the hooks with the keyword arguments of the forward call.
 
     Attributes:
         cell: the model's cell.
@@ -150,7 +152,7 @@ class PackAgain(Hook):
 
 @dataclass(eq=False)
 class NoPositions(Hook):
-    """Stops a module with learned positions (BART) from counting along the whole row, beyond its table."""
+    """Keeps learned position embeddings (BART) from counting along the whole row, which would exceed their table."""
 
     def __call__(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
@@ -162,7 +164,7 @@ class NoPositions(Hook):
 
 @dataclass(eq=False)
 class Positions(Hook):
-    """Replaces position embeddings along the row by those of positions in each sequence (after `NoPositions`)."""
+    """Replaces the output of the position embeddings by embeddings of each token's position in its sequence."""
 
     moment: Literal["before", "after"] = "after"
 

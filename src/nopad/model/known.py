@@ -39,7 +39,7 @@ TABLES = {
 
 
 def class_of(module: nn.Module) -> type:
-    """The class of a module, also where FSDP (`fully_shard`) put a class of its own before it."""
+    """The class of a module; if FSDP (`fully_shard`) put a class of its own in front of it, the class behind that."""
     kind = type(module)
     first = kind.__bases__[0]
     wrapped = first.__name__ == "FSDPModule" and first.__module__.startswith("torch.distributed.")

@@ -52,8 +52,8 @@ def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside:
 def eos_tokens(config: Any, ids: Tensor, placed: Placement) -> Tensor:
     """Return where, in the concatenated rows, CLIP's text model reads each sequence's result; int64 ``[S]``.
 
-    CLIP reads the first end-of-sequence token, or the first token if there is none. In
-    configurations from before transformers 4.31, whose `eos_token_id` is 2, it reads the first of the largest ids.
+    CLIP reads the first end-of-sequence token, or the first token if there is none. With a configuration from before
+    transformers 4.31, whose `eos_token_id` is 2, it reads the token with the largest id, the first of several.
     """
     padded = placed.to_padded(placed.stream(ids), fill=-1)
     inside = padded.argmax(1) if config.eos_token_id == 2 else (padded == config.eos_token_id).int().argmax(1)

@@ -54,7 +54,7 @@ def pooled(states: Tensor, batch: PackedBatch, how: str = "mean") -> Tensor:
 
 
 def pool(states: Tensor, placed: Placement, how: str) -> Tensor:
-    """Pool ``[R, L, ...]`` to ``[S, ...]`` in the order given: each sequence's "first" or "last" token, or "mean".
+    """Pool ``[R, L, ...]`` to ``[S, ...]``, in the order given: the "first", the "last" or the "mean" of the tokens.
 
     Raises:
         BatchError: `how` is none of these.

@@ -18,7 +18,10 @@ __all__ = ["padding_index", "positions"]
 
 
 def padding_index(model: Any, family: Family) -> int | None:
-    """Return the `padding_idx` after which this model's positions begin; None: they begin at 0, or have no table."""
+    """Return the `padding_idx` after which this model's positions begin.
+
+    None: positions begin at 0, or the model has no table of position embeddings.
+    """
     if not family.after_padding:
         return None
     embeddings = getattr(model, model.base_model_prefix, model).embeddings

@@ -1,8 +1,8 @@
 """Checks at the end of a packed call; if one fails, an error is raised and no result is returned.
 
-Every hook ran once, every layer attended as often as the configuration says, and each output has one entry per slot or
-one per sequence, as its head declares. These checks catch models that work otherwise than nopad assumes: a module that
-was replaced, a class that pools by itself, a layer that bypasses nopad's attention.
+It is checked that every hook ran once, that every layer attended as often as the configuration says, and that each
+output has one entry per slot or one per sequence, as its head declares. These checks catch models that work otherwise
+than nopad assumes: a module that was replaced, a class that pools by itself, a layer that bypasses nopad's attention.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DROPPED = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 
 
 def check_ran(model: Any, call: Call, roles: Iterable[str]) -> None:
-    """Check that each hook ran exactly once; an encoder's hooks must not run where its states were given.
+    """Check that each hook ran exactly once; if the caller gave the encoder's states, the encoder's hooks not at all.
 
     Raises:
         UnsupportedModelError: a hook did not run as often as it should.
@@ -61,10 +61,10 @@ def check_ran(model: Any, call: Call, roles: Iterable[str]) -> None:
 
 
 def check_attended(model: Any, family: Family, call: Call, modules: Sequence[nn.Module]) -> None:
-    """Check that each layer attended, and that the total is what the configuration says.
+    """Check that every layer called nopad's attention, as often in total as the configuration says.
 
     Raises:
-        UnsupportedModelError: a layer did not attend, or the total differs.
+        UnsupportedModelError: a layer did not call it, or the number of calls differs.
     """
     if call.compiled:
         return  # compiled layers do not report that they attended
@@ -156,7 +156,7 @@ def _shapes(head: Head, kind: str, name: str, at: Layout, sequences: int, longes
 def _check(model: Any, name: str, value: Tensor, shapes: list[tuple[int, ...]]) -> None:
     """Refuse a tensor whose shape begins with none of `shapes`.
 
-    Results per sequence are ``[S]`` or ``[S, C]``; a third dimension means results per token, which are refused too.
+    Where ``[S]`` is wanted, the tensor must have at most two dimensions: a third one means results per token.
     """
     fits = any(tuple(value.shape[: len(shape)]) == shape for shape in shapes)
     if fits and (len(shapes[0]) > 1 or value.dim() <= 2):

@@ -99,7 +99,9 @@ class State:
         self.renew()
 
     def _check_parts(self) -> None:
-        """Refuse parts with their own configuration whose attention an older transformers leaves unchanged.
+        """Refuse a model with a part that did not get nopad's attention.
+
+        This happens in older versions of transformers, where a part has a configuration of its own.
 
         Raises:
             UnsupportedModelError: there is such a part.

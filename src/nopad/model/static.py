@@ -1,7 +1,7 @@
 """Calls with the inputs of `nopad.model.static_inputs`, eager or while compiling.
 
 The mask holds the sequence numbers and has nothing attached, so one graph serves all batches with the same rows. No
-check here may depend on a tensor's values; `static_inputs` checks those of the batch.
+check here may depend on a tensor's values; `static_inputs` checks the values in the batch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def enter_static(cell: Cell, head: Head, named: Mapping[str, Any], frame: FrameT
 
 
 def leave_static(model: Any, cell: Cell, head: Head, output: Any) -> Any:
-    """End a call with static shapes: return the output with ``[most, ...]`` results in place of one per row."""
+    """End a call with static shapes; return the output with results per sequence, ``[most, ...]``, not per row."""
     static = cell.static
     numbers = static.ids
     try:

@@ -124,10 +124,11 @@ def take(
 
 @njit(cache=True, nogil=True)
 def exact(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], room: int, places: int) -> int:
-    """Return the longer of the one or two lengths (at most `places`) that fill `room` exactly; -1 if none do.
+    """Return the held length that fills `room` exactly, or the longer of two that do together; -1 if none do.
 
-    Among several pairs, the one with the most held sequences (of both lengths together) is taken, which keeps the
-    buffer varied. At most `PAIRS` pairs are compared, beginning with lengths near half the room.
+    `places` is how many sequences may still be added: with 1, no pairs are considered. Among several possibilities, the
+    one with the most held sequences (of both lengths together) is taken, which keeps the buffer varied. At most `PAIRS`
+    pairs are compared, beginning with lengths near half the room.
     """
     best, most = -1, 0
     if queues[room, COUNT] > 0:
@@ -154,7 +155,7 @@ def exact(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], room:
 
 @njit(cache=True, nogil=True)
 def padding(queues: NDArray[Any], words: NDArray[Any], room: int, places: int) -> int:
-    """Estimate how much of `room` stays empty when the longest held length that fits is added repeatedly."""
+    """Estimate how much of `room` stays empty if the longest length that fits is added up to `places` times."""
     capacity, length = queues.shape[0] - 2, room
     for _ in range(STEPS):
         length = at_most(words, capacity, min(room, length))
@@ -206,9 +207,9 @@ def emit(
     """Write one pack that begins with length `first` to ``sequence[at:]``; return where the pack ends.
 
     The longest length that fits is added repeatedly, until one or two held lengths fill the room exactly and end the
-    pack. But where sequences are so short that packs reach the depth before the capacity, every place must be used.
-    Then, until two places are left, each place gets the longest length up to the average room per place; if no such
-    length is held, the next longer one.
+    pack. Sequences may be so short that packs reach the depth before the capacity. Then the sequences added, except the
+    last two, are each as long as possible up to the room divided by the number of sequences that may still be added; if
+    no held length is that short, the shortest is added.
     """
     capacity = queues.shape[0] - 2
     # Packs of `depth` sequences of average length would not be full, so places are scarcer than room.

@@ -1,7 +1,7 @@
 """Pack an endless stream: lengths go in as they arrive, and packs come out when they are ready.
 
 At most `buffer` sequences are held back. When the buffer is full, one pack leaves: it begins with one of the longest
-sequences, and lengths are preferred that fill it *exactly*; among several such lengths, those held most often. So
+sequences, and prefers lengths that fill it *exactly*; of several such lengths, it prefers those held most often. So
 common lengths are used up, rare lengths wait for the packs that only they complete, and the buffer stays varied.
 `finish` packs the rest; nothing is lost.
 
@@ -124,7 +124,10 @@ class StreamPacker:
         return self.capacity + 1 if self.depth is None else self.depth
 
     def _packs(self, arriving: int, kernel: Callable[..., int], *arguments: Any) -> Packs:
-        """Call a kernel with output arrays large enough for any packs; sort the numbers in each pack."""
+        """Call a kernel that writes packs, and return these packs with the sequence numbers in each ascending.
+
+        `arriving` is the number of new sequences, so that the output arrays are large enough.
+        """
         from nopad._kernels import sort_within_packs
 
         indptr = np.zeros(self.held + arriving + 1, dtype=np.int64)

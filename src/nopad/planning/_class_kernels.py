@@ -1,10 +1,10 @@
 """Best-fit decreasing in compiled form: equal packs are handled as one class, as in `nopad.planning.open_packs`.
 
 Arguments are plain arrays, and callers validate them. A row of `classes` is one class, in four columns: how many packs
-it has, the row of `contents` that says what each of them holds, how many sequences that is, and the row of the next
-class on the stack of classes with the same room (-1: none). A row of `contents` is: the row of the content below it
-(-1: none), a length, and how many copies of this length lie on top. Both tables have a fixed size; a kernel returns -1
-when one is full.
+it has, the row of `contents` that says what each pack holds, how many sequences each pack holds, and the row of the
+next class on the stack of classes with the same room (-1: none). A row of `contents` is: the row of the content below
+it (-1: none), a length, and how many copies of this length lie on top. Both tables have a fixed size; a kernel returns
+-1 when one is full.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def best_fit_classes(
     classes: NDArray[Any],
     contents: NDArray[Any],
 ) -> tuple[int, int]:
-    """Place lengths, in descending order, each into the fullest packs that it fits; return the number of rows used.
+    """Place lengths, in descending order, each into the fullest packs that it fits; return the rows used.
 
-    The result is how many rows of `classes` and of `contents` are used, or (-1, -1) if one of them is full. Classes
-    that were split or filled further keep their row, with a count of 0. `words` must be all 0 at first; `keys` and
+    The result is (rows of `classes`, rows of `contents`), or (-1, -1) if one of these tables is full. A class whose
+    packs all went into other classes keeps its row, with a count of 0. `words` must be all 0 at first; `keys` and
     `tops`, which are equally long, all -1.
     """
     rows, made = 0, 0
@@ -76,7 +76,7 @@ def best_fit_classes(
 
 @njit(cache=True, nogil=True)
 def flatten(kept: NDArray[Any], classes: NDArray[Any], contents: NDArray[Any], out: NDArray[Any]) -> None:
-    """Write to `out` the lengths in one pack of each class in the rows `kept`: pack after pack, longest first."""
+    """Write to `out` the lengths in one pack of each class, longest first; `kept` lists the rows of these classes."""
     end = 0
     for k in range(kept.shape[0]):
         end += classes[kept[k], 2]

@@ -73,9 +73,9 @@ def first_fit(
     """Place each sequence into the pack that was opened first among those with room.
 
     A tournament tree: its leaves are open packs in order of opening, and each inner node holds the largest room below
-    it. It starts with `leaves` leaves (a power of two). When all are in use, those of closed packs are dropped; if more
-    than half of the leaves stay, their number doubles. A pack closes when its room is below `shortest`. So the tree has
-    O(open packs) leaves, and dropping costs O(1) per pack.
+    it. It starts with `leaves` leaves (a power of two). When all leaves are in use, those of closed packs are dropped;
+    if more than half of the leaves stay, their number doubles. A pack closes when its room is below `shortest`. So the
+    tree has O(open packs) leaves, and dropping costs O(1) per pack.
     """
     tree = np.zeros(2 * leaves, np.int32)
     numbers, used = np.empty(leaves, pack_of.dtype), np.empty(leaves, np.int32)
@@ -115,7 +115,7 @@ def first_fit(
 
 @njit(cache=True, nogil=True)
 def slot_of(keys: NDArray[Any], key: int) -> int:
-    """Return the slot of `key` in a hash table of 2^b entries; a key that is not there yet gets a free slot (-1)."""
+    """Return the slot of `key` in a hash table of 2^b entries (-1: free); put the key in if it is not there yet."""
     # Multiplicative hashing with linear probing.
     slot: int = ((key * 0x9E3779B1) >> 16) & (keys.shape[0] - 1)
     while keys[slot] != key:

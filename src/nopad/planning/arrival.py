@@ -21,7 +21,7 @@ def unplaced(n: int) -> NDArray[Any]:
 
 
 def grouped(pack_of: NDArray[Any], packs: int, capacity: int, depth: int | None) -> Packs:
-    """Return `Packs` in which sequence i is in pack ``pack_of[i]``; there are `packs` of them.
+    """Return the assignment of sequence i to pack ``pack_of[i]``; `packs` is the number of packs.
 
     >>> [p.tolist() for p in grouped(np.array([0, 1, 0, 2]), 3, 8, None)]
     [[0, 2], [1], [3]]

@@ -8,11 +8,11 @@ arrival is considered. The oldest of them opens the pack; then the longest that 
 until none fits; the buffer is refilled after each sequence. So no sequence waits longer than w packs, packs are in the
 order of their first members, memory is bounded by w, and ``window=1`` is next-fit. O(n log64 capacity) too.
 
-Packs that it needs compared with LPFHP, which sees all lengths:
+Number of packs compared with LPFHP, which sees all lengths, without a window and with a window of 1,024:
 
-* Wikipedia-512: 0.6 % more; with a window of 1,024, 0.25 % more
-* SQuAD: 3.7 % more; with that window 6.6 % more, because the oldest sequence opens each pack
-* Wikipedia-512 at depth 3: 7 % fewer; with that window 9 % fewer
+* Wikipedia-512: 0.6 % more without, 0.25 % more with the window
+* SQuAD: 3.7 % more without, 6.6 % more with the window, because the oldest sequence opens each pack
+* Wikipedia-512 at depth 3: 7 % fewer without, 9 % fewer with the window
 
 Without a window or a depth limit it needs at most 1.7 times the optimum.
 

@@ -3,11 +3,11 @@
 All are exact integers at any size; the first four take O(distinct lengths) each:
 
 * tokens: ``ceil(tokens / capacity)``
-* big lengths (Martello and Toth's L2): lengths above capacity - t cannot share a pack with a length >= t, and no two
-  lengths above half the capacity can share one; the best t is used
-* depth: sequences that fit with no other one need a pack each, the other n sequences ``ceil(n / depth)`` packs
+* big lengths (Martello and Toth's L2): for any threshold t, lengths above capacity - t cannot share a pack with a
+  length >= t, and no two lengths above half the capacity can share one; the t that gives the highest bound is used
+* depth: each sequence that fits with no other sequence needs a pack, and the n others need ``ceil(n / depth)`` packs
 * pairs, at depth 2: a maximum matching, found by two pointers, which is the optimum itself
-* certificate: what the values of lengths that an algorithm returned prove (`nopad.planning.certificate`)
+* certificate: an algorithm may return values of lengths that prove a bound (`nopad.planning.certificate`)
 
 Source: Martello and Toth, "Knapsack Problems", 1990, section 8.3.
 """
@@ -39,7 +39,7 @@ def lower_bound(
 ) -> Bound:
     """Return the best of the lower bounds, including that of a `certificate`.
 
-    Among equal bounds the first is returned: tokens, big lengths, depth, pairs, certificate.
+    Of equal bounds, the first in this order is returned: tokens, big lengths, depth, pairs, certificate.
 
     >>> lower_bound(Histogram.from_lengths([5, 5, 5]), 8, None)
     Bound(packs=3, proof='big lengths')
@@ -60,9 +60,9 @@ def lower_bound(
 def _big_lengths(histogram: Histogram, capacity: int) -> int:
     """Return Martello and Toth's bound L2, the maximum over all thresholds t.
 
-    For one t it adds up: a pack for each length above capacity - t, since none of t or above fits beside it; a pack for
-    each other length above half the capacity; and packs for those lengths from t to half the capacity that the room
-    left in the second group cannot hold.
+    The bound for one t is the sum of three numbers of packs: one for each length above capacity - t, since no length
+    >= t fits beside it; one for each other length above half the capacity; and as many as are needed for the lengths
+    from t to half the capacity that do not fit into the room left in the packs of the second kind.
     """
     # int64 if no product below can overflow; otherwise Python integers in object arrays
     exact: Any = np.int64 if histogram.sequences < 2**62 // (2 * capacity) else object
@@ -80,7 +80,7 @@ def _big_lengths(histogram: Histogram, capacity: int) -> int:
 
 
 def _depth(histogram: Histogram, capacity: int, depth: int) -> int:
-    """Return the number of sequences that fit with no other one, plus the packs of all others at `depth` to a pack."""
+    """Return the bound by depth: a pack for each sequence that fits with no other one, the others `depth` to a pack."""
     if not histogram.lengths.size:
         return 0
     alone = total = 0

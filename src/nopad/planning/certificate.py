@@ -8,7 +8,7 @@ recomputes `best` by a plain knapsack recursion that shares no code with the sol
 Values are a step function: ``steps[i] = (from length, value)``, both rising. Only the first length of a step can be in
 a most valuable pack (a longer one of equal value is never better), so the recursion considers only those: O(steps *
 capacity) without a depth limit, O(depth * steps * capacity) with one. A certificate is refused if checking it would
-take more than `MAX_WORK` comparisons (a minute or two), more memory than at a capacity of `MAX_CAPACITY`, or sums
+take more than `MAX_WORK` comparisons (a minute or two), more memory than a capacity of `MAX_CAPACITY` takes, or sums
 beyond 64 bits.
 
 Source: duality of the cutting-stock linear program; Farley, "A note on bounding a class of linear programming
@@ -59,7 +59,7 @@ class Certificate:
     def of(cls, values: Iterable[tuple[int, int]]) -> Certificate:
         """Make a certificate from ``(length, value)`` pairs in ascending order of length.
 
-        A pair whose value is no higher than the highest before it, or 0, is dropped, since it begins no new step.
+        A pair is dropped if its value is 0, or no higher than that of a shorter length: it begins no new step.
         """
         steps: list[tuple[int, int]] = []
         for length, value in values:

@@ -2,11 +2,11 @@
 
 * ``align=m``: every sequence may be padded to a multiple of m (FP8 kernels, tensor or context parallelism) and its pack
   still fits. Plans are made for lengths rounded up; the real lengths are put in afterwards.
-* ``max_squares=s``: the sum of squared lengths of a pack, its attention cost, is at most s. A pack above it keeps its
-  sequences, longest first, as far as the limit allows; the others are packed again. Packs of arrival-order algorithms
-  are cut instead.
+* ``max_squares=s``: the sum of squared lengths of a pack, its attention cost, is at most s. A pack above this limit
+  keeps its sequences, longest first, as far as the limit allows; the others are packed again. Packs of arrival-order
+  algorithms are cut instead.
 * ``pack_multiple=k``: the number of packs is a multiple of k (world size x accumulation steps). The packs with most
-  sequences are cut in two until it is.
+  sequences are cut in two until this holds.
 
 Each condition may cost packs; the lower bound of the plan takes the same conditions into account.
 """
@@ -126,8 +126,8 @@ def broken_conditions(options: Mapping[str, Any], strategies: Strategies, capaci
 def within_squares(strategies: Strategies, capacity: int, depth: int | None, most: int, align: int = 1) -> Strategies:
     """Return strategies for the same sequences in which the squared lengths of no pack add up to more than `most`.
 
-    Each pack keeps its sequences, longest first, as far as `most` allows; the others are packed again. Those packs too
-    have room for every sequence padded to a multiple of `align`.
+    Each pack keeps its sequences, longest first, as far as `most` allows; the others are packed again. The new packs
+    also have room for every sequence padded to a multiple of `align`.
 
     >>> within_squares([(2, (5, 3))], 8, None, 30)
     [(2, (5,)), (1, (3, 3))]
@@ -192,7 +192,7 @@ def cut_strategies(strategies: Strategies, multiple: int) -> Strategies:
 
 
 def _missing(packs: int, sequences: int, multiple: int) -> int:
-    """Return how many packs are missing to a multiple of `multiple`; OptionError if there are too few sequences."""
+    """Return how many packs must be added to reach a multiple; OptionError if there are too few sequences for that."""
     missing = -packs % multiple
     if packs + missing > sequences:
         raise OptionError(
@@ -203,7 +203,11 @@ def _missing(packs: int, sequences: int, multiple: int) -> int:
 
 
 def cut_packs(packs: Packs, lengths: NDArray[np.int32], squares: int | None, multiple: int) -> Packs:
-    """Cut arrival-order packs whose squared lengths exceed `squares`, then as many more as `multiple` asks for."""
+    """Cut arrival-order packs until they meet two conditions; return the packs, with sequences in the same order.
+
+    First, packs whose squared lengths add up to more than `squares` are cut (None: no limit). Then the packs with most
+    sequences are cut in two until the number of packs is a multiple of `multiple`.
+    """
     starts = packs.indptr.tolist()
     if squares is not None:
         cost = lengths[packs.sequence].astype(object) ** 2 if lengths.size else lengths

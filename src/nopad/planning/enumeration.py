@@ -1,8 +1,8 @@
 """Every way to fill a pack exactly: the strategies of NNLSHP and ENNLSHP, and how many there are.
 
 A strategy here is a multiset of lengths whose sum is the capacity: a partition of the capacity into at most `depth`
-parts. Listing them takes O(strategies x depth) numbers; the dense matrix for least squares, capacity x strategies, sets
-the limit: 22,102 strategies and 86 MiB at capacity 512 and depth 3, 959,631 and 3.7 GiB at depth 4.
+parts. Listing them takes O(strategies x depth) numbers. The dense matrix for least squares, capacity x strategies, sets
+the limit: at capacity 512 and depth 3 it takes 86 MiB (22,102 strategies), at depth 4 it takes 3.7 GiB (959,631).
 
 Source: supplement to arXiv 2107.02027, D.4.1, and D.5.1 with equations 5 and 6, which approximate the counts here.
 """
@@ -52,9 +52,10 @@ def packing_matrix(strategies: NDArray[np.int32], capacity: int) -> NDArray[np.f
 
 
 def strategy_count(capacity: int, depth: int, enough: int) -> int:
-    """Return the number of strategies, or some number above `enough` where there are more than `enough`.
+    """Return the number of strategies that fill a pack exactly, with at most `depth` sequences each.
 
-    It is exact up to depth 4; at larger depths it stops counting above `enough`.
+    The result is exact up to depth 4. At larger depths counting stops above `enough`, so any result above `enough` only
+    says that there are more than `enough`.
 
     >>> [strategy_count(512, depth, 10**6) for depth in (1, 2, 3, 4)]
     [1, 257, 22102, 959631]
@@ -78,14 +79,14 @@ def strategy_count(capacity: int, depth: int, enough: int) -> int:
 
 
 def check_size(name: str, capacity: int, depth: int, granularity: int, copies: int) -> None:
-    """Refuse a matrix above `MATRIX_LIMIT_BYTES`; it has `copies` times the rows of `packing_matrix`.
+    """Refuse a matrix above `MATRIX_LIMIT_BYTES`, with `copies` times the rows of `packing_matrix`.
 
     Raises:
         OptionError: the matrix is too large; the message says which depth or granularity is within the limit.
     """
 
     def size(units: int, depth: int) -> tuple[int, int]:
-        """Return the number of strategies for these units and this depth, and the bytes of their matrix."""
+        """Return the number of strategies at a capacity of `units` and this depth, and the bytes of their matrix."""
         row = _COLUMN * copies * units
         count = strategy_count(units, min(depth, units), MATRIX_LIMIT_BYTES // row)
         return count, row * (count + (copies - 1) * units)

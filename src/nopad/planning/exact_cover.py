@@ -18,7 +18,7 @@ __all__ = ["OverCover", "fill", "fit_remainder", "over_cover", "pad_remainder"]
 
 
 class OverCover(NamedTuple):
-    """What the papers count of a solution, before it is repaired.
+    """The papers' figures for a solution that is not repaired yet.
 
     Attributes:
         missing: sequences without a slot.
@@ -53,8 +53,9 @@ def over_cover(solution: Strategies, demand: Counter[int], capacity: int, depth:
 def fill(solution: Strategies, left: Counter[int]) -> Strategies:
     """Put the sequences in `left` into the slots of a solution; return the packs that hold at least one.
 
-    Sequences without a slot stay in `left`. Packs with most tokens in slots that are covered too often come last, so
-    that the empty slots gather there and many of these packs are dropped.
+    Sequences without a slot stay in `left`. Packs are filled one after another. Those with the most tokens in slots of
+    lengths that the solution covers too often are filled last: the empty slots gather in them, and many of these packs
+    stay empty and are dropped.
 
     >>> fill([(3, (5, 3)), (1, (3, 3, 2))], Counter({5: 2, 3: 3}))
     [(2, (5, 3)), (1, (3,))]

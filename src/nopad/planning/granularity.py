@@ -42,9 +42,9 @@ def rounded_histogram(histogram: Histogram, granularity: int, capacity: int) -> 
 def real_strategies(rounded: Strategies, histogram: Histogram, granularity: int, capacity: int) -> Strategies:
     """Replace the rounded length of every slot by a real one, longest first; each sequence is used at most once.
 
-    Where slots of a strategy get different lengths, it becomes several strategies; their number grows by at most twice
-    the number of distinct lengths. Strategies may cover less than the histogram; then the shortest real lengths of each
-    rounded length are left over.
+    Where packs of one strategy get different lengths, the strategy becomes several; the number of strategies grows by
+    at most twice the number of distinct lengths. Strategies may cover less than the histogram; then the shortest real
+    lengths of each rounded length are left over.
 
     Raises:
         ValueError: the strategies need a length more often than the histogram has it.
@@ -70,9 +70,10 @@ def _rounded(length: int, granularity: int, capacity: int) -> int:
 
 
 def _next_alike(copies: Counter[int], waiting: dict[int, list[list[int]]], most: int) -> tuple[list[int], int]:
-    """Take real lengths for one pack, and for all packs (at most `most`) that can get the same lengths.
+    """Choose real lengths for the next pack; return them, and how many packs (at most `most`) can have them.
 
-    Returns these lengths and the number of packs; both are removed from `waiting`.
+    `copies` says how many slots of each rounded length a pack has. `waiting` holds, by rounded length, the real lengths
+    that no pack has yet, as [length, count]; what the returned packs hold is subtracted from it.
     """
     takes: list[tuple[list[int], int]] = []
     for slot, needed in copies.items():

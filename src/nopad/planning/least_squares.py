@@ -143,7 +143,7 @@ def _whole(
 
 
 def _everything(solution: Strategies, histogram: Histogram, capacity: int, depth: int, choices: Choices) -> Strategies:
-    """Return packs that cover the histogram exactly: first those of the solution, then packs for the remainder."""
+    """Return packs that cover the histogram exactly: the solution's, then packs of the sequences it has no slot for."""
     rounded = Counter(rounded_histogram(histogram, choices.granularity, capacity).to_dict())
     packs = real_strategies(fill(solution, rounded), histogram, choices.granularity, capacity)
     left = _rest(histogram, packs)

@@ -4,8 +4,8 @@ Lengths are large (above 1/2 of the capacity), medium (above 1/3), small (above 
 
 1. each large length opens a pack, longest first
 2. forward, least room first: each pack takes the longest medium length that fits
-3. backward, most room first, packs without a medium length: each takes the shortest small length, and the longest small
-one that fits beside it; a pack without room for the two shortest is skipped
+3. backward, most room first: each pack without a medium length takes the shortest small length, and the longest small
+length that fits beside it; a pack without room for the two shortest small lengths is skipped
 4. forward: each pack takes the longest length that fits, repeatedly
 5. the remaining lengths: first-fit decreasing into new packs
 

@@ -81,7 +81,7 @@ class Plan:
         facts: Mapping[str, Any] | None = None,
         notes: tuple[str, ...] = (),
     ) -> Plan:
-        """Build a plan from ``(count, lengths longest first)`` pairs; equal strategies are merged and sorted."""
+        """Build a plan from ``(count, lengths longest first)`` pairs, sorted, with equal strategies merged."""
         merged: Counter[tuple[int, ...]] = Counter()
         for count, lengths in strategies:
             merged[lengths] += count

@@ -13,8 +13,9 @@ SMALLEST = 0.01  # causes with a smaller share of the slots are left out
 def causes_of_padding(plan: Plan) -> list[str]:
     """Return a sentence for each cause that takes at least 1 % of the slots, largest first.
 
-    Three lower bounds are computed: for these lengths, then at this depth too, then under the plan's conditions too.
-    The rise from one to the next, and from the last to the plan's own packs, is the padding of one cause.
+    Three lower bounds on the number of packs are compared: without a depth limit, at the plan's depth, and under the
+    plan's conditions too. The difference between two successive bounds, and that between the last bound and the plan's
+    own packs, is the padding of one cause.
 
     >>> import nopad
     >>> causes_of_padding(nopad.plan([10] * 100, 100, depth=2))

@@ -22,6 +22,8 @@ HERE = Path(__file__).resolve().parent
 def write_report(subjects: Sequence[Subject], path: Path, *, throughput: float = THROUGHPUT) -> None:
     """Write the page about all subjects to `path`; a failure leaves no partial file.
 
+    `throughput`: slots per second and accelerator, from which the hours saved are computed.
+
     Raises:
         MissingExtraError: altair or vl-convert is not installed.
         OptionError: there is no subject, or the throughput is not above 0.

@@ -106,7 +106,9 @@ class Subject:
 
 
 def read_subject(path: Path, *, comparison: Sequence[Mapping[str, Any]] | None = None) -> Subject:
-    """Read the subject at a path; for a dataset, rows given as `comparison` are shown, and no plans are compared.
+    """Read the subject at a path.
+
+    `comparison`: `Plan.summary` rows to show for a dataset; None: several algorithms and depths are compared now.
 
     Raises:
         FormatError: the path is no histogram, plan or packed dataset.

@@ -50,7 +50,7 @@ def token_hashes(tokens: NDArray[Any], lengths: NDArray[Any], out: NDArray[Any])
 def tag_sum(records: NDArray[Any], starts: NDArray[Any], lengths: NDArray[Any]) -> np.uint64:
     """Return a 64-bit checksum of a set of (record, start, length) triples that does not depend on their order.
 
-    It is the sum of the mixed triples mod 2^64.
+    It is the sum of one 64-bit hash per triple, mod 2^64.
     """
     total = np.uint64(0)
     for i in range(records.shape[0]):

@@ -65,7 +65,7 @@ class Choice:
     source: NDArray[np.int32]
 
     def of(self, split: str | None) -> NDArray[np.int64]:
-        """Return the numbers of a split's sequences, ascending; None: those of "train"."""
+        """Return the numbers of a split's sequences, ascending; None stands for "train"."""
         return np.flatnonzero(self.fate == _fate(split))
 
     def counts(
@@ -110,7 +110,7 @@ def choose(
     validation: float,
     seed: int,
 ) -> Choice:
-    """Choose among n sequences in source order.
+    """Choose which of n sequences, in source order, are trained on, held out, or left out.
 
     Args:
         record: record number of each sequence, ascending; int64 ``[n]``.
@@ -137,7 +137,7 @@ def choose(
     fate = np.zeros(here.size, dtype=np.int8)
 
     def drawn(stream: int) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.uint64]]]:
-        """Yield each source's number, the indices of its records in `here`, and their random keys."""
+        """Yield, for each source, (its number, the indices of its records in `here`, these records' random keys)."""
         for place, name in enumerate(names):
             mine = np.flatnonzero(source == place)
             yield place, mine, _keys(here[mine] - bounds[place], name, seed, stream)
@@ -190,7 +190,13 @@ def _weigh(
     names: Sequence[str],
     drawn: Sequence[tuple[int, NDArray[np.int64], NDArray[np.uint64]]],
 ) -> None:
-    """Mark those training records as LEFT that are beyond their source's share of the tokens."""
+    """Change `fate` to LEFT for the training records beyond their source's share of the tokens.
+
+    `drawn` holds what `choose.drawn` yields: the records of each source are taken in the order of their random keys.
+
+    Raises:
+        RecordError: a source has no token to train on.
+    """
     totals = [int(tokens[(source == place) & (fate == TRAIN)].sum()) for place in range(len(names))]
     for name, total in zip(names, totals, strict=True):
         if not total:

@@ -88,8 +88,9 @@ class Index:
     Attributes:
         packs: sequence numbers by pack.
         lengths: tokens of each sequence, unsigned ``[n]``.
-        record, start, source: one value per sequence, ``[n]``. None: records are 0, 1, 2, ...; every start is 0;
-            sources are not named.
+        record: record number of each sequence, ``[n]``; None: sequence i is record i.
+        start: where each sequence begins in its record, ``[n]``; None: at 0, since no record was split.
+        source: number of each sequence's source, ``[n]``; None: sources are not named.
     """
 
     packs: Packs

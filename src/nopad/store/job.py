@@ -110,7 +110,7 @@ def pack_corpus(
 
 
 def _check_kinds(source: Source, corpus: CorpusOptions, tokenizer: Tokenizer | None) -> None:
-    """Refuse arguments of another type; the error says how to make one of the right type."""
+    """Refuse an argument of the wrong type; the error says how to make one of the right type."""
     for given, kind, way in (
         (source, Source, "open it with nopad.open_source"),
         (corpus, CorpusOptions, "give nopad.CorpusOptions(capacity=...)"),
@@ -208,7 +208,10 @@ class _Job:
     def _choose(
         self, columns: Sequences, by_source: dict[str, Counts]
     ) -> dict[str | None, tuple[Sequences, dict[str, Counts]]]:
-        """Return the sequences and the counts of each source, by the split of the dataset that they belong to."""
+        """Divide the sequences among the job's datasets; return, by split, its sequences and the counts of each source.
+
+        The only key is None if the job makes a single dataset.
+        """
         if not self.packing.validation and self.packing.weights is None and self.source.names == ("",):
             return {None: (columns, by_source)}
         record, lengths = columns.values["seq_index"], columns.seq_lengths
@@ -230,7 +233,7 @@ class _Job:
     def _build(
         self, split: str | None, progress: Progress, columns: Sequences, by_source: dict[str, Counts]
     ) -> Manifest:
-        """Write one dataset, or reuse it if an interrupted run has finished it."""
+        """Write the dataset of one split (None: the only one), or reuse it if an interrupted run has finished it."""
         workspace = self.workspace.half(split)
         if split and workspace.has_manifest():
             return workspace.finished(self.settings(split), progress.chain)

@@ -17,12 +17,19 @@ __all__ = ["PackOptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class PackOptions:
-    """How sequences are packed; see `nopad.pack` for each option, `nopad.store.shards` for the file sizes.
+    """How a job packs the sequences that it has read.
 
-    `options`: options of the algorithm, and conditions on the packs. `weights`: the share of the training tokens for
-    each named source, as any positive numbers. No record is used twice, so the source with the fewest tokens per unit
-    of weight is taken whole, and a part of each other source (`nopad.store.choice`). `validation`: share of the records
-    to hold out, chosen by `seed`; they become a separate dataset.
+    Attributes:
+        depth, algorithm, seed, order: as the arguments of `nopad.pack`.
+        options: options of the algorithm, and conditions on the packs.
+        shard_tokens: about how many tokens a file holds (`nopad.store.shards`).
+        weights: the share of the training tokens for each named source, as any positive numbers; None: all records are
+            taken. No record is used twice, so the source with the fewest tokens per unit of weight is taken whole, and
+            a part of each other source (`nopad.store.choice`).
+        validation: share of the records to hold out, chosen by `seed`; they become a separate dataset.
+
+    Raises:
+        OptionError: `order`, `shard_tokens` or `options` has an invalid value.
     """
 
     depth: int | None = None

@@ -137,7 +137,7 @@ class PackedDataset:
         return PackedRow(row_group, row)
 
     def _look_for_random_reads(self) -> None:
-        """Warn once if rows are read in an order in which nearly each of them needs another row group decoded."""
+        """Warn once if rows are read in an order in which nearly every row needs another row group to be decoded."""
         rows, self._rows, decoded, self._decoded = self._rows, 0, self._decoded, 0
         if self._warned or rows >= _FEW * decoded or self.manifest.rows_per_group <= _FEW:
             return
@@ -163,8 +163,8 @@ class PackedDataset:
     def order(self, seed: int, epoch: int = 0) -> NDArray[Any]:
         """Return all pack numbers in a random order that is fast to read: shuffled row groups, shuffled packs in each.
 
-        The order depends only on the dataset's layout, `seed` and `epoch` (see `nopad.random`): int32 (int64 from 2^31
-        packs on) ``[packs]``. To resume an epoch after `n` packs, read ``order(seed, epoch)[n:]``.
+        The order depends only on the dataset's layout, `seed` and `epoch` (see `nopad.random`). The result is int32
+        ``[packs]``, or int64 from 2^31 packs on. To resume an epoch after `n` packs, read ``order(seed, epoch)[n:]``.
 
         >>> import tempfile, nopad
         >>> from nopad.corpus import CorpusOptions, IterableSource

@@ -86,7 +86,7 @@ class PackedRow(Mapping[str, NDArray[Any]]):
 
     @property
     def column_names(self) -> tuple[list[str], list[str]]:
-        """Names of the stored columns: those per token, and those per sequence."""
+        """Names of the stored per-token columns, and names of the stored per-sequence columns."""
         sequences = self._row_group.sequences
         return list(sequences.tokens), ["seq_lengths", *sequences.values]
 

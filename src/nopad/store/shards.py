@@ -199,8 +199,8 @@ def gather(
 ) -> tuple[pa.Table, int]:
     """Return the rows of these packs as an Arrow table, and their number of tokens.
 
-    The table uses the memory of `scratch`, so the next call overwrites it (fresh memory for every row group would add a
-    third to the time, in page faults).
+    The table uses the memory of `scratch`, so the next call with the same `scratch` overwrites it. (Fresh memory for
+    every row group would take a third more time, because of page faults.)
     """
     from nopad.store._kernels import gather_tokens
 

@@ -107,7 +107,7 @@ class Spool:
         return (folder / "journal.jsonl").exists()
 
     def remaining(self, source: Source, on_bytes: Callable[[int], None]) -> Iterator[Block]:
-        """Yield the source's blocks that are not in the spool yet; check first that those in the spool are the same.
+        """Yield the source's blocks that are not in the spool yet, after checking that the other blocks are unchanged.
 
         Raises:
             ResumeError: the source changed since the job started; the message says where.
@@ -137,8 +137,8 @@ class Spool:
     def append(self, batch: Sequences, counts: Counts, blocks: list[Block]) -> None:
         """Append the sequences of `blocks`, all of one named source.
 
-        This commits everything so far if the last commit is `commit_every_s` seconds ago; a killed job loses only what
-        came later.
+        If the last commit is at least `commit_every_s` seconds ago, everything so far is committed. A killed job loses
+        only what came after its last commit.
         """
         if not self._files:
             self._open()
@@ -201,7 +201,10 @@ class Spool:
         self._files = {}
 
     def sequences(self, *, split: bool) -> Sequences:
-        """Memory-map the finished spool; `split` includes ``seq_start``. About 8 bytes per sequence are in memory."""
+        """Return the sequences of the finished spool, memory-mapped except for 8 bytes per sequence.
+
+        `split`: whether to include the column ``seq_start``, which is needed if records were split.
+        """
         arrays = {name: self._map(name) for name in self._layout}
         begin = np.zeros(arrays["lengths"].size, dtype=np.int64)
         np.cumsum(arrays["lengths"][:-1], out=begin[1:])

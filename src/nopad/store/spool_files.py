@@ -23,8 +23,8 @@ class SpoolFile:
 
     Attributes:
         dtype: dtype of its values.
-        per: "token" and "sequence": one value per token or per sequence; "end": a leading 0, then where each string
-            ends; "text": the bytes of all strings.
+        per: what the file holds: "token": one value per token; "sequence": one value per sequence; "end": a leading 0,
+            then where each string ends; "text": the bytes of all strings.
         values: returns the values of a batch; ends are counted from 0 in each batch.
     """
 

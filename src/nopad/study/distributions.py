@@ -1,8 +1,8 @@
 """Figure 1: how lengths are distributed, and the speed-up that packing could give and does give.
 
-The theoretical speed-up is capacity x sequences / tokens: no padding, no overhead. The achieved one is the packing
-factor. Between the factor of the papers' algorithm (`spfhp` without a depth limit) and that of the proven bound lies
-what a better plan can still gain; no plan exceeds the bound. Milliseconds to seconds per corpus.
+The theoretical speed-up is capacity x sequences / tokens: no padding, no overhead. The achieved speed-up is the
+packing factor. Between the factor of the papers' algorithm (`spfhp` without a depth limit) and that of the proven
+bound lies what a better plan can still gain; no plan exceeds the bound. Milliseconds to seconds per corpus.
 
 Source: arXiv 2107.02027, section 2 and figure 1.
 """

@@ -124,7 +124,7 @@ def contrast(table: Table, histogram: Histogram) -> list[Redone]:
 
 
 def sorted_batches(histogram: Histogram, capacity: int, rows: int) -> dict[str, float]:
-    """Return efficiency and packing factor of batches of `rows` sorted sequences, each padded to its longest.
+    """Return efficiency and packing factor of batches of `rows` sorted sequences, padded to the longest in each batch.
 
     >>> sorted_batches(Histogram.from_counts({2: 2, 4: 1, 8: 1}), 8, 2)
     {'efficiency %': 80.0, 'packing factor': 1.6}
@@ -205,7 +205,7 @@ def as_printed(value: float, printed: str) -> str:
 
 
 def difference(ours: str, printed: str) -> str:
-    """Return ours - printed in the digits of the printed figure; "=" if there is no difference.
+    """Return ``ours - printed``, with as many decimals as the printed figure has; "=" if there is no difference.
 
     >>> difference("97.315", "97.310"), difference("40808", "40808")
     ('+0.005', '=')

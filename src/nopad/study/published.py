@@ -76,7 +76,7 @@ class Table:
 
 
 def tables_for(histogram: Histogram, capacity: int) -> list[Table]:
-    """Return the published tables of this dataset, identified by its capacity and number of sequences.
+    """Return the published tables of the dataset with this capacity and this number of sequences; empty for others.
 
     >>> from nopad import Histogram
     >>> [table.name for table in tables_for(Histogram.from_counts({100: 88_641}), 384)]
@@ -91,7 +91,7 @@ def _counts(text: str) -> dict[str, str]:
 
 
 def _counted(depth: str, name: str, limit: int | None, figures: str, **more: Any) -> Row:
-    """Return a row of counts for the algorithm with the printed name."""
+    """Return a row whose figures are counts, parsed from `figures`; `name` is the printed name of the algorithm."""
     return Row(depth=depth, name=name, algorithm=name.lower(), limit=limit, printed=_counts(figures), **more)
 
 

@@ -1,8 +1,8 @@
 """Figures 10 and 11: sequences without a slot and slots without a sequence, by length, with and without weights.
 
-The residual is ``b - A round(x)``, with the counts b, the packing matrix A, and x for how often each strategy is used:
-positive for sequences that found no slot, negative for slots that found no sequence and stay padding. Depth 3, as in
-the papers. Each weighting takes as long as `nnlshp` itself: 15 s at 512.
+The residual is ``b - A round(x)``: b are the counts, A is the packing matrix, and x says how often each strategy is
+used. A residual is positive for sequences that found no slot, and negative for slots that found no sequence and stay
+padding. The depth is 3, as in the papers. Each weighting takes as long as `nnlshp` itself: 15 s at capacity 512.
 
 Source: supplement to arXiv 2107.02027, D.4.4 and D.4.5.
 """
@@ -31,7 +31,7 @@ class Residuals:
 
     Attributes:
         values: residual of length i + 1 at index i; int64 ``[capacity]``.
-        weight: weight of lengths up to 8; the others have weight 1.
+        weight: weight of lengths up to 8; longer lengths have weight 1.
         packs: number of packs of the rounded solution.
         strategies: number of strategies of the rounded solution.
         strategies_with_leftovers: number of strategies if each sequence left over gets a pack with its complement.
@@ -124,7 +124,7 @@ class Compared:
 
 
 def compare(plain: Residuals, weighted: Residuals, histogram: Histogram) -> list[Compared]:
-    """Return our figures, beside the published ones if the histogram is the paper's.
+    """Return our figures without and with weights, beside the published ones if the histogram is the paper's.
 
     >>> histogram = Histogram.from_counts({3: 9, 5: 10, 8: 1})
     >>> found = residuals(histogram, 8)
@@ -156,7 +156,7 @@ def compare(plain: Residuals, weighted: Residuals, histogram: Histogram) -> list
 
 
 def _figures(found: Residuals, histogram: Histogram) -> dict[str, float]:
-    """Return the figures by the names of `published.RESIDUALS`: the shortest and longest lengths, then totals."""
+    """Return residuals of the shortest and longest lengths, and totals, under the names in `published.RESIDUALS`."""
     capacity = found.values.size
     ends = sorted({*range(1, min(8, capacity) + 1), *range(max(capacity - 8, 1), capacity + 1)})
     return {

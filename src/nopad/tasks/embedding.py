@@ -111,11 +111,11 @@ class Embedder:
         max_tokens: int | None = None,
         budget: int = 4096,
     ) -> None:
-        """Make `model` pack-safe if it is not yet; its weights must not change while `encode` runs.
+        """Make `model` pack-safe if it is not yet.
 
-        The reason is `nopad.model.fast_linear`, which copies them. `tokenizer` is anything that `nopad.load_tokenizer`
-        accepts. If `max_tokens` is None, a text may have as many tokens as the model has positions. About `budget`
-        tokens are run at a time.
+        The model's weights must not change while `encode` runs, since `nopad.model.fast_linear` works on copies of
+        them. `tokenizer` is anything that `nopad.load_tokenizer` accepts. If `max_tokens` is None, a text may have as
+        many tokens as the model has positions. About `budget` tokens are run at a time.
 
         Raises:
             OptionError: the pooling is unknown, there is no tokenizer, or `max_tokens` exceeds the model's positions.
@@ -149,7 +149,7 @@ class Embedder:
     def from_folder(cls, folder: str | Path | None = None, **how: Any) -> Embedder:
         """Load a folder of sentence-transformers or of transformers; None: all-MiniLM-L6-v2, if it is installed.
 
-        `how`: arguments of the class other than `model` and `tokenizer`; the folder gives all others.
+        `how`: arguments of the class, except `model` and `tokenizer`, that replace those read from the folder.
 
         Raises:
             FormatError: the folder has no model, or pools in a way that `embed` does not support.
@@ -229,9 +229,9 @@ class Embedder:
         return self._vectors(sequences, skip)
 
     def encode_ids(self, sequences: Sequence[Any]) -> NDArray[np.float32]:
-        """Return one vector per sequence of ids, special tokens and prompts included; float32 ``[n, H]``, in order.
+        """Return one vector per sequence of token ids, in order; float32 ``[n, H]``.
 
-        All tokens are pooled.
+        The ids must include special tokens and prompts. All tokens are pooled.
         """
         return self._vectors(sequences, 0)
 

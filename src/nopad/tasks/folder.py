@@ -76,7 +76,7 @@ class Texts:
 
 
 def read_folder(path: Path, positions: int | None) -> dict[str, Any]:
-    """Read arguments of `Embedder` from a folder; without ``modules.json``, those of pooling and texts are left out.
+    """Read arguments of `Embedder` from a folder; without ``modules.json``, only `max_tokens` can be read.
 
     `positions`: the model's number of positions, which limits the tokens of a text.
 

@@ -1,4 +1,4 @@
-"""FlexAttention under a block mask of sequence numbers: compiled, and skips blocks of other sequences.
+"""FlexAttention under a block mask of sequence numbers; it is compiled, and skips blocks of other sequences.
 
 For GPUs, and for inference on CPUs (PyTorch has no backward pass for FlexAttention there). The first call of each shape
 compiles.

@@ -1,6 +1,8 @@
 """A dense block-diagonal mask over whole rows, the papers' method. Its shapes are static, and any accelerator runs it.
 
-Cost O(R L^2), whatever the sequences: on a CPU 5 to 9 times that of `segments`. Source: Krell et al., section 3.2.
+The cost is O(R L^2), whatever the sequences are; on a CPU it is 5 to 9 times that of `segments`.
+
+Source: Krell et al., section 3.2.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One SDPA call per sequence: nothing is computed for padding or across sequences.
 
-Cost O(sum of l^2), and one call per sequence and layer (about 15 microseconds). The fastest on a CPU; on a GPU the
-calls cost more than they save. A sequence never reads another sequence's values, not even NaN.
+Cost O(sum of l^2), and one call per sequence and layer (about 15 microseconds). It is the fastest backend on a CPU; on
+a GPU the calls cost more than they save. A sequence never reads another sequence's values, not even NaN.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _split(states: Tensor, placed: Placement) -> tuple[Tensor, ...]:
 
 
 def _keep(placed: Placement | Cross, length: int, device: torch.device, heads: Heads) -> Tensor | None:
-    """Return which tokens of a sequence of this length see which; None: all see all."""
+    """Return which tokens each token of a sequence of this length sees; bool ``[length, length]``; None: all tokens."""
     if isinstance(placed, Cross) or length == 1:
         return None
 

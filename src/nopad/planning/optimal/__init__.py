@@ -43,7 +43,7 @@ _MOST_SEEDS = 4_000
 _BEGINNING = 0.4  # share of the budget for a first attempt at the exact program
 _RELAXING = 0.7  # share for the linear program, before it is rounded
 _ROW_STEPS = 100  # operations per listed pack, to divide a list and to join it again
-_NEAR = 16  # packs above the bound, up to which the last packs are tried at once
+_NEAR = 64  # packs above the bound, up to which they are removed one by one
 _MOST_CAPACITY = 2**24  # filling slots takes 40 bytes per token of capacity
 _WITHIN_UNITS = 1e-4  # filling slots with real lengths moves the result by more than that
 
@@ -132,9 +132,8 @@ class _Search:
             return
         from nopad.planning.optimal.master import SolverError
 
-        near = self.best.packs <= self.bound + _NEAR
-        steps = [self._close] if near else []
-        steps += [self._begin_exact, self._close, self._in_units, self._close, self._exact, self._gather, self._close]
+        close = self._close
+        steps = [close, self._begin_exact, close, self._in_units, close, self._exact, self._gather, close]
         for step in steps:
             if self._good() or self.budget.spent():
                 break
@@ -231,7 +230,7 @@ class _Search:
         """Pack again the packs that have free space, with some full ones: each time in one pack fewer."""
         from nopad.planning.optimal.closing import close, residuals
 
-        progress = True
+        progress = self.best.packs <= self.bound + _NEAR
         while progress and not self._good() and not self.budget.spent():
             progress = False
             for inside, outside in residuals(self.best, self.capacity):

@@ -1,11 +1,13 @@
 """Verify a plan file or a packed dataset by reading all of it.
 
-For a dataset: every file is there and has its checksum, every sequence is in exactly one pack, no pack exceeds capacity
-or depth, the pieces of split records join without a gap, the lengths are exactly those of the plan, and every number in
-the manifest is right. Assigning the plan again with the stated seed and order gives the same packs. Where a share was
-held out, both datasets come from one job, and each record is in the one that the seed chooses. If the source is given,
-every token is compared too. Cost: the time of Parquet decoding; at most 30 bytes of memory per sequence, and 8 more per
-sequence for each column compared with a source; besides, about 100 MB for row groups that are decoded ahead.
+For a dataset it is checked that every file is there and has its checksum, every sequence is in exactly one pack, no
+pack exceeds capacity or depth, the pieces of split records join without a gap, the lengths are exactly those of the
+plan, every number in the manifest is right, and assigning the plan again with the stated seed and order gives the same
+packs. Where a share was held out, it is also checked that both datasets come from one job, and that each record is in
+the dataset that the seed chooses. If the source is given, every token is compared too.
+
+It takes as long as Parquet decoding. Memory: at most 30 bytes per sequence, 8 more per sequence for each column
+compared with a source, and about 100 MB for row groups that are decoded ahead.
 """
 
 from __future__ import annotations
@@ -77,10 +79,11 @@ def verify(
 def _dataset_problems(
     folder: Path, source: Source | None, tokenizer: Tokenizer | None, monitor: Monitor
 ) -> tuple[list[str], Half | None]:
-    """Check plan, files, content, source and assignment, in this order; stop early if something cannot be read.
+    """Check plan, files, content, source and assignment, in this order; return (problems, half).
 
-    If a share was held out, this is one of two datasets that were made together: the second result is this `Half`. It
-    is None otherwise, and where problems were found before the records could be looked at.
+    Checking stops early if something cannot be read. If a share was held out, the dataset is one of two that were made
+    together, and `half` is what comparing the two needs. It is None for any other dataset, and where problems were
+    found before the records were checked.
     """
     try:
         manifest = Manifest.load(folder)

@@ -35,7 +35,7 @@ class Chosen:
         self._made: tuple[Choice, NDArray[np.int64], NDArray[Any]] | None = None
 
     def misnamed(self, by_source: Iterable[str]) -> bool:
-        """Return whether there are weights, and the sources they name are not exactly these."""
+        """Return whether weights are given, but not for exactly these sources."""
         return bool(self._weights) and set(self._weights or ()) != set(by_source)
 
     def add(self, record: NDArray[np.int64], lengths: NDArray[Any]) -> None:

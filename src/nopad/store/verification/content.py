@@ -39,8 +39,8 @@ class Content:
     """All sequences of a dataset, in source order, and how they are packed.
 
     Attributes:
-        sequences: the lengths, without tokens; its value ``place`` says where each sequence comes from, ascending:
-            record number times `width`, plus the start within the record; int64 ``[n]``.
+        sequences: the sequences' lengths, without tokens. Its column ``place`` says where each sequence comes from:
+            record number times `width`, plus the start within the record; ascending, int64 ``[n]``.
         width: a number above every start.
         hashes: hashes of the tokens and of each carried column, name -> uint64 ``[n]``; empty if not needed.
         sequence: number (in source order) of each packed sequence, pack after pack; ``[n]``.
@@ -73,7 +73,7 @@ class Content:
         return slice(begin, end)
 
     def forget_places(self) -> None:
-        """Free everything but the lengths of the sequences and the packs."""
+        """Free the memory of places and hashes; the sequences' lengths and the packs stay."""
         self.sequences, self.hashes = replace(self.sequences, values={}), {}
 
     @property
@@ -122,7 +122,10 @@ class _Gathering:
         self.packs += len(row_group)
 
     def _put(self, name: str, values: NDArray[Any], at: int, size: int) -> None:
-        """Write values into a column with the length that the manifest states; grow the column if they do not fit."""
+        """Write values into a column, from index `at` on.
+
+        The column is created with `size` entries, and made longer if the values do not fit.
+        """
         column = self._columns.get(name)
         if column is None:
             column = np.empty(size, dtype=values.dtype)
@@ -242,7 +245,7 @@ def _release_row_groups() -> None:
 
 
 def _misplaced(row_group: RowGroup, m: Manifest) -> set[int]:
-    """Return the numbers of named sources of which a sequence has another number in ``seq_source``."""
+    """Return the numbers of the sources with a sequence whose ``seq_source`` is not the number of its source."""
     record = row_group.sequences.values["seq_index"]
     source = row_group.sequences.values.get("seq_source", np.zeros(record.size, dtype=np.int32))
     return {
@@ -275,7 +278,11 @@ def content_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
 
 
 def _sequence_problems(content: Content, special: int) -> tuple[list[str], list[str], str]:
-    """Return problems of sequences that occur twice, problems of pieces that do not join, and a checksum of all."""
+    """Return what is wrong with the sequences: (sequences that occur twice, pieces that do not join, checksum).
+
+    The first two results hold at most three sentences each. The checksum of all sequences is 16 hex digits, for
+    comparison with the manifest's. `special` is the number of special tokens in each sequence.
+    """
     from nopad.store._kernels import tag_sum
 
     twice: list[str] = []

@@ -35,7 +35,7 @@ _OWN_COUNTS = {"sequences", "tokens", "other_split", "other_split_tokens", "left
 
 @dataclass(frozen=True)
 class Half:
-    """One of the two datasets: its manifest, and the smallest random key of its records."""
+    """One of the two datasets of a job: its manifest, and the smallest random key of its records."""
 
     manifest: Manifest
     least: int
@@ -65,7 +65,7 @@ def half_of(content: Content, m: Manifest) -> tuple[Half, list[str]]:
 
 
 def pair_problems(halves: Sequence[Half]) -> list[str]:
-    """Return why two sound datasets are not the two of one job; empty if they are."""
+    """Return why two datasets, each of them sound, do not come from one job; empty if they do."""
     named = [half.manifest.options.get("split") for half in halves]
     if named != list(SPLITS):
         return [f"these are not the two datasets of one job: they are {named}, and should be {list(SPLITS)}"]
@@ -92,7 +92,7 @@ def pair_problems(halves: Sequence[Half]) -> list[str]:
 
 
 def _counts(trained: Manifest, held_out: Manifest) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Yield the counts in both manifests: of all records, then of each named source."""
+    """Yield (name, counts in `trained`, counts in `held_out`), first of all records, then of each named source."""
     yield "", dict(trained.counts), dict(held_out.counts)
     for one, other in zip(trained.sources, held_out.sources, strict=False):
         here = [{name: value for name, value in part.items() if name != "weight"} for part in (one, other)]

@@ -96,7 +96,7 @@ def _listed(columns: Mapping[str, str]) -> str:
 def _count_problems(
     content: Content, m: Manifest, chosen: Chosen, by_source: dict[str, Counts], size: int
 ) -> list[str]:
-    """Return how the manifest's counts and the chosen records differ from the source's."""
+    """Return how the manifest's counts and the chosen records differ from the source's; `size`: the source's bytes."""
     problems: list[str] = []
     names = [part["name"] for part in m.sources] if m.sources else [""]
     if names != list(by_source):
@@ -137,7 +137,7 @@ def _groups(
 
 
 def _first_difference(pairs: list[tuple[NDArray[Any], NDArray[Any]]]) -> Iterator[int]:
-    """Yield the first index at which two arrays of a pair differ, if any."""
+    """Yield the smallest index at which the two arrays of any pair differ; nothing if all pairs are equal."""
     n = min(packed.size for packed, _ in pairs)
     different = np.zeros(pairs[0][1].size, dtype=bool)
     different[n:] = True
