@@ -386,11 +386,11 @@ def test_a_histogram_too_large_to_draw_is_planned_without_greedy(call, tmp_path)
 
 
 def test_an_option_chooses_the_algorithms_that_know_it(call, histogram):
-    rows = json.loads(call("plan", histogram, "-d", "none", "-O", "programs=3", "-O", "align=2", "--json"))
+    rows = json.loads(call("plan", histogram, "-d", "none", "-O", "effort=3", "-O", "align=2", "--json"))
     assert [row["algorithm"] for row in rows] == ["auto"]
     rows = json.loads(call("plan", histogram, "-d", "none", "-O", "distribute=False", "--json"))
     assert [row["algorithm"] for row in rows] == ["lpfhp"]
-    assert "has no option 'programs'" in call("plan", histogram, "-a", "ffd", "-O", "programs=3").error()
+    assert "has no option 'effort'" in call("plan", histogram, "-a", "ffd", "-O", "effort=3").error()
     assert "has no option 'frob'" in call("plan", histogram, "-O", "frob=3").error()
 
 

@@ -116,7 +116,7 @@ def test_numpy_integers_are_integers(algorithm):
 def test_the_default_is_auto_without_a_depth():
     made = plan([5, 3, 4, 2, 8], 8)
     assert (made.algorithm, made.depth, made.notes) == ("auto", None, ())
-    assert dict(made.options) == {"programs": 150, "seconds": None}
+    assert dict(made.options) == {"effort": 3, "seconds": None}
     assert dict(made.facts) == {"linear_programs": 0}
 
 
@@ -230,7 +230,7 @@ CHOSEN = [
     for algorithm, known in {**HISTOGRAM_ALGORITHMS, **ARRIVAL_ALGORITHMS}.items()
     for name, option in known.options.items()
     for value in option.choices
-    or {"granularity": (2, 3), "programs": (0, 1, 5), "seconds": (None, 1)}.get(name, (1, 2, 5))
+    or {"granularity": (2, 3), "effort": (0, 1, 2), "seconds": (None, 1)}.get(name, (1, 2, 5))
 ]
 
 

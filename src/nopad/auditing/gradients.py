@@ -19,10 +19,11 @@ TIMES_ALONE = 4  # allowed error of packed relative to that of alone, for gradie
 
 @dataclass(frozen=True)
 class Truth:
-    """Gradients in float64 of the sequences alone, and the names of parameters whose gradient is exactly zero.
+    """Gradients in float64 of the sequences alone, and the names of parameters whose true gradient is zero.
 
-    A key's bias shifts all scores of a query alike, so its gradient is zero; only float64 shows that it is not just
-    small.
+    A key's bias, say, shifts all scores of a query alike, so all that its computed gradient holds is rounding. Only in
+    float64 is rounding so small that it cannot be taken for a small gradient: up to `EXACT` times the largest gradient
+    counts as zero.
     """
 
     alone: Gradients

@@ -13,10 +13,11 @@ LIMITS = {torch.float64: EXACT, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch
 
 
 def limit_of(measured: float, dtype: torch.dtype, partly: bool = False) -> float:
-    """Return the largest relative difference allowed.
+    """Return the largest relative difference allowed in `dtype`.
 
-    `measured` is the difference found. If `partly`, the model computes some results in float32 even in float64, so the
-    error of float32 is allowed there.
+    One limit depends on the difference found, `measured`: if `partly` (the model computes some results in float32 even
+    in float64), a float64 difference above `EXACT` is allowed up to `PARTLY_SINGLE`. Any other float64 difference has
+    `EXACT` as its limit.
     """
     if dtype == torch.float64 and partly and EXACT < measured <= PARTLY_SINGLE:
         return PARTLY_SINGLE

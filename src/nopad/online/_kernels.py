@@ -206,10 +206,12 @@ def emit(
 ) -> int:
     """Write one pack that begins with length `first` to ``sequence[at:]``; return where the pack ends.
 
-    The longest length that fits is added repeatedly, until one or two held lengths fill the room exactly and end the
-    pack. Sequences may be so short that packs reach the depth before the capacity. Then the sequences added, except the
-    last two, are each as long as possible up to the room divided by the number of sequences that may still be added; if
-    no held length is that short, the shortest is added.
+    The longest length that fits is added repeatedly. As soon as one or two held lengths fill the room exactly, these
+    end the pack; otherwise it ends when nothing fits or `depth` is reached.
+
+    If the held sequences are so short that packs would reach the depth before the capacity, the room is shared out:
+    while more than two may still be added, the next is the longest of at most room / (number that may still be added),
+    or the shortest that fits if none is that short. The last two are chosen as above.
     """
     capacity = queues.shape[0] - 2
     # Packs of `depth` sequences of average length would not be full, so places are scarcer than room.

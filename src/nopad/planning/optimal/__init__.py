@@ -41,6 +41,9 @@ __all__ = ["auto", "optimal"]
 _MOST_TABLE = 2**27  # entries of a table of pricing, 8 bytes each
 _MOST_SEEDS = 4_000
 _BEGINNING = 0.4  # share of the budget for a first attempt at the exact program
+_MOST_BEGINNING = 0.9  # the same, where even a bad case takes less than half of the budget
+_LENGTH_STEPS = 1_700  # operations per squared number of distinct lengths: simplex iterations of a bad case
+_UNLIKE = 3e-3  # share of packs above the cheap bound, from which free space is not what is wrong
 _RELAXING = 0.7  # share for the linear program, before it is rounded
 _ROW_STEPS = 100  # operations per listed pack, to divide a list and to join it again
 _NEAR = 64  # packs above the bound, up to which they are removed one by one
@@ -143,7 +146,7 @@ class _Search:
                 self.budget.trouble = str(error)
         if self.budget.trouble:
             self.notes.append(f"the linear-program solver gave up ({self.budget.trouble}): the best plan until then")
-        if not self.budget.programs:
+        elif not self.budget.programs:
             self.notes.append("the budget allowed no linear program: best-fit, and the cheap bounds")
         elif self.budget.spent() and not self.budget.out_of_time and not self._good():
             self.notes.append(
@@ -158,7 +161,8 @@ class _Search:
 
     def _begin_exact(self) -> None:
         """Try the exact program with a part of the budget, since it often needs less than it may."""
-        with self.budget.part(_BEGINNING):
+        bad = _LENGTH_STEPS * self.histogram.lengths.size**2
+        with self.budget.part(_MOST_BEGINNING if 2 * bad < self.budget.left else _BEGINNING):
             self._exact(whole=False)
 
     def _exact(self, *, whole: bool = True) -> None:
@@ -189,18 +193,19 @@ class _Search:
         if whole or relaxed.converged:
             solved = round_off(self.master, relaxed, max(self.bound, relaxed.bound), self.budget)
             self._offer(Listed.of(_named(solved.packing, lengths)))
-            self.solved = True
+            self.solved = relaxed.converged
 
     def _gather(self) -> None:
-        """Gather the free space of the best plan."""
+        """Gather the free space of the best plan, if the exact program could not be solved to its end."""
         from nopad.planning.optimal.gathering import gather
 
-        self._offer(gather(self.best, self.capacity, self.depth, self.bound, self.budget))
+        if not self.solved:
+            self._offer(gather(self.best, self.capacity, self.depth, self.bound, self.budget))
 
     def _in_units(self) -> None:
         """Solve with lengths rounded to units, and gather the free space that rounding leaves; see `units`."""
         if self.solved:
-            return self._gather()
+            return
         from nopad.planning.optimal.gathering import gather
         from nopad.planning.optimal.search import Solved, solve
         from nopad.planning.optimal.units import Units, certify, divide, fill
@@ -220,8 +225,12 @@ class _Search:
             if not rest.sequences:
                 break
             copies, part, rest = divide(rest)
-        self._offer(gather(Listed.joined(packs), self.capacity, self.depth, self.bound, self.budget))
-        if guide is not None and not self._good():
+        filled = Listed.joined(packs)
+        unlike = filled.packs - self.bound > _UNLIKE * self.bound
+        if not unlike:
+            filled = gather(filled, self.capacity, self.depth, self.bound, self.budget)
+        self._offer(filled)
+        if guide is not None and (unlike or not self._good()):
             certificate = certify(*guide, self.capacity, self.depth, self.budget)
             if certificate is not None:
                 self._prove(certificate)

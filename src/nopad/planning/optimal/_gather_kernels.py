@@ -13,7 +13,8 @@ from nopad import _bit_kernels as bits
 _ENTRIES = 8  # candidates looked at for one sum
 _STEPS = 64  # deviations from an exact fit that are tried
 _MOVE = 100  # steps that a move stands for
-_IDLE = 2  # sweeps without success, after which the search ends
+_IDLE = 2  # sweeps without success, after which the search ends: no pack is gone,
+_SLOW = 0.98  # and nearly as many packs have free space
 
 
 class Lists(NamedTuple):
@@ -171,16 +172,22 @@ def _exchange(s: State, p: int) -> bool:
 
 
 @njit(cache=True, nogil=True)
+def _open(s: State) -> int:
+    """Return the number of packs with free space."""
+    found = 0
+    for p in range(s.first.size):
+        found += s.free[p] > 0 and s.first[p] >= 0
+    return found
+
+
+@njit(cache=True, nogil=True)
 def _shake(s: State, seed: int) -> int:
     """Move free space, without changing how much there is, from packs with it to random full ones; return the new seed.
 
     Packs that are left with free space often are of one kind, such as odd lengths only, and cannot help each other.
     """
     packs = s.first.size
-    wanted = 0
-    for p in range(packs):
-        wanted += s.free[p] > 0 and s.first[p] >= 0
-    for _ in range(min(packs, 4 * wanted)):
+    for _ in range(min(packs, 4 * _open(s))):
         seed = (seed * 1103515245 + 12345) & 0x7FFFFFFF
         full = (seed >> 4) % packs
         if s.free[full] == 0:
@@ -252,11 +259,12 @@ def gather(
             s.free[p] -= length[i]
             s.used[p] += 1
         _show(s, p)
-    left, idle, seed = packs, 0, 1
+    left, idle, seed, open_ = packs, 0, 1, _open(s)
     for _ in range(sweeps):
-        before = left
+        before, opened = left, open_
         left = _sweep(s, left, goal, depth, most)
-        idle = idle + 1 if left == before else 0
+        open_ = _open(s)
+        idle = idle + 1 if left == before and open_ > opened * _SLOW else 0
         if left <= goal or s.steps[0] >= most or idle > _IDLE:
             break
         seed = _shake(s, seed)

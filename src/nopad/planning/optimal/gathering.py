@@ -22,21 +22,26 @@ __all__ = ["gather"]
 
 _MOST = 2**21  # sequences that are searched at a time, about 40 bytes each
 _SHARE = 4_000  # operations of the budget for each of them
-_SWEEPS = 16
+_PROGRESS = 0.8  # share of these sequences that may be left over, or the search ends
+_SWEEPS, _SWEEP_SHARE = 12, 10**8  # sweeps over all packs, and one more for each such part of the budget
 _STEPS = 1_000  # most steps per sequence
 _STEP = 20  # operations per step
 _LISTING = 300  # operations per sequence
 
 
 def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: Budget) -> Listed:
-    """Return the same sequences in fewer packs, `goal` at best.
+    """Return the same sequences in fewer packs; the search ends when no more than `goal` are left.
 
     Packs with many copies are searched as a part that stands for all; what is left over of the copies is searched again
     as a whole.
     """
+    before = 0
     while packs.packs > goal and not budget.spent():
         room = capacity > packs.tokens
         sequences = exact_dot(packs.sizes[room], packs.copies[room])
+        if before and sequences > before * _PROGRESS:
+            break
+        before = sequences
         most = min(_MOST, max(1, budget.left // _SHARE))
         copies = max(1, -(-sequences // most))
         part = packs.copies // copies
@@ -46,9 +51,8 @@ def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: B
         helpers = _helpers(packs, part, np.flatnonzero(~room & (part > 0)), most // 2)
         searched = np.concatenate([open_, helpers])
         numbers = np.repeat(searched, part[searched])
-        before = numbers.size
         tokens = int(packs.tokens[searched] @ part[searched])
-        least = goal - (packs.packs - before) if copies == 1 else -(-tokens // capacity)
+        least = goal - (packs.packs - numbers.size) if copies == 1 else -(-tokens // capacity)
         found = _search(packs.take(_shuffled(numbers)), capacity, depth, least, budget)
         left = packs.copies.copy()
         left[searched] -= part[searched] * copies
@@ -87,7 +91,7 @@ def _search(packs: Listed, capacity: int, depth: int | None, goal: int, budget: 
         capacity,
         n if depth is None else depth,
         goal,
-        _SWEEPS,
+        _SWEEPS + min(budget.left // _SWEEP_SHARE, 5 * _SWEEPS),
         most,
         empty_set(capacity),
         pack,

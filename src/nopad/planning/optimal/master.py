@@ -37,7 +37,7 @@ _OPTIONS = {
 
 
 _DUAL, _PRIMAL = 1, 4
-_ROW_STEPS = 50  # operations per row and simplex iteration
+_ROW_STEPS = 36  # operations per row and simplex iteration
 _ITERATIONS = 200  # always allowed: what a small change of a solved program takes
 
 
