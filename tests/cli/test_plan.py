@@ -115,7 +115,7 @@ def test_table_names_the_bound_and_draws_greedy(call, histogram):
 def test_notes_of_a_plan_reach_the_table_the_json_and_the_file(call, tmp_path):
     path, saved = tmp_path / "h.json", tmp_path / "p.plan.json"
     path.write_text('{"2": 28, "3": 48, "4": 55, "5": 40}')
-    arguments = [path, "-c", 9, "-a", "auto", "-d", "3", "-O", "programs=0"]
+    arguments = [path, "-c", 9, "-a", "auto", "-d", "3", "-O", "effort=0"]
     [row] = rows(call, *arguments, "-o", saved)
     [note] = row["notes"]
     assert "no linear program" in note

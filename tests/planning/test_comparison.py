@@ -72,8 +72,8 @@ def test_notes_are_told_once_with_their_depths():
 
 def test_notes_of_plans_are_in_the_rows():
     counts = Histogram.from_counts(comparison._TINY)
-    rows = comparison.compare(counts, counts, 9, ["auto"], [3, None], options={"programs": 0})
-    made = front.plan(counts, 9, depth=3, programs=0)
+    rows = comparison.compare(counts, counts, 9, ["auto"], [3, None], options={"effort": 0})
+    made = front.plan(counts, 9, depth=3, effort=0)
     assert made.notes
     assert rows[0]["notes"] == list(made.notes)
     assert len(comparison.notes_of(rows)) == len({note for row in rows for note in row["notes"]})

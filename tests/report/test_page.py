@@ -157,7 +157,7 @@ class TestInChromium:
 
 
 def test_notes_of_the_plan_and_of_those_compared_are_on_the_page(tmp_path):
-    made = nopad.plan(nopad.Histogram.from_counts({2: 28, 3: 48, 4: 55, 5: 40}), 9, depth=3, programs=0)
+    made = nopad.plan(nopad.Histogram.from_counts({2: 28, 3: 48, 4: 55, 5: 40}), 9, depth=3, effort=0)
     [note] = made.notes
     made.save(tmp_path / "quick.plan.json")
     subject = read_subject(tmp_path / "quick.plan.json")

@@ -3,12 +3,12 @@
 Packing a histogram is the cutting-stock problem. Heuristics are tried first (milliseconds): best-fit, and with a depth
 limit `spread`, which opens all packs up front. A plan that meets a cheap lower bound is optimal. Otherwise column
 generation solves the linear program over all patterns; its duals prove a bound, and a dive turns its fractions into
-whole packs. With up to about 700 distinct lengths the program works on lengths, otherwise on lengths rounded to units
-(`units`).
+whole packs. The program works on the distinct lengths for as long as the budget allows; else on lengths rounded to
+units (`units`), and the free space that rounding leaves in every pack is gathered (`gathering`). The last packs above
+the bound are removed by an integer program (`closing`).
 
-The budget is a number of linear programs, so the result is the same on every machine, unless a limit in seconds is set.
-Gap to the optimum: 0 or 1 pack on Wikipedia-512 and SQuAD-384 at every depth. Within its budget `auto` stops as soon as
-a plan is within one pack of the bound; `optimal` continues.
+The budget is counted in operations, so the result is the same on every machine, unless a limit in seconds is set.
+Within it `auto` stops as soon as a plan is within one pack of the bound; `optimal` continues.
 
 Source: Gilmore and Gomory 1961; Farley 1990; Wascher and Gau, "Heuristics for the integer one-dimensional cutting stock
 problem", 1996.
@@ -56,7 +56,8 @@ def optimal(
 ) -> Planned:
     """Return the best plan found; its certificate is None where a cheap lower bound is as good.
 
-    At most `programs` linear programs are solved, and no new one begins after `seconds` (None: no time limit).
+    `effort` is the budget: about so many seconds of an ordinary core, counted in operations. No new step begins after
+    `seconds` on the clock (None: no time limit).
 
     >>> made = optimal(Histogram.from_lengths([5, 5, 4, 4, 3, 3, 3, 3, 2]), 10, None)
     >>> sum(count for count, _ in made.strategies), made.facts
@@ -70,7 +71,7 @@ def auto(
 ) -> Planned:
     """Return the first plan found within one pack of its lower bound, or the best one when the budget is spent.
 
-    `programs` and `seconds` are those of `optimal`.
+    `effort` and `seconds` are those of `optimal`.
 
     >>> made = auto(Histogram.from_lengths([5, 5, 4, 4, 3, 3, 3, 3, 2]), 10, None)
     >>> sum(count for count, _ in made.strategies), made.facts
@@ -129,7 +130,7 @@ class _Search:
             self.bound, self.certificate = bound, certificate
 
     def _search(self) -> None:
-        """Solve linear programs, exactly where that is affordable, and search from their packings."""
+        """Solve linear programs and search from their packings, until a plan is good or the budget is spent."""
         if self.capacity > _MOST_CAPACITY:
             self.notes.append(f"best-fit, and the cheap bounds: the capacity is above {_MOST_CAPACITY:,}")
             return
