@@ -35,17 +35,21 @@ from nopad.planning.optimal.spread import spread
 
 if TYPE_CHECKING:
     from nopad.planning.optimal.master import Master
+    from nopad.planning.optimal.search import Solved
 
 __all__ = ["auto", "optimal"]
 
 _MOST_TABLE = 2**27  # entries of a table of pricing, 8 bytes each
 _MOST_SEEDS = 4_000
+_SHORT = 3 * 10**9  # operations of a first round of all steps, if the budget is larger: no worse than that budget gives
 _BEGINNING = 0.4  # share of the budget for a first attempt at the exact program
 _MOST_BEGINNING = 0.9  # the same, where even a bad case takes less than half of the budget
 _LENGTH_STEPS = 1_700  # operations per squared number of distinct lengths: simplex iterations of a bad case
 _UNLIKE = 3e-3  # share of packs above the cheap bound, from which free space is not what is wrong
+_PARTS = (10, 25, 5, 60)  # of the fractions that a dive takes at a time, one dive after the other
 _RELAXING = 0.7  # share for the linear program, before it is rounded
 _ROW_STEPS = 100  # operations per listed pack, to divide a list and to join it again
+_MOST_LEFT = 500  # sequences that a dive had left over, to be packed by the integer program
 _NEAR = 64  # packs above the bound, up to which they are removed one by one
 _MOST_CAPACITY = 2**24  # filling slots takes 40 bytes per token of capacity
 _WITHIN_UNITS = 1e-4  # filling slots with real lengths moves the result by more than that
@@ -136,15 +140,14 @@ class _Search:
             return
         from nopad.planning.optimal.master import SolverError
 
-        close = self._close
-        steps = [close, self._begin_exact, close, self._in_units, close, self._exact, self._gather, close]
-        for step in steps:
-            if self._good() or self.budget.spent():
-                break
-            try:
-                step()
-            except SolverError as error:
-                self.budget.trouble = str(error)
+        try:
+            if self.budget.left > 2 * _SHORT:
+                with self.budget.part(_SHORT / self.budget.left):
+                    self._steps()
+            self._steps()
+            self._shallower()
+        except SolverError as error:
+            self.budget.trouble = str(error)
         if self.budget.trouble:
             self.notes.append(f"the linear-program solver gave up ({self.budget.trouble}): the best plan until then")
         elif not self.budget.programs:
@@ -154,6 +157,23 @@ class _Search:
                 f"stopped by its budget after {self.budget.programs} linear programs: a larger one (effort) may find a "
                 "better plan, or a better bound"
             )
+
+    def _steps(self) -> None:
+        """Take every step with the budget that is left, until a plan is good."""
+        close = self._close
+        for step in (close, self._begin_exact, close, self._in_units, close, self._exact, self._gather, close):
+            if self._good() or self.budget.spent():
+                break
+            step()
+
+    def _shallower(self) -> None:
+        """Try a smaller depth: such plans are valid too, and sometimes one is nearer to the bound."""
+        depth = max(2, 2 * self.histogram.sequences // self.bound)
+        if not self._good() and not self.budget.spent() and (self.depth is None or depth < self.depth):
+            other = _Search(self.histogram, self.capacity, depth, self.budget, self.within)
+            other.bound = max(other.bound, self.bound)
+            other._steps()
+            self._offer(other.best)
 
     def _most_used(self) -> int:
         """Return the most sequences that a limit on depth allows in a pack; 1 if it does not limit packs at all."""
@@ -192,9 +212,29 @@ class _Search:
             return
         self._prove(Certificate.of(zip(lengths.tolist(), relaxed.values.tolist(), strict=True)))
         if whole or relaxed.converged:
-            solved = round_off(self.master, relaxed, max(self.bound, relaxed.bound), self.budget)
-            self._offer(Listed.of(_named(solved.packing, lengths)))
             self.solved = relaxed.converged
+            for parts in _PARTS:
+                solved = round_off(self.master, relaxed, max(self.bound, relaxed.bound), self.budget, parts=parts)
+                self._offer(Listed.of(_named(solved.packing, lengths)))
+                self._close_stages(solved)
+                if self._good() or self.budget.spent() or not self.solved:
+                    break
+                self.master.demand(self.master.items.demand)
+                relaxed = relax(self.master, self.budget, enough=self.bound) or relaxed
+
+    def _close_stages(self, solved: Solved) -> None:
+        """Pack what a dive had left over into as few packs as the bound allows, from the last stage back."""
+        from nopad.planning.optimal.closing import close
+
+        lengths = self.histogram.lengths
+        for taken, left in reversed(solved.stages):
+            if self._good() or self.budget.spent() or left.sum() > _MOST_LEFT:
+                break
+            present = np.flatnonzero(left)
+            items = Items.of(lengths[present], left[present], self.capacity, self.depth)
+            packing = close(items, self.bound - taken.total(), self.budget)
+            if packing is not None:
+                self._offer(Listed.of(_named(taken, lengths) + _named(packing, lengths[present])))
 
     def _gather(self) -> None:
         """Gather the free space of the best plan, if the exact program could not be solved to its end."""
@@ -208,7 +248,7 @@ class _Search:
         if self.solved:
             return
         from nopad.planning.optimal.gathering import gather
-        from nopad.planning.optimal.search import Solved, solve
+        from nopad.planning.optimal.search import solve
         from nopad.planning.optimal.units import Units, certify, divide, fill
 
         guide: tuple[Solved, Units] | None = None

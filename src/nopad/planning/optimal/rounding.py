@@ -7,6 +7,7 @@ every step the rest is also packed by best-fit, and the best plan so far is kept
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import numpy as np
@@ -17,13 +18,14 @@ from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.master import Master, SolverError
 from nopad.planning.optimal.pricing import SCALE, Items, Pattern, price
 
-__all__ = ["Packing", "as_values", "best_fit", "dive", "fill_demand"]
+__all__ = ["Packing", "as_values", "best_fit", "dive", "dive_through", "fill_demand"]
 
 Packing = Counter[Pattern]
 
 _WHOLE = 1e-6
 _ROUNDS = 6  # rounds of pricing for each remainder
 _COLUMNS = 40
+_PARTS = 10
 
 
 def as_values(duals: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -34,31 +36,48 @@ def as_values(duals: NDArray[np.float64]) -> NDArray[np.int64]:
 
 def dive(master: Master, times: NDArray[np.float64], bound: int, budget: Budget) -> Packing:
     """Turn a solved master into a packing of all its demand, as near to `bound` packs as the budget allows."""
+    return dive_through(master, times, bound, budget)[0]
+
+
+def dive_through(
+    master: Master, times: NDArray[np.float64], bound: int, budget: Budget, *, parts: int = _PARTS
+) -> tuple[Packing, list[tuple[Packing, NDArray[np.int64]]]]:
+    """Dive, and return (packing, stages).
+
+    Where no pattern is used a whole time, one in `parts` of those with a fraction is taken once.
+
+    A stage is (packs taken, demand left) before a step after which `bound` packs may no longer be enough; the linear
+    program of what is left says that they still are at the stage. The last stage comes last.
+    """
     items = master.items
     left = items.demand.copy()
     taken: Packing = Counter()
+    stages: list[tuple[Packing, NDArray[np.int64]]] = []
     best = best_fit(items, left)
     while True:
         if not _take_whole(master, times, left, taken):
-            _take_nearest(master, times, left, taken)
+            _take_nearest(master, times, left, taken, parts)
         complete = taken + best_fit(items, left)
         if complete.total() < best.total():
             best = complete
         if best.total() <= bound or not left.any() or taken.total() >= best.total():
-            return best
+            return best, stages
         master.demand(left)
+        packs = math.inf
         for _ in range(_ROUNDS):
             try:
                 solved = master.solve(budget)
             except SolverError as error:
                 budget.trouble = str(error)
-                return best
+                return best, stages
             if solved is None:
-                return best
-            times = solved.times
+                return best, stages
+            times, packs = solved.times, solved.packs
             budget.charge(items.steps)
             if not master.add(price(items, as_values(solved.duals), _COLUMNS)[1]):
                 break
+        if taken.total() + math.ceil(packs - _WHOLE) <= bound:
+            stages.append((taken.copy(), left.copy()))
 
 
 def fill_demand(patterns: list[Pattern], times: NDArray[np.int64], demand: NDArray[np.int64]) -> Packing:
@@ -76,9 +95,11 @@ def _take_whole(master: Master, times: NDArray[np.float64], left: NDArray[np.int
     return bool(whole.any())
 
 
-def _take_nearest(master: Master, times: NDArray[np.float64], left: NDArray[np.int64], taken: Packing) -> None:
+def _take_nearest(
+    master: Master, times: NDArray[np.float64], left: NDArray[np.int64], taken: Packing, parts: int
+) -> None:
     used = np.flatnonzero(times > _WHOLE)
-    for p in used[np.argsort(-times[used], kind="stable")][: 1 + used.size // 10]:
+    for p in used[np.argsort(-times[used], kind="stable")][: 1 + used.size // parts]:
         _fill(master.patterns[p], 1, left, taken)
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.master import Master
 from nopad.planning.optimal.pricing import Items, price
-from nopad.planning.optimal.rounding import Packing, as_values, best_fit, dive
+from nopad.planning.optimal.rounding import Packing, as_values, best_fit, dive_through
 
 __all__ = ["Relaxed", "Solved", "relax", "round_off", "solve"]
 
@@ -43,12 +43,13 @@ class Relaxed:
 
 @dataclass(frozen=True)
 class Solved:
-    """A packing into whole packs, with the bound and the values that prove it."""
+    """A packing into whole packs, with the bound and the values that prove it; `stages` are those of `dive_through`."""
 
     packing: Packing
     bound: int
     values: NDArray[np.int64]
     master: Master
+    stages: list[tuple[Packing, NDArray[np.int64]]]
 
 
 def solve(items: Items, budget: Budget, *, within: float = 0.0) -> Solved | None:
@@ -64,10 +65,11 @@ def solve(items: Items, budget: Budget, *, within: float = 0.0) -> Solved | None
     return round_off(master, relaxed, relaxed.bound + int(within * relaxed.bound), budget)
 
 
-def round_off(master: Master, relaxed: Relaxed, goal: int, budget: Budget) -> Solved:
-    """Return whole packs, `goal` at best, from a solved linear program."""
+def round_off(master: Master, relaxed: Relaxed, goal: int, budget: Budget, *, parts: int = 10) -> Solved:
+    """Return whole packs, `goal` at best, from a solved linear program; `parts` is that of `dive_through`."""
     times = master.trim(relaxed.times, _SLACK)
-    return Solved(dive(master, times, goal, budget), relaxed.bound, relaxed.values, master)
+    packing, stages = dive_through(master, times, goal, budget, parts=parts)
+    return Solved(packing, relaxed.bound, relaxed.values, master, stages)
 
 
 def relax(master: Master, budget: Budget, *, enough: int = 0, rounds: int | None = None) -> Relaxed | None:
