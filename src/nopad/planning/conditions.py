@@ -2,9 +2,10 @@
 
 * ``align=m``: every sequence may be padded to a multiple of m (FP8 kernels, tensor or context parallelism) and its pack
   still fits. Plans are made for lengths rounded up; the real lengths are put in afterwards.
-* ``max_squares=s``: the sum of squared lengths of a pack, its attention cost, is at most s. A pack above it keeps its
-  sequences, longest first, as far as the limit allows; the others are packed again. Packs of arrival-order algorithms
-  are cut instead.
+* ``max_squares=s``: the sum of squared lengths of a pack, its attention cost, is at most s. `auto` and `optimal` plan
+  with both limits from the start (`nopad.planning.costs`). With another histogram algorithm a pack above the limit
+  keeps its sequences, longest first, as far as the limit allows; the others are packed again. Packs of arrival-order
+  algorithms are cut instead.
 * ``pack_multiple=k``: the number of packs is a multiple of k (world size x accumulation steps). The packs with most
   sequences are cut in two until it is.
 
@@ -28,6 +29,7 @@ from nopad.packs import Packs
 from nopad.planning.algorithm import Strategies
 from nopad.planning.bounds import Bound, lower_bound
 from nopad.planning.certificate import Certificate
+from nopad.planning.costs import bound_of, load_of
 from nopad.planning.granularity import rounded_histogram
 
 __all__ = [
@@ -91,8 +93,7 @@ def bound_under(
     seen = rounded_histogram(histogram, align, capacity) if align > 1 else histogram
     bound = lower_bound(seen, capacity, depth, certificate)
     if squares is not None:
-        pairs = zip(histogram.lengths.tolist(), histogram.counts.tolist(), strict=True)
-        needed = -(-sum(length * length * count for length, count in pairs) // squares)
+        needed = bound_of(load_of(histogram, capacity, depth, squares, align))
         if needed > bound.packs:
             bound = Bound(needed, "max_squares", bound.certificate)
     if bound.packs % multiple:

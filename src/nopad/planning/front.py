@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from nopad.planning.conditions import (
     cut_strategies,
     within_squares,
 )
+from nopad.planning.costs import within
 from nopad.planning.ennlshp import ENNLSHP_OPTIONS, ennlshp
 from nopad.planning.ffd import ffd
 from nopad.planning.first_fit import first_fit
@@ -108,6 +110,11 @@ ARRIVAL_ALGORITHMS: dict[str, Algorithm] = {
 ALGORITHMS = tuple(sorted([*HISTOGRAM_ALGORITHMS, *ARRIVAL_ALGORITHMS]))
 QUICK_ALGORITHMS = ("auto", "ffd", "greedy", "lpfhp", "spfhp")  # the default algorithms of a table
 
+# Algorithms that plan by tokens and cost at once: how many packs they look at, and whether they go on to the last pack
+_WITHIN = {
+    "auto": {"work": 1_500_000_000, "exact": False},
+    "optimal": {"work": 15_000_000_000, "exact": True},
+}
 MAX_DRAWN = 2**28  # 1 GiB of lengths
 MAX_COUNT = 2**62  # of one length, so that a share of them, rounded from a float, still fits in 64 bits
 
@@ -212,18 +219,13 @@ def _plan_histogram(
     conditions: Mapping[str, Any],
 ) -> Plan:
     """Run a histogram algorithm, then make its packs meet the conditions."""
-    align = conditions["align"]
-    seen = rounded_histogram(histogram, align, capacity) if align > 1 else histogram
-    made = HISTOGRAM_ALGORITHMS[algorithm].run(seen, capacity, depth, **own)
-    if not isinstance(made, Planned):
-        made = Planned(strategies=made)
-    strategies = made.strategies
-    if align > 1:
-        strategies = real_strategies(strategies, histogram, align, capacity)
-    if conditions["max_squares"] is not None:
-        strategies = within_squares(strategies, capacity, depth, conditions["max_squares"], align)
+    align, squares = conditions["align"], conditions["max_squares"]
+    if squares is not None and squares < capacity**2 and algorithm in _WITHIN:
+        made = within(histogram, capacity, depth, squares, align, **_WITHIN[algorithm])
+    else:
+        made = _by_tokens(histogram, capacity, depth, algorithm, own, conditions)
     plan = Plan.from_strategies(
-        cut_strategies(strategies, conditions["pack_multiple"]),
+        cut_strategies(made.strategies, conditions["pack_multiple"]),
         histogram,
         capacity=capacity,
         depth=depth,
@@ -235,6 +237,27 @@ def _plan_histogram(
     )
     _check_made(plan, histogram)
     return plan
+
+
+def _by_tokens(
+    histogram: Histogram,
+    capacity: int,
+    depth: int | None,
+    algorithm: str,
+    own: Mapping[str, Any],
+    conditions: Mapping[str, Any],
+) -> Planned:
+    """Run a histogram algorithm, which knows of tokens alone, then cut what is too dear."""
+    align, squares = conditions["align"], conditions["max_squares"]
+    seen = rounded_histogram(histogram, align, capacity) if align > 1 else histogram
+    made = HISTOGRAM_ALGORITHMS[algorithm].run(seen, capacity, depth, **own)
+    if not isinstance(made, Planned):
+        made = Planned(strategies=made)
+    if align > 1:
+        made = replace(made, strategies=real_strategies(made.strategies, histogram, align, capacity))
+    if squares is not None:
+        made = replace(made, strategies=within_squares(made.strategies, capacity, depth, squares, align))
+    return made
 
 
 def _check_made(plan: Plan, histogram: Histogram) -> None:
