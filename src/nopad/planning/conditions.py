@@ -1,4 +1,4 @@
-"""Conditions on packs for every algorithm: aligned lengths, limited attention cost, a round number of packs.
+"""Conditions on packs: aligned lengths, limited attention cost, packs that are alike, a round number of packs.
 
 * ``align=m``: every sequence may be padded to a multiple of m (FP8 kernels, tensor or context parallelism) and its pack
   still fits. Plans are made for lengths rounded up; the real lengths are put in afterwards.
@@ -6,6 +6,8 @@
   with both limits from the start (`nopad.planning.costs`). With another histogram algorithm a pack above the limit
   keeps its sequences, longest first, as far as the limit allows; the others are packed again. Packs of arrival-order
   algorithms are cut instead.
+* ``even=True``: for at most one pack in 1,000 more, no pack is much dearer or deeper than the mean
+  (`nopad.planning.costs.even`). `auto` and `optimal` only.
 * ``pack_multiple=k``: the number of packs is a multiple of k (world size x accumulation steps). The packs with most
   sequences are cut in two until it is.
 
@@ -24,7 +26,7 @@ from numpy.typing import NDArray
 
 from nopad.errors import LengthError, OptionError
 from nopad.histogram import Histogram
-from nopad.options import Option
+from nopad.options import BOOLEAN, Option
 from nopad.packs import Packs
 from nopad.planning.algorithm import Strategies
 from nopad.planning.bounds import Bound, lower_bound
@@ -45,6 +47,11 @@ __all__ = [
 _MOST_NAMED = 3
 CONDITIONS = {
     "align": Option(default=1, help="sequences padded to multiples of this still fit their pack"),
+    "even": Option(
+        default=False,
+        choices=BOOLEAN,
+        help="packs of like cost and depth, for at most one pack in 1,000 more; auto and optimal",
+    ),
     "max_squares": Option(default=None, none=True, high=2**62, help="most sum of squared lengths of a pack"),
     "pack_multiple": Option(default=1, help="the number of packs is a multiple of this"),
 }

@@ -6,39 +6,37 @@ packs that are too dear are cut (`nopad.planning.conditions.within_squares`).
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
 
 from nopad.histogram import Histogram
-from nopad.planning.algorithm import Planned
-from nopad.planning.costs.bounds import fewest
-from nopad.planning.costs.spread import Load, spread
+from nopad.planning.algorithm import Planned, Strategies
+from nopad.planning.costs.even import broken_evenness, even_out
+from nopad.planning.costs.guide import MOST_CAPACITY, MOST_FILLED, fill, fits_memory, guide
+from nopad.planning.costs.spread import bound_of, load_of, spread
 
-__all__ = ["bound_of", "load_of", "within"]
+__all__ = ["bound_of", "broken_evenness", "even_out", "load_of", "within"]
 
-_UNLIMITED = 2**31 - 1
-_NEAR = 10_000  # within one pack in so many of the bound is near enough for `auto`
-
-
-def load_of(histogram: Histogram, capacity: int, depth: int | None, squares: int, align: int = 1) -> Load:
-    """Return the sequences of a histogram, each padded to a multiple of `align`, and the limits of a pack."""
-    lengths = histogram.lengths
-    sizes = -(-lengths // align) * align
-    limits = np.array([capacity, squares, _UNLIMITED if depth is None else depth], dtype=np.int64)
-    return Load(lengths, sizes, lengths**2, histogram.counts, limits)
-
-
-def bound_of(load: Load) -> int:
-    """Return the lower bound on packs that needs no certificate."""
-    capacity, most, depth = load.limits.tolist()
-    return fewest(load.sizes, load.costs, load.counts, capacity, most, None if depth == _UNLIMITED else depth)
+_NEAR = 10_000  # one pack in so many above the bound is near enough for `auto`
+_GOOD = 2_000  # and where it is one in so many, slower methods are not tried
+_FAR = 200  # where it is more, few sequences share a pack: dealing out is not for them
 
 
 def within(
-    histogram: Histogram, capacity: int, depth: int | None, squares: int, align: int = 1, *, work: int, exact: bool
+    histogram: Histogram,
+    capacity: int,
+    depth: int | None,
+    squares: int,
+    align: int = 1,
+    *,
+    work: int,
+    exact: bool,
+    by_tokens: Callable[[], Strategies] | None = None,
 ) -> Planned:
     """Return the best plan found whose packs have at most `capacity` tokens and `squares` squared tokens.
 
-    It looks at about `work` packs; `exact` goes on until the plan is within one pack of the bound.
+    Each of the methods does about `work` steps of a nanosecond, and ends within one pack in 10,000 of the bound; with
+    `exact` at the bound. `by_tokens` makes a plan by tokens, cut to both limits: the better one where few packs are
+    too dear.
 
     >>> made = within(Histogram.from_lengths([5, 5, 2, 2, 2, 2]), 9, None, 33, work=10**6, exact=True)
     >>> made.strategies
@@ -46,7 +44,24 @@ def within(
     """
     load = load_of(histogram, capacity, depth, squares, align)
     if not load.counts.size:
-        return Planned(strategies=[])
+        return Planned(strategies=[], facts={"method": "spread"})
     bound = bound_of(load)
-    made, _ = spread(load, bound, bound if exact else bound + 1 + bound // _NEAR, work)
-    return Planned(strategies=made.strategies(load.lengths), facts={"linear_programs": 0})
+    near = 0 if exact else 1 + bound // _NEAR
+    made = spread(load, bound, bound + near, work)
+    best, packs, method = made.strategies(load.lengths), made.packs, "spread"
+    notes: tuple[str, ...] = ()
+    good = bound + max(near, bound // _GOOD)
+    if packs > bound + bound // _FAR and by_tokens is not None:
+        cut = by_tokens()
+        if (total := sum(count for count, _ in cut)) < packs:
+            best, packs, method = cut, total, "by tokens, then cut"
+    if packs > good:
+        if not fits_memory(load):
+            notes = (
+                f"no column generation: a capacity above {MOST_CAPACITY:,}, or more than {MOST_FILLED:,} sequences",
+            )
+        elif (plan := guide(load, work)) is not None:
+            filled = fill(plan, load, align, work)
+            if filled.packs < packs:
+                best, packs, method = filled.strategies(load.lengths), filled.packs, "column generation"
+    return Planned(strategies=best, facts={"method": method}, notes=notes)

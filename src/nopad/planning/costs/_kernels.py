@@ -14,11 +14,12 @@ from numba import njit
 from numpy.typing import NDArray
 
 TOKENS, COST, PLACES, PACKS, LINK = 0, 1, 2, 3, 4
+SHELVES = 2048
 SMALLEST, SUM, COST_ONLY = 0, 1, 2  # kinds of score
 
 
 @njit(cache=True, nogil=True)
-def score(pack: NDArray[Any], limits: NDArray[Any], kind: int, weight: float) -> float:
+def score(pack: NDArray[Any], limits: NDArray[Any], kind: int, weight: float) -> Any:
     """Return how empty a pack is; -1 if it has no place left."""
     if pack[PLACES] < 1:
         return -1.0
@@ -74,8 +75,9 @@ def grown(rows: NDArray[Any], used: int) -> NDArray[Any]:
 def moved(
     packs: NDArray[Any], at: int, number: int, size: int, cost: int, copies: int, links: NDArray[Any], item: int
 ) -> None:
-    """Make class `number` what `copies` of an item on a pack of class `at` give; its number of packs is set by the
-    caller. The link goes to the first row of `links`.
+    """Put `copies` of an item on a pack of class `at`, as class `number`; the caller sets its packs and its link.
+
+    The link's content goes to the first row of `links`.
     """
     links[0, 0], links[0, 1], links[0, 2] = packs[at, LINK], item, copies
     packs[number, TOKENS] = packs[at, TOKENS] - copies * size
@@ -132,15 +134,32 @@ def spread_out(
 
 
 @njit(cache=True, nogil=True)
-def tightest(packs: NDArray[Any], classes: int, size: int, cost: int, limits: NDArray[Any], weight: float) -> int:
-    """Return the fullest class that an item fits into, -1 if there is none: by free tokens plus `weight` x cost."""
-    best, least = -1, np.inf
-    for number in range(classes):
-        if packs[number, TOKENS] >= size and packs[number, COST] >= cost and packs[number, PLACES] >= 1:
-            room = packs[number, TOKENS] / limits[TOKENS] + weight * (packs[number, COST] / limits[COST])
-            if room < least:
-                best, least = number, room
-    return best
+def shelf(tokens: int, capacity: int) -> int:
+    """Return the shelf of packs with so many free tokens; shelves ascend with them."""
+    return int(tokens * (SHELVES / capacity))
+
+
+@njit(cache=True, nogil=True)
+def tightest(
+    packs: NDArray[Any], heads: NDArray[Any], after: NDArray[Any], first: int, size: int, cost: int
+) -> tuple[int, int, int, int]:
+    """Return the fullest class that an item fits into, the one before it on its shelf, the shelf, and packs looked at.
+
+    The class is -1 if there is none; the search begins at shelf `first`.
+    """
+    looks = 0
+    for at in range(first, heads.shape[0]):
+        best, before, previous, number = -1, -1, -1, heads[at]
+        while number >= 0:
+            looks += 1
+            tokens = packs[number, TOKENS]
+            fuller = best < 0 or tokens < packs[best, TOKENS]
+            if fuller and tokens >= size and packs[number, COST] >= cost:
+                best, before = number, previous
+            previous, number = number, after[number]
+        if best >= 0:
+            return best, before, at, looks
+    return -1, -1, -1, looks + heads.shape[0] - first
 
 
 @njit(cache=True, nogil=True)
@@ -153,39 +172,57 @@ def best_fit(
     links: NDArray[Any],
     linked: int,
     limits: NDArray[Any],
-    weight: float,
     most: int,
 ) -> tuple[NDArray[Any], int, NDArray[Any], int, int]:
-    """Place all items, the last first, on the fullest class of packs they fit into; open packs for the others.
+    """Place all items, the last first, on the class of packs with fewest free tokens; open packs for the others.
 
     After `most` classes looked at, every further item opens packs of its own. Returns as `spread_out`.
     """
+    items = left.shape[0]
+    heads, after = np.full(SHELVES + 1, -1, dtype=np.int64), np.empty(classes + 3 * items + 16, dtype=np.int64)
+    for number in range(classes):
+        if packs[number, PLACES] > 0:
+            at = shelf(packs[number, TOKENS], limits[TOKENS])
+            after[number], heads[at] = heads[at], number
     steps = 0
-    for item in range(sizes.shape[0] - 1, -1, -1):
+    for item in range(items - 1, -1, -1):
         size, cost = sizes[item], costs[item]
         while left[item] > 0:
-            at = -1
+            number, before, at = -1, -1, -1
             if steps < most:
-                at = tightest(packs, classes, size, cost, limits, weight)
-                steps += classes
+                number, before, at, looks = tightest(packs, heads, after, shelf(size, limits[TOKENS]), size, cost)
+                steps += looks + 1
             packs, links = grown(packs, classes + 1), grown(links, linked)
-            if at < 0:  # open as many packs as the rest of this item fills
-                at = classes
+            opened = number < 0
+            if opened:  # as many packs as the rest of this item fills
+                number = classes
                 classes += 1
-                packs[at, TOKENS], packs[at, COST], packs[at, PLACES] = limits[TOKENS], limits[COST], limits[PLACES]
-                packs[at, LINK], packs[at, PACKS] = -1, left[item]
-            copies = min(packs[at, TOKENS] // size, packs[at, PLACES], left[item])
-            if cost > 0:
-                copies = min(copies, packs[at, COST] // cost)
-            count = min(packs[at, PACKS], left[item] // copies)
-            fresh = packs[at, LINK] < 0 and at == classes - 1
-            moved(packs, at, classes, size, cost, copies, links[linked:], item)
-            packs[classes, PACKS], packs[classes, LINK] = count, linked
-            if packs[at, PACKS] == count or fresh:
-                packs[at] = packs[classes]
+                packs[number, TOKENS], packs[number, COST], packs[number, PLACES] = limits[0], limits[1], limits[2]
+                packs[number, LINK], packs[number, PACKS] = -1, left[item]
+            elif before < 0:
+                heads[at] = after[number]
             else:
-                packs[at, PACKS] -= count
+                after[before] = after[number]
+            copies = min(packs[number, TOKENS] // size, packs[number, PLACES], left[item])
+            if cost > 0:
+                copies = min(copies, packs[number, COST] // cost)
+            count = min(packs[number, PACKS], left[item] // copies)
+            rest = 0 if opened else packs[number, PACKS] - count
+            if classes + 2 > after.shape[0]:
+                longer = np.empty(2 * after.shape[0] + 2, dtype=np.int64)
+                longer[: after.shape[0]] = after
+                after = longer
+            if rest:
+                packs[classes] = packs[number]
+                packs[classes, PACKS] = rest
+                at = shelf(packs[classes, TOKENS], limits[TOKENS])
+                after[classes], heads[at] = heads[at], classes
                 classes += 1
+            moved(packs, number, number, size, cost, copies, links[linked:], item)
+            packs[number, PACKS], packs[number, LINK] = count, linked
+            if packs[number, PLACES] > 0:
+                at = shelf(packs[number, TOKENS], limits[TOKENS])
+                after[number], heads[at] = heads[at], number
             left[item] -= count * copies
             linked += 1
     return packs, classes, links, linked, steps

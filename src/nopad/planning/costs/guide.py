@@ -1,0 +1,192 @@
+"""Plans with two resources by column generation: a plan in units of tokens and of cost, filled with real lengths.
+
+Where packs hold a few sequences each, which of them share a pack decides everything. Lengths are rounded to a few
+hundred units, their squares to units of cost, both to the nearest, so that errors cancel. A linear program over
+patterns of units is priced by an exact knapsack with both resources (and the depth, where it limits). Its whole part is
+taken, the rest solved again. The patterns are only a guide: their slots get real lengths, and the plan is exact.
+
+Source: as `nopad.planning.optimal.units`; the pricing is the two-constraint knapsack of Gilmore and Gomory,
+"Multistage cutting stock problems of two and more dimensions", 1965.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.planning.costs.spread import Load, Packed
+
+__all__ = ["MOST_CAPACITY", "MOST_FILLED", "Guide", "fill", "fits_memory", "guide"]
+
+_MOST_SIZES = 360
+_MOST_CELLS = 2**26  # sizes x units x units of cost x layers: what pricing once costs
+_RESOLUTIONS = ((1024, 256), (512, 256), (512, 128), (256, 128), (128, 64))
+_COLUMNS = 80
+_ROUNDS, _AGAIN = 200, 3  # of pricing: at first, and for each remainder
+_NEAR = 2e-5
+_WHOLE = 1e-6
+_SCALE = 2**40
+_MOST_LAYERS = 32
+_SHALLOW = 2  # a depth of so many times the usual one is looked at only when slots are filled
+
+MOST_CAPACITY = 2**24  # filling slots takes 40 bytes per token of capacity
+MOST_FILLED = 2**24  # sequences, of 64 bytes each
+
+Pattern = tuple[int, ...]
+
+
+def fits_memory(load: Load) -> bool:
+    """Whether slots can be filled one by one."""
+    return bool(load.limits[0] <= MOST_CAPACITY) and sum(load.counts.tolist()) <= MOST_FILLED
+
+
+@dataclass(frozen=True)
+class Units:
+    """Sequences rounded to units of tokens and of cost.
+
+    Attributes:
+        sizes: units of tokens of each item, ascending, distinct; int64 ``[k]``.
+        costs: units of cost; int64 ``[k]``.
+        demand: number of each item.
+        room: units of tokens and of cost of a pack, and layers of the knapsack (1: the depth limits nothing).
+        edges: item i stands for the lengths from ``edges[i]`` up to ``edges[i + 1]`` (exclusive); int64 ``[k + 1]``.
+        middle: mean length of each item; float64 ``[k]``.
+    """
+
+    sizes: NDArray[np.int64]
+    costs: NDArray[np.int64]
+    demand: NDArray[np.int64]
+    room: tuple[int, int, int]
+    edges: NDArray[np.int64]
+    middle: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, load: Load, work: int) -> Units | None:
+        """Return units as fine as a pricing of at most `work` cells allows; None if even the coarsest take more."""
+        capacity, most, depth = load.limits.tolist()
+        usual = -(-capacity * int(load.counts.sum()) // int((load.counts * load.sizes).sum()))  # sequences per pack
+        for tokens, money in _RESOLUTIONS:
+            nearest = np.maximum(np.floor(load.sizes * (tokens / capacity) + 0.5).astype(np.int64), 1)
+            sizes, first, item = np.unique(nearest, return_index=True, return_inverse=True)
+            layers = 1 if depth >= min(tokens // int(sizes[0]), _SHALLOW * usual) else depth + 1
+            if sizes.size <= _MOST_SIZES and layers <= _MOST_LAYERS and sizes.size * tokens * money * layers <= work:
+                break
+        else:
+            return None
+        weights = load.counts.astype(np.float64)
+        number = np.bincount(item, weights)
+        demand = np.zeros(sizes.size, dtype=np.int64)
+        np.add.at(demand, item, load.counts)
+        middle = np.bincount(item, weights * load.lengths) / number
+        square = np.bincount(item, weights * load.costs.astype(np.float64)) / number
+        costs = np.minimum(np.floor(square * (money / most) + 0.5).astype(np.int64), money)
+        edges = np.append(load.lengths[first], load.lengths[-1] + 1)
+        return cls(
+            np.minimum(sizes, tokens), np.maximum.accumulate(costs), demand, (tokens, money, layers), edges, middle
+        )
+
+    def price(self, duals: NDArray[np.float64], table: NDArray[np.int64]) -> tuple[float, list[Pattern]]:
+        """Return the worth of the best pattern, and patterns worth more than a pack, best first."""
+        from nopad.planning.costs import _guide_kernels
+
+        values = np.maximum.accumulate(np.round(duals.clip(0, 1) * _SCALE).astype(np.int64))
+        _guide_kernels.knapsack(self.sizes, self.costs, values, table)
+        tokens, money, _ = self.room
+        around = values + table[max(0, table.shape[0] - 2), tokens - self.sizes, money - self.costs]
+        chosen = np.flatnonzero(around > _SCALE * (1 + 1e-9))
+        chosen = chosen[np.argsort(-around[chosen], kind="stable")][:_COLUMNS]
+        longest = tokens // int(self.sizes[0]) if table.shape[0] == 1 else table.shape[0] - 1
+        out = np.empty((chosen.size, longest + 1), dtype=np.int64)
+        used = np.empty(chosen.size, dtype=np.int64)
+        _guide_kernels.patterns_with(self.sizes, self.costs, values, table, chosen, out, used)
+        rows = zip(out.tolist(), used.tolist(), strict=True)
+        return int(table[-1, -1, -1]) / _SCALE, [tuple(sorted(row[:n], reverse=True)) for row, n in rows if n]
+
+
+@dataclass(frozen=True)
+class Guide:
+    """A plan in units: patterns, how often each, and the values of the items (a pack is worth at most about 1)."""
+
+    units: Units
+    packing: Counter[Pattern]
+    values: NDArray[np.float64]
+
+
+def guide(load: Load, work: int) -> Guide | None:
+    """Return a plan in units; None if it takes more than `work` steps, or the solver fails."""
+    from nopad.planning.optimal.master import Master, SolverError
+    from nopad.planning.optimal.pricing import Items
+    from nopad.planning.optimal.rounding import fill_demand
+
+    units = Units.of(load, min(_MOST_CELLS, work // 50))
+    if units is None:
+        return None
+    tokens, money, layers = units.room
+    step = units.sizes.size * tokens * money * max(1, layers - 1) // 2 + 10**7
+    master = Master(Items(units.sizes, units.demand, tokens, tokens))
+    depth = int(load.limits[2])
+    alike = np.minimum(np.minimum(tokens // units.sizes, money // np.maximum(units.costs, 1)), min(depth, tokens))
+    master.add([(i,) for i in range(units.sizes.size)])
+    master.add([(i,) * n for i, n in enumerate(alike.tolist())])
+    table = np.empty((layers, tokens + 1, money + 1), dtype=np.int64)
+    packing: Counter[Pattern] = Counter()
+    left = units.demand.copy()
+    values = np.empty(0)
+    rounds = _ROUNDS
+    try:
+        while left.any() and rounds:
+            for _ in range(rounds):
+                packs, times, duals = master.solve()
+                work -= step
+                if work < 0:
+                    break
+                best, found = units.price(duals, table)
+                if best <= 1 + _NEAR or not master.add(found):
+                    break
+            values = values if values.size else np.maximum.accumulate(duals.clip(0, 1))
+            rounds = _AGAIN if work > 0 and packs > 1 else 0
+            whole = np.floor(times + _WHOLE).astype(np.int64)
+            if not whole.any():
+                largest = np.argsort(-times, kind="stable")[: 1 + np.count_nonzero(times > _WHOLE) // 10]
+                whole[largest] = 1
+            taken = fill_demand(master.patterns[: whole.size], whole, left)
+            packing += taken
+            for pattern, count in taken.items():
+                np.subtract.at(left, list(pattern), count)
+            master.demand(left)
+    except SolverError:
+        pass  # what is packed so far is still a guide
+    return Guide(units, packing, values) if packing else None
+
+
+def fill(plan: Guide, load: Load, align: int, looks: int) -> Packed:
+    """Return a plan of real lengths that follows a plan in units."""
+    from nopad.planning.costs import _guide_kernels, _kernels
+
+    capacity = int(load.limits[0])
+    patterns = sorted(plan.packing.items(), reverse=True)
+    indptr = np.cumsum([0, *(len(pattern) for pattern, _ in patterns)])
+    slots = np.array([item for pattern, _ in patterns for item in pattern])
+    copies = np.array([count for _, count in patterns])
+    available = np.zeros(capacity + 2, dtype=np.int64)
+    available[load.lengths] = load.counts
+    places = np.arange(capacity + 2)
+    present = available > 0
+    present[[0, -1]] = True
+    below = np.maximum.accumulate(np.where(present, places, 0))
+    above = np.minimum.accumulate(np.where(present, places, capacity + 1)[::-1])[::-1].copy()
+    classes = np.empty((int(copies.sum()) + 16, 5), dtype=np.int64)
+    links = np.empty((int(load.counts.sum()) + 16, 3), dtype=np.int64)
+    units = plan.units
+    used, linked = _guide_kernels.fill_slots(
+        slots, indptr, copies, units.edges, units.middle, load.limits, align, available, below, above, classes, links
+    )
+    links[:linked, 1] = np.searchsorted(load.lengths, links[:linked, 1])
+    left = available[load.lengths]
+    made: Any = _kernels.best_fit(load.sizes, load.costs, left, classes, used, links, linked, load.limits, looks)
+    classes, used, links, linked, _ = made
+    return Packed(classes[:used], links[:linked])
