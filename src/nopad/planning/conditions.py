@@ -41,6 +41,7 @@ __all__ = [
     "check_conditions",
     "cut_packs",
     "cut_strategies",
+    "even_limits",
     "within_squares",
 ]
 
@@ -106,6 +107,12 @@ def bound_under(
     if bound.packs % multiple:
         bound = Bound(-(-bound.packs // multiple) * multiple, "pack_multiple", bound.certificate)
     return bound
+
+
+def even_limits(options: Mapping[str, Any], capacity: int) -> tuple[int, int]:
+    """Return the limit on squares under which packs are made even, and the multiple that sequences are padded to."""
+    align, squares, _ = _values(options)
+    return capacity**2 if squares is None else min(squares, capacity**2), align
 
 
 def _values(options: Mapping[str, Any]) -> tuple[int, int | None, int]:

@@ -31,9 +31,10 @@ from nopad.planning.conditions import (
     check_conditions,
     cut_packs,
     cut_strategies,
+    even_limits,
     within_squares,
 )
-from nopad.planning.costs import even_out, load_of, within
+from nopad.planning.costs import described, even_out, load_of, spreads, within
 from nopad.planning.ennlshp import ENNLSHP_OPTIONS, ennlshp
 from nopad.planning.ffd import ffd
 from nopad.planning.first_fit import first_fit
@@ -273,8 +274,7 @@ def _even(
     made: Planned,
 ) -> Planned:
     """Return an evener plan than `made`, with facts about both."""
-    squares = conditions["max_squares"] or capacity**2
-    load = load_of(histogram, capacity, depth, squares, conditions["align"])
+    load = load_of(histogram, capacity, depth, *even_limits(conditions, capacity))
     free = {**conditions, "max_squares": None}
     strategies, facts = even_out(
         load,
@@ -284,7 +284,11 @@ def _even(
         _WITHIN[algorithm] // 5,
         _SLOW[algorithm],
     )
-    return replace(made, strategies=strategies, facts={**made.facts, "even": facts})
+    strategies = cut_strategies(strategies, conditions["pack_multiple"])
+    facts["after"] = spreads(strategies)
+    return replace(
+        made, strategies=strategies, facts={**made.facts, "even": facts}, notes=(*made.notes, described(facts))
+    )
 
 
 def _by_tokens(

@@ -26,7 +26,8 @@ from nopad.histogram import Histogram, exact_dot, exact_sum
 from nopad.options import MAX_LENGTH
 from nopad.planning.bounds import Bound
 from nopad.planning.certificate import Certificate
-from nopad.planning.conditions import CONDITIONS, bound_under, broken_conditions
+from nopad.planning.conditions import CONDITIONS, bound_under, broken_conditions, even_limits
+from nopad.planning.costs import broken_evenness, load_of
 
 __all__ = ["Plan"]
 
@@ -238,6 +239,9 @@ class Plan:
             for s in np.flatnonzero(sizes > self.depth)[:3]:
                 found.append(f"strategy {s} holds {sizes[s]} sequences, above the depth of {self.depth}")
         found += broken_conditions(self.options, self.strategies, self.capacity)
+        if self.options.get("even"):
+            load = load_of(self.histogram, self.capacity, self.depth, *even_limits(self.options, self.capacity))
+            found += broken_evenness(self.facts.get("even", {}), load, self.strategies)
         proof = self.bound.certificate
         unchecked = None if proof is None else proof.problem(self.capacity, self.depth)
         if unchecked is not None:

@@ -18,7 +18,7 @@ from nopad.planning.algorithm import Strategies
 from nopad.planning.costs.guide import fill, fits_memory, guide
 from nopad.planning.costs.spread import Load, bound_of, spread
 
-__all__ = ["broken_evenness", "even_out", "least_cap"]
+__all__ = ["broken_evenness", "described", "even_out", "least_cap", "spreads"]
 
 _ALLOWED = 1000
 _FINE = 500  # the bisection of the limit ends at one part in so many
@@ -84,7 +84,7 @@ class _Search:
 def even_out(
     load: Load, start: Strategies, align: int, by_tokens: Callable[[int], Strategies], work: int, slow: int
 ) -> tuple[Strategies, dict[str, Any]]:
-    """Return the most even plan found that has at most one pack in 1,000 more than `start`, and facts about it.
+    """Return the most even plan found that has at most one pack in 1,000 more than `start`, and facts about the latter.
 
     `by_tokens` plans without a limit on squares, at a depth. One attempt takes about `work` steps; at most `slow`
     attempts, for the limit and for the depth each, use linear programs.
@@ -115,8 +115,7 @@ def even_out(
             shallow = depth
         else:
             best, deepest = found, max(len(lengths) for _, lengths in found)
-    facts = {"most_packs": allowed, "least_cap": least, "before": spreads(start), "after": spreads(best)}
-    return best, facts
+    return best, {"most_packs": allowed, "least_cap": least, "before": spreads(start)}
 
 
 def _squares(lengths: tuple[int, ...]) -> int:
@@ -139,18 +138,28 @@ def spreads(strategies: Strategies) -> dict[str, Any]:
     }
 
 
+def described(facts: Mapping[str, Any]) -> str:
+    """Return a note for the user."""
+    before, after = facts["before"], facts["after"]
+    least = after["cost_to_mean"] * facts["least_cap"] / after["cap"]
+    return (
+        f"even packs: the dearest costs {after['cost_to_mean']:.4g} times the mean ({before['cost_to_mean']:.4g} "
+        f"before, at least {least:.4g} in {facts['most_packs']:,} packs), the deepest holds {after['depth']:,} sequences "
+        f"({before['depth']:,} before), for {after['packs'] - before['packs']:,} packs more"
+    )
+
+
 def broken_evenness(facts: Mapping[str, Any], load: Load, strategies: Strategies) -> list[str]:
     """Return one sentence for each number in `facts` that these strategies, or the bounds, do not bear out."""
     if not strategies:
         return []
-    try:
-        after, least, packs = facts["after"], facts["least_cap"], facts["most_packs"]
-        true = spreads(strategies)
-        wrong = [name for name in true if after[name] != true[name]]
-        if any(type(number) is not int or number < 1 for number in (least, packs)):
-            raise TypeError("numbers")
-    except (KeyError, TypeError):
+    true = spreads(strategies)
+    least, packs, after = facts.get("least_cap"), facts.get("most_packs"), facts.get("after")
+    after = after if isinstance(after, dict) else {}
+    numbers = [least, packs, *(after.get(name) for name in true)]
+    if any(type(number) not in (int, float) for number in numbers) or not isinstance(packs, int) or packs < 1:
         return ["the facts about evenness are incomplete"]
+    wrong = [name for name in true if after[name] != true[name]]
     found = [f"{name} of the packs is stated as {after[name]}, it is {true[name]}" for name in wrong]
     proven = least_cap(load, packs)
     if least != proven:
