@@ -31,6 +31,7 @@ from nopad.packs import Packs
 from nopad.planning.algorithm import Strategies
 from nopad.planning.bounds import Bound, lower_bound
 from nopad.planning.certificate import Certificate
+from nopad.planning.cost_certificate import CostCertificate
 from nopad.planning.costs import bound_of, load_of
 from nopad.planning.granularity import rounded_histogram
 
@@ -42,6 +43,7 @@ __all__ = [
     "cut_packs",
     "cut_strategies",
     "even_limits",
+    "unchecked",
     "within_squares",
 ]
 
@@ -88,7 +90,7 @@ def bound_under(
     histogram: Histogram,
     capacity: int,
     depth: int | None,
-    certificate: Certificate | None = None,
+    certificate: Certificate | CostCertificate | None = None,
 ) -> Bound:
     """Return the best lower bound under the conditions in `options`.
 
@@ -99,14 +101,30 @@ def bound_under(
     """
     align, squares, multiple = _values(options)
     seen = rounded_histogram(histogram, align, capacity) if align > 1 else histogram
-    bound = lower_bound(seen, capacity, depth, certificate)
+    bound = lower_bound(seen, capacity, depth, certificate if isinstance(certificate, Certificate) else None)
     if squares is not None:
         needed = bound_of(load_of(histogram, capacity, depth, squares, align))
         if needed > bound.packs:
             bound = Bound(needed, "max_squares", bound.certificate)
+        if isinstance(certificate, CostCertificate):
+            proven = certificate.bound(histogram, capacity, squares, align)
+            if proven > bound.packs:
+                bound = Bound(proven, "cost certificate", certificate)
     if bound.packs % multiple:
         bound = Bound(-(-bound.packs // multiple) * multiple, "pack_multiple", bound.certificate)
     return bound
+
+
+def unchecked(
+    options: Mapping[str, Any], certificate: Certificate | CostCertificate | None, capacity: int, depth: int | None
+) -> str | None:
+    """Return why a certificate cannot be checked under the conditions in `options`; None if it can."""
+    align, squares, _ = _values(options)
+    if isinstance(certificate, CostCertificate):
+        if squares is None:
+            return "the plan has a cost certificate, and no max_squares to check it with"
+        return certificate.problem(capacity, squares, align)
+    return None if certificate is None else certificate.problem(capacity, depth)
 
 
 def even_limits(options: Mapping[str, Any], capacity: int) -> tuple[int, int]:

@@ -10,14 +10,16 @@ from collections.abc import Callable
 
 from nopad.histogram import Histogram
 from nopad.planning.algorithm import Planned, Strategies
+from nopad.planning.cost_certificate import CostCertificate
 from nopad.planning.costs.even import broken_evenness, described, even_out, spreads
-from nopad.planning.costs.guide import MOST_CAPACITY, MOST_FILLED, fill, fits_memory, guide
+from nopad.planning.costs.guide import MOST_CAPACITY, MOST_FILLED, certify, fill, fits_memory, guide
 from nopad.planning.costs.spread import bound_of, load_of, spread
 
 __all__ = ["bound_of", "broken_evenness", "described", "even_out", "load_of", "spreads", "within"]
 
 _NEAR = 10_000  # one pack in so many above the bound is near enough for `auto`
 _GOOD = 2_000  # and where it is one in so many, slower methods are not tried
+_WORTHWHILE = 2_000  # a certificate is made where the linear program promises so much
 _FAR = 200  # where it is more, few sequences share a pack: dealing out is not for them
 
 
@@ -49,6 +51,7 @@ def within(
     near = 0 if exact else 1 + bound // _NEAR
     made = spread(load, bound, bound + near, work)
     best, packs, method = made.strategies(load.lengths), made.packs, "spread"
+    certificate: CostCertificate | None = None
     notes: tuple[str, ...] = ()
     good = bound + max(near, bound // _GOOD)
     if packs > bound + bound // _FAR and by_tokens is not None:
@@ -61,7 +64,9 @@ def within(
                 f"no column generation: a capacity above {MOST_CAPACITY:,}, or more than {MOST_FILLED:,} sequences",
             )
         elif (plan := guide(load, work)) is not None:
+            if plan.relaxed > bound + bound // _WORTHWHILE:
+                certificate = certify(plan, load, align, 2 * work)
             filled = fill(plan, load, align, work)
             if filled.packs < packs:
                 best, packs, method = filled.strategies(load.lengths), filled.packs, "column generation"
-    return Planned(strategies=best, facts={"method": method}, notes=notes)
+    return Planned(strategies=best, certificate=certificate, facts={"method": method}, notes=notes)

@@ -144,8 +144,8 @@ def described(facts: Mapping[str, Any]) -> str:
     least = after["cost_to_mean"] * facts["least_cap"] / after["cap"]
     return (
         f"even packs: the dearest costs {after['cost_to_mean']:.4g} times the mean ({before['cost_to_mean']:.4g} "
-        f"before, at least {least:.4g} in {facts['most_packs']:,} packs), the deepest holds {after['depth']:,} sequences "
-        f"({before['depth']:,} before), for {after['packs'] - before['packs']:,} packs more"
+        f"before, at least {least:.4g} in {facts['most_packs']:,} packs), the deepest holds {after['depth']:,} "
+        f"sequences ({before['depth']:,} before), for {after['packs'] - before['packs']:,} packs more"
     )
 
 

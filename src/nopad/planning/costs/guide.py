@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nopad.planning.cost_certificate import CostCertificate
 from nopad.planning.costs.spread import Load, Packed
 
-__all__ = ["MOST_CAPACITY", "MOST_FILLED", "Guide", "fill", "fits_memory", "guide"]
+__all__ = ["MOST_CAPACITY", "MOST_FILLED", "Guide", "certify", "fill", "fits_memory", "guide"]
 
 _MOST_SIZES = 360
 _MOST_CELLS = 2**26  # sizes x units x units of cost x layers: what pricing once costs
@@ -33,6 +34,8 @@ _SCALE = 2**40
 _MOST_LAYERS = 32
 _SHALLOW = 2  # a depth of so many times the usual one is looked at only when slots are filled
 
+_UNITS = ((2048, 1024), (2048, 512), (1024, 512), (512, 256))  # of tokens and squares, in a certificate
+_SHORT = 32
 MOST_CAPACITY = 2**24  # filling slots takes 40 bytes per token of capacity
 MOST_FILLED = 2**24  # sequences, of 64 bytes each
 
@@ -115,6 +118,11 @@ class Guide:
     packing: Counter[Pattern]
     values: NDArray[np.float64]
 
+    @property
+    def relaxed(self) -> float:
+        """The packs that the linear program needs, in units: an estimate, no bound."""
+        return float(self.values @ self.units.demand)
+
 
 def guide(load: Load, work: int) -> Guide | None:
     """Return a plan in units; None if it takes more than `work` steps, or the solver fails."""
@@ -161,6 +169,27 @@ def guide(load: Load, work: int) -> Guide | None:
     except SolverError:
         pass  # what is packed so far is still a guide
     return Guide(units, packing, values) if packing else None
+
+
+def certify(plan: Guide, load: Load, align: int, work: int) -> CostCertificate | None:
+    """Return a certificate made of the values of a plan in units; None if checking one takes more than `work` steps.
+
+    Between the mean lengths of the items, values are interpolated. A short length weighs much less than its share once
+    rounded down, so it is worth no more than that weight.
+    """
+    capacity = int(load.limits[0])
+    lengths = load.lengths
+    for units in _UNITS:
+        if lengths.size * units[0] * units[1] // 2 <= work:
+            break
+    else:
+        return None
+    values = np.interp(lengths, np.append(0, plan.units.middle), np.append(0, plan.values))
+    share = load.sizes * units[0] // capacity / units[0]
+    values = np.where(load.sizes * _SHORT < capacity, np.minimum(values, share), values)
+    whole = np.maximum.accumulate(np.floor(values * 2**30).astype(np.int64))
+    proof = CostCertificate.of(zip(lengths.tolist(), whole.tolist(), strict=True), units)
+    return None if proof.problem(capacity, int(load.limits[1]), align) else proof
 
 
 def fill(plan: Guide, load: Load, align: int, looks: int) -> Packed:
