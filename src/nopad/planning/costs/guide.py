@@ -23,21 +23,23 @@ from nopad.planning.costs.spread import Load, Packed
 
 __all__ = ["MOST_CAPACITY", "MOST_FILLED", "Guide", "certify", "fill", "fits_memory", "guide"]
 
-_MOST_SIZES = 360
-_MOST_CELLS = 2**26  # sizes x units x units of cost x layers: what pricing once costs
+_MOST_SIZES = 700
+_MOST_CELLS = 2**28  # sizes x units x units of cost x layers: what pricing once costs
 _RESOLUTIONS = ((1024, 256), (512, 256), (512, 128), (256, 128), (128, 64))
 _COLUMNS = 80
 _ROUNDS, _AGAIN = 200, 3  # of pricing: at first, and for each remainder
 _NEAR = 2e-5
 _WHOLE = 1e-6
 _SCALE = 2**40
+_FILLS, _FEW = 4, 40  # plans in units, one for what the other leaves over; ends at so few sequences
+_LEAST_LOOKS = 10**6
 _MOST_LAYERS = 32
 _SHALLOW = 2  # a depth of so many times the usual one is looked at only when slots are filled
 
 _UNITS = ((2048, 1024), (2048, 512), (1024, 512), (512, 256))  # of tokens and squares, in a certificate
 _SHORT = 32
 MOST_CAPACITY = 2**24  # filling slots takes 40 bytes per token of capacity
-MOST_FILLED = 2**24  # sequences, of 64 bytes each
+MOST_FILLED = 2**22  # sequences, of 64 bytes each
 
 Pattern = tuple[int, ...]
 
@@ -192,9 +194,47 @@ def certify(plan: Guide, load: Load, align: int, work: int) -> CostCertificate |
     return None if proof.problem(capacity, int(load.limits[1]), align) else proof
 
 
-def fill(plan: Guide, load: Load, align: int, looks: int) -> Packed:
-    """Return a plan of real lengths that follows a plan in units."""
-    from nopad.planning.costs import _guide_kernels, _kernels
+def fill(plan: Guide, load: Load, align: int, work: int) -> Packed:
+    """Return a plan of real lengths that follows a plan in units.
+
+    Sequences that found no slot are planned in units again, a few times; the last ones are placed by best-fit.
+    """
+    from nopad.planning.costs import _kernels
+
+    n = int(load.counts.sum())
+    classes, links = np.empty((n + 16, 5), dtype=np.int64), np.empty((n + 16, 3), dtype=np.int64)
+    used = linked = 0
+    left = load.counts.copy()
+    following: Guide | None = plan
+    for _ in range(_FILLS):
+        if following is None:
+            break
+        packs, links_made = _filled(following, load, align, left, classes[used:], links[linked:])
+        classes[used : used + packs, 4] += linked
+        links[linked : linked + links_made, 0] += np.where(links[linked : linked + links_made, 0] >= 0, linked, 0)
+        used, linked = used + packs, linked + links_made
+        present = np.flatnonzero(left)
+        if left.sum() < _FEW:
+            break
+        rest = Load(load.lengths[present], load.sizes[present], load.costs[present], left[present], load.limits)
+        following = guide(rest, work // 4)
+    made: Any = _kernels.best_fit(
+        load.sizes, load.costs, left, classes, used, links, linked, load.limits, max(work, _LEAST_LOOKS)
+    )
+    classes, used, links, linked, _ = made
+    return Packed(classes[:used], links[:linked])
+
+
+def _filled(
+    plan: Guide,
+    load: Load,
+    align: int,
+    left: NDArray[np.int64],
+    classes: NDArray[np.int64],
+    links: NDArray[np.int64],
+) -> tuple[int, int]:
+    """Give real lengths out of `left` to the slots of a plan; return how many packs and links that makes."""
+    from nopad.planning.costs import _guide_kernels
 
     capacity = int(load.limits[0])
     patterns = sorted(plan.packing.items(), reverse=True)
@@ -202,20 +242,16 @@ def fill(plan: Guide, load: Load, align: int, looks: int) -> Packed:
     slots = np.array([item for pattern, _ in patterns for item in pattern])
     copies = np.array([count for _, count in patterns])
     available = np.zeros(capacity + 2, dtype=np.int64)
-    available[load.lengths] = load.counts
+    available[load.lengths] = left
     places = np.arange(capacity + 2)
     present = available > 0
     present[[0, -1]] = True
     below = np.maximum.accumulate(np.where(present, places, 0))
     above = np.minimum.accumulate(np.where(present, places, capacity + 1)[::-1])[::-1].copy()
-    classes = np.empty((int(copies.sum()) + 16, 5), dtype=np.int64)
-    links = np.empty((int(load.counts.sum()) + 16, 3), dtype=np.int64)
     units = plan.units
-    used, linked = _guide_kernels.fill_slots(
+    packs, linked = _guide_kernels.fill_slots(
         slots, indptr, copies, units.edges, units.middle, load.limits, align, available, below, above, classes, links
     )
     links[:linked, 1] = np.searchsorted(load.lengths, links[:linked, 1])
-    left = available[load.lengths]
-    made: Any = _kernels.best_fit(load.sizes, load.costs, left, classes, used, links, linked, load.limits, looks)
-    classes, used, links, linked, _ = made
-    return Packed(classes[:used], links[:linked])
+    left[:] = available[load.lengths]
+    return packs, linked
