@@ -80,8 +80,8 @@ def test_the_bound_sees_who_can_share_a_pack():
 
 def test_the_same_plan_again_and_less_work_gives_a_plan_too():
     lengths = np.random.default_rng(1).integers(1, 500, 3000)
-    first = plan(lengths, 1000, max_squares=300_000, algorithm="optimal")
-    assert plan(lengths, 1000, max_squares=300_000, algorithm="optimal") == first
+    first = plan(lengths, 1000, max_squares=300_000)
+    assert plan(lengths, 1000, max_squares=300_000) == first
     load = load_of(Histogram.from_lengths(lengths), 1000, None, 300_000)
     assert spread(load, bound_of(load), 0, 0).packs >= first.packs
 
