@@ -20,7 +20,7 @@ __all__ = ["bound_of", "broken_evenness", "described", "even_out", "load_of", "s
 _NEAR = 10_000  # one pack in so many above the bound is near enough for `auto`
 _GOOD = 2_000  # and where it is one in so many, slower methods are not tried
 _WORTHWHILE = 2_000  # a certificate is made where the linear program promises so much
-_FAR = 200  # where it is more, few sequences share a pack: dealing out is not for them
+_FAR = 100  # where it is more, few sequences share a pack: dealing out is not for them
 
 
 def within(
