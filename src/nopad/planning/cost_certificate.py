@@ -37,11 +37,11 @@ _MAX_WORTH = 2**62
 class CostCertificate:
     """Values of lengths as rising steps ``((from length, value), ...)``, and the units (T, S) that lengths weigh in.
 
-    >>> proof = CostCertificate(((3, 1), (6, 2)), (8, 36))
+    >>> proof = CostCertificate(((3, 1), (6, 4)), (12, 40))
     >>> proof.best(capacity=12, squares=40)
-    2
-    >>> proof.bound(Histogram.from_lengths([6, 6, 3, 3, 3]), capacity=12, squares=40)
     4
+    >>> proof.bound(Histogram.from_lengths([6, 6, 3, 3, 3]), capacity=12, squares=40)
+    3
     """
 
     steps: tuple[tuple[int, int], ...]
