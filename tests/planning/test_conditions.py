@@ -137,7 +137,7 @@ def test_conditions_stand_in_the_plan_when_asked_for():
             {"alig": 2},
             OptionError,
             "algorithm 'auto' has no option 'alig'; did you mean align? "
-            "(it has: effort, seconds; every algorithm has: align, max_squares, pack_multiple)",
+            "(it has: effort, seconds; every algorithm has: align, even, max_squares, pack_multiple)",
         ),
     ],
 )

@@ -143,14 +143,19 @@ AlgorithmOptions = Annotated[
 ]
 
 
-def parse_options(given: list[str] | None) -> dict[str, Any]:
-    """Parse ``NAME=VALUE`` pairs; values are JSON, or else plain text.
+Even = Annotated[
+    bool, typer.Option("--even", help=f"Short for -O even=true: {CONDITIONS['even'].help}.", show_default=False)
+]
+
+
+def parse_options(given: list[str] | None, even: bool = False) -> dict[str, Any]:
+    """Parse ``NAME=VALUE`` pairs; values are JSON, or else plain text. `even` stands for ``even=true``.
 
     Raises:
         OptionError: a pair has no name or no value, or a name occurs twice.
     """
     options: dict[str, Any] = {}
-    for text in given or []:
+    for text in [*(given or []), *(["even=true"] if even else [])]:
         name, equals, value = text.partition("=")
         if not name or not equals:
             raise OptionError(f"--option must be NAME=VALUE, such as pack_multiple=8, got {text!r}")

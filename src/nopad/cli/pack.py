@@ -14,6 +14,7 @@ from nopad.cli.options import (
     AlgorithmOptions,
     Carry,
     EmptyPolicy,
+    Even,
     IdsField,
     MaskField,
     OnBadRecord,
@@ -67,6 +68,7 @@ def pack(
         str, typer.Option("--algorithm", "-a", metavar="NAME", help=f"One of {', '.join(ALGORITHMS)}.")
     ] = "auto",
     option: AlgorithmOptions = None,
+    even: Even = False,
     seed: Seed = 0,
     order: Annotated[Order, typer.Option("--order", help="Of the packs: random (seeded), or source.")] = "random",
     index_only: Annotated[
@@ -113,7 +115,7 @@ def pack(
         algorithm=algorithm,
         seed=seed,
         order=order,
-        options=parse_options(option),
+        options=parse_options(option, even),
         shard_tokens=shard_tokens,
         weights=parse_weights(weight),
         validation=parse_share(validation),

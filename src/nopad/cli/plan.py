@@ -16,6 +16,7 @@ from nopad.cli.options import (
     AlgorithmOptions,
     Carry,
     EmptyPolicy,
+    Even,
     IdsField,
     MaskField,
     OnBadRecord,
@@ -78,6 +79,7 @@ def plan(
         ),
     ] = None,
     option: AlgorithmOptions = None,
+    even: Even = False,
     depth: Annotated[
         list[str] | None,
         typer.Option(
@@ -128,7 +130,7 @@ def plan(
 
       nopad plan histogram.json -a lpfhp -d none -o lpfhp.plan.json
     """
-    options = parse_options(option)
+    options = parse_options(option, even)
     algorithms = algorithm or quick_algorithms(options)
     depths = [parse_depth(text) for text in depth] if depth else list(DEPTHS)
     _check_output(output, len(algorithms), len(depths))

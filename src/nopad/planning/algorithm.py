@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from nopad.errors import OptionError
 from nopad.options import Option
 from nopad.planning.certificate import Certificate
+from nopad.planning.cost_certificate import CostCertificate
 
 __all__ = ["Algorithm", "Planned", "Strategies"]
 
@@ -33,7 +34,7 @@ class Planned:
     """
 
     strategies: Strategies
-    certificate: Certificate | None = None
+    certificate: Certificate | CostCertificate | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

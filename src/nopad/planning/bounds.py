@@ -21,6 +21,7 @@ import numpy as np
 
 from nopad.histogram import Histogram
 from nopad.planning.certificate import Certificate
+from nopad.planning.cost_certificate import CostCertificate
 
 __all__ = ["Bound", "lower_bound"]
 
@@ -31,7 +32,7 @@ class Bound:
 
     packs: int
     proof: str
-    certificate: Certificate | None = field(default=None, repr=False)
+    certificate: Certificate | CostCertificate | None = field(default=None, repr=False)
 
 
 def lower_bound(

@@ -1,10 +1,13 @@
-"""Conditions on packs for every algorithm: aligned lengths, limited attention cost, a round number of packs.
+"""Conditions on packs: aligned lengths, limited attention cost, packs that are alike, a round number of packs.
 
 * ``align=m``: every sequence may be padded to a multiple of m (FP8 kernels, tensor or context parallelism) and its pack
   still fits. Plans are made for lengths rounded up; the real lengths are put in afterwards.
-* ``max_squares=s``: the sum of squared lengths of a pack, its attention cost, is at most s. A pack above this limit
+* ``max_squares=s``: the sum of squared lengths of a pack, its attention cost, is at most s. `auto` and `optimal` plan
+  with both limits from the start (`nopad.planning.costs`). With another histogram algorithm a pack above the limit
   keeps its sequences, longest first, as far as the limit allows; the others are packed again. Packs of arrival-order
   algorithms are cut instead.
+* ``even=True``: for at most one pack in 1,000 more, no pack is much dearer or deeper than the mean
+  (`nopad.planning.costs.even`). `auto` and `optimal` only.
 * ``pack_multiple=k``: the number of packs is a multiple of k (world size x accumulation steps). The packs with most
   sequences are cut in two until this holds.
 
@@ -23,11 +26,13 @@ from numpy.typing import NDArray
 
 from nopad.errors import LengthError, OptionError
 from nopad.histogram import Histogram
-from nopad.options import Option
+from nopad.options import BOOLEAN, Option
 from nopad.packs import Packs
 from nopad.planning.algorithm import Strategies
 from nopad.planning.bounds import Bound, lower_bound
 from nopad.planning.certificate import Certificate
+from nopad.planning.cost_certificate import CostCertificate
+from nopad.planning.costs import bound_of, load_of
 from nopad.planning.granularity import rounded_histogram
 
 __all__ = [
@@ -37,12 +42,19 @@ __all__ = [
     "check_conditions",
     "cut_packs",
     "cut_strategies",
+    "even_limits",
+    "unchecked",
     "within_squares",
 ]
 
 _MOST_NAMED = 3
 CONDITIONS = {
     "align": Option(default=1, help="sequences padded to multiples of this still fit their pack"),
+    "even": Option(
+        default=False,
+        choices=BOOLEAN,
+        help="packs of like cost and depth, for at most one pack in 1,000 more; auto and optimal",
+    ),
     "max_squares": Option(default=None, none=True, high=2**62, help="most sum of squared lengths of a pack"),
     "pack_multiple": Option(default=1, help="the number of packs is a multiple of this"),
 }
@@ -78,7 +90,7 @@ def bound_under(
     histogram: Histogram,
     capacity: int,
     depth: int | None,
-    certificate: Certificate | None = None,
+    certificate: Certificate | CostCertificate | None = None,
 ) -> Bound:
     """Return the best lower bound under the conditions in `options`.
 
@@ -89,15 +101,36 @@ def bound_under(
     """
     align, squares, multiple = _values(options)
     seen = rounded_histogram(histogram, align, capacity) if align > 1 else histogram
-    bound = lower_bound(seen, capacity, depth, certificate)
+    bound = lower_bound(seen, capacity, depth, certificate if isinstance(certificate, Certificate) else None)
     if squares is not None:
-        pairs = zip(histogram.lengths.tolist(), histogram.counts.tolist(), strict=True)
-        needed = -(-sum(length * length * count for length, count in pairs) // squares)
+        needed = bound_of(load_of(histogram, capacity, depth, squares, align))
         if needed > bound.packs:
             bound = Bound(needed, "max_squares", bound.certificate)
+        if isinstance(certificate, CostCertificate):
+            proven = certificate.bound(histogram, capacity, squares, align)
+            if proven > bound.packs:
+                bound = Bound(proven, "cost certificate", certificate)
     if bound.packs % multiple:
         bound = Bound(-(-bound.packs // multiple) * multiple, "pack_multiple", bound.certificate)
     return bound
+
+
+def unchecked(
+    options: Mapping[str, Any], certificate: Certificate | CostCertificate | None, capacity: int, depth: int | None
+) -> str | None:
+    """Return why a certificate cannot be checked under the conditions in `options`; None if it can."""
+    align, squares, _ = _values(options)
+    if isinstance(certificate, CostCertificate):
+        if squares is None:
+            return "the plan has a cost certificate, and no max_squares to check it with"
+        return certificate.problem(capacity, squares, align)
+    return None if certificate is None else certificate.problem(capacity, depth)
+
+
+def even_limits(options: Mapping[str, Any], capacity: int) -> tuple[int, int]:
+    """Return the limit on squares under which packs are made even, and the multiple that sequences are padded to."""
+    align, squares, _ = _values(options)
+    return capacity**2 if squares is None else min(squares, capacity**2), align
 
 
 def _values(options: Mapping[str, Any]) -> tuple[int, int | None, int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,10 @@ from nopad.planning.conditions import (
     check_conditions,
     cut_packs,
     cut_strategies,
+    even_limits,
     within_squares,
 )
+from nopad.planning.costs import described, even_out, load_of, spreads, within
 from nopad.planning.ennlshp import ENNLSHP_OPTIONS, ennlshp
 from nopad.planning.ffd import ffd
 from nopad.planning.first_fit import first_fit
@@ -109,6 +112,9 @@ ARRIVAL_ALGORITHMS: dict[str, Algorithm] = {
 ALGORITHMS = tuple(sorted([*HISTOGRAM_ALGORITHMS, *ARRIVAL_ALGORITHMS]))
 QUICK_ALGORITHMS = ("auto", "ffd", "greedy", "lpfhp", "spfhp")  # the default algorithms of a table
 
+# Algorithms that plan by tokens and cost at once: how many steps of about a nanosecond each of their methods may take
+_WITHIN = {"auto": 1_000_000_000, "optimal": 10_000_000_000}
+_SLOW = {"auto": 4, "optimal": 20}  # attempts at even packs that solve linear programs
 MAX_DRAWN = 2**28  # 1 GiB of lengths
 MAX_COUNT = 2**62  # of one length, so that a share of them, rounded from a float, still fits in 64 bits
 
@@ -181,6 +187,8 @@ def complete_options(algorithm: str, options: Mapping[str, Any]) -> tuple[dict[s
         OptionError: an option is neither the algorithm's nor a condition, or its value is invalid.
     """
     chosen = {**HISTOGRAM_ALGORITHMS, **ARRIVAL_ALGORITHMS}[algorithm]
+    if options.get("even") is True and algorithm not in _WITHIN:
+        raise OptionError(f"even=True needs an algorithm that plans by cost: take {' or '.join(_WITHIN)}")
     conditions = {name: option.check(name, options.get(name, option.default)) for name, option in CONDITIONS.items()}
     own = {name: value for name, value in options.items() if name not in CONDITIONS}
     return chosen.complete(algorithm, own, CONDITIONS), conditions
@@ -195,6 +203,8 @@ def quick_algorithms(options: Mapping[str, Any]) -> list[str]:
     (['auto'], True)
     """
     own = {name for name in options if name not in CONDITIONS}
+    if options.get("even"):
+        return [name for name in QUICK_ALGORITHMS if name in _WITHIN]
     known = {**HISTOGRAM_ALGORITHMS, **ARRIVAL_ALGORITHMS}
     return [name for name in QUICK_ALGORITHMS if own <= known[name].options.keys()] or list(QUICK_ALGORITHMS)
 
@@ -213,18 +223,11 @@ def _plan_histogram(
     conditions: Mapping[str, Any],
 ) -> Plan:
     """Run a histogram algorithm, then make its packs meet the conditions."""
-    align = conditions["align"]
-    seen = rounded_histogram(histogram, align, capacity) if align > 1 else histogram
-    made = HISTOGRAM_ALGORITHMS[algorithm].run(seen, capacity, depth, **own)
-    if not isinstance(made, Planned):
-        made = Planned(strategies=made)
-    strategies = made.strategies
-    if align > 1:
-        strategies = real_strategies(strategies, histogram, align, capacity)
-    if conditions["max_squares"] is not None:
-        strategies = within_squares(strategies, capacity, depth, conditions["max_squares"], align)
+    made = _by_both(histogram, capacity, depth, algorithm, own, conditions)
+    if conditions["even"] and made.strategies:
+        made = _even(histogram, capacity, depth, algorithm, own, conditions, made)
     plan = Plan.from_strategies(
-        cut_strategies(strategies, conditions["pack_multiple"]),
+        cut_strategies(made.strategies, conditions["pack_multiple"]),
         histogram,
         capacity=capacity,
         depth=depth,
@@ -236,6 +239,78 @@ def _plan_histogram(
     )
     _check_made(plan, histogram)
     return plan
+
+
+def _by_both(
+    histogram: Histogram,
+    capacity: int,
+    depth: int | None,
+    algorithm: str,
+    own: Mapping[str, Any],
+    conditions: Mapping[str, Any],
+) -> Planned:
+    """Plan by tokens and squares where an algorithm can and the squares limit anything; otherwise by tokens."""
+    align, squares = conditions["align"], conditions["max_squares"]
+    if squares is None or squares >= capacity**2 or algorithm not in _WITHIN:
+        return _by_tokens(histogram, capacity, depth, algorithm, own, conditions)
+    return within(
+        histogram,
+        capacity,
+        depth,
+        squares,
+        align,
+        work=_WITHIN[algorithm],
+        exact=algorithm == "optimal",
+        by_tokens=lambda: _by_tokens(histogram, capacity, depth, algorithm, own, conditions).strategies,
+    )
+
+
+def _even(
+    histogram: Histogram,
+    capacity: int,
+    depth: int | None,
+    algorithm: str,
+    own: Mapping[str, Any],
+    conditions: Mapping[str, Any],
+    made: Planned,
+) -> Planned:
+    """Return an evener plan than `made`, with facts about both."""
+    load = load_of(histogram, capacity, depth, *even_limits(conditions, capacity))
+    free = {**conditions, "max_squares": None}
+    strategies, facts = even_out(
+        load,
+        made.strategies,
+        conditions["align"],
+        lambda depth: _by_tokens(histogram, capacity, depth, algorithm, own, free).strategies,
+        _WITHIN[algorithm] // 5,
+        _SLOW[algorithm],
+    )
+    strategies = cut_strategies(strategies, conditions["pack_multiple"])
+    facts["after"] = spreads(strategies)
+    return replace(
+        made, strategies=strategies, facts={**made.facts, "even": facts}, notes=(*made.notes, described(facts))
+    )
+
+
+def _by_tokens(
+    histogram: Histogram,
+    capacity: int,
+    depth: int | None,
+    algorithm: str,
+    own: Mapping[str, Any],
+    conditions: Mapping[str, Any],
+) -> Planned:
+    """Run a histogram algorithm, which knows of tokens alone, then cut what is too dear."""
+    align, squares = conditions["align"], conditions["max_squares"]
+    seen = rounded_histogram(histogram, align, capacity) if align > 1 else histogram
+    made = HISTOGRAM_ALGORITHMS[algorithm].run(seen, capacity, depth, **own)
+    if not isinstance(made, Planned):
+        made = Planned(strategies=made)
+    if align > 1:
+        made = replace(made, strategies=real_strategies(made.strategies, histogram, align, capacity))
+    if squares is not None:
+        made = replace(made, strategies=within_squares(made.strategies, capacity, depth, squares, align))
+    return made
 
 
 def _check_made(plan: Plan, histogram: Histogram) -> None:

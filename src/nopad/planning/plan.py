@@ -26,7 +26,9 @@ from nopad.histogram import Histogram, exact_dot, exact_sum
 from nopad.options import MAX_LENGTH
 from nopad.planning.bounds import Bound
 from nopad.planning.certificate import Certificate
-from nopad.planning.conditions import CONDITIONS, bound_under, broken_conditions
+from nopad.planning.conditions import CONDITIONS, bound_under, broken_conditions, even_limits, unchecked
+from nopad.planning.cost_certificate import CostCertificate
+from nopad.planning.costs import broken_evenness, load_of
 
 __all__ = ["Plan"]
 
@@ -77,7 +79,7 @@ class Plan:
         depth: int | None,
         algorithm: str,
         options: Mapping[str, Any] | None = None,
-        certificate: Certificate | None = None,
+        certificate: Certificate | CostCertificate | None = None,
         facts: Mapping[str, Any] | None = None,
         notes: tuple[str, ...] = (),
     ) -> Plan:
@@ -243,10 +245,13 @@ class Plan:
             for s in np.flatnonzero(sizes > self.depth)[:3]:
                 found.append(f"strategy {s} holds {sizes[s]} sequences, above the depth of {self.depth}")
         found += broken_conditions(self.options, self.strategies, self.capacity)
+        if self.options.get("even"):
+            load = load_of(self.histogram, self.capacity, self.depth, *even_limits(self.options, self.capacity))
+            found += broken_evenness(self.facts.get("even", {}), load, self.strategies)
         proof = self.bound.certificate
-        unchecked = None if proof is None else proof.problem(self.capacity, self.depth)
-        if unchecked is not None:
-            return [*found, unchecked]
+        problem = unchecked(self.options, proof, self.capacity, self.depth)
+        if problem is not None:
+            return [*found, problem]
         proven = bound_under(self.options, self.histogram, self.capacity, self.depth, self.bound.certificate)
         if self.bound.packs != proven.packs:
             found.append(f"lower bound is stated as {self.bound.packs}, {proven.packs} can be proven")
@@ -272,7 +277,9 @@ class Plan:
             "histogram_sha256": self.histogram.fingerprint,
         }
         proof = self.bound.certificate
-        if proof is not None:
+        if isinstance(proof, CostCertificate):
+            head["cost_certificate"] = {"units": list(proof.units), "steps": [list(step) for step in proof.steps]}
+        elif proof is not None:
             head["certificate"] = [list(step) for step in proof.steps]
         lines = [f'    {{"count": {count}, "lengths": {list(lengths)}}}' for count, lengths in self.strategies]
         # Indented JSON, but pairs of integers (a certificate may have thousands) on one line each.
@@ -367,15 +374,21 @@ def _from_document(document: Mapping[str, Any]) -> Plan:
         indptr=np.cumsum([0, *sizes], dtype=np.int64),
         lengths=np.array([length for _, lengths in strategies for length in lengths], dtype=np.int64),
         counts=np.array([count for count, _ in strategies], dtype=np.int64),
-        bound=Bound(bound["packs"], str(bound["proof"]), _certificate(document.get("certificate"))),
+        bound=Bound(bound["packs"], str(bound["proof"]), _certificate(document)),
         options=dict(document["options"]),
         facts=dict(document.get("facts", {})),
         notes=tuple(document["notes"]),
     )
 
 
-def _certificate(steps: Any) -> Certificate | None:
-    """Parse the steps of a certificate; malformed steps raise TypeError or ValueError."""
+def _certificate(document: Mapping[str, Any]) -> Certificate | CostCertificate | None:
+    """Parse the certificate of a plan; a malformed one raises KeyError, TypeError or ValueError."""
+    steps, both = document.get("certificate"), document.get("cost_certificate")
+    if both is not None:
+        if steps is not None:
+            raise ValueError("a plan has one certificate")
+        tokens, squares = both["units"]
+        return CostCertificate(tuple((length, value) for length, value in both["steps"]), (tokens, squares))
     if steps is None:
         return None
     if any(type(number) is not int for step in steps for number in step):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nopad.planning import Plan
+from nopad.planning import Certificate, Plan
 from nopad.planning.bounds import lower_bound
 
 __all__ = ["SMALLEST", "causes_of_padding"]
@@ -22,7 +22,8 @@ def causes_of_padding(plan: Plan) -> list[str]:
     ['80.0% of all slots: a pack holds at most 2 sequences here. A greater depth would fill them.']
     """
     histogram, capacity, certificate = plan.histogram, plan.capacity, plan.bound.certificate
-    free = lower_bound(histogram, capacity, None, certificate if plan.depth is None else None).packs
+    by_tokens = certificate if plan.depth is None and isinstance(certificate, Certificate) else None
+    free = lower_bound(histogram, capacity, None, by_tokens).packs
     deep = max(free, lower_bound(histogram, capacity, plan.depth).packs)
     under = max(deep, plan.lower_bound)
     few = "sequence" if plan.depth == 1 else "sequences"

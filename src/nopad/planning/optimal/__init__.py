@@ -144,6 +144,7 @@ class _Search:
             if self.budget.left > 2 * _SHORT:
                 with self.budget.part(_SHORT / self.budget.left):
                     self._steps()
+                    self._shallower()
             self._steps()
             self._shallower()
         except SolverError as error:

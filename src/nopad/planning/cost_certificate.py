@@ -1,0 +1,126 @@
+"""`CostCertificate`: values of lengths that prove how many packs two limits together ask for.
+
+As `nopad.planning.Certificate`, but a pack has two limits: `capacity` tokens, and `squares` for the sum of its squared
+lengths. Each length weighs ``floor(length * T / capacity)`` units of tokens and ``floor(length^2 * S / squares)`` units
+of squares. Rounded down, the weights of every possible pack add up to at most T and S; so a knapsack with these two
+integers as capacities finds at least the value of the best pack, and ``worth of all sequences / best`` packs are
+needed. A depth is not looked at, which can only lower the bound. O(steps x T x S).
+
+A certificate is refused if checking it takes more than `MAX_WORK` comparisons (half a minute) or `MAX_TABLE` numbers,
+if values could add up beyond 64 bits, or if a length with a value weighs no tokens.
+
+Source: dual feasible functions for vector packing, Alves, Valerio de Carvalho, Clautiaux, Rietz, "Multidimensional
+dual-feasible functions and fast lower bounds for the vector packing problem", 2014.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from nopad.errors import FormatError
+from nopad.histogram import Histogram
+
+__all__ = ["CostCertificate"]
+
+MAX_VALUE = 2**40
+MAX_UNITS = 2**20
+MAX_TABLE = 2**26  # 64-bit integers, half a gigabyte
+MAX_WORK = 2**36
+_MAX_WORTH = 2**62
+
+
+@dataclass(frozen=True)
+class CostCertificate:
+    """Values of lengths as rising steps ``((from length, value), ...)``, and the units (T, S) that lengths weigh in.
+
+    >>> proof = CostCertificate(((3, 1), (6, 4)), (12, 40))
+    >>> proof.best(capacity=12, squares=40)
+    4
+    >>> proof.bound(Histogram.from_lengths([6, 6, 3, 3, 3]), capacity=12, squares=40)
+    3
+    """
+
+    steps: tuple[tuple[int, int], ...]
+    units: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        """Refuse steps that do not rise, and units out of range."""
+        if any(type(number) is not int for pair in (*self.steps, self.units) for number in pair):
+            raise ValueError("a cost certificate needs integers")
+        rising = all(a[0] < b[0] and a[1] < b[1] for a, b in itertools.pairwise(self.steps))
+        if not rising or (self.steps and (min(self.steps[0]) < 1 or self.steps[-1][1] > MAX_VALUE)):
+            raise ValueError(f"cost certificate: steps must rise, from length 1 and value 1 up to {MAX_VALUE}")
+        if not all(1 <= unit <= MAX_UNITS for unit in self.units):
+            raise ValueError(f"cost certificate: units are from 1 to {MAX_UNITS}")
+
+    @classmethod
+    def of(cls, values: Iterable[tuple[int, int]], units: tuple[int, int]) -> CostCertificate:
+        """Return the certificate of ``(length, value)`` pairs by length; pairs without a higher value are dropped."""
+        steps: list[tuple[int, int]] = []
+        for length, value in values:
+            if value > (steps[-1][1] if steps else 0):
+                steps.append((length, value))
+        return cls(tuple(steps), units)
+
+    def _weights(self, capacity: int, squares: int, align: int) -> list[tuple[int, int, int]]:
+        """Return (tokens, squares, value) of the first length of each step that fits into a pack, in units."""
+        room, most = self.units
+        return [
+            (-(-length // align) * align * room // capacity, length * length * most // squares, value)
+            for length, value in self.steps
+            if length <= capacity and length * length <= squares
+        ]
+
+    def problem(self, capacity: int, squares: int, align: int = 1) -> str | None:
+        """Return why this certificate cannot be checked under these limits; None if it can."""
+        weights = self._weights(capacity, squares, align)
+        if not weights:
+            return None
+        (room, most), lightest = self.units, weights[0][0]
+        table = (room + 1) * (most + 1)
+        if lightest < 1:
+            return f"the cost certificate gives lengths a value that weigh nothing in {room} units of {capacity} tokens"
+        if table > MAX_TABLE or table * len(weights) > MAX_WORK:
+            return (
+                f"checking the cost certificate takes {table * len(weights):,} comparisons of {table:,} numbers; "
+                f"nopad makes at most {MAX_WORK:,} of {MAX_TABLE:,}"
+            )
+        if room // lightest * weights[-1][2] >= _MAX_WORTH:
+            return (
+                f"the values of the cost certificate, up to {weights[-1][2]}, add up to more than 64 bits in one pack"
+            )
+        return None
+
+    def best(self, capacity: int, squares: int, align: int = 1) -> int:
+        """Return a value that no pack exceeds.
+
+        Raises:
+            FormatError: the certificate cannot be checked; `problem` says why.
+        """
+        problem = self.problem(capacity, squares, align)
+        if problem is not None:
+            raise FormatError(problem)
+        weights = self._weights(capacity, squares, align)
+        if not weights:
+            return 0
+        from nopad.planning.costs._check_kernels import most_valuable
+
+        tokens, own, values = np.array(weights, dtype=np.int64).T.copy()
+        return int(most_valuable(tokens, own, values, *self.units))
+
+    def bound(self, histogram: Histogram, capacity: int, squares: int, align: int = 1) -> int:
+        """Return the number of packs that this certificate proves necessary.
+
+        Raises:
+            FormatError: the certificate cannot be checked; `problem` says why.
+        """
+        best = self.best(capacity, squares, align)
+        starts = np.array([length for length, _ in self.steps], dtype=np.int64)
+        values = [0, *(value for _, value in self.steps)]
+        at = np.searchsorted(starts, histogram.lengths, side="right").tolist()
+        worth = sum(values[i] * count for i, count in zip(at, histogram.counts.tolist(), strict=True))
+        return -(-worth // best) if best else 0

@@ -1,0 +1,72 @@
+"""Plans under two limits: tokens and cost, where the cost of a pack is the sum of the squares of its lengths.
+
+`within` plans with both limits from the start, for `auto` and `optimal`; the other algorithms plan by tokens, and the
+packs that are too dear are cut (`nopad.planning.conditions.within_squares`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nopad.histogram import Histogram
+from nopad.planning.algorithm import Planned, Strategies
+from nopad.planning.cost_certificate import CostCertificate
+from nopad.planning.costs.even import broken_evenness, described, even_out, spreads
+from nopad.planning.costs.guide import MOST_CAPACITY, MOST_FILLED, certify, fill, fits_memory, guide
+from nopad.planning.costs.spread import bound_of, load_of, spread
+
+__all__ = ["bound_of", "broken_evenness", "described", "even_out", "load_of", "spreads", "within"]
+
+_NEAR = 10_000  # one pack in so many above the bound is near enough for `auto`
+_GOOD = 2_000  # and where it is one in so many, slower methods are not tried
+_WORTHWHILE = 2_000  # a certificate is made where the linear program promises so much
+_FAR = 100  # where it is more, few sequences share a pack: dealing out is not for them
+
+
+def within(
+    histogram: Histogram,
+    capacity: int,
+    depth: int | None,
+    squares: int,
+    align: int = 1,
+    *,
+    work: int,
+    exact: bool,
+    by_tokens: Callable[[], Strategies] | None = None,
+) -> Planned:
+    """Return the best plan found whose packs have at most `capacity` tokens and `squares` squared tokens.
+
+    Each of the methods does about `work` steps of a nanosecond, and ends within one pack in 10,000 of the bound; with
+    `exact` at the bound. `by_tokens` makes a plan by tokens, cut to both limits: the better one where few packs are
+    too dear.
+
+    >>> made = within(Histogram.from_lengths([5, 5, 2, 2, 2, 2]), 9, None, 33, work=10**6, exact=True)
+    >>> made.strategies
+    [(2, (5, 2, 2))]
+    """
+    load = load_of(histogram, capacity, depth, squares, align)
+    if not load.counts.size:
+        return Planned(strategies=[], facts={"method": "spread"})
+    bound = bound_of(load)
+    near = 0 if exact else 1 + bound // _NEAR
+    made = spread(load, bound, bound + near, work)
+    best, packs, method = made.strategies(load.lengths), made.packs, "spread"
+    certificate: CostCertificate | None = None
+    notes: tuple[str, ...] = ()
+    good = bound + max(near, bound // _GOOD)
+    if packs > bound + bound // _FAR and by_tokens is not None:
+        cut = by_tokens()
+        if (total := sum(count for count, _ in cut)) < packs:
+            best, packs, method = cut, total, "by tokens, then cut"
+    if packs > good:
+        if not fits_memory(load):
+            notes = (
+                f"no column generation: a capacity above {MOST_CAPACITY:,}, or more than {MOST_FILLED:,} sequences",
+            )
+        elif (plan := guide(load, work)) is not None:
+            if plan.relaxed > bound + bound // _WORTHWHILE:
+                certificate = certify(plan, load, align, 2 * work)
+            filled = fill(plan, load, align, work)
+            if filled.packs < packs:
+                best, packs, method = filled.strategies(load.lengths), filled.packs, "column generation"
+    return Planned(strategies=best, certificate=certificate, facts={"method": method}, notes=notes)

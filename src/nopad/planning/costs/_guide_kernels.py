@@ -1,0 +1,135 @@
+"""Compiled loops of plans in units: the best patterns under given values, and real lengths in the slots of patterns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from nopad.planning.costs._kernels import COST, LINK, PACKS, PLACES, TOKENS
+from nopad.planning.optimal._kernels import linked
+
+
+@njit(cache=True, nogil=True)
+def knapsack(sizes: NDArray[Any], costs: NDArray[Any], values: NDArray[Any], table: NDArray[Any]) -> None:
+    """Fill ``table[j, r, c]`` with the highest value of at most j items of at most r units of size and c of cost.
+
+    `sizes` ascend. A table of one layer is for any number of items.
+    """
+    layers, rooms, money = table.shape
+    table[0] = 0
+    for j in range(max(1, layers - 1)):
+        layer = min(j + 1, layers - 1)
+        if layer:
+            table[layer] = table[j]
+        for r in range(sizes[0], rooms):
+            own, above = table[layer, r], table[layer, r - 1]
+            for c in range(money):
+                own[c] = max(own[c], above[c])
+            for i in range(sizes.shape[0]):
+                if sizes[i] > r:
+                    break
+                rest, cost, value = table[j, r - sizes[i]], costs[i], values[i]
+                for c in range(cost, money):
+                    own[c] = max(own[c], rest[c - cost] + value)
+
+
+@njit(cache=True, nogil=True)
+def patterns_with(
+    sizes: NDArray[Any],
+    costs: NDArray[Any],
+    values: NDArray[Any],
+    table: NDArray[Any],
+    first: NDArray[Any],
+    out: NDArray[Any],
+    used: NDArray[Any],
+) -> None:
+    """Read the best pattern that contains item ``first[p]``, for each p: item numbers ``out[p, :used[p]]``."""
+    layers, rooms, money = table.shape
+    for p in range(first.shape[0]):
+        out[p, 0] = first[p]
+        room, cost = rooms - 1 - sizes[first[p]], money - 1 - costs[first[p]]
+        at, i, j = 1, sizes.shape[0] - 1, max(0, layers - 2)
+        while i >= 0 and at < out.shape[1] and table[j, room, cost] > 0:
+            below = 0 if layers == 1 else j - 1
+            if below < 0:
+                break
+            fits = sizes[i] <= room and costs[i] <= cost and values[i] > 0
+            if fits and table[below, room - sizes[i], cost - costs[i]] + values[i] == table[j, room, cost]:
+                out[p, at] = i
+                at, room, cost, j = at + 1, room - sizes[i], cost - costs[i], below
+            else:
+                i -= 1
+        used[p] = at
+
+
+@njit(cache=True, nogil=True)
+def root(number: Any) -> Any:
+    """Return the integer square root."""
+    guess = np.int64(np.sqrt(np.float64(number)))
+    while guess * guess > number:
+        guess -= 1
+    while (guess + 1) * (guess + 1) <= number:
+        guess += 1
+    return guess
+
+
+@njit(cache=True, nogil=True)
+def fill_slots(
+    slots: NDArray[Any],
+    indptr: NDArray[Any],
+    copies: NDArray[Any],
+    edges: NDArray[Any],
+    middle: NDArray[Any],
+    limits: NDArray[Any],
+    align: int,
+    available: NDArray[Any],
+    below: NDArray[Any],
+    above: NDArray[Any],
+    packs: NDArray[Any],
+    links: NDArray[Any],
+) -> tuple[int, int]:
+    """Give real lengths to the slots of patterns, longest slot first; return the number of packs and of links made.
+
+    As `nopad.planning.optimal._kernels.fill_slots`, with a limit on the squares of a pack too: each slot but the last
+    takes the length of its range that brings the pack nearest to its planned tokens, the last the longest that fits.
+    Every pack is a class of its own in `packs`; its links name lengths, not items.
+    """
+    filled, at = 0, 0
+    for p in range(copies.shape[0]):
+        for _ in range(copies[p]):
+            room, cost, places, link, planned = limits[TOKENS], limits[COST], limits[PLACES], -1, 0.0
+            tokens = 0
+            for s in range(indptr[p], indptr[p + 1]):
+                u = slots[s]
+                planned += middle[u]
+                most = min(room // align * align, root(cost))
+                if places < 1:
+                    break
+                length = linked(below, most)
+                if s < indptr[p + 1] - 1:
+                    wanted = min(max(np.int64(planned - tokens + 0.5), edges[u]), edges[u + 1] - 1, most)
+                    shorter, longer = linked(below, wanted), linked(above, wanted)
+                    if longer > most or (longer >= edges[u + 1] and shorter > 0):
+                        length = shorter
+                    elif shorter < edges[u] or longer - wanted < wanted - shorter:
+                        length = longer
+                    else:
+                        length = shorter
+                if length == 0:
+                    continue
+                links[at, 0], links[at, 1], links[at, 2] = link, length, 1
+                link, at = at, at + 1
+                tokens += length
+                room, cost, places = room - (length + align - 1) // align * align, cost - length * length, places - 1
+                available[length] -= 1
+                if available[length] == 0:
+                    below[length] = length - 1
+                    above[length] = length + 1
+            if link >= 0:
+                packs[filled, TOKENS], packs[filled, COST], packs[filled, PLACES] = room, cost, places
+                packs[filled, PACKS], packs[filled, LINK] = 1, link
+                filled += 1
+    return filled, at

@@ -1,0 +1,263 @@
+"""Plans with two resources by column generation: a plan in units of tokens and of cost, filled with real lengths.
+
+Where packs hold a few sequences each, which of them share a pack decides everything. Lengths are rounded to a few
+hundred units, their squares to units of cost, both to the nearest, so that errors cancel. A linear program over
+patterns of units is priced by an exact knapsack with both resources (and the depth, where it limits). Its whole part is
+taken, the rest solved again. The patterns are only a guide: their slots get real lengths, and the plan is exact.
+
+Source: as `nopad.planning.optimal.units`; the pricing is the two-constraint knapsack of Gilmore and Gomory,
+"Multistage cutting stock problems of two and more dimensions", 1965.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.planning.cost_certificate import CostCertificate
+from nopad.planning.costs.spread import Load, Packed
+
+__all__ = ["MOST_CAPACITY", "MOST_FILLED", "Guide", "certify", "fill", "fits_memory", "guide"]
+
+_MOST_SIZES = 700
+_MOST_CELLS = 2**28  # sizes x units x units of cost x layers: what pricing once costs
+_RESOLUTIONS = ((1024, 256), (512, 256), (512, 128), (256, 128), (128, 64))
+_COLUMNS = 80
+_ROUNDS, _AGAIN = 200, 3  # of pricing: at first, and for each remainder
+_NEAR = 2e-5
+_WHOLE = 1e-6
+_SCALE = 2**40
+_FILLS, _FEW = 4, 40  # plans in units, one for what the other leaves over; ends at so few sequences
+_LEAST_LOOKS = 10**6
+_MOST_LAYERS = 32
+_SHALLOW = 2  # a depth of so many times the usual one is looked at only when slots are filled
+
+_UNITS = ((2048, 1024), (2048, 512), (1024, 512), (512, 256))  # of tokens and squares, in a certificate
+_SHORT = 32
+MOST_CAPACITY = 2**24  # filling slots takes 40 bytes per token of capacity
+MOST_FILLED = 2**22  # sequences, of 64 bytes each
+
+Pattern = tuple[int, ...]
+
+
+def fits_memory(load: Load) -> bool:
+    """Whether slots can be filled one by one."""
+    return bool(load.limits[0] <= MOST_CAPACITY) and sum(load.counts.tolist()) <= MOST_FILLED
+
+
+@dataclass(frozen=True)
+class Units:
+    """Sequences rounded to units of tokens and of cost.
+
+    Attributes:
+        sizes: units of tokens of each item, ascending, distinct; int64 ``[k]``.
+        costs: units of cost; int64 ``[k]``.
+        demand: number of each item.
+        room: units of tokens and of cost of a pack, and layers of the knapsack (1: the depth limits nothing).
+        edges: item i stands for the lengths from ``edges[i]`` up to ``edges[i + 1]`` (exclusive); int64 ``[k + 1]``.
+        middle: mean length of each item; float64 ``[k]``.
+    """
+
+    sizes: NDArray[np.int64]
+    costs: NDArray[np.int64]
+    demand: NDArray[np.int64]
+    room: tuple[int, int, int]
+    edges: NDArray[np.int64]
+    middle: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, load: Load, work: int) -> Units | None:
+        """Return units as fine as a pricing of at most `work` cells allows; None if even the coarsest take more."""
+        capacity, most, depth = load.limits.tolist()
+        usual = -(-capacity * int(load.counts.sum()) // int((load.counts * load.sizes).sum()))  # sequences per pack
+        for tokens, money in _RESOLUTIONS:
+            nearest = np.maximum(np.floor(load.sizes * (tokens / capacity) + 0.5).astype(np.int64), 1)
+            sizes, first, item = np.unique(nearest, return_index=True, return_inverse=True)
+            layers = 1 if depth >= min(tokens // int(sizes[0]), _SHALLOW * usual) else depth + 1
+            if sizes.size <= _MOST_SIZES and layers <= _MOST_LAYERS and sizes.size * tokens * money * layers <= work:
+                break
+        else:
+            return None
+        weights = load.counts.astype(np.float64)
+        number = np.bincount(item, weights)
+        demand = np.zeros(sizes.size, dtype=np.int64)
+        np.add.at(demand, item, load.counts)
+        middle = np.bincount(item, weights * load.lengths) / number
+        square = np.bincount(item, weights * load.costs.astype(np.float64)) / number
+        costs = np.minimum(np.floor(square * (money / most) + 0.5).astype(np.int64), money)
+        edges = np.append(load.lengths[first], load.lengths[-1] + 1)
+        return cls(
+            np.minimum(sizes, tokens), np.maximum.accumulate(costs), demand, (tokens, money, layers), edges, middle
+        )
+
+    def price(self, duals: NDArray[np.float64], table: NDArray[np.int64]) -> tuple[float, list[Pattern]]:
+        """Return the worth of the best pattern, and patterns worth more than a pack, best first."""
+        from nopad.planning.costs import _guide_kernels
+
+        values = np.maximum.accumulate(np.round(duals.clip(0, 1) * _SCALE).astype(np.int64))
+        _guide_kernels.knapsack(self.sizes, self.costs, values, table)
+        tokens, money, _ = self.room
+        around = values + table[max(0, table.shape[0] - 2), tokens - self.sizes, money - self.costs]
+        chosen = np.flatnonzero(around > _SCALE * (1 + 1e-9))
+        chosen = chosen[np.argsort(-around[chosen], kind="stable")][:_COLUMNS]
+        longest = tokens // int(self.sizes[0]) if table.shape[0] == 1 else table.shape[0] - 1
+        out = np.empty((chosen.size, longest + 1), dtype=np.int64)
+        used = np.empty(chosen.size, dtype=np.int64)
+        _guide_kernels.patterns_with(self.sizes, self.costs, values, table, chosen, out, used)
+        rows = zip(out.tolist(), used.tolist(), strict=True)
+        return int(table[-1, -1, -1]) / _SCALE, [tuple(sorted(row[:n], reverse=True)) for row, n in rows if n]
+
+
+@dataclass(frozen=True)
+class Guide:
+    """A plan in units: patterns, how often each, and the values of the items (a pack is worth at most about 1)."""
+
+    units: Units
+    packing: Counter[Pattern]
+    values: NDArray[np.float64]
+
+    @property
+    def relaxed(self) -> float:
+        """The packs that the linear program needs, in units: an estimate, no bound."""
+        return float(self.values @ self.units.demand)
+
+
+def guide(load: Load, work: int) -> Guide | None:
+    """Return a plan in units; None if it takes more than `work` steps, or the solver fails."""
+    from nopad.planning.optimal.budget import Budget
+    from nopad.planning.optimal.master import Master, Optimum, SolverError
+    from nopad.planning.optimal.pricing import Items
+    from nopad.planning.optimal.rounding import fill_demand
+
+    units = Units.of(load, min(_MOST_CELLS, work // 50))
+    if units is None:
+        return None
+    tokens, money, layers = units.room
+    step = units.sizes.size * tokens * money * max(1, layers - 1) // 2 + 10**7
+    master = Master(Items(units.sizes, units.demand, tokens, tokens))
+    depth = int(load.limits[2])
+    alike = np.minimum(np.minimum(tokens // units.sizes, money // np.maximum(units.costs, 1)), min(depth, tokens))
+    master.add([(i,) for i in range(units.sizes.size)])
+    master.add([(i,) * n for i, n in enumerate(alike.tolist())])
+    table = np.empty((layers, tokens + 1, money + 1), dtype=np.int64)
+    packing: Counter[Pattern] = Counter()
+    left = units.demand.copy()
+    values = np.empty(0)
+    solved: Optimum | None = None
+    rounds, budget = _ROUNDS, Budget(work / 10**9)
+    try:
+        while left.any() and rounds:
+            for _ in range(rounds):
+                again = master.solve(budget)
+                budget.charge(step)
+                if again is None:
+                    break
+                solved = again
+                best, found = units.price(solved.duals, table)
+                if best <= 1 + _NEAR or not master.add(found):
+                    break
+            if solved is None:
+                break
+            values = values if values.size else np.maximum.accumulate(solved.duals.clip(0, 1))
+            rounds = _AGAIN if again is not None and solved.packs > 1 else 0
+            whole = np.floor(solved.times + _WHOLE).astype(np.int64)
+            if not whole.any():
+                used = np.count_nonzero(solved.times > _WHOLE)
+                largest = np.argsort(-solved.times, kind="stable")[: 1 + used // 10]
+                whole[largest] = 1
+            taken = fill_demand(master.patterns[: whole.size], whole, left)
+            packing += taken
+            for pattern, count in taken.items():
+                np.subtract.at(left, list(pattern), count)
+            master.demand(left)
+    except SolverError:
+        pass  # what is packed so far is still a guide
+    return Guide(units, packing, values) if packing else None
+
+
+def certify(plan: Guide, load: Load, align: int, work: int) -> CostCertificate | None:
+    """Return a certificate made of the values of a plan in units; None if checking one takes more than `work` steps.
+
+    Between the mean lengths of the items, values are interpolated. A short length weighs much less than its share once
+    rounded down, so it is worth no more than that weight.
+    """
+    capacity = int(load.limits[0])
+    lengths = load.lengths
+    for units in _UNITS:
+        if lengths.size * units[0] * units[1] // 2 <= work:
+            break
+    else:
+        return None
+    values = np.interp(lengths, np.append(0, plan.units.middle), np.append(0, plan.values))
+    share = load.sizes * units[0] // capacity / units[0]
+    values = np.where(load.sizes * _SHORT < capacity, np.minimum(values, share), values)
+    whole = np.maximum.accumulate(np.floor(values * 2**30).astype(np.int64))
+    proof = CostCertificate.of(zip(lengths.tolist(), whole.tolist(), strict=True), units)
+    return None if proof.problem(capacity, int(load.limits[1]), align) else proof
+
+
+def fill(plan: Guide, load: Load, align: int, work: int) -> Packed:
+    """Return a plan of real lengths that follows a plan in units.
+
+    Sequences that found no slot are planned in units again, a few times; the last ones are placed by best-fit.
+    """
+    from nopad.planning.costs import _kernels
+
+    n = int(load.counts.sum())
+    classes, links = np.empty((n + 16, 5), dtype=np.int64), np.empty((n + 16, 3), dtype=np.int64)
+    used = linked = 0
+    left = load.counts.copy()
+    following: Guide | None = plan
+    for _ in range(_FILLS):
+        if following is None:
+            break
+        packs, links_made = _filled(following, load, align, left, classes[used:], links[linked:])
+        classes[used : used + packs, 4] += linked
+        links[linked : linked + links_made, 0] += np.where(links[linked : linked + links_made, 0] >= 0, linked, 0)
+        used, linked = used + packs, linked + links_made
+        present = np.flatnonzero(left)
+        if left.sum() < _FEW:
+            break
+        rest = Load(load.lengths[present], load.sizes[present], load.costs[present], left[present], load.limits)
+        following = guide(rest, work // 4)
+    made: Any = _kernels.best_fit(
+        load.sizes, load.costs, left, classes, used, links, linked, load.limits, max(work, _LEAST_LOOKS)
+    )
+    classes, used, links, linked, _ = made
+    return Packed(classes[:used], links[:linked])
+
+
+def _filled(
+    plan: Guide,
+    load: Load,
+    align: int,
+    left: NDArray[np.int64],
+    classes: NDArray[np.int64],
+    links: NDArray[np.int64],
+) -> tuple[int, int]:
+    """Give real lengths out of `left` to the slots of a plan; return how many packs and links that makes."""
+    from nopad.planning.costs import _guide_kernels
+
+    capacity = int(load.limits[0])
+    patterns = sorted(plan.packing.items(), reverse=True)
+    indptr = np.cumsum([0, *(len(pattern) for pattern, _ in patterns)])
+    slots = np.array([item for pattern, _ in patterns for item in pattern])
+    copies = np.array([count for _, count in patterns])
+    available = np.zeros(capacity + 2, dtype=np.int64)
+    available[load.lengths] = left
+    places = np.arange(capacity + 2)
+    present = available > 0
+    present[[0, -1]] = True
+    below = np.maximum.accumulate(np.where(present, places, 0))
+    above = np.minimum.accumulate(np.where(present, places, capacity + 1)[::-1])[::-1].copy()
+    units = plan.units
+    packs, linked = _guide_kernels.fill_slots(
+        slots, indptr, copies, units.edges, units.middle, load.limits, align, available, below, above, classes, links
+    )
+    links[:linked, 1] = np.searchsorted(load.lengths, links[:linked, 1])
+    left[:] = available[load.lengths]
+    return packs, linked

@@ -1,0 +1,171 @@
+"""Plans with two resources in milliseconds: open packs up front, deal out the long lengths, then fill up.
+
+As many packs are opened as a lower bound asks for. The sequences go to them longest first, each to the pack with most
+room, so that every pack gets a share of the dear ones; the last ones, which are short and cheap, go to the fullest pack
+that they fit into, so that the room left over is in few packs. What room means, how many packs are opened and where the
+second part begins are tried in a fixed order, until a plan is as good as asked for. O(distinct lengths x classes) steps
+each.
+
+Source: worst-fit with a fixed number of bins, as `nopad.planning.optimal.spread`; scores for several resources as in
+Panigrahy, Talwar, Uyeda, Wieder, "Heuristics for vector bin packing", 2011.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.histogram import Histogram
+from nopad.planning.algorithm import Strategies
+from nopad.planning.costs.bounds import fewest
+
+__all__ = ["Load", "Packed", "bound_of", "load_of", "spread"]
+
+UNLIMITED = 2**31 - 1  # as a depth
+_MOST_DEALT = 10**7  # steps of one try, of about 50 nanoseconds
+_MOST_LOOKS = 2 * 10**7  # packs looked at in one try, of about one nanosecond
+_DEAL = 50
+_SHARES = (0.0, 0.01, 0.03, 0.1, 0.2, 0.3)  # of the tokens, in the shortest sequences: placed by best-fit
+_SCORES = ((0, 0.5), (0, 0.7), (0, 1.0), (0, 1.5), (0, 3.0), (1, 0.5), (1, 1.0), (2, 1.0))
+_LOOK, _HOPELESS = 9, 1.05  # after so many tries a plan so far above the bound is not for this method
+_BEST_WAYS = 12
+_MORE = (0.0, 1e-4, 2e-4, 3e-4, 5e-4, 7e-4, 1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is to be packed, and the limits of a pack.
+
+    Attributes:
+        lengths: real lengths, ascending; int64 ``[k]``.
+        sizes: the tokens that each takes, >= 1, ascending; int64 ``[k]``.
+        costs: the cost of each, ascending; int64 ``[k]``.
+        counts: number of each, >= 0; int64 ``[k]``.
+        limits: most tokens, cost and sequences of a pack; int64 ``[3]``.
+    """
+
+    lengths: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    costs: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    limits: NDArray[np.int64]
+
+
+def load_of(histogram: Histogram, capacity: int, depth: int | None, squares: int, align: int = 1) -> Load:
+    """Return the sequences of a histogram, each padded to a multiple of `align`, and the limits of a pack."""
+    lengths = histogram.lengths
+    sizes = -(-lengths // align) * align
+    limits = np.array([capacity, squares, UNLIMITED if depth is None else depth], dtype=np.int64)
+    return Load(lengths, sizes, lengths**2, histogram.counts, limits)
+
+
+def bound_of(load: Load) -> int:
+    """Return the lower bound on packs that needs no certificate."""
+    capacity, most, depth = load.limits.tolist()
+    return fewest(load.sizes, load.costs, load.counts, capacity, most, None if depth == UNLIMITED else depth)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Classes of equal packs, as in `nopad.planning.costs._kernels`."""
+
+    classes: NDArray[np.int64]
+    links: NDArray[np.int64]
+
+    @property
+    def packs(self) -> int:
+        """Number of packs that hold something."""
+        return sum(self.classes[self.classes[:, 4] >= 0, 3].tolist())
+
+    def strategies(self, lengths: NDArray[np.int64]) -> Strategies:
+        """Return ``(count, lengths longest first)`` pairs."""
+        names, links = lengths.tolist(), self.links.tolist()
+        found = []
+        for *_, count, link in self.classes.tolist():
+            held: list[int] = []
+            while link >= 0:
+                link, item, copies = links[link]
+                held += [names[item]] * copies
+            if held:
+                found.append((count, tuple(sorted(held, reverse=True))))
+        return found
+
+
+def spread(load: Load, bound: int, enough: int, work: int) -> Packed:
+    """Return the best plan found; ends at `enough` packs or when `work` is spent.
+
+    `bound` is a number of packs that no plan can go below. Work is counted in packs looked at, so the plan is the same
+    on every machine.
+    """
+    least = np.cumsum(load.sizes * (load.counts / load.counts.sum()))
+    starts = [int(np.searchsorted(least, share * least[-1])) if share else 0 for share in _SHARES]
+    ways = [(first, kind, weight) for first in dict.fromkeys(starts) for kind, weight in _SCORES]
+    tries = _Tries(load, bound, enough, work)
+    ranked = []
+    for number, way in enumerate(ways):
+        ranked.append((tries.deal(bound, way), number))
+        if tries.over or (number >= _LOOK and min(ranked)[0] > bound * _HOPELESS):
+            return tries.finish(ways[min(ranked)[1]])
+    for more in _MORE:
+        packs = bound + 1 + int(bound * more)
+        for _, number in sorted(ranked)[:_BEST_WAYS]:
+            if tries.over or packs >= tries.packs:
+                return tries.finish(ways[number])
+            tries.deal(packs, ways[number])
+    return tries.finish(ways[min(ranked)[1]])
+
+
+class _Tries:
+    """The best plan so far, and the work that it took."""
+
+    def __init__(self, load: Load, bound: int, enough: int, work: int) -> None:
+        self.loads = (load.sizes, load.costs, np.ones_like(load.sizes))
+        self.load, self.bound, self.enough, self.work = load, bound, enough, work
+        self.best: Packed | None = None
+        self.packs = 2**63
+        self.used = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the plan is good enough, or the work is spent."""
+        return self.packs <= self.enough or self.used > self.work
+
+    def deal(self, packs: int, way: tuple[int, int, float], *, patient: bool = False) -> int:
+        """Open `packs` packs and pack everything in one way; return the packs that takes, or about that many.
+
+        If many of the sequences to be dealt out fit nowhere, the plan is finished only if `patient`.
+        """
+        from nopad.planning.costs import _kernels
+
+        load = self.load
+        first, kind, weight = way
+        left = load.counts.copy()
+        classes = np.empty((left.size + 16, 5), dtype=np.int64)
+        classes[0] = [*load.limits, packs, -1]
+        links = np.empty((8 * left.size + 16, 3), dtype=np.int64)
+        made: Any = _kernels.spread_out(
+            load.sizes, load.costs, left, classes, 1, links, 0, load.limits, first, kind, weight, _MOST_DEALT
+        )
+        classes, number, links, linked, steps = made
+        self.used += _DEAL * steps
+        stuck = max(left[first:] @ (own[first:] / most) for own, most in zip(self.loads, load.limits, strict=True))
+        if packs + stuck > max(1000, self.bound * _HOPELESS) and not patient:
+            return packs + int(stuck)
+        made = _kernels.best_fit(load.sizes, load.costs, left, classes, number, links, linked, load.limits, _MOST_LOOKS)
+        classes, number, links, linked, looks = made
+        self.used += looks
+        plan = Packed(classes[:number], links[:linked])
+        total = plan.packs
+        if total < self.packs:
+            self.best, self.packs = plan, total
+        return total
+
+    def finish(self, way: tuple[int, int, float]) -> Packed:
+        """Return the best plan."""
+        if self.best is None:
+            self.deal(self.bound, way, patient=True)
+        assert self.best is not None
+        return self.best

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nopad
+from nopad import Histogram, pack, plan
+from nopad.errors import OptionError
+from nopad.planning.costs import load_of
+from nopad.planning.costs.even import least_cap
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=60),
+    depth=st.none() | st.integers(2, 5),
+    align=st.sampled_from([1, 2]),
+    multiple=st.integers(1, 2),
+)
+def test_even_packs_keep_every_limit(judge, lengths, depth, align, multiple):
+    plain = plan(lengths, 40, depth=depth, align=align)
+    if -(-plain.packs // multiple) * multiple > len(lengths):
+        return
+    made = plan(lengths, 40, depth=depth, align=align, pack_multiple=multiple, even=True)
+    judge(made.strategies, lengths, 40, 1600, depth, align)
+    facts = made.facts["even"]
+    assert facts["most_packs"] <= 1.001 * plain.packs
+    assert made.packs <= -(-facts["most_packs"] // multiple) * multiple
+    assert facts["before"]["cap"] == max(sum(n * n for n in held) for _, held in plain.strategies)
+    assert facts["after"]["cap"] == max(sum(n * n for n in held) for _, held in made.strategies)
+    assert facts["after"]["cap"] <= facts["before"]["cap"]
+    assert made.problems() == []
+
+
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8), depth=st.none() | st.integers(2, 4))
+def test_the_least_cap_is_never_above_the_truth(least_packs, lengths, depth):
+    load = load_of(Histogram.from_lengths(lengths), 12, depth, 144)
+    for packs in range(least_packs(lengths, 12, 144, depth), len(lengths) + 1):
+        least = least_cap(load, packs)
+        true = next(most for most in range(max(lengths) ** 2, 145) if least_packs(lengths, 12, most, depth) <= packs)
+        assert least <= true
+
+
+def test_equal_lengths_no_longer_end_up_together():
+    lengths = np.clip(np.random.default_rng(0).lognormal(np.log(350), 1.1, 50_000), 1, 2048).astype(np.int64)
+    made = plan(lengths, 8192, even=True)
+    before, after = made.facts["even"]["before"], made.facts["even"]["after"]
+    assert before["cost_to_mean"] > 1.5
+    assert after["cost_to_mean"] < 1.02
+    assert after["depth_to_mean"] < 2 < before["depth_to_mean"]
+    assert made.packs <= 1.001 * plan(lengths, 8192).packs
+    assert "even packs: the dearest costs" in str(made)
+
+
+def test_only_where_cost_is_planned():
+    with pytest.raises(OptionError, match="even=True needs an algorithm that plans by cost: take auto or optimal"):
+        plan([3, 4], 8, algorithm="ffd", even=True)
+    assert len(pack([3, 4, 8], 8, even=True)) == 2
+    assert plan([], 8, even=True).packs == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda even: even["after"].update(cap=1), "cap of the packs is stated as 1, it is"),
+        (lambda even: even["after"].update(depth=1), "depth of the packs is stated as 1, it is"),
+        (lambda even: even.update(least_cap=10**6), "is stated as 1,000,000, "),
+        (lambda even: even.update(most_packs="9"), "the facts about evenness are incomplete"),
+        (lambda even: even.pop("after"), "the facts about evenness are incomplete"),
+    ],
+)
+def test_facts_that_are_not_true(tmp_path, change, problem):
+    path = tmp_path / "p.plan.json"
+    plan(np.random.default_rng(0).integers(1, 40, 300), 100, even=True).save(path)
+    assert nopad.verify(path) == []
+    document = json.loads(path.read_text())
+    change(document["facts"]["even"])
+    path.write_text(json.dumps(document))
+    assert any(problem in found for found in nopad.verify(path))
