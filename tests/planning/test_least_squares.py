@@ -132,7 +132,7 @@ def test_only_nnlshp_has_a_weighting(refuses):
     with refuses(
         OptionError,
         "algorithm 'ennlshp' has no option 'weighting' (it has: granularity, remainder, rounding; "
-        "every algorithm has: align, max_squares, pack_multiple)",
+        "every algorithm has: align, even, max_squares, pack_multiple)",
     ):
         plan([1], 8, algorithm="ennlshp", weighting="fixed")
 
