@@ -62,6 +62,14 @@ def test_published_histograms(request, name, capacity, depth, packs, bound):
     assert made.notes == ()
 
 
+@pytest.mark.shared
+@pytest.mark.parametrize(("depth", "packs"), [(3, 8_143_829), (4, 8_135_727), (None, 8_135_727)])
+def test_wikipedia_to_the_last_pack(wikipedia, depth, packs):
+    made = plan(wikipedia, 512, depth=depth, algorithm="optimal")
+    assert made.packs == made.lower_bound == packs
+    assert made.problems() == []
+
+
 def drawn(n, median, sigma, most, seed=0):
     lengths = np.random.default_rng(seed).lognormal(np.log(median), sigma, n)
     return np.clip(np.round(lengths), 1, most).astype(np.int64)

@@ -102,7 +102,7 @@ def even_out(
             best, high = found, max(least, max(_squares(lengths) for _, lengths in found))
         else:
             low = most
-        if high - low <= high // _FINE or high <= least:
+        if high - low <= max(1, high // _FINE):  # `low` is not attainable, or is the least
             break
         most = (low + high) // 2
     search.slow = slow
