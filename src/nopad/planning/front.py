@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -169,7 +169,7 @@ def plan(
         )
     check_conditions(conditions, histogram, capacity)
     if algorithm in HISTOGRAM_ALGORITHMS:
-        return _plan_histogram(histogram, capacity, depth, algorithm, own, conditions)
+        return _Run(histogram, capacity, depth, algorithm, own, conditions).plan()
     notes: tuple[str, ...] = ()
     if isinstance(given, Histogram):
         lengths = _drawn_order(histogram, algorithm, seed)
@@ -214,103 +214,81 @@ def _given(conditions: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in conditions.items() if value != CONDITIONS[name].default}
 
 
-def _plan_histogram(
-    histogram: Histogram,
-    capacity: int,
-    depth: int | None,
-    algorithm: str,
-    own: Mapping[str, Any],
-    conditions: Mapping[str, Any],
-) -> Plan:
-    """Run a histogram algorithm, then make its packs meet the conditions."""
-    made = _by_both(histogram, capacity, depth, algorithm, own, conditions)
-    if conditions["even"] and made.strategies:
-        made = _even(histogram, capacity, depth, algorithm, own, conditions, made)
-    plan = Plan.from_strategies(
-        cut_strategies(made.strategies, conditions["pack_multiple"]),
-        histogram,
-        capacity=capacity,
-        depth=depth,
-        algorithm=algorithm,
-        options=dict(own) | _given(conditions),
-        certificate=made.certificate,
-        facts=made.facts,
-        notes=made.notes,
-    )
-    _check_made(plan, histogram)
-    return plan
+@dataclass(frozen=True)
+class _Run:
+    """A histogram algorithm with its options, the conditions, and what it is to plan."""
 
+    histogram: Histogram
+    capacity: int
+    depth: int | None
+    algorithm: str
+    own: Mapping[str, Any]
+    conditions: Mapping[str, Any]
 
-def _by_both(
-    histogram: Histogram,
-    capacity: int,
-    depth: int | None,
-    algorithm: str,
-    own: Mapping[str, Any],
-    conditions: Mapping[str, Any],
-) -> Planned:
-    """Plan by tokens and squares where an algorithm can and the squares limit anything; otherwise by tokens."""
-    align, squares = conditions["align"], conditions["max_squares"]
-    if squares is None or squares >= capacity**2 or algorithm not in _WITHIN:
-        return _by_tokens(histogram, capacity, depth, algorithm, own, conditions)
-    return within(
-        histogram,
-        capacity,
-        depth,
-        squares,
-        align,
-        work=_WITHIN[algorithm],
-        exact=algorithm == "optimal",
-        by_tokens=lambda: _by_tokens(histogram, capacity, depth, algorithm, own, conditions).strategies,
-    )
+    def plan(self) -> Plan:
+        """Run the algorithm, then make its packs meet the conditions."""
+        made = self._by_both()
+        if self.conditions["even"] and made.strategies:
+            made = self._evener(made)
+        plan = Plan.from_strategies(
+            cut_strategies(made.strategies, self.conditions["pack_multiple"]),
+            self.histogram,
+            capacity=self.capacity,
+            depth=self.depth,
+            algorithm=self.algorithm,
+            options=dict(self.own) | _given(self.conditions),
+            certificate=made.certificate,
+            facts=made.facts,
+            notes=made.notes,
+        )
+        _check_made(plan, self.histogram)
+        return plan
 
+    def _by_both(self) -> Planned:
+        """Plan by tokens and squares where the algorithm can and the squares limit anything; otherwise by tokens."""
+        align, squares = self.conditions["align"], self.conditions["max_squares"]
+        if squares is None or squares >= self.capacity**2 or self.algorithm not in _WITHIN:
+            return self._by_tokens(self.depth, squares)
+        return within(
+            self.histogram,
+            self.capacity,
+            self.depth,
+            squares,
+            align,
+            work=_WITHIN[self.algorithm],
+            exact=self.algorithm == "optimal",
+            by_tokens=lambda: self._by_tokens(self.depth, squares).strategies,
+        )
 
-def _even(
-    histogram: Histogram,
-    capacity: int,
-    depth: int | None,
-    algorithm: str,
-    own: Mapping[str, Any],
-    conditions: Mapping[str, Any],
-    made: Planned,
-) -> Planned:
-    """Return an evener plan than `made`, with facts about both."""
-    load = load_of(histogram, capacity, depth, *even_limits(conditions, capacity))
-    free = {**conditions, "max_squares": None}
-    strategies, facts = even_out(
-        load,
-        made.strategies,
-        conditions["align"],
-        lambda depth: _by_tokens(histogram, capacity, depth, algorithm, own, free).strategies,
-        _WITHIN[algorithm] // 5,
-        _SLOW[algorithm],
-    )
-    strategies = cut_strategies(strategies, conditions["pack_multiple"])
-    facts["after"] = spreads(strategies)
-    return replace(
-        made, strategies=strategies, facts={**made.facts, "even": facts}, notes=(*made.notes, described(facts))
-    )
+    def _evener(self, made: Planned) -> Planned:
+        """Return an evener plan than `made`, with facts about both."""
+        load = load_of(self.histogram, self.capacity, self.depth, *even_limits(self.conditions, self.capacity))
+        strategies, facts = even_out(
+            load,
+            made.strategies,
+            self.conditions["align"],
+            lambda depth: self._by_tokens(depth, None).strategies,
+            _WITHIN[self.algorithm] // 5,
+            _SLOW[self.algorithm],
+        )
+        strategies = cut_strategies(strategies, self.conditions["pack_multiple"])
+        facts["after"] = spreads(strategies)
+        return replace(
+            made, strategies=strategies, facts={**made.facts, "even": facts}, notes=(*made.notes, described(facts))
+        )
 
-
-def _by_tokens(
-    histogram: Histogram,
-    capacity: int,
-    depth: int | None,
-    algorithm: str,
-    own: Mapping[str, Any],
-    conditions: Mapping[str, Any],
-) -> Planned:
-    """Run a histogram algorithm, which knows of tokens alone, then cut what is too dear."""
-    align, squares = conditions["align"], conditions["max_squares"]
-    seen = rounded_histogram(histogram, align, capacity) if align > 1 else histogram
-    made = HISTOGRAM_ALGORITHMS[algorithm].run(seen, capacity, depth, **own)
-    if not isinstance(made, Planned):
-        made = Planned(strategies=made)
-    if align > 1:
-        made = replace(made, strategies=real_strategies(made.strategies, histogram, align, capacity))
-    if squares is not None:
-        made = replace(made, strategies=within_squares(made.strategies, capacity, depth, squares, align))
-    return made
+    def _by_tokens(self, depth: int | None, squares: int | None) -> Planned:
+        """Run the algorithm, which knows of tokens alone, then cut what is too dear."""
+        align = self.conditions["align"]
+        seen = rounded_histogram(self.histogram, align, self.capacity) if align > 1 else self.histogram
+        made = HISTOGRAM_ALGORITHMS[self.algorithm].run(seen, self.capacity, depth, **self.own)
+        if not isinstance(made, Planned):
+            made = Planned(strategies=made)
+        if align > 1:
+            made = replace(made, strategies=real_strategies(made.strategies, self.histogram, align, self.capacity))
+        if squares is not None:
+            made = replace(made, strategies=within_squares(made.strategies, self.capacity, depth, squares, align))
+        return made
 
 
 def _check_made(plan: Plan, histogram: Histogram) -> None:

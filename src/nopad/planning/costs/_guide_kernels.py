@@ -9,7 +9,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from nopad.planning.costs._kernels import COST, LINK, PACKS, PLACES, TOKENS
-from nopad.planning.optimal._kernels import linked
+from nopad.planning.optimal._kernels import linked, near, use
 
 
 @njit(cache=True, nogil=True)
@@ -110,24 +110,14 @@ def fill_slots(
                     break
                 length = linked(below, most)
                 if s < indptr[p + 1] - 1:
-                    wanted = min(max(np.int64(planned - tokens + 0.5), edges[u]), edges[u + 1] - 1, most)
-                    shorter, longer = linked(below, wanted), linked(above, wanted)
-                    if longer > most or (longer >= edges[u + 1] and shorter > 0):
-                        length = shorter
-                    elif shorter < edges[u] or longer - wanted < wanted - shorter:
-                        length = longer
-                    else:
-                        length = shorter
+                    length = near(planned - tokens, edges[u], edges[u + 1], most, below, above)
                 if length == 0:
                     continue
                 links[at, 0], links[at, 1], links[at, 2] = link, length, 1
                 link, at = at, at + 1
                 tokens += length
                 room, cost, places = room - (length + align - 1) // align * align, cost - length * length, places - 1
-                available[length] -= 1
-                if available[length] == 0:
-                    below[length] = length - 1
-                    above[length] = length + 1
+                use(length, available, below, above)
             if link >= 0:
                 packs[filled, TOKENS], packs[filled, COST], packs[filled, PLACES] = room, cost, places
                 packs[filled, PACKS], packs[filled, LINK] = 1, link

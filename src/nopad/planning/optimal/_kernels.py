@@ -85,6 +85,31 @@ def linked(links: NDArray[Any], length: int) -> int:
 
 
 @njit(cache=True, nogil=True)
+def near(planned: float, low: int, high: int, most: int, below: NDArray[Any], above: NDArray[Any]) -> int:
+    """Return the available length from `low` up to `high` (exclusive) that is nearest to `planned`, and at most `most`.
+
+    If there is none in this range, the length may be shorter; 0 if no available one fits. `below` and `above` are those
+    of `fill_slots`.
+    """
+    wanted: Any = min(max(np.int64(planned + 0.5), low), high - 1, most)
+    shorter, longer = linked(below, wanted), linked(above, wanted)
+    if longer > most or (longer >= high and shorter > 0):
+        return shorter
+    if shorter < low or longer - wanted < wanted - shorter:
+        return longer
+    return shorter
+
+
+@njit(cache=True, nogil=True)
+def use(length: int, available: NDArray[Any], below: NDArray[Any], above: NDArray[Any]) -> None:
+    """Take one sequence of a length; the last one links the length to its neighbours, so that searches skip it."""
+    available[length] -= 1
+    if available[length] == 0:
+        below[length] = length - 1
+        above[length] = length + 1
+
+
+@njit(cache=True, nogil=True)
 def fill_slots(
     slots: NDArray[Any],
     indptr: NDArray[Any],
@@ -117,24 +142,13 @@ def fill_slots(
                 room = capacity - tokens
                 length = linked(below, room)
                 if s < indptr[p + 1] - 1:
-                    wanted = min(max(np.int64(planned - tokens + 0.5), edges[u]), edges[u + 1] - 1, room)
-                    shorter, longer = linked(below, wanted), linked(above, wanted)
-                    if longer > room or (longer >= edges[u + 1] and shorter > 0):
-                        length = shorter
-                    elif shorter < edges[u] or longer - wanted < wanted - shorter:
-                        length = longer
-                    else:
-                        length = shorter
+                    length = near(planned - tokens, edges[u], edges[u + 1], room, below, above)
                 if length == 0:
                     continue
                 out[at] = length
                 at += 1
                 tokens += length
-                available[length] -= 1
-                if available[length] == 0:
-                    # No sequence of this length is left: link it to its neighbours, so that searches skip it.
-                    below[length] = length - 1
-                    above[length] = length + 1
+                use(length, available, below, above)
             if at > begin:
                 filled += 1
                 packs[filled] = at
