@@ -140,14 +140,14 @@ def one_by_one():
 
 @pytest.fixture(scope="session")
 def fewest():
-    """The optimum by branch and bound over all placements."""
+    """`fewest(lengths, capacity, depth, squares, align)`: the optimum by branch and bound over all placements."""
     return _fewest
 
 
-def _fewest(lengths, capacity, depth):
-    """The optimum by branch and bound over all placements."""
+def _fewest(lengths, capacity, depth=None, squares=None, align=1):
     best = len(lengths)
     ordered = sorted(lengths, reverse=True)
+    most = sum(n * n for n in lengths) if squares is None else squares
 
     def place(i, packs):
         nonlocal best
@@ -156,10 +156,12 @@ def _fewest(lengths, capacity, depth):
         if i == len(ordered):
             best = len(packs)
             return
-        for p, (room, used) in enumerate(packs):
-            if room >= ordered[i] and (depth is None or used < depth) and (room, used) not in packs[:p]:
-                place(i + 1, [*packs[:p], (room - ordered[i], used + 1), *packs[p + 1 :]])
-        place(i + 1, [*packs, (capacity - ordered[i], 1)])
+        size, cost = -(-ordered[i] // align) * align, ordered[i] ** 2
+        for p, (room, money, used) in enumerate(packs):
+            fits = room >= size and money >= cost and (depth is None or used < depth)
+            if fits and packs[p] not in packs[:p]:
+                place(i + 1, [*packs[:p], (room - size, money - cost, used + 1), *packs[p + 1 :]])
+        place(i + 1, [*packs, (capacity - size, most - cost, 1)])
 
     place(0, [])
     return best

@@ -36,11 +36,11 @@ def test_even_packs_keep_every_limit(judge, lengths, depth, align, multiple):
 
 
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8), depth=st.none() | st.integers(2, 4))
-def test_the_least_cap_is_never_above_the_truth(least_packs, lengths, depth):
+def test_the_least_cap_is_never_above_the_truth(fewest, lengths, depth):
     load = load_of(Histogram.from_lengths(lengths), 12, depth, 144)
-    for packs in range(least_packs(lengths, 12, 144, depth), len(lengths) + 1):
+    for packs in range(fewest(lengths, 12, depth, 144), len(lengths) + 1):
         least = least_cap(load, packs)
-        true = next(most for most in range(max(lengths) ** 2, 145) if least_packs(lengths, 12, most, depth) <= packs)
+        true = next(most for most in range(max(lengths) ** 2, 145) if fewest(lengths, 12, depth, most) <= packs)
         assert least <= true
 
 

@@ -21,9 +21,9 @@ def total(strategies):
     squares=st.integers(144, 260),
     align=st.sampled_from([1, 2, 4]),
 )
-def test_between_the_bound_and_the_truth(judge, least_packs, lengths, depth, squares, align):
+def test_between_the_bound_and_the_truth(judge, fewest, lengths, depth, squares, align):
     capacity = 24
-    possible = least_packs(lengths, capacity, squares, depth, align)
+    possible = fewest(lengths, capacity, depth, squares, align)
     histogram = Histogram.from_lengths(lengths)
     assert bound_of(load_of(histogram, capacity, depth, squares, align)) <= possible
     made = within(histogram, capacity, depth, squares, align, work=10**8, exact=True)
