@@ -1,7 +1,7 @@
 """Plans under two limits: tokens and cost, where the cost of a pack is the sum of the squares of its lengths.
 
-`within` plans with both limits from the start, for `auto` and `optimal`; the other algorithms plan by tokens, and the
-packs that are too dear are cut (`nopad.planning.conditions.within_squares`).
+`within` plans with both limits from the start, for `auto` and `optimal`. The other algorithms plan by tokens, and packs
+above the limit on cost are cut afterwards (`nopad.planning.conditions.within_squares`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from nopad.planning.costs.spread import bound_of, load_of, spread
 
 __all__ = ["bound_of", "broken_evenness", "described", "even_out", "load_of", "spreads", "within"]
 
-_NEAR = 10_000  # one pack in so many above the bound is near enough for `auto`
-_GOOD = 2_000  # and where it is one in so many, slower methods are not tried
-_WORTHWHILE = 2_000  # a certificate is made where the linear program promises so much
-_FAR = 100  # where it is more, few sequences share a pack: dealing out is not for them
+_NEAR = 10_000  # `auto` ends at 1 + bound // _NEAR packs above the bound
+_GOOD = 2_000  # no slower method is tried for a plan at most bound // _GOOD packs above the bound
+_WORTHWHILE = 2_000  # a certificate is made where the linear program needs bound // _WORTHWHILE packs above the bound
+_FAR = 100  # `by_tokens` is tried where `spread` needs bound // _FAR packs more: then few sequences share a pack
 
 
 def within(
@@ -34,11 +34,12 @@ def within(
     exact: bool,
     by_tokens: Callable[[], Strategies] | None = None,
 ) -> Planned:
-    """Return the best plan found whose packs have at most `capacity` tokens and `squares` squared tokens.
+    """Return the best plan found whose packs have at most `capacity` tokens, and `squares` as sum of squared lengths.
 
-    Each of the methods does about `work` steps of a nanosecond, and ends within one pack in 10,000 of the bound; with
-    `exact` at the bound. `by_tokens` makes a plan by tokens, cut to both limits: the better one where few packs are
-    too dear.
+    Each sequence takes its length rounded up to a multiple of `align` tokens. Each of the methods tried takes about
+    `work` nanoseconds of steps. The search ends early at a plan of at most ``1 + bound // 10,000`` packs above the
+    lower bound, with `exact` only at the bound. `by_tokens` plans without the limit on squares and then cuts packs to
+    it, which is better where few packs need a cut. The plan's facts name the method that made it.
 
     >>> made = within(Histogram.from_lengths([5, 5, 2, 2, 2, 2]), 9, None, 33, work=10**6, exact=True)
     >>> made.strategies
@@ -61,7 +62,8 @@ def within(
     if packs > good:
         if not fits_memory(load):
             notes = (
-                f"no column generation: a capacity above {MOST_CAPACITY:,}, or more than {MOST_FILLED:,} sequences",
+                f"no column generation: the capacity is above {MOST_CAPACITY:,}, or there are more than "
+                f"{MOST_FILLED:,} sequences",
             )
         elif (plan := guide(load, work)) is not None:
             if plan.relaxed > bound + bound // _WORTHWHILE:

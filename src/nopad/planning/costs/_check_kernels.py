@@ -1,4 +1,4 @@
-"""The compiled loop that checks a certificate of tokens and squares. It shares no code with the planner."""
+"""The compiled loop that checks a `CostCertificate`. It shares no code with the planner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 @njit(cache=True, nogil=True)
 def most_valuable(tokens: NDArray[Any], squares: NDArray[Any], values: NDArray[Any], room: int, most: int) -> int:
-    """Return the highest total of `values` in a pack of `room` and `most`; `tokens` ascend from 1 or more."""
+    """Return the highest total value of items whose tokens add up to at most `room`, and squares to at most `most`.
+
+    Item i, which may be used repeatedly, has ``tokens[i]`` (>= 1, ascending), ``squares[i]`` and ``values[i]``; int64.
+    """
     worth = np.zeros((room + 1, most + 1), dtype=np.int64)
     for r in range(tokens[0], room + 1):
         own, above = worth[r], worth[r - 1]

@@ -1,4 +1,7 @@
-"""Compiled loops of plans in units: the best patterns under given values, and real lengths in the slots of patterns."""
+"""Compiled loops of `nopad.planning.costs.guide`: the most valuable patterns, and real lengths for their slots.
+
+A pattern is a multiset of item numbers that fits into a pack, by tokens, cost and depth.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ from nopad.planning.optimal._kernels import linked, near, use
 
 @njit(cache=True, nogil=True)
 def knapsack(sizes: NDArray[Any], costs: NDArray[Any], values: NDArray[Any], table: NDArray[Any]) -> None:
-    """Fill ``table[j, r, c]`` with the highest value of at most j items of at most r units of size and c of cost.
+    """Fill ``table[j, r, c]`` with the highest total value of at most j items with a size of r and a cost of c at most.
 
-    `sizes` ascend. A table of one layer is for any number of items.
+    `table` is int64 ``[layers, most size + 1, most cost + 1]``; with one layer the number of items has no limit. Sizes
+    and costs of items add up; `sizes` ascend, and an item may be used repeatedly.
     """
     layers, rooms, money = table.shape
     table[0] = 0
@@ -46,7 +50,10 @@ def patterns_with(
     out: NDArray[Any],
     used: NDArray[Any],
 ) -> None:
-    """Read the best pattern that contains item ``first[p]``, for each p: item numbers ``out[p, :used[p]]``."""
+    """For each p, write to ``out[p, :used[p]]`` the items of the most valuable pattern that contains item ``first[p]``.
+
+    `table` is that of `knapsack`. After ``first[p]`` the items are in order of size, largest first.
+    """
     layers, rooms, money = table.shape
     for p in range(first.shape[0]):
         out[p, 0] = first[p]
@@ -67,7 +74,7 @@ def patterns_with(
 
 @njit(cache=True, nogil=True)
 def root(number: Any) -> Any:
-    """Return the integer square root."""
+    """Return the square root of an integer (int64, >= 0), rounded down."""
     guess = np.int64(np.sqrt(np.float64(number)))
     while guess * guess > number:
         guess -= 1
@@ -91,11 +98,12 @@ def fill_slots(
     packs: NDArray[Any],
     links: NDArray[Any],
 ) -> tuple[int, int]:
-    """Give real lengths to the slots of patterns, longest slot first; return the number of packs and of links made.
+    """Fill ``copies[p]`` packs by each pattern p, a real length for each item; return (number of packs, of links).
 
-    As `nopad.planning.optimal._kernels.fill_slots`, with a limit on the squares of a pack too: each slot but the last
-    takes the length of its range that brings the pack nearest to its planned tokens, the last the longest that fits.
-    Every pack is a class of its own in `packs`; its links name lengths, not items.
+    As `nopad.planning.optimal._kernels.fill_slots`, but a pack also keeps `limits`: most tokens, with every length
+    rounded up to a multiple of `align`, most sum of squares, and most sequences. The packs are written as rows of
+    `packs` and `links` (classes and links of `nopad.planning.costs._kernels`): one class for each pack, and links that
+    name lengths instead of items.
     """
     filled, at = 0, 0
     for p in range(copies.shape[0]):

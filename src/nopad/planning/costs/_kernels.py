@@ -1,8 +1,10 @@
-"""Compiled loops that place sequences, longest first, on classes of equal packs with two or three resources.
+"""Compiled loops that place sequences, longest first, into packs with limits on tokens, cost and number of sequences.
 
-A class is a row of int64: free tokens, free cost, free places, number of packs, and the last link of its content. A
-link is (link below, item, copies), so packs that part later share what they held before. Scores are floats, made of
-one division each, which every machine rounds alike; ties go to the class opened first.
+Item i stands for all sequences of one length: ``sizes[i]`` tokens and ``costs[i]`` each, both ascending. Equal packs
+are one class, a row of int64: free tokens, free cost, free places (sequences), number of packs, and the row of the last
+link of their content (-1: empty). A link is a row of int64 too: the link below it (-1: none), an item, and its copies;
+so classes that are divided share the links of what they held before. Where classes are chosen by a score, a float that
+every machine rounds alike, ties go to the class opened first.
 """
 
 from __future__ import annotations
@@ -13,14 +15,19 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-TOKENS, COST, PLACES, PACKS, LINK = 0, 1, 2, 3, 4
-SHELVES = 2048
+TOKENS, COST, PLACES, PACKS, LINK = 0, 1, 2, 3, 4  # columns of a class
+SHELVES = 2048  # ranges of free tokens, by which `best_fit` finds a class
 SMALLEST, SUM, COST_ONLY = 0, 1, 2  # kinds of score
 
 
 @njit(cache=True, nogil=True)
 def score(pack: NDArray[Any], limits: NDArray[Any], kind: int, weight: float) -> Any:
-    """Return how empty a pack is; -1 if it has no place left."""
+    """Return how empty a pack is, from the free shares of its `limits`; -1 if it may hold no further sequence.
+
+    `pack` is a class (see the module); both arrays begin with tokens, cost, sequences. The score is by `kind` the
+    smallest free share, the sum of tokens and cost, or the smaller one of cost and sequences; the share of cost counts
+    `weight` times in the first two.
+    """
     if pack[PLACES] < 1:
         return -1.0
     tokens, cost, places = pack[TOKENS] / limits[TOKENS], pack[COST] / limits[COST], pack[PLACES] / limits[PLACES]
@@ -33,7 +40,10 @@ def score(pack: NDArray[Any], limits: NDArray[Any], kind: int, weight: float) ->
 
 @njit(cache=True, nogil=True)
 def sift_up(scores: NDArray[Any], heap: NDArray[Any], at: int, value: float, number: int) -> None:
-    """Put class `number` into the heap from place `at` up."""
+    """Put class `number` with score `value` into the heap at the free place `at`, or above it where it belongs.
+
+    ``heap[i]`` is a class and ``scores[i]`` its score; the highest score is first, of equal ones the lowest class.
+    """
     while at > 0:
         above = (at - 1) >> 1
         if scores[above] > value or (scores[above] == value and heap[above] < number):
@@ -45,7 +55,10 @@ def sift_up(scores: NDArray[Any], heap: NDArray[Any], at: int, value: float, num
 
 @njit(cache=True, nogil=True)
 def sift_down(scores: NDArray[Any], heap: NDArray[Any], size: int, value: float, number: int) -> None:
-    """Put class `number` into the heap of `size` classes in place of its first, and down from there."""
+    """Replace the first of the `size` classes of the heap by class `number` with score `value`; move it down to order.
+
+    ``heap[i]`` is a class and ``scores[i]`` its score; the highest score is first, of equal ones the lowest class.
+    """
     at = 0
     while 2 * at + 1 < size:
         below = 2 * at + 1
@@ -63,7 +76,7 @@ def sift_down(scores: NDArray[Any], heap: NDArray[Any], size: int, value: float,
 
 @njit(cache=True, nogil=True)
 def grown(rows: NDArray[Any], used: int) -> NDArray[Any]:
-    """Return `rows` with room for at least two more than `used`."""
+    """Return `rows`, or a larger copy of the first `used`, with at least two free rows after these."""
     if used + 2 <= rows.shape[0]:
         return rows
     larger = np.empty((2 * rows.shape[0] + 2, rows.shape[1]), dtype=np.int64)
@@ -75,9 +88,9 @@ def grown(rows: NDArray[Any], used: int) -> NDArray[Any]:
 def moved(
     packs: NDArray[Any], at: int, number: int, size: int, cost: int, copies: int, links: NDArray[Any], item: int
 ) -> None:
-    """Put `copies` of an item on a pack of class `at`, as class `number`; the caller sets its packs and its link.
+    """Make class `number` of `packs` from class `at` by adding `copies` of an item; write their link to ``links[0]``.
 
-    The link's content goes to the first row of `links`.
+    The caller sets the number of packs and the last link of class `number`.
     """
     links[0, 0], links[0, 1], links[0, 2] = packs[at, LINK], item, copies
     packs[number, TOKENS] = packs[at, TOKENS] - copies * size
@@ -100,10 +113,11 @@ def spread_out(
     weight: float,
     most: int,
 ) -> tuple[NDArray[Any], int, NDArray[Any], int, int]:
-    """Place items from the last down to `first`, each on the emptiest class of packs while it fits there.
+    """Place items from the last down to `first`, each into the emptiest class of packs as long as it fits there.
 
-    `left` is the number of each item, reduced by what was placed. Ends after `most` steps. Returns classes, links, the
-    number of each, and the number of steps.
+    ``packs[:classes]`` and ``links[:linked]`` are given and returned as (packs, classes, links, linked, steps); the
+    arrays may be larger copies. ``left[i]`` sequences of item i are left; what is placed is subtracted. The emptiest
+    class is that with the highest `score` by `kind` and `weight`. Ends after `most` steps, one class changed in each.
     """
     scores, heap = np.empty(classes + sizes.shape[0] + 1), np.empty(classes + sizes.shape[0] + 1, dtype=np.int64)
     for number in range(classes):
@@ -135,7 +149,7 @@ def spread_out(
 
 @njit(cache=True, nogil=True)
 def shelf(tokens: int, capacity: int) -> int:
-    """Return the shelf of packs with so many free tokens; shelves ascend with them."""
+    """Return the shelf, 0 to `SHELVES`, of packs with so many free `tokens`; more free tokens, no lower shelf."""
     return int(tokens * (SHELVES / capacity))
 
 
@@ -143,9 +157,10 @@ def shelf(tokens: int, capacity: int) -> int:
 def tightest(
     packs: NDArray[Any], heads: NDArray[Any], after: NDArray[Any], first: int, size: int, cost: int
 ) -> tuple[int, int, int, int]:
-    """Return the fullest class that an item fits into, the one before it on its shelf, the shelf, and packs looked at.
+    """Return (class, class before it on its shelf, shelf, looks) for the fullest class that an item fits into.
 
-    The class is -1 if there is none; the search begins at shelf `first`.
+    Fullest: with fewest free tokens. ``heads[s]`` is the first class on shelf s, ``after[c]`` the one after class c,
+    -1 if there is none; so are the results. The search begins at shelf `first`; looks counts classes looked at.
     """
     looks = 0
     for at in range(first, heads.shape[0]):
@@ -174,9 +189,10 @@ def best_fit(
     limits: NDArray[Any],
     most: int,
 ) -> tuple[NDArray[Any], int, NDArray[Any], int, int]:
-    """Place all items, the last first, on the class of packs with fewest free tokens; open packs for the others.
+    """Place all items, the last first, into the class with fewest free tokens that they fit; open packs if none fits.
 
-    After `most` classes looked at, every further item opens packs of its own. Returns as `spread_out`.
+    After `most` classes looked at, every further item opens packs of its own. Arguments and results are those of
+    `spread_out`; the steps returned count classes looked at.
     """
     items = left.shape[0]
     heads, after = np.full(SHELVES + 1, -1, dtype=np.int64), np.empty(classes + 3 * items + 16, dtype=np.int64)

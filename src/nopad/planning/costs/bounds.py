@@ -1,10 +1,11 @@
-"""The lower bound for two resources: which lengths can share a pack at all, and what the others need at least.
+"""The lower bound on packs with limits on tokens and on cost: which lengths can share a pack, and what the others need.
 
-For a threshold t, a length l is *alone* if no length of t or above fits beside it, by tokens or by cost. Two lengths
-of at least t are then never in one pack if one of them is alone, so every alone length of at least t takes a pack, and
-these packs hold no other length of at least t. The lengths from t up that are not alone need as many packs as their
-tokens, their cost or their number ask for. The bound is the sum, for the best t. With t = 1 and no length alone this is
-``max(ceil(tokens / capacity), ceil(cost / most), ceil(sequences / depth))``. All integers are exact.
+Take a threshold t, and look only at sequences of length t or more. A length is *alone* if no length >= t fits beside
+it, because tokens or cost would be too many. Each sequence of such a length takes a pack, and none of these packs
+holds another sequence of length >= t. The sequences whose lengths are not alone need as many packs as their tokens,
+their cost or their number ask for. The bound is the sum of both, for the t that gives most. Where no length is alone,
+the smallest t gives ``max(ceil(tokens / capacity), ceil(cost / most), ceil(sequences / depth))``. All integers are
+exact.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ def fewest(
 ) -> int:
     """Return a number of packs that no plan can go below.
 
-    There are ``counts[i]`` sequences of ``sizes[i]`` tokens and a cost of ``costs[i]``; both ascend, and each sequence
-    fits into a pack by itself: `capacity` tokens, a cost of `most`, `depth` sequences.
+    There are ``counts[i]`` sequences of ``sizes[i]`` tokens and a cost of ``costs[i]`` each; sizes and costs ascend. A
+    pack holds `capacity` tokens, a cost of `most` and `depth` sequences (None: unlimited) at most; each sequence fits
+    into a pack by itself.
 
     >>> fewest(np.array([1, 6]), np.array([1, 36]), np.array([10, 5]), capacity=10, most=36, depth=None)
     6

@@ -1,9 +1,9 @@
-"""Packs that are alike: nearly as few as possible, none much dearer than the mean, none much deeper.
+"""Even packs: nearly as few as possible, with no pack far above the mean in cost or in number of sequences.
 
-A step of training waits for its dearest pack. From the best plan by packs, up to one pack in `_ALLOWED` more is spent
-on evenness: first the smallest limit on the squares of a pack is looked for that can still be kept, by bisection, then
-under this limit the smallest depth. What no plan can do is proven by the same bounds as everything else: a limit on
-squares so low that the lower bound exceeds the packs allowed.
+The cost of a pack is the sum of its squared lengths; a step of training waits for the pack with the highest cost. The
+search starts from a plan with few packs, and may use one pack in `_ALLOWED` more. By bisection it finds the smallest
+limit on cost, and then under that limit the smallest depth, for which a plan is found. A limit on cost is proven to be
+impossible if the lower bound under this limit is more than the packs allowed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from nopad.planning.costs.spread import Load, bound_of, spread
 __all__ = ["broken_evenness", "described", "even_out", "least_cap", "spreads"]
 
 _ALLOWED = 1000
-_FINE = 500  # the bisection of the limit ends at one part in so many
+_FINE = 500  # the bisection ends when the limit on cost is known to one part in so many
 
 
 def least_cap(load: Load, packs: int) -> int:
-    """Return a limit on the cost of a pack that no plan of at most `packs` packs can go below.
+    """Return a cost that the costliest pack of any plan with at most `packs` packs cannot be below.
 
     >>> lengths = np.array([2, 4])
     >>> load = Load(lengths, lengths, lengths**2, np.array([4, 2]), np.array([8, 64, 9]))
@@ -38,7 +38,7 @@ def least_cap(load: Load, packs: int) -> int:
     high: int = max(low, int(load.limits[1]))
     if bound_of(_capped(load, low)) <= packs:
         return low
-    while low + 1 < high:  # the bound of `low` is above `packs`
+    while low + 1 < high:  # with `low` as the limit on cost, the lower bound is above `packs`
         middle = (low + high) // 2
         low, high = (low, middle) if bound_of(_capped(load, middle)) <= packs else (middle, high)
     return high
@@ -51,7 +51,16 @@ def _capped(load: Load, most: int, depth: int | None = None) -> Load:
 
 @dataclass
 class _Search:
-    """The search for limits that a plan of at most `packs` packs keeps; `slow` linear programs may be tried."""
+    """The search for tighter limits under which `load` still packs into at most `packs` packs.
+
+    Attributes:
+        load: the sequences, and the limits of a pack to begin with.
+        align: lengths are padded to multiples of this.
+        packs: most packs of a plan.
+        work: about how many nanoseconds of steps one attempt may take.
+        slow: number of further attempts that may solve linear programs.
+        by_tokens: returns the strategies of a plan without a limit on cost, for a depth.
+    """
 
     load: Load
     align: int
@@ -61,7 +70,7 @@ class _Search:
     by_tokens: Callable[[int], Strategies]
 
     def attempt(self, most: int, depth: int) -> Strategies | None:
-        """Return a plan within these limits; None if none is found."""
+        """Return a plan whose packs cost at most `most` and hold at most `depth` sequences; None if none is found."""
         load = _capped(self.load, most, depth)
         bound = bound_of(load)
         if bound > self.packs:
@@ -84,10 +93,11 @@ class _Search:
 def even_out(
     load: Load, start: Strategies, align: int, by_tokens: Callable[[int], Strategies], work: int, slow: int
 ) -> tuple[Strategies, dict[str, Any]]:
-    """Return the most even plan found that has at most one pack in 1,000 more than `start`, and facts about the latter.
+    """Return the most even plan found that has at most one pack in 1,000 more than `start`, and facts for `described`.
 
-    `by_tokens` plans without a limit on squares, at a depth. One attempt takes about `work` steps; at most `slow`
-    attempts, for the limit and for the depth each, use linear programs.
+    The facts are ``most_packs``, the packs allowed; ``least_cap``, the cost that no plan of so many packs can go below;
+    ``before``, the `spreads` of `start`. `align`, `by_tokens` and `work` are those of `_Search`; `slow` attempts may
+    solve linear programs while the limit on cost is searched, and again `slow` for the depth.
     """
     packs = sum(count for count, _ in start)
     allowed = packs + packs // _ALLOWED
@@ -123,7 +133,11 @@ def _squares(lengths: tuple[int, ...]) -> int:
 
 
 def spreads(strategies: Strategies) -> dict[str, Any]:
-    """Return packs, the dearest and the deepest pack, and how far each of both is above the mean (1.0: all alike)."""
+    """Return the number of packs, the highest cost and the most sequences of a pack, and both divided by their means.
+
+    The keys are packs, cap (highest cost), cost_to_mean, depth (most sequences) and depth_to_mean; a ratio of 1.0 means
+    that all packs are alike. The cost of a pack is the sum of its squared lengths.
+    """
     packs = sum(count for count, _ in strategies)
     cap = max(_squares(lengths) for _, lengths in strategies)
     depth = max(len(lengths) for _, lengths in strategies)
@@ -139,18 +153,23 @@ def spreads(strategies: Strategies) -> dict[str, Any]:
 
 
 def described(facts: Mapping[str, Any]) -> str:
-    """Return a note for the user."""
+    """Return the note for the user from the facts of `even_out` and, as ``after``, the `spreads` of the final plan."""
     before, after = facts["before"], facts["after"]
     least = after["cost_to_mean"] * facts["least_cap"] / after["cap"]
     return (
-        f"even packs: the dearest costs {after['cost_to_mean']:.4g} times the mean ({before['cost_to_mean']:.4g} "
-        f"before, at least {least:.4g} in {facts['most_packs']:,} packs), the deepest holds {after['depth']:,} "
-        f"sequences ({before['depth']:,} before), for {after['packs'] - before['packs']:,} packs more"
+        f"even packs: the highest cost of a pack is {after['cost_to_mean']:.4g} times the mean (before: "
+        f"{before['cost_to_mean']:.4g}; with {facts['most_packs']:,} packs it cannot be below {least:.4g}), the most "
+        f"sequences in a pack are {after['depth']:,} (before: {before['depth']:,}); this takes "
+        f"{after['packs'] - before['packs']:,} packs more"
     )
 
 
 def broken_evenness(facts: Mapping[str, Any], load: Load, strategies: Strategies) -> list[str]:
-    """Return one sentence for each number in `facts` that these strategies, or the bounds, do not bear out."""
+    """Check the facts of a plan of even packs; return one sentence for each wrong number.
+
+    `facts` are those of `even_out` and, as ``after``, the `spreads` of the plan. They must equal what these strategies
+    and the lower bounds for `load` give.
+    """
     if not strategies:
         return []
     true = spreads(strategies)

@@ -1,9 +1,10 @@
-"""Plans with two resources by column generation: a plan in units of tokens and of cost, filled with real lengths.
+"""Plans with limits on tokens and cost by column generation: a plan in rounded lengths, filled with real ones.
 
-Where packs hold a few sequences each, which of them share a pack decides everything. Lengths are rounded to a few
-hundred units, their squares to units of cost, both to the nearest, so that errors cancel. A linear program over
-patterns of units is priced by an exact knapsack with both resources (and the depth, where it limits). Its whole part is
-taken, the rest solved again. The patterns are only a guide: their slots get real lengths, and the plan is exact.
+The method for packs of few sequences each, where it matters most which sequences share a pack. A pack has a few hundred
+units of tokens and of cost; lengths and their squares are rounded to the nearest unit, so that errors cancel. The
+rounded lengths are the items of a linear program, whose patterns are found by an exact knapsack with both limits (and
+the depth, where it limits packs). The whole parts of the solution are packed, and the items left are solved again. The
+patterns are only a guide: each of their items is a slot for a real length, so the plan is exact.
 
 Source: as `nopad.planning.optimal.units`; the pricing is the two-constraint knapsack of Gilmore and Gomory,
 "Multistage cutting stock problems of two and more dimensions", 1965.
@@ -23,21 +24,21 @@ from nopad.planning.costs.spread import Load, Packed
 
 __all__ = ["MOST_CAPACITY", "MOST_FILLED", "Guide", "certify", "fill", "fits_memory", "guide"]
 
-_MOST_SIZES = 700
-_MOST_CELLS = 2**28  # sizes x units x units of cost x layers: what pricing once costs
-_RESOLUTIONS = ((1024, 256), (512, 256), (512, 128), (256, 128), (128, 64))
-_COLUMNS = 80
-_ROUNDS, _AGAIN = 200, 3  # of pricing: at first, and for each remainder
-_NEAR = 2e-5
-_WHOLE = 1e-6
-_SCALE = 2**40
-_FILLS, _FEW = 4, 40  # plans in units, one for what the other leaves over; ends at so few sequences
-_LEAST_LOOKS = 10**6
-_MOST_LAYERS = 32
-_SHALLOW = 2  # a depth of so many times the usual one is looked at only when slots are filled
+_MOST_SIZES = 700  # most distinct rounded lengths
+_MOST_CELLS = 2**28  # sizes x units of tokens x units of cost x layers: what pricing once costs, at most
+_RESOLUTIONS = ((1024, 256), (512, 256), (512, 128), (256, 128), (128, 64))  # units of tokens and of cost per pack
+_COLUMNS = 80  # most patterns added per round of pricing
+_ROUNDS, _AGAIN = 200, 3  # rounds of pricing: for the first linear program, and for each later one
+_NEAR = 2e-5  # pricing ends when no pattern is worth this much more than a pack
+_WHOLE = 1e-6  # a number this close to an integer counts as one
+_SCALE = 2**40  # the integer for a dual value of 1
+_FILLS, _FEW = 4, 40  # most plans in units, each for the sequences left over before; none for fewer than _FEW of these
+_LEAST_LOOKS = 10**6  # classes that the final best-fit may always look at
+_MOST_LAYERS = 32  # of the knapsack: one for each number of sequences in a pack
+_SHALLOW = 2  # a depth of so many times the usual number of sequences is left to the filling of slots
 
 _UNITS = ((2048, 1024), (2048, 512), (1024, 512), (512, 256))  # of tokens and squares, in a certificate
-_SHORT = 32
+_SHORT = 32  # lengths below a pack's tokens / 32 lose much weight by rounding down
 MOST_CAPACITY = 2**24  # filling slots takes 40 bytes per token of capacity
 MOST_FILLED = 2**22  # sequences, of 64 bytes each
 
@@ -45,21 +46,21 @@ Pattern = tuple[int, ...]
 
 
 def fits_memory(load: Load) -> bool:
-    """Whether slots can be filled one by one."""
+    """Whether `fill` has memory for this load: by its capacity, and by its number of sequences."""
     return bool(load.limits[0] <= MOST_CAPACITY) and sum(load.counts.tolist()) <= MOST_FILLED
 
 
 @dataclass(frozen=True)
 class Units:
-    """Sequences rounded to units of tokens and of cost.
+    """Lengths rounded to units of tokens, and their squares to units of cost.
 
     Attributes:
-        sizes: units of tokens of each item, ascending, distinct; int64 ``[k]``.
-        costs: units of cost; int64 ``[k]``.
-        demand: number of each item.
-        room: units of tokens and of cost of a pack, and layers of the knapsack (1: the depth limits nothing).
+        sizes: units of tokens of each item, ascending; int64 ``[k]``.
+        costs: units of cost of each item, ascending; int64 ``[k]``.
+        demand: number of sequences of each item; int64 ``[k]``.
+        room: a pack's units of tokens, its units of cost, and the layers of the knapsack (1: the depth is left out).
         edges: item i stands for the lengths from ``edges[i]`` up to ``edges[i + 1]`` (exclusive); int64 ``[k + 1]``.
-        middle: mean length of each item; float64 ``[k]``.
+        middle: mean length of the sequences of each item, in tokens; float64 ``[k]``.
     """
 
     sizes: NDArray[np.int64]
@@ -71,7 +72,10 @@ class Units:
 
     @classmethod
     def of(cls, load: Load, work: int) -> Units | None:
-        """Return units as fine as a pricing of at most `work` cells allows; None if even the coarsest take more."""
+        """Return the finest units for which the table of pricing takes at most `work` updates; None if there are none.
+
+        The distinct sizes and the layers of the table are limited too.
+        """
         capacity, most, depth = load.limits.tolist()
         usual = -(-capacity * int(load.counts.sum()) // int((load.counts * load.sizes).sum()))  # sequences per pack
         for tokens, money in _RESOLUTIONS:
@@ -95,7 +99,11 @@ class Units:
         )
 
     def price(self, duals: NDArray[np.float64], table: NDArray[np.int64]) -> tuple[float, list[Pattern]]:
-        """Return the worth of the best pattern, and patterns worth more than a pack, best first."""
+        """Return the worth of the best pattern, and distinct patterns worth more than 1 (a pack), best first.
+
+        A pattern is a tuple of item numbers, largest first, worth the sum of its items' `duals` (float64 ``[k]``).
+        `table` (int64) is overwritten by `_guide_kernels.knapsack`.
+        """
         from nopad.planning.costs import _guide_kernels
 
         values = np.maximum.accumulate(np.round(duals.clip(0, 1) * _SCALE).astype(np.int64))
@@ -114,7 +122,13 @@ class Units:
 
 @dataclass(frozen=True)
 class Guide:
-    """A plan in units: patterns, how often each, and the values of the items (a pack is worth at most about 1)."""
+    """A plan in units.
+
+    Attributes:
+        units: the items, with their number and their lengths.
+        packing: the number of packs of each pattern, a tuple of item numbers, largest first.
+        values: dual value of each item in the first linear program; a pack is worth at most about 1; float64 ``[k]``.
+    """
 
     units: Units
     packing: Counter[Pattern]
@@ -122,12 +136,15 @@ class Guide:
 
     @property
     def relaxed(self) -> float:
-        """The packs that the linear program needs, in units: an estimate, no bound."""
+        """Number of packs that the linear program on rounded lengths needs: an estimate, no lower bound."""
         return float(self.values @ self.units.demand)
 
 
 def guide(load: Load, work: int) -> Guide | None:
-    """Return a plan in units; None if it takes more than `work` steps, or the solver fails."""
+    """Return a plan in units; None if `work` nanoseconds of steps are too few for one, or the solver fails at once.
+
+    If the steps run out or the solver fails later, the plan leaves sequences out.
+    """
     from nopad.planning.optimal.budget import Budget
     from nopad.planning.optimal.master import Master, Optimum, SolverError
     from nopad.planning.optimal.pricing import Items
@@ -175,15 +192,16 @@ def guide(load: Load, work: int) -> Guide | None:
                 np.subtract.at(left, list(pattern), count)
             master.demand(left)
     except SolverError:
-        pass  # what is packed so far is still a guide
+        pass  # what was packed before is still a guide
     return Guide(units, packing, values) if packing else None
 
 
 def certify(plan: Guide, load: Load, align: int, work: int) -> CostCertificate | None:
-    """Return a certificate made of the values of a plan in units; None if checking one takes more than `work` steps.
+    """Return a certificate made of the values of a plan in units; None if checking it takes more than `work` steps.
 
-    Between the mean lengths of the items, values are interpolated. A short length weighs much less than its share once
-    rounded down, so it is worth no more than that weight.
+    Between the mean lengths of the items, values are interpolated. A certificate weighs lengths in units, rounded down;
+    for a short length that is much less than its share of a pack, so its value is lowered to this weight. None also if
+    the certificate could not be checked for another reason.
     """
     capacity = int(load.limits[0])
     lengths = load.lengths
@@ -201,9 +219,10 @@ def certify(plan: Guide, load: Load, align: int, work: int) -> CostCertificate |
 
 
 def fill(plan: Guide, load: Load, align: int, work: int) -> Packed:
-    """Return a plan of real lengths that follows a plan in units.
+    """Return a plan of all sequences of `load` that follows a plan in units.
 
-    Sequences that found no slot are planned in units again, a few times; the last ones are placed by best-fit.
+    Sequences that found no slot are planned in units again, a few times; the last ones are placed by best-fit. Each of
+    these steps takes at most about `work` nanoseconds.
     """
     from nopad.planning.costs import _kernels
 
@@ -239,7 +258,11 @@ def _filled(
     classes: NDArray[np.int64],
     links: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Give real lengths out of `left` to the slots of a plan; return how many packs and links that makes."""
+    """Fill the slots of a plan with real lengths; return the number of packs and of links made.
+
+    Both are written from the start of `classes` and `links`, as described in `nopad.planning.costs._kernels`.
+    ``left[i]`` sequences of ``load.lengths[i]`` are left; those used are subtracted.
+    """
     from nopad.planning.costs import _guide_kernels
 
     capacity = int(load.limits[0])

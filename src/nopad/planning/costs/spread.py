@@ -1,10 +1,10 @@
-"""Plans with two resources in milliseconds: open packs up front, deal out the long lengths, then fill up.
+"""Plans with limits on tokens and cost in milliseconds: open all packs at the start, deal out long sequences, fill up.
 
-As many packs are opened as a lower bound asks for. The sequences go to them longest first, each to the pack with most
-room, so that every pack gets a share of the dear ones; the last ones, which are short and cheap, go to the fullest pack
-that they fit into, so that the room left over is in few packs. What room means, how many packs are opened and where the
-second part begins are tried in a fixed order, until a plan is as good as asked for. O(distinct lengths x classes) steps
-each.
+As many packs are opened as a lower bound asks for. The sequences are dealt out longest first, each to the emptiest
+pack, so that every pack gets a share of the long ones, which cost most. Below some length they go to the fullest pack
+that they fit into instead, so that the room left over is in few packs. The measure of emptiness (a score of free tokens
+and free cost), that length, and the number of packs opened are varied in a fixed order of tries, until a plan has as
+few packs as asked for. Each try takes O(distinct lengths x classes of equal packs) steps.
 
 Source: worst-fit with a fixed number of bins, as `nopad.planning.optimal.spread`; scores for several resources as in
 Panigrahy, Talwar, Uyeda, Wieder, "Heuristics for vector bin packing", 2011.
@@ -24,27 +24,27 @@ from nopad.planning.costs.bounds import fewest
 
 __all__ = ["Load", "Packed", "bound_of", "load_of", "spread"]
 
-UNLIMITED = 2**31 - 1  # as a depth
-_MOST_DEALT = 10**7  # steps of one try, of about 50 nanoseconds
-_MOST_LOOKS = 2 * 10**7  # packs looked at in one try, of about one nanosecond
-_DEAL = 50
-_SHARES = (0.0, 0.01, 0.03, 0.1, 0.2, 0.3)  # of the tokens, in the shortest sequences: placed by best-fit
-_SCORES = ((0, 0.5), (0, 0.7), (0, 1.0), (0, 1.5), (0, 3.0), (1, 0.5), (1, 1.0), (2, 1.0))
-_LOOK, _HOPELESS = 9, 1.05  # after so many tries a plan so far above the bound is not for this method
-_BEST_WAYS = 12
-_MORE = (0.0, 1e-4, 2e-4, 3e-4, 5e-4, 7e-4, 1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2)
+UNLIMITED = 2**31 - 1  # the depth of a load without a limit
+_MOST_DEALT = 10**7  # most steps of dealing out in one try
+_MOST_LOOKS = 2 * 10**7  # most classes looked at by best-fit in one try, about one nanosecond each
+_DEAL = 50  # nanoseconds that a step of dealing out takes
+_SHARES = (0.0, 0.01, 0.03, 0.1, 0.2, 0.3)  # of all tokens: the shortest sequences with this share are not dealt out
+_SCORES = ((0, 0.5), (0, 0.7), (0, 1.0), (0, 1.5), (0, 3.0), (1, 0.5), (1, 1.0), (2, 1.0))  # (kind, weight) of a score
+_LOOK, _HOPELESS = 9, 1.05  # from try _LOOK on, the search ends if the best plan has _HOPELESS times the bound
+_BEST_WAYS = 12  # ways that are tried again with more packs opened:
+_MORE = (0.0, 1e-4, 2e-4, 3e-4, 5e-4, 7e-4, 1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2)  # shares of the bound
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is to be packed, and the limits of a pack.
+    """The sequences to be packed, and the limits of a pack.
 
     Attributes:
-        lengths: real lengths, ascending; int64 ``[k]``.
-        sizes: the tokens that each takes, >= 1, ascending; int64 ``[k]``.
-        costs: the cost of each, ascending; int64 ``[k]``.
-        counts: number of each, >= 0; int64 ``[k]``.
-        limits: most tokens, cost and sequences of a pack; int64 ``[3]``.
+        lengths: distinct real lengths, ascending; int64 ``[k]``.
+        sizes: tokens that a sequence of each length takes, padding of its own included, ascending; int64 ``[k]``.
+        costs: cost of a sequence of each length, ascending; int64 ``[k]``.
+        counts: number of sequences of each length, >= 0; int64 ``[k]``.
+        limits: most tokens, most cost and most sequences of a pack; int64 ``[3]``.
     """
 
     lengths: NDArray[np.int64]
@@ -55,7 +55,10 @@ class Load:
 
 
 def load_of(histogram: Histogram, capacity: int, depth: int | None, squares: int, align: int = 1) -> Load:
-    """Return the sequences of a histogram, each padded to a multiple of `align`, and the limits of a pack."""
+    """Return the load of a histogram: sizes are lengths padded to a multiple of `align`, costs are squared lengths.
+
+    A pack holds at most `capacity` tokens, a cost of `squares`, and `depth` sequences (None: unlimited).
+    """
     lengths = histogram.lengths
     sizes = -(-lengths // align) * align
     limits = np.array([capacity, squares, UNLIMITED if depth is None else depth], dtype=np.int64)
@@ -63,25 +66,30 @@ def load_of(histogram: Histogram, capacity: int, depth: int | None, squares: int
 
 
 def bound_of(load: Load) -> int:
-    """Return the lower bound on packs that needs no certificate."""
+    """Return a number of packs that no plan of this load can go below (`nopad.planning.costs.bounds`)."""
     capacity, most, depth = load.limits.tolist()
     return fewest(load.sizes, load.costs, load.counts, capacity, most, None if depth == UNLIMITED else depth)
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Classes of equal packs, as in `nopad.planning.costs._kernels`."""
+    """A plan as classes of equal packs and the links of their content; both are described in the module `_kernels`.
+
+    Attributes:
+        classes: int64 ``[classes, 5]``.
+        links: int64 ``[links, 3]``.
+    """
 
     classes: NDArray[np.int64]
     links: NDArray[np.int64]
 
     @property
     def packs(self) -> int:
-        """Number of packs that hold something."""
+        """Number of packs that are not empty."""
         return sum(self.classes[self.classes[:, 4] >= 0, 3].tolist())
 
     def strategies(self, lengths: NDArray[np.int64]) -> Strategies:
-        """Return ``(count, lengths longest first)`` pairs."""
+        """Return ``(count, lengths longest first)`` pairs; item i of the links has length ``lengths[i]``."""
         names, links = lengths.tolist(), self.links.tolist()
         found = []
         for *_, count, link in self.classes.tolist():
@@ -95,10 +103,10 @@ class Packed:
 
 
 def spread(load: Load, bound: int, enough: int, work: int) -> Packed:
-    """Return the best plan found; ends at `enough` packs or when `work` is spent.
+    """Return the best plan found; ends at a plan of at most `enough` packs, or when `work` is spent.
 
-    `bound` is a number of packs that no plan can go below. Work is counted in packs looked at, so the plan is the same
-    on every machine.
+    `bound` is a number of packs that no plan can go below. `work` is in steps of about a nanosecond, which are counted
+    and not timed, so the plan is the same on every machine.
     """
     least = np.cumsum(load.sizes * (load.counts / load.counts.sum()))
     starts = [int(np.searchsorted(least, share * least[-1])) if share else 0 for share in _SHARES]
@@ -119,7 +127,7 @@ def spread(load: Load, bound: int, enough: int, work: int) -> Packed:
 
 
 class _Tries:
-    """The best plan so far, and the work that it took."""
+    """The best plan of all tries so far with its number of packs, and the work that the tries took (`used`)."""
 
     def __init__(self, load: Load, bound: int, enough: int, work: int) -> None:
         self.loads = (load.sizes, load.costs, np.ones_like(load.sizes))
@@ -130,13 +138,15 @@ class _Tries:
 
     @property
     def over(self) -> bool:
-        """Whether the plan is good enough, or the work is spent."""
+        """Whether the best plan has few enough packs, or the work is spent."""
         return self.packs <= self.enough or self.used > self.work
 
     def deal(self, packs: int, way: tuple[int, int, float], *, patient: bool = False) -> int:
-        """Open `packs` packs and pack everything in one way; return the packs that takes, or about that many.
+        """Open `packs` packs and pack everything in one way; return the number of packs that this takes.
 
-        If many of the sequences to be dealt out fit nowhere, the plan is finished only if `patient`.
+        A `way` is the index of the shortest length to be dealt out, and kind and weight of the score. If many sequences
+        to be dealt out fit nowhere, the plan is finished only if `patient`; otherwise the number returned is an
+        estimate.
         """
         from nopad.planning.costs import _kernels
 
@@ -164,7 +174,7 @@ class _Tries:
         return total
 
     def finish(self, way: tuple[int, int, float]) -> Packed:
-        """Return the best plan."""
+        """Return the best plan; if no try finished one, make one in this `way` first."""
         if self.best is None:
             self.deal(self.bound, way, patient=True)
         assert self.best is not None

@@ -1,14 +1,15 @@
 """`optimal` and `auto`: plans with a proven lower bound.
 
-Packing a histogram is the cutting-stock problem. Heuristics are tried first (milliseconds): best-fit, and with a depth
-limit `spread`, which opens all packs up front. A plan that meets a cheap lower bound is optimal. Otherwise column
-generation solves the linear program over all patterns; its duals prove a bound, and a dive turns its fractions into
-whole packs. The program works on the distinct lengths for as long as the budget allows; else on lengths rounded to
-units (`units`), and the free space that rounding leaves in every pack is gathered (`gathering`). The last packs above
-the bound are removed by an integer program (`closing`).
+Packing a histogram is the cutting-stock problem. Heuristics are tried first (milliseconds): best-fit decreasing, and
+with a depth limit `spread`, which opens all packs at the start. A plan with no more packs than a cheap lower bound is
+optimal. Otherwise column generation (`search`) solves a linear program over all patterns (multisets of lengths that fit
+into a pack). Its dual values prove a better bound, and its fractional solution is rounded to whole packs (`rounding`).
+Its items are the distinct lengths where the budget allows that, otherwise lengths rounded to a few hundred sizes
+(`units`); `gathering` then collects the free space of all packs in a few packs, until these can be emptied. The last
+packs above the bound are removed by an integer program (`closing`).
 
-The budget is counted in operations, so the result is the same on every machine, unless a limit in seconds is set.
-Within it `auto` stops as soon as a plan is within one pack of the bound; `optimal` continues.
+The budget is counted in operations, so the plan is the same on every machine, unless a limit in seconds is set. `auto`
+stops at the first plan within one pack of the bound; `optimal` goes on until the bound is met or the budget is spent.
 
 Source: Gilmore and Gomory 1961; Farley 1990; Wascher and Gau, "Heuristics for the integer one-dimensional cutting stock
 problem", 1996.
@@ -39,29 +40,30 @@ if TYPE_CHECKING:
 
 __all__ = ["auto", "optimal"]
 
-_MOST_TABLE = 2**27  # entries of a table of pricing, 8 bytes each
-_MOST_SEEDS = 4_000
-_SHORT = 3 * 10**9  # operations of a first round of all steps, if the budget is larger: no worse than that budget gives
+_MOST_TABLE = 2**27  # entries, 8 bytes each, of the table of pricing; no exact program where it would be larger
+_MOST_SEEDS = 4_000  # strategies of the best plan that are added to the exact program
+_SHORT = 3 * 10**9  # a larger budget first spends this on all steps, so its plan is no worse than that of effort=3
 _BEGINNING = 0.4  # share of the budget for a first attempt at the exact program
-_MOST_BEGINNING = 0.9  # the same, where even a bad case takes less than half of the budget
-_LENGTH_STEPS = 1_700  # operations per squared number of distinct lengths: simplex iterations of a bad case
-_UNLIKE = 3e-3  # share of packs above the cheap bound, from which free space is not what is wrong
-_PARTS = (10, 25, 5, 60)  # of the fractions that a dive takes at a time, one dive after the other
-_RELAXING = 0.7  # share for the linear program, before it is rounded
-_ROW_STEPS = 100  # operations per listed pack, to divide a list and to join it again
-_MOST_LEFT = 500  # sequences that a dive had left over, to be packed by the integer program
-_NEAR = 64  # packs above the bound, up to which they are removed one by one
-_MOST_CAPACITY = 2**24  # filling slots takes 40 bytes per token of capacity
-_WITHIN_UNITS = 1e-4  # filling slots with real lengths moves the result by more than that
+_MOST_BEGINNING = 0.9  # that share where even a bad case (`_LENGTH_STEPS`) takes less than half of the budget
+_LENGTH_STEPS = 1_700  # times (distinct lengths)^2: operations of the simplex iterations in a bad case
+_UNLIKE = 3e-3  # a plan above the bound by more than this share is not improved by gathering free space
+_PARTS = (10, 25, 5, 60)  # `parts` of `dive_through`, one value for each dive from the exact program
+_RELAXING = 0.7  # share of the budget for solving the linear program; the rest is for rounding it
+_ROW_STEPS = 100  # operations per entry of a `Listed`, to divide it in two and to join the parts again
+_MOST_LEFT = 500  # sequences left at a stage of a dive, up to which the integer program is tried on them
+_NEAR = 64  # packs above the bound, up to which `_close` is tried
+_MOST_CAPACITY = 2**24  # no linear programs above this: `units.fill` takes 40 bytes per token of capacity
+_WITHIN_UNITS = 1e-4  # a rounded program is solved to this share of its bound; filling its slots changes more than that
 
 
 def optimal(
     histogram: Histogram, capacity: int, depth: int | None, *, effort: int = 30, seconds: int | None = None
 ) -> Planned:
-    """Return the best plan found; its certificate is None where a cheap lower bound is as good.
+    """Return the best plan found; its certificate is None if no linear program proved more than the cheap lower bounds.
 
-    `effort` is the budget: about so many seconds of an ordinary core, counted in operations. No new step begins after
-    `seconds` on the clock (None: no time limit).
+    `effort` is the budget: seconds of an ordinary core, counted as 10^9 operations each. No new step begins when
+    `seconds` have passed on the clock (None: no time limit). The plan's facts give the number of linear programs
+    solved.
 
     >>> made = optimal(Histogram.from_lengths([5, 5, 4, 4, 3, 3, 3, 3, 2]), 10, None)
     >>> sum(count for count, _ in made.strategies), made.facts
@@ -86,7 +88,11 @@ def auto(
 
 @dataclass
 class _Search:
-    """The state of one search: best plan, best bound, budget; a plan at most `within` packs above the bound ends it."""
+    """One search: its best plan and bound so far, and its budget; it ends at a plan within `within` packs of the bound.
+
+    `depth` None is unlimited. `master` is the exact program (see `_exact`), None before it is first tried; `solved`
+    says whether it was solved to optimality. `notes` are sentences for the user.
+    """
 
     histogram: Histogram
     capacity: int
@@ -103,7 +109,7 @@ class _Search:
         self.solved = False
 
     def run(self) -> Planned:
-        """Try the heuristics, then the linear program; return the best plan."""
+        """Try the heuristics, then column generation; return the best plan."""
         if not self._good() and self.depth is not None:
             for packs in (self.bound, self.bound + 1):
                 if not self._good():
@@ -134,7 +140,7 @@ class _Search:
             self.bound, self.certificate = bound, certificate
 
     def _search(self) -> None:
-        """Solve linear programs and search from their packings, until a plan is good or the budget is spent."""
+        """Run `_steps` and `_shallower`, and note what ended them; a large budget first runs both on a part of it."""
         if self.capacity > _MOST_CAPACITY:
             self.notes.append(f"best-fit, and the cheap bounds: the capacity is above {_MOST_CAPACITY:,}")
             return
@@ -160,7 +166,7 @@ class _Search:
             )
 
     def _steps(self) -> None:
-        """Take every step with the budget that is left, until a plan is good."""
+        """Take the steps of the search in their order, until a plan is good or the budget is spent."""
         close = self._close
         for step in (close, self._begin_exact, close, self._in_units, close, self._exact, self._gather, close):
             if self._good() or self.budget.spent():
@@ -168,7 +174,10 @@ class _Search:
             step()
 
     def _shallower(self) -> None:
-        """Try a smaller depth: such plans are valid too, and sometimes one is nearer to the bound."""
+        """Plan at a smaller depth, twice the mean number of sequences per pack.
+
+        Such a plan also keeps the given depth, and sometimes has fewer packs than the best plan so far.
+        """
         depth = max(2, 2 * self.histogram.sequences // self.bound)
         if not self._good() and not self.budget.spent() and (self.depth is None or depth < self.depth):
             other = _Search(self.histogram, self.capacity, depth, self.budget, self.within)
@@ -177,20 +186,21 @@ class _Search:
             self._offer(other.best)
 
     def _most_used(self) -> int:
-        """Return the most sequences that a limit on depth allows in a pack; 1 if it does not limit packs at all."""
+        """Return the depth if it limits any pack, otherwise 1; the table of pricing has one row more than this."""
         most = self.capacity // int(self.histogram.lengths[0])
         return 1 if self.depth is None or self.depth >= most else self.depth
 
     def _begin_exact(self) -> None:
-        """Try the exact program with a part of the budget, since it often needs less than it may."""
+        """Try the exact program (`_exact`) with a part of the budget, since it often takes less than a bad case."""
         bad = _LENGTH_STEPS * self.histogram.lengths.size**2
         with self.budget.part(_MOST_BEGINNING if 2 * bad < self.budget.left else _BEGINNING):
             self._exact(whole=False)
 
     def _exact(self, *, whole: bool = True) -> None:
-        """Solve with every distinct length as an item, and go on where an earlier call ended.
+        """Solve and round the exact program, whose items are the distinct lengths; keep its bound and plan if better.
 
-        If not `whole`, the program is rounded only if it was solved to its end.
+        A later call continues the program of an earlier one. If not `whole`, the program is rounded only if it was
+        solved to optimality.
         """
         from nopad.planning.optimal.master import Master
         from nopad.planning.optimal.rounding import best_fit
@@ -224,7 +234,10 @@ class _Search:
                 relaxed = relax(self.master, self.budget, enough=self.bound) or relaxed
 
     def _close_stages(self, solved: Solved) -> None:
-        """Pack what a dive had left over into as few packs as the bound allows, from the last stage back."""
+        """Go back to the stages of a dive (see `dive_through`), last first, to pack otherwise what was left there.
+
+        With the packs that the dive had made by then, the packs must be no more than the bound.
+        """
         from nopad.planning.optimal.closing import close
 
         lengths = self.histogram.lengths
@@ -238,14 +251,17 @@ class _Search:
                 self._offer(Listed.of(_named(taken, lengths) + _named(packing, lengths[present])))
 
     def _gather(self) -> None:
-        """Gather the free space of the best plan, if the exact program could not be solved to its end."""
+        """Gather the free space of the best plan in few packs (`gathering`), if the exact program was not solved."""
         from nopad.planning.optimal.gathering import gather
 
         if not self.solved:
             self._offer(gather(self.best, self.capacity, self.depth, self.bound, self.budget))
 
     def _in_units(self) -> None:
-        """Solve with lengths rounded to units, and gather the free space that rounding leaves; see `units`."""
+        """Plan with lengths rounded to few sizes (see `units`), then gather the free space that rounding leaves.
+
+        If the plan is not good then, also try to prove a bound from the same linear program.
+        """
         if self.solved:
             return
         from nopad.planning.optimal.gathering import gather
@@ -278,7 +294,11 @@ class _Search:
                 self._prove(certificate)
 
     def _close(self) -> None:
-        """Pack again the packs that have free space, with some full ones: each time in one pack fewer."""
+        """Pack the sequences of some packs into one pack fewer, and repeat this until it fails.
+
+        `residuals` gives the choices of packs: those with free space and some full ones. Nothing is done for a plan
+        more than `_NEAR` packs above the bound.
+        """
         from nopad.planning.optimal.closing import close, residuals
 
         progress = self.best.packs <= self.bound + _NEAR
@@ -298,6 +318,6 @@ class _Search:
 
 
 def _named(packing: Counter[tuple[int, ...]], lengths: NDArray[np.int64]) -> Strategies:
-    """Return the strategies of a packing whose item i has length ``lengths[i]``."""
+    """Return the ``(count, lengths)`` pairs of a ``{pattern: count}`` map whose item i has length ``lengths[i]``."""
     names = lengths.tolist()
     return [(count, tuple(names[item] for item in pattern)) for pattern, count in packing.items()]

@@ -10,15 +10,18 @@ from numpy.typing import NDArray
 
 from nopad import _bit_kernels as bits
 
-_ENTRIES = 8  # candidates looked at for one sum
-_STEPS = 64  # deviations from an exact fit that are tried
-_MOVE = 100  # steps that a move stands for
-_IDLE = 2  # sweeps without success, after which the search ends: no pack is gone,
-_SLOW = 0.98  # and nearly as many packs have free space
+_ENTRIES = 8  # members of one list that are looked at
+_STEPS = 64  # free tokens that an exchange may leave in the other pack: 0 up to this (exclusive)
+_MOVE = 100  # steps counted for one move or exchange
+_IDLE = 2  # the search ends when more sweeps than this in a row are idle:
+_SLOW = 0.98  # idle: no pack was emptied, and more than this share of the packs with free space is left
 
 
 class Lists(NamedTuple):
-    """Doubly linked lists: where each begins, and the neighbours of each member; int32."""
+    """Doubly linked lists of numbers 0, 1, ..., each in at most one list; int32 arrays, -1: none.
+
+    List k begins with ``first[k]``; ``after[m]`` and ``before[m]`` are the neighbours of member m.
+    """
 
     first: NDArray[Any]
     after: NDArray[Any]
@@ -26,20 +29,19 @@ class Lists(NamedTuple):
 
 
 class State(NamedTuple):
-    """Packs of sequences, and two indices over the packs with free space.
+    """Packs of sequences, and two indices over the packs that have free space and are not empty.
 
     Attributes:
-        length: tokens of each sequence ``[n]``.
-        pack: the pack of each sequence ``[n]``.
-        first: a sequence of each pack, -1 if it is empty ``[packs]``.
-        after: the next sequence of the same pack, -1 at the end ``[n]``.
-        free: free tokens of each pack ``[packs]``.
-        used: sequences in each pack ``[packs]``.
-        sums: lists of the sequences whose length plus the free space of their pack is s; packs without space are left
-            out.
-        spaces: lists of the packs with f free tokens, f > 0.
-        present: bit set of the f whose list is not empty.
-        steps: counts what the search looks at ``[1]``.
+        length: tokens of each sequence; int32 ``[n]``.
+        pack: the pack of each sequence; int32 ``[n]``.
+        first: one sequence of each pack, -1 if it is empty; int32 ``[packs]``.
+        after: the next sequence of the same pack, -1 at the end; int32 ``[n]``.
+        free: free tokens of each pack; int32 ``[packs]``.
+        used: number of sequences in each pack; int32 ``[packs]``.
+        sums: list s has the sequences whose length plus the free tokens of their pack is s.
+        spaces: list f has the packs with f free tokens, f > 0.
+        present: the f whose list of packs is not empty, as a bit set (`nopad._bit_kernels`).
+        steps: how much work the search has done; int64 ``[1]``.
     """
 
     length: NDArray[Any]
@@ -77,7 +79,7 @@ def _remove(lists: Lists, key: int, member: int) -> None:
 
 @njit(cache=True, nogil=True)
 def _show(s: State, p: int) -> None:
-    """Enter a pack into both indices, if it has free space and is not empty."""
+    """Enter pack `p` into the indices `sums` and `spaces`, if it has free space and is not empty."""
     if s.free[p] > 0 and s.first[p] >= 0:
         i = s.first[p]
         while i >= 0:
@@ -90,7 +92,7 @@ def _show(s: State, p: int) -> None:
 
 @njit(cache=True, nogil=True)
 def _hide(s: State, p: int) -> None:
-    """Take a pack out of both indices."""
+    """Take pack `p` out of the indices `sums` and `spaces`; this comes before every change of its content."""
     if s.free[p] > 0 and s.first[p] >= 0:
         i = s.first[p]
         while i >= 0:
@@ -103,7 +105,7 @@ def _hide(s: State, p: int) -> None:
 
 @njit(cache=True, nogil=True)
 def _move(s: State, i: int, to: int) -> None:
-    """Move a sequence to another pack; both packs must be hidden."""
+    """Move sequence `i` from its pack to pack `to`; both packs must be out of the indices (`_hide`)."""
     p = s.pack[i]
     if s.first[p] == i:
         s.first[p] = s.after[i]
@@ -123,7 +125,10 @@ def _move(s: State, i: int, to: int) -> None:
 
 @njit(cache=True, nogil=True)
 def _give(s: State, p: int, depth: int) -> bool:
-    """Move a sequence of hidden pack `p` to the fullest pack in which it fits."""
+    """Move one sequence of pack `p` to the fullest other pack it fits in; return whether such a pack was found.
+
+    Pack `p` must be out of the indices (`_hide`).
+    """
     capacity = s.spaces.first.size - 1
     i = s.first[p]
     while i >= 0:
@@ -146,9 +151,10 @@ def _give(s: State, p: int, depth: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def _exchange(s: State, p: int) -> bool:
-    """Exchange a sequence of hidden pack `p` for a shorter one of another pack, which is full after it, or nearly.
+    """Exchange a sequence of pack `p` for a shorter one of another pack, which it fills; return whether one was found.
 
-    The free space of `p` must end above what the other pack had, so that exchanges cannot go round in circles.
+    Fewer than `_STEPS` tokens stay free in the other pack. Pack `p`, which must be out of the indices (`_hide`), ends
+    with more free space than the other pack had, so that exchanges cannot go round in circles.
     """
     capacity = s.spaces.first.size - 1
     for more in range(_STEPS):
@@ -173,7 +179,7 @@ def _exchange(s: State, p: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def _open(s: State) -> int:
-    """Return the number of packs with free space."""
+    """Return the number of packs that have free space and are not empty."""
     found = 0
     for p in range(s.first.size):
         found += s.free[p] > 0 and s.first[p] >= 0
@@ -182,9 +188,10 @@ def _open(s: State) -> int:
 
 @njit(cache=True, nogil=True)
 def _shake(s: State, seed: int) -> int:
-    """Move free space, without changing how much there is, from packs with it to random full ones; return the new seed.
+    """Exchange sequences so that the free space of some packs moves to random full packs; return the next seed.
 
-    Packs that are left with free space often are of one kind, such as odd lengths only, and cannot help each other.
+    The packs with free space often hold lengths of one kind, such as odd ones only, so that no exchange between them
+    helps; afterwards other packs have the free space.
     """
     packs = s.first.size
     for _ in range(min(packs, 4 * _open(s))):
@@ -193,7 +200,7 @@ def _shake(s: State, seed: int) -> int:
         if s.free[full] == 0:
             i = s.first[full]
             while i >= 0:
-                j = s.sums.first[s.length[i]]  # exactly that space is left where j would make way for i
+                j = s.sums.first[s.length[i]]  # without j, the pack of j has room for i exactly
                 if j >= 0 and s.free[s.pack[j]] < _STEPS:
                     other = s.pack[j]
                     _hide(s, other)
@@ -207,7 +214,10 @@ def _shake(s: State, seed: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _sweep(s: State, packs: int, goal: int, depth: int, most: int) -> int:
-    """Empty packs, the one with most free space first, until `goal` are left; return how many are."""
+    """Try to empty each of `packs` packs, most free space first; return how many are left.
+
+    Ends early when `goal` packs are left, or after `most` steps.
+    """
     order = np.argsort(-s.free.astype(np.int64), kind="mergesort")
     for p in order:
         if packs <= goal or s.steps[0] >= most:
@@ -233,10 +243,11 @@ def gather(
     words: NDArray[Any],
     pack: NDArray[Any],
 ) -> int:
-    """Exchange sequences between packs until `goal` packs are left, or nothing helps; return the number of steps.
+    """Move sequences between packs until `goal` packs are left, or nothing helps; return the number of steps taken.
 
-    Pack p holds the sequences ``indptr[p]`` to ``indptr[p + 1]`` at first; `pack` gets the pack of each at the end. The
-    packs are swept at most `sweeps` times, in about `most` steps. `words` is an empty bit set up to the capacity.
+    Sequence i has ``length[i]`` tokens. Pack p holds the sequences from ``indptr[p]`` up to ``indptr[p + 1]``
+    (exclusive) at the start; at the end ``pack[i]`` is the pack of sequence i. There are at most `sweeps` sweeps over
+    the packs, and about `most` steps. `words` are the words of an empty bit set, ``empty_set(capacity)``.
     """
     n, packs = length.size, indptr.size - 1
     s = State(

@@ -1,4 +1,7 @@
-"""Compiled pricing loops: a knapsack over sizes in units, exact in 64-bit integers."""
+"""Compiled loops of column generation: the knapsack of pricing, its patterns, and real lengths for their slots.
+
+All values and sizes are int64, so results are exact. A pattern is a multiset of item numbers that fits into a pack.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ from numpy.typing import NDArray
 
 @njit(cache=True, nogil=True)
 def knapsack(sizes: NDArray[Any], values: NDArray[Any], unlimited: bool, table: NDArray[Any]) -> None:
-    """Fill ``table[j, r]`` with the highest value of at most j items with at most r units in all; `sizes` ascend.
+    """Fill ``table[j, r]`` with the highest total value of at most j items whose sizes add up to at most r.
 
-    If `unlimited`, any number of items is allowed; the table then has two equal rows, so that a pattern is still read
-    as one item plus the row above.
+    `table` is int64 ``[depth + 1, capacity + 1]``; `sizes` ascend, and an item may be used repeatedly. If `unlimited`,
+    any number of items is allowed, and the table has two equal rows: row -2 is then, as with a depth, the row for the
+    rest of a pattern beside one item.
     """
     depth, capacity = table.shape[0] - 1, table.shape[1] - 1
     for r in range(capacity + 1):
@@ -49,10 +53,10 @@ def patterns_with(
     out: NDArray[Any],
     used: NDArray[Any],
 ) -> None:
-    """Read from a knapsack table the best pattern that contains item ``first[p]``, for each p.
+    """For each p, write to ``out[p, :used[p]]`` the items of the most valuable pattern that contains item ``first[p]``.
 
-    ``out[p, :used[p]]`` are its item numbers. Among equally good items the largest is taken, so the room is used up
-    early.
+    `table` is that of `knapsack`. After ``first[p]`` the items are in order of size, largest first; among equally good
+    patterns the one with larger items is taken.
     """
     depth, capacity = table.shape[0] - 1, table.shape[1] - 1
     for p in range(first.shape[0]):
@@ -75,7 +79,10 @@ def patterns_with(
 
 @njit(cache=True, nogil=True)
 def linked(links: NDArray[Any], length: int) -> int:
-    """Follow links from `length` to an available length (it links to itself); shorten the path for later calls."""
+    """Return the available length that the links from `length` lead to; an available length links to itself.
+
+    All links on the way are set to the result, so that later calls are short.
+    """
     root = length
     while links[root] != root:
         root = links[root]
@@ -88,8 +95,8 @@ def linked(links: NDArray[Any], length: int) -> int:
 def near(planned: float, low: int, high: int, most: int, below: NDArray[Any], above: NDArray[Any]) -> int:
     """Return the available length from `low` up to `high` (exclusive) that is nearest to `planned`, and at most `most`.
 
-    If there is none in this range, the length may be shorter; 0 if no available one fits. `below` and `above` are those
-    of `fill_slots`.
+    If there is none in this range, return the next shorter available length, or else the next longer one up to `most`;
+    0 if no available length is at most `most`. `below` and `above` are those of `fill_slots`.
     """
     wanted: Any = min(max(np.int64(planned + 0.5), low), high - 1, most)
     shorter, longer = linked(below, wanted), linked(above, wanted)
@@ -102,7 +109,7 @@ def near(planned: float, low: int, high: int, most: int, below: NDArray[Any], ab
 
 @njit(cache=True, nogil=True)
 def use(length: int, available: NDArray[Any], below: NDArray[Any], above: NDArray[Any]) -> None:
-    """Take one sequence of a length; the last one links the length to its neighbours, so that searches skip it."""
+    """Take one sequence of `length` from `available`; when none is left, link the length to its neighbours."""
     available[length] -= 1
     if available[length] == 0:
         below[length] = length - 1
@@ -123,13 +130,14 @@ def fill_slots(
     out: NDArray[Any],
     packs: NDArray[Any],
 ) -> int:
-    """Give real lengths to the slots of patterns, longest slot first; return the number of packs filled.
+    """Fill ``copies[p]`` packs by each pattern p, a real length for each of its items; return the number of packs.
 
-    Slot u stands for lengths ``edges[u] <= l < edges[u + 1]``, near ``middle[u]``. Each slot but the last takes the
-    available length of its range that brings the pack nearest to its planned sum; the last takes the longest that still
-    fits, so the deviations of the others cost nothing. ``available[l]`` is the number of sequences left; `below` and
-    `above` link each length to the next available one (0 and capacity + 1 always link to themselves); all three are
-    changed. `packs` gets the CSR bounds of `out`.
+    The items of pattern p are ``slots[indptr[p]:indptr[p + 1]]``, largest first; item u stands for the lengths
+    ``edges[u] <= l < edges[u + 1]``, about ``middle[u]`` tokens. Each item but the last takes the length of its range
+    that brings the pack nearest to its planned sum; the last takes the longest length that fits. An item for which
+    no length fits is left out. ``available[l]`` is the number of sequences of length l left; `below` and `above` link
+    each length to the next available one (0 and capacity + 1 link to themselves); all three are changed. Pack k has the
+    lengths ``out[packs[k]:packs[k + 1]]``.
     """
     filled, at = 0, 0
     packs[0] = 0
@@ -168,10 +176,11 @@ def patterns_above(
     flat: NDArray[Any],
     ends: NDArray[Any],
 ) -> int:
-    """List every pattern worth at least `least`, largest item first; return their number, or -1 if that is too much.
+    """Write all patterns with a total value of at least `least`; return their number, -1 if there are too many.
 
-    `table` is that of `knapsack`: what the rest of a pattern can still be worth at most. Pattern p is
-    ``flat[ends[p]:ends[p + 1]]``. At most `demand` of each item; -1 after `steps`, or if `flat` or `ends` is full.
+    Pattern p gets ``flat[ends[p]:ends[p + 1]]``: item numbers, largest first, item i at most ``demand[i]`` times. Too
+    many: `flat` or `ends` is full, or the search took `steps` steps. `table` is that of `knapsack` for these values; it
+    tells what the rest of a pattern can add.
     """
     found, at, size = 0, 0, 0
     ends[0] = 0

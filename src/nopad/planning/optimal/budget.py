@@ -1,4 +1,4 @@
-"""`Budget`: a limit on the operations of a search, which is the same on every machine, and optionally on seconds."""
+"""`Budget`: a limit on the operations of a search, counted alike on every machine, and optionally one in seconds."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from contextlib import contextmanager
 
 __all__ = ["Budget"]
 
-_PER_SECOND = 10**9  # operations of an ordinary core; what a step costs was measured in nanoseconds
+_PER_SECOND = 10**9  # operations; one is about a nanosecond of an ordinary core, by which the steps were measured
 
 
 class Budget:
     """Counts operations; the budget is spent when none is left or the time is up.
 
     Attributes:
+        left: operations that are left; below 0 if the last step took more than was left.
         programs: number of linear programs so far.
         out_of_time: whether the limit in seconds ended the search.
         trouble: why the solver ended the search; "" if it did not.
     """
 
     def __init__(self, effort: float, seconds: int | None = None) -> None:
-        """Allow the operations of about `effort` seconds of one core, and no new step after `seconds` on the clock."""
+        """Allow 10^9 operations per second of `effort`; with `seconds`, no new step after so many on the clock."""
         self.programs = 0
         self.left = int(effort * _PER_SECOND)
         self._deadline = None if seconds is None else time.monotonic() + seconds
@@ -35,7 +36,7 @@ class Budget:
 
     @contextmanager
     def part(self, share: float) -> Iterator[None]:
-        """Set all but a share of what is left aside; what is not used of the share comes back."""
+        """Leave only this share (0 to 1) of the operations to the body of a ``with``; the others come back after it."""
         aside = int(self.left * (1 - share))
         self.left -= aside
         try:
@@ -44,5 +45,5 @@ class Budget:
             self.left += aside
 
     def charge(self, operations: int) -> None:
-        """Take the operations of a step from the budget."""
+        """Subtract the operations of a step from those left."""
         self.left -= operations

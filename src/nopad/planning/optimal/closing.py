@@ -1,9 +1,10 @@
-"""The last pack: an integer program over all patterns that a packing into `target` packs may contain.
+"""Remove the last packs above the bound: an integer program over all patterns that a packing into T packs can contain.
 
-The values that prove the linear bound also bound what each pack of such a packing may waste: with values v, a worth of
-all items of W and at most M per pack, a packing into T packs loses ``T * M - W`` in all, so each of its packs is worth
-at least ``M - (T * M - W)``. If few patterns are, all of them are listed, and an integer program chooses among them.
-For a part of a plan the same is done with the packs that have free space and some full ones.
+The dual values of the linear program give every item a value. Let M be the most that one pack can be worth, and W the
+worth of all items. The packs of a packing into T packs are worth W together, which is ``T * M - W`` less than T of the
+best packs; so each of them is worth at least ``M - (T * M - W)``. If only few patterns are worth that much, all of them
+are listed, and an integer program chooses among them. In a large plan only some packs are packed again in this way:
+those with free space and some full ones (`residuals`).
 
 Source: reduced-cost fixing, as in Belov and Scheithauer, "A branch-and-cut-and-price algorithm for one-dimensional
 stock cutting", 2006.
@@ -29,18 +30,18 @@ from nopad.planning.optimal.search import relax
 
 __all__ = ["close", "patterns_above", "residuals"]
 
-_MOST_PATTERNS = 20_000
-_MOST_ITEMS = 2**22  # of all patterns that are listed
-_SEARCHED = 2 * 10**7  # steps of listing them
+_MOST_PATTERNS = 20_000  # the most that are listed
+_MOST_ITEMS = 2**22  # the most in all listed patterns together
+_SEARCHED = 2 * 10**7  # most steps of listing patterns
 _NODES = 2_000  # of the branch-and-bound tree: a budget that does not depend on the machine
-_NODE_STEPS = 20_000  # operations per node and hundred patterns
-_OPEN = 30  # packs with free space that are packed again, at most
-_FULL = (10, 20, 40, 80, 20, 40, 80)  # full packs beside them, in each turn
-_WHOLE = 400  # packs of a plan that is packed again as a whole in the end
+_NODE_STEPS = 20_000  # operations per node and hundred patterns; a tenth of the nodes is charged
+_OPEN = 30  # most packs with free space that are packed again together
+_FULL = (10, 20, 40, 80, 20, 40, 80)  # full packs that are packed again with them, in one attempt after the other
+_WHOLE = 400  # a plan of at most so many packs is at last packed again as a whole
 
 
 def close(items: Items, target: int, budget: Budget) -> Packing | None:
-    """Return a packing of all items into `target` packs; None if none was found.
+    """Return a packing of all items into at most `target` packs; None if none was found.
 
     Raises:
         SolverError: HiGHS gave up on a linear program.
@@ -68,14 +69,18 @@ def close(items: Items, target: int, budget: Budget) -> Packing | None:
 
 
 def _loss(items: Items, target: int, values: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], int, int]:
-    """Return values, what a pattern is worth at most, and what `target` packs of all items lose in all."""
+    """Return ``(values, most, loss)``: how much less than ``target * most`` all items together are worth.
+
+    ``values[i]`` is the value of item i; `most` is the most that a pattern can be worth.
+    """
     return values, most, target * most - exact_dot(values, items.demand)
 
 
 def patterns_above(items: Items, values: NDArray[np.int64], least: int) -> list[Pattern] | None:
-    """Return all patterns worth at least `least` that need no more of any item than there is.
+    """Return all patterns that are worth at least `least` and hold no item more often than its demand.
 
-    None if there are too many, or listing them takes too long.
+    A pattern is a tuple of item numbers, worth the sum of their `values` (int64 ``[k]``). None if there are more than
+    `_MOST_PATTERNS`, or listing them takes too long.
     """
     from nopad.planning.optimal import _kernels
 
@@ -93,7 +98,7 @@ def patterns_above(items: Items, values: NDArray[np.int64], least: int) -> list[
 
 
 def _integer_program(patterns: list[Pattern], items: Items, target: int) -> Packing | None:
-    """Choose among patterns so that all items are covered by at most `target` packs; None if that fails."""
+    """Return a packing of all items by these patterns, in at most `target` packs; None if HiGHS finds none."""
     model = highspy.Highs()
     options = {
         "output_flag": False,
@@ -132,9 +137,10 @@ def _integer_program(patterns: list[Pattern], items: Items, target: int) -> Pack
 
 
 def residuals(packs: Listed, capacity: int) -> Iterator[tuple[Listed, Listed]]:
-    """Yield ways to divide packs in two: those to pack again, and all others.
+    """Yield ``(inside, outside)``, ways to divide packs into those to pack again and all others.
 
-    Packed again are packs with free space and some full ones; in the end, if there are few packs, all of them.
+    Inside are at most `_OPEN` packs with free space, the emptiest first, and some full ones chosen at random; the last
+    way, for at most `_WHOLE` packs, is to pack all of them again.
     """
     from nopad import _kernels
 

@@ -1,11 +1,13 @@
 """A local search on finished packs: the free space of many packs is gathered in few, until these can be emptied.
 
-A pack with much free space gives a sequence away and takes a shorter one in return, so that the other pack is full
-afterwards; or it gives a sequence to a pack in which it fits. When nothing more can be done, the free space is moved to
-other packs at random, and the search begins again. Depth is respected: exchanges are one for one.
+A pack with much free space exchanges a sequence for a shorter one of another pack, so that the other pack is then full;
+or it gives a sequence to a pack in which it fits. When no such step is left, the free space is moved to other packs at
+random, and the search begins again. The depth is kept: exchanges are one for one, and no pack at the depth is given a
+sequence.
 
-On plans made in units, which are a few tokens short of full in every pack, this removes nearly all of the packs above
-the bound, at any capacity, in about ten microseconds per pack. It proves nothing.
+A plan made with rounded lengths (`nopad.planning.optimal.units`) leaves a few tokens free in every pack. From such
+plans the search removes nearly all packs above the bound, at any capacity, in about ten microseconds per pack. It
+proves no bound.
 """
 
 from __future__ import annotations
@@ -21,19 +23,19 @@ from nopad.planning.optimal.listed import Listed
 __all__ = ["gather"]
 
 _MOST = 2**21  # sequences that are searched at a time, about 40 bytes each
-_SHARE = 4_000  # operations of the budget for each of them
-_PROGRESS = 0.8  # share of these sequences that may be left over, or the search ends
-_SWEEPS, _SWEEP_SHARE = 12, 10**8  # sweeps over all packs, and one more for each such part of the budget
+_SHARE = 4_000  # operations that the budget must have for each of them
+_PROGRESS = 0.8  # the search ends when a round leaves more than this share of the sequences in packs with free space
+_SWEEPS, _SWEEP_SHARE = 12, 10**8  # sweeps over all packs, and one more for so many operations of the budget
 _STEPS = 1_000  # most steps per sequence
 _STEP = 20  # operations per step
-_LISTING = 300  # operations per sequence
+_LISTING = 300  # operations per sequence, to set up the search and to read its result
 
 
 def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: Budget) -> Listed:
-    """Return the same sequences in fewer packs; the search ends when no more than `goal` are left.
+    """Return the same sequences in fewer packs, or as they are; the search ends when at most `goal` packs are left.
 
-    Packs with many copies are searched as a part that stands for all; what is left over of the copies is searched again
-    as a whole.
+    If there are too many sequences to search at once, one c-th of the copies of each pack is searched, and the result
+    is used c times; the packs left over by the division are searched with the result in the next round.
     """
     before = 0
     while packs.packs > goal and not budget.spent():
@@ -47,7 +49,7 @@ def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: B
         part = packs.copies // copies
         open_ = np.flatnonzero(room & (part > 0))
         if copies > 1 and int(packs.sizes[open_] @ part[open_]) * 4 < most:
-            break  # nearly all packs differ: no part stands for the whole
+            break  # most packs have fewer than `copies` copies: a c-th of the plan is not like the whole
         helpers = _helpers(packs, part, np.flatnonzero(~room & (part > 0)), most // 2)
         searched = np.concatenate([open_, helpers])
         numbers = np.repeat(searched, part[searched])
@@ -65,7 +67,10 @@ def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: B
 
 
 def _helpers(packs: Listed, part: NDArray[np.int64], full: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """Return full packs that take part, since random exchanges need them: at most `most` sequences."""
+    """Return the first of the `full` packs that together hold at most `most` sequences, pack p ``part[p]`` times.
+
+    The search moves free space into these packs when it finds nothing else to do.
+    """
     held = np.cumsum(packs.sizes[full] * part[full])
     return full[: int(np.searchsorted(held, most, side="right"))]
 
@@ -78,7 +83,7 @@ def _shuffled(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _search(packs: Listed, capacity: int, depth: int | None, goal: int, budget: Budget) -> Listed:
-    """Search packs of which each occurs once."""
+    """Run the compiled search on packs that occur once each; return the same sequences in at most as many packs."""
     from nopad._bit_kernels import empty_set
     from nopad.planning.optimal import _gather_kernels
 

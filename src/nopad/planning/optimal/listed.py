@@ -1,4 +1,4 @@
-"""`Listed`: packs in arrays, one by one or with a number of copies each, for steps that look at single packs."""
+"""`Listed`: packs as arrays, each with its number of copies, for the steps of a search that look at single packs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["Listed"]
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """Packs as compressed sparse rows.
+    """A list of packs as compressed sparse rows; equal packs may be one entry with several copies, or several entries.
 
     Attributes:
-        lengths: lengths of the sequences, pack after pack; int32 ``[n]``.
-        indptr: where each pack begins in `lengths`; int64 ``[packs + 1]``.
-        copies: how often each pack occurs; int64 ``[packs]``.
+        lengths: lengths of the sequences, entry after entry; int32 ``[n]``.
+        indptr: entry e holds ``lengths[indptr[e]:indptr[e + 1]]``; int64 ``[entries + 1]``.
+        copies: how many packs each entry stands for; int64 ``[entries]``.
     """
 
     lengths: NDArray[np.int32]
@@ -34,7 +34,7 @@ class Listed:
 
     @classmethod
     def of(cls, strategies: Strategies) -> Listed:
-        """Return strategies as arrays."""
+        """Return a list with one entry for each ``(count, lengths)`` pair, in the same order."""
         sizes = np.fromiter((len(lengths) for _, lengths in strategies), np.int64, len(strategies))
         indptr = np.append(0, np.cumsum(sizes))
         flat = np.fromiter(chain.from_iterable(lengths for _, lengths in strategies), np.int32, int(indptr[-1]))
@@ -42,7 +42,7 @@ class Listed:
 
     @classmethod
     def joined(cls, parts: Iterable[Listed]) -> Listed:
-        """Return all packs of several lists."""
+        """Return one list with the entries of all `parts`, in their order."""
         parts = list(parts)
         sizes = np.concatenate([np.diff(part.indptr) for part in parts])
         return cls(
@@ -53,28 +53,28 @@ class Listed:
 
     @cached_property
     def packs(self) -> int:
-        """Number of packs, copies included."""
+        """Number of packs: the sum of all copies."""
         return exact_sum(self.copies)
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Number of sequences in each pack; ``[packs]``."""
+        """Number of sequences in one pack of each entry; int64 ``[entries]``."""
         return np.diff(self.indptr)
 
     @cached_property
     def tokens(self) -> NDArray[np.int64]:
-        """Number of tokens in each pack; ``[packs]``."""
+        """Number of tokens in one pack of each entry; int64 ``[entries]``."""
         if not self.copies.size:
             return self.copies
         return np.add.reduceat(self.lengths, self.indptr[:-1], dtype=np.int64)
 
     def take(self, chosen: NDArray[np.int64], copies: NDArray[np.int64] | int = 1) -> Listed:
-        """Return the packs with these numbers, each with this many copies."""
+        """Return a list of the `chosen` entries (their numbers), in this order, with `copies` instead of their own."""
         indptr, lengths = take_lists(self.indptr, self.lengths, chosen)
         return Listed(lengths, indptr, np.broadcast_to(copies, chosen.shape).astype(np.int64))
 
     def strategies(self) -> Strategies:
-        """Return ``(count, lengths longest first)`` pairs; equal packs are merged."""
+        """Return ``(count, lengths longest first)`` pairs, one for each distinct pack."""
         from nopad import _kernels
 
         flat = -self.lengths

@@ -1,9 +1,10 @@
-"""The restricted master program: how often to use each known pattern so that all demand is covered (HiGHS).
+"""The restricted master program: how often to use each known pattern so that all items are packed in fewest packs.
 
-Rows are items. Beside patterns there are exchange columns without cost: a slot of one size may be used by the next
-smaller item. They keep the duals rising with size, which a certificate needs, and stabilise the column generation. Each
-solve starts from the last basis: by the primal simplex method after new patterns, by the dual one after a change of
-demand, since these keep the last solution primal or dual feasible.
+A linear program, solved by HiGHS. Its rows are items; its columns are patterns and, without cost, exchanges: the slot
+of an item may be used by the next smaller item. Exchanges keep the dual values rising with size, which a certificate
+needs, and they make column generation stable. Each solve starts from the last basis: by the primal simplex method after
+new patterns, which leave the last solution primal feasible, and by the dual one after a change of demand, which leaves
+it dual feasible.
 
 Source: Gilmore and Gomory, "A linear programming approach to the cutting-stock problem", 1961; exchange columns are the
 dual-optimal inequalities of Valerio de Carvalho, "Using extra dual cuts to accelerate column generation", 2005.
@@ -30,15 +31,15 @@ _OPTIONS = {
     "random_seed": 0,
     "primal_feasibility_tolerance": 1e-9,
     "dual_feasibility_tolerance": 1e-9,
-    # These programs do not cycle, and perturbation takes a quarter of the time
+    # No perturbation: it takes a quarter of the time, and these programs do not cycle without it
     "dual_simplex_cost_perturbation_multiplier": 0.0,
     "primal_simplex_bound_perturbation_multiplier": 0.0,
 }
 
 
-_DUAL, _PRIMAL = 1, 4
+_DUAL, _PRIMAL = 1, 4  # values of HiGHS' option simplex_strategy
 _ROW_STEPS = 36  # operations per row and simplex iteration
-_ITERATIONS = 200  # always allowed: what a small change of a solved program takes
+_ITERATIONS = 200  # simplex iterations that are always allowed: as many as a small change of a solved program takes
 
 
 class SolverError(Exception):
@@ -47,7 +48,13 @@ class SolverError(Exception):
 
 @dataclass(frozen=True)
 class Optimum:
-    """A solved master: the (fractional) number of packs, how often to use each pattern, the dual value of each item."""
+    """The optimum of a `Master`.
+
+    Attributes:
+        packs: number of packs, a fraction.
+        times: how often each pattern is used, in the order of `Master.patterns`; float64 ``[patterns]``.
+        duals: the dual value of each item; float64 ``[k]``.
+    """
 
     packs: float
     times: NDArray[np.float64]
@@ -55,10 +62,10 @@ class Optimum:
 
 
 class Master:
-    """The linear program over a growing set of patterns."""
+    """The linear program over the patterns added so far; `patterns` holds them in the order of its columns."""
 
     def __init__(self, items: Items) -> None:
-        """Create rows and exchange columns; without patterns the program has no solution yet."""
+        """Create a row for each item and the exchange columns; without patterns the program has no solution yet."""
         self.items = items
         self.patterns: list[Pattern] = []
         self._known: set[Pattern] = set()
@@ -78,16 +85,16 @@ class Master:
         self.demand(items.demand)
 
     def demand(self, demand: NDArray[np.int64]) -> None:
-        """Set how often each item must be covered."""
+        """Set how often each item must be packed; int64 ``[k]``."""
         self._highs.setOptionValue("simplex_strategy", _DUAL)  # the last solution stays dual feasible
         total = float(demand.sum())
-        self._scale = 1e4 / total if total > 1e4 else 1.0  # tolerances are absolute
+        self._scale = 1e4 / total if total > 1e4 else 1.0  # HiGHS' tolerances are absolute: keep its numbers small
         every = np.arange(demand.size, dtype=np.int32)
         bounds = demand * self._scale
         self._highs.changeRowsBounds(demand.size, every, bounds, np.full(demand.size, highspy.kHighsInf))
 
     def add(self, patterns: Iterable[Pattern]) -> int:
-        """Add patterns that are not known yet; return how many were new."""
+        """Add those patterns that the program does not have yet; return how many."""
         new = [p for p in dict.fromkeys(patterns) if p not in self._known]
         rows: list[int] = []
         starts, amounts = [], []
@@ -114,7 +121,7 @@ class Master:
         return len(new)
 
     def solve(self, budget: Budget) -> Optimum | None:
-        """Return the optimum over the known patterns; None if the budget ends first.
+        """Return the optimum over the patterns added so far; None if the budget ends first.
 
         Raises:
             SolverError: HiGHS did not reach an optimum for another reason.
@@ -136,9 +143,10 @@ class Master:
         return Optimum(float(info.objective_function_value) / self._scale, times, np.array(solution.row_dual))
 
     def trim(self, times: NDArray[np.float64], slack: float) -> NDArray[np.float64]:
-        """Remove patterns whose reduced cost is above `slack`; return the `times` of those that stay.
+        """Remove unused patterns whose reduced cost is above `slack`; return `times` of the patterns that stay.
 
-        Patterns added after `times` was computed have no reduced cost yet, and stay.
+        `times` is that of the last optimum (unused: 0). Patterns added later have no reduced cost yet; they stay, and
+        the result has no entry for them.
         """
         costs = np.array(self._highs.getSolution().col_dual)[self._exchanges :]
         keep = np.ones(len(self.patterns), dtype=bool)

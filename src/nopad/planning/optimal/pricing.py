@@ -1,7 +1,8 @@
 """Pricing: the most valuable pattern under given values of items, and the best pattern that contains each single item.
 
-A pattern is a multiset of items that fits into a pack. Values are integers, so the result is exact, and so is the bound
-made from it. O(k * C) without a depth limit and O(depth * k * C) with one, for k items and a capacity of C units.
+A pattern is a multiset of items that fits into a pack; its value is the sum of theirs. Values are integers, so the
+result is exact, and so is the bound made from it. O(k * C) without a depth limit and O(depth * k * C) with one, for k
+items and a capacity of C.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from numpy.typing import NDArray
 
 __all__ = ["SCALE", "Items", "Pattern", "price"]
 
-SCALE = 2**40  # a dual of 1 (an item that fills a pack) in integers; a pack's worth stays far below 2^63
+SCALE = 2**40  # the integer for a dual value of 1, that of a full pack; sums in a pack stay far below 2^63
 
 Pattern = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Items:
-    """The items to pack: `demand[i]` items of `sizes[i]` units.
+    """The items to pack: ``demand[i]`` of ``sizes[i]``; sizes and capacity are in tokens, or in another common unit.
 
     Attributes:
-        sizes: units of each item, ascending, distinct, 1..capacity; int64 ``[k]``.
+        sizes: size of each item, ascending, distinct, from 1 to `capacity`; int64 ``[k]``.
         demand: number of each item, >= 1; int64 ``[k]``.
-        capacity: units per pack.
-        depth: most items per pack, at least 1, and never more than fit.
+        capacity: the most that the sizes in a pack may add up to.
+        depth: most items per pack, >= 1.
     """
 
     sizes: NDArray[np.int64]
@@ -36,7 +37,7 @@ class Items:
 
     @classmethod
     def of(cls, sizes: NDArray[np.int64], demand: NDArray[np.int64], capacity: int, depth: int | None) -> Items:
-        """Return items with `depth` lowered to the most that fit into a pack; None is no limit."""
+        """Return items with `depth` lowered to the most that fit into a pack by size (None: no limit but this)."""
         most = capacity // int(sizes[0])
         return cls(sizes, demand, capacity, most if depth is None else min(depth, most))
 
@@ -47,14 +48,15 @@ class Items:
 
     @property
     def steps(self) -> int:
-        """Operations of pricing these items once."""
+        """Operations that one call of `price` takes for these items."""
         return self.sizes.size * self.capacity * (1 if self.unlimited else self.depth)
 
 
 def price(items: Items, values: NDArray[np.int64], most: int) -> tuple[int, list[Pattern]]:
-    """Return the value of the best pattern, and up to `most` patterns with a value above `SCALE`, best first.
+    """Return the value of the best pattern, and up to `most` distinct patterns with a value above `SCALE`, best first.
 
-    A pattern is a tuple of item numbers, largest item first.
+    `values` are int64 ``[k]``, >= 0. A pattern is a tuple of item numbers, largest first; each is the most valuable one
+    that contains some item.
     """
     from nopad.planning.optimal import _kernels
 

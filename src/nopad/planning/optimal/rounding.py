@@ -1,8 +1,10 @@
-"""From fractions to whole packs (diving): take what the linear program decides clearly, then solve the rest again.
+"""From fractions to whole packs by diving: fix what the linear program decides clearly, then solve the rest again.
 
-Each step takes the whole part of every pattern's count; if there is none, the patterns with the largest fractions are
-taken once. The items of a pattern are only slots: a slot whose item has run out takes the next smaller item. After
-every step the rest is also packed by best-fit, and the best plan so far is kept; the dive ends when it meets the bound.
+A linear program says how often to use each pattern (a multiset of items that fits into a pack), in fractions. Each step
+of a dive makes the packs of the whole parts of these numbers; if there are none, one pack each of the patterns with the
+largest fractions. The items of a pattern are slots: the slot of an item that has run out takes the next smaller item.
+After every step the items left are also packed by best-fit, and the best complete packing is kept; the dive ends when
+it has no more packs than the bound.
 """
 
 from __future__ import annotations
@@ -22,32 +24,39 @@ __all__ = ["Packing", "as_values", "best_fit", "dive", "dive_through", "fill_dem
 
 Packing = Counter[Pattern]
 
-_WHOLE = 1e-6
-_ROUNDS = 6  # rounds of pricing for each remainder
-_COLUMNS = 40
-_PARTS = 10
+_WHOLE = 1e-6  # a number this close to an integer counts as one
+_ROUNDS = 6  # rounds of pricing after each step
+_COLUMNS = 40  # patterns added per round
+_PARTS = 10  # see `dive_through`
 
 
 def as_values(duals: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return duals as integers that never fall with size; any such values give a valid bound."""
+    """Return the dual values of items, by ascending size, as integers (1 is `SCALE`) that never fall with size; int64.
+
+    Any integers that do not fall with size prove a bound, so rounding loses nothing but tightness.
+    """
     values: NDArray[np.int64] = np.round(duals.clip(0, 1) * SCALE).astype(np.int64)
     return np.maximum.accumulate(values)
 
 
 def dive(master: Master, times: NDArray[np.float64], bound: int, budget: Budget) -> Packing:
-    """Turn a solved master into a packing of all its demand, as near to `bound` packs as the budget allows."""
+    """Turn a solved master into a packing of all its demand, as near to `bound` packs as the budget allows.
+
+    `times` is how often the solution uses each pattern; float64 ``[patterns]``.
+    """
     return dive_through(master, times, bound, budget)[0]
 
 
 def dive_through(
     master: Master, times: NDArray[np.float64], bound: int, budget: Budget, *, parts: int = _PARTS
 ) -> tuple[Packing, list[tuple[Packing, NDArray[np.int64]]]]:
-    """Dive, and return (packing, stages).
+    """Do as `dive` does, and return ``(packing, stages)``.
 
-    Where no pattern is used a whole time, one in `parts` of those with a fraction is taken once.
+    In a step where no pattern is used a whole time, ``1 + n // parts`` of the n patterns with a fraction are used once,
+    those with the largest fractions.
 
-    A stage is (packs taken, demand left) before a step after which `bound` packs may no longer be enough; the linear
-    program of what is left says that they still are at the stage. The last stage comes last.
+    A stage is ``(packs made so far, demand left)`` after a step, if by the linear program of the demand left `bound`
+    packs in all may still be enough. The stages are in the order of the steps; a demand is int64 ``[k]``.
     """
     items = master.items
     left = items.demand.copy()
@@ -81,7 +90,10 @@ def dive_through(
 
 
 def fill_demand(patterns: list[Pattern], times: NDArray[np.int64], demand: NDArray[np.int64]) -> Packing:
-    """Return a packing that uses pattern p ``times[p]`` times, or as long as there is demand for it."""
+    """Return ``times[p]`` packs of each pattern p in turn, or fewer where `demand` (int64 ``[k]``) has run out.
+
+    The slot of an item that has run out takes the next smaller item that is left, or stays empty.
+    """
     left, taken = demand.copy(), Packing()
     for p in np.flatnonzero(times).tolist():
         _fill(patterns[p], int(times[p]), left, taken)
@@ -104,9 +116,9 @@ def _take_nearest(
 
 
 def _fill(pattern: Pattern, copies: int, left: NDArray[np.int64], taken: Packing) -> None:
-    """Move `copies` packs of a pattern from `left` to `taken`.
+    """Add up to `copies` packs of a pattern to `taken`, and subtract their items from `left` (int64 ``[k]``).
 
-    A slot whose item has run out takes the next smaller item.
+    The slot of an item that has run out takes the next smaller item that is left, or stays empty.
     """
     while copies:
         held: list[int] = []
@@ -126,7 +138,7 @@ def _fill(pattern: Pattern, copies: int, left: NDArray[np.int64], taken: Packing
 
 
 def best_fit(items: Items, left: NDArray[np.int64]) -> Packing:
-    """Pack ``left[i]`` of each item i by best-fit decreasing."""
+    """Return the packing of ``left[i]`` of each item i by best-fit decreasing."""
     present = np.flatnonzero(left)
     sizes = items.sizes[present]
     number = dict(zip(sizes.tolist(), present.tolist(), strict=True))

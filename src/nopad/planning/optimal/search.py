@@ -1,8 +1,9 @@
-"""Column generation and rounding for items in units: whole packs, and the values that prove a bound.
+"""Column generation and rounding: whole packs for `Items`, and the values of items that prove a lower bound.
 
-Each round solves the master over the patterns known so far, prices the duals, and adds the best patterns around single
-items. In every round the duals, as integers, prove a bound; the search ends when the best bound equals the optimum of
-the linear program, rounded up, when no new pattern improves this optimum, or when the budget is spent.
+Each round solves the linear program over the patterns known so far (`master`), and adds the patterns that its dual
+values make most attractive (`pricing`). In every round the dual values, as integers, prove a lower bound. Column
+generation ends when the best bound equals the optimum of the program, rounded up, when no new pattern can improve the
+program, or when the budget is spent.
 """
 
 from __future__ import annotations
@@ -22,16 +23,21 @@ from nopad.planning.optimal.rounding import Packing, as_values, best_fit, dive_t
 __all__ = ["Relaxed", "Solved", "relax", "round_off", "solve"]
 
 
-_SLACK = 0.002  # patterns with a reduced cost above this are dropped before rounding
-_COLUMNS = 60  # added per round
+_SLACK = 0.002  # unused patterns with a reduced cost above this are dropped before rounding
+_COLUMNS = 60  # patterns added per round
 
 
 @dataclass(frozen=True)
 class Relaxed:
-    """The solved linear program: how often to use each pattern, and the best bound with the values that prove it.
+    """The result of column generation.
 
-    `most` is the worth of the most valuable pattern under these values. `converged`: no column can improve the program
-    any more, or it needs no more packs than are known to be enough.
+    Attributes:
+        times: how often the last solution uses each pattern; float64 ``[patterns]``.
+        bound: the best lower bound of any round, in packs.
+        values: the values of items that prove the bound; int64 ``[k]``.
+        most: the most that one pack can be worth under these values.
+        converged: whether no pattern can improve the program any more, or it needs no more packs than its bound or
+            `enough` (see `relax`).
     """
 
     times: NDArray[np.float64]
@@ -43,7 +49,10 @@ class Relaxed:
 
 @dataclass(frozen=True)
 class Solved:
-    """A packing into whole packs, with the bound and the values that prove it; `stages` are those of `dive_through`."""
+    """A packing into whole packs, and the lower bound with the values of items (int64 ``[k]``) that prove it.
+
+    `master` is the linear program it was rounded from; `stages` are those of `dive_through`.
+    """
 
     packing: Packing
     bound: int
@@ -53,9 +62,9 @@ class Solved:
 
 
 def solve(items: Items, budget: Budget, *, within: float = 0.0) -> Solved | None:
-    """Pack all items; None if the budget does not allow a single linear program.
+    """Return a packing of all items; None if the budget does not allow a single linear program.
 
-    The search ends early when the packs exceed the bound by at most the share `within`.
+    Rounding ends early at a packing that exceeds the bound by at most the share `within`.
     """
     master = Master(items)
     master.add(best_fit(items, items.demand))
@@ -66,14 +75,18 @@ def solve(items: Items, budget: Budget, *, within: float = 0.0) -> Solved | None
 
 
 def round_off(master: Master, relaxed: Relaxed, goal: int, budget: Budget, *, parts: int = 10) -> Solved:
-    """Return whole packs, `goal` at best, from a solved linear program; `parts` is that of `dive_through`."""
+    """Round a solved linear program to whole packs, ending early at `goal` packs; `parts` is that of `dive_through`."""
     times = master.trim(relaxed.times, _SLACK)
     packing, stages = dive_through(master, times, goal, budget, parts=parts)
     return Solved(packing, relaxed.bound, relaxed.values, master, stages)
 
 
 def relax(master: Master, budget: Budget, *, enough: int = 0, rounds: int | None = None) -> Relaxed | None:
-    """Generate columns until the linear program meets its bound or `enough` packs, or budget or `rounds` are spent."""
+    """Solve the linear program by column generation; None if the budget does not allow it to be solved once.
+
+    Ends when the program needs no more packs than its bound or `enough`, when no pattern improves it, or when the
+    budget or the number of `rounds` (None: no limit) is spent.
+    """
     demand = master.items.demand.tolist()
     best: Relaxed | None = None
     for _ in itertools.count() if rounds is None else range(rounds):

@@ -1,8 +1,9 @@
-"""Open a fixed number of packs up front; each sequence, longest first, goes to the emptiest pack below the depth limit.
+"""Open a fixed number of packs at the start; each sequence, longest first, goes to the emptiest pack below the depth.
 
-This helps where packs reach the depth before they are full: best-fit puts long lengths together, while here every pack
-gets long and short lengths, if as many packs are opened as the lower bound allows. It is poor where lengths are near a
-third of the capacity. O(k log k) for k distinct lengths.
+A length that fits into no such pack is placed by best-fit, which opens further packs. This helps where packs reach the
+depth before they are full: best-fit puts long lengths together, while here every pack gets long and short lengths, if
+as many packs are opened as the lower bound asks for. It is poor where lengths are near a third of the capacity.
+O(k log k) for k distinct lengths.
 
 Source: worst-fit with a fixed number of bins, as in Graham's LPT rule with a cardinality limit (Dell'Amico, Iori,
 Martello, "Heuristic algorithms and scatter search for the cardinality constrained P||Cmax problem", 2004).
@@ -18,7 +19,7 @@ __all__ = ["spread"]
 
 
 def spread(histogram: Histogram, capacity: int, depth: int | None, packs: int) -> Strategies:
-    """Return ``(count, lengths)`` pairs that cover `histogram`; the longest `packs` sequences open a pack each.
+    """Return ``(count, lengths longest first)`` pairs that cover `histogram`; the `packs` longest open a pack each.
 
     >>> histogram = Histogram.from_lengths([4, 4, 2, 2, 1, 1])
     >>> spread(histogram, 8, 3, packs=2)

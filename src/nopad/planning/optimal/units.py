@@ -1,9 +1,9 @@
-"""Large capacities: plan in units of many tokens, then fill the slots with real lengths.
+"""Many distinct lengths: plan with lengths rounded to units of some tokens, then fill the slots with real lengths.
 
-Lengths are rounded to the nearest of a few hundred multiples, so that rounding errors cancel instead of adding up. The
-patterns found are only a guide: their slots are filled from the real lengths, the last slot of each pack with the
-longest length that still fits, and lengths without a slot are packed by best-fit. So plans are exact, and nearly as
-good as the guide.
+A pack has 128 to 2,048 units. Lengths are rounded to the nearest unit, up or down, so that rounding errors cancel
+instead of adding up. The patterns found are only a guide: their items are slots for real lengths, the last slot of each
+pack for the longest length that still fits; sequences without a slot are packed by best-fit. So plans are exact, and
+have nearly as few packs as the plan in units.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from nopad.planning.optimal.search import Solved, relax
 __all__ = ["MOST_CELLS", "Units", "certify", "divide", "fill"]
 
 _MOST_SIZES = 700  # distinct sizes that a linear program can have and still be quick
-MOST_CELLS = 2**25  # distinct sizes x units x depth: what pricing costs
-_RESOLUTIONS = (2048, 1024, 512, 256, 128)
-_MOST_FILLED = 2**19  # sequences that are put into slots one by one
-_ROUNDS, _LEAST_ROUNDS = 20, 2  # of pricing in tokens
-_MOST_TABLE = 2**26  # entries of 8 bytes
+MOST_CELLS = 2**25  # most of distinct sizes x units x depth, which is what pricing costs
+_RESOLUTIONS = (2048, 1024, 512, 256, 128)  # units per pack
+_MOST_FILLED = 2**19  # most sequences that are put into slots at a time
+_ROUNDS, _LEAST_ROUNDS = 20, 2  # rounds of pricing in tokens: the most, and the fewest that the budget must allow
+_MOST_TABLE = 2**26  # entries of the table of pricing in tokens, 8 bytes each
 
 
 @dataclass(frozen=True)
 class Units:
-    """Lengths rounded to units.
+    """Lengths rounded to units of some tokens.
 
     Attributes:
-        items: sizes in units, and the number of each.
+        items: the rounded sizes in units, the number of sequences of each, and the limits of a pack in units.
         edges: item i stands for the lengths from ``edges[i]`` up to ``edges[i + 1]`` (exclusive); int64 ``[k + 1]``.
-        middle: the length that item i stands for, in tokens; float64 ``[k]``.
+        middle: the size of item i in tokens, about the middle of these lengths; float64 ``[k]``.
     """
 
     items: Items
@@ -49,7 +49,7 @@ class Units:
 
     @classmethod
     def of(cls, histogram: Histogram, capacity: int, depth: int | None) -> Units:
-        """Return lengths rounded at the finest resolution that keeps the number of sizes small."""
+        """Return rounded lengths with the most units per pack at which pricing is still quick, but at least 128."""
         for resolution in [n for n in _RESOLUTIONS if n <= max(capacity, _RESOLUTIONS[-1])]:
             nearest = np.floor(histogram.lengths * (resolution / capacity) + 0.5).astype(np.int64)
             sizes, first, item = np.unique(np.maximum(nearest, 1), return_index=True, return_inverse=True)
@@ -66,7 +66,7 @@ class Units:
 def divide(histogram: Histogram) -> tuple[int, Histogram, Histogram]:
     """Divide a histogram into equal copies of a smaller one, and a rest; return (number of copies, copy, rest).
 
-    The copy is small enough to fill slots one by one.
+    A copy has at most `_MOST_FILLED` sequences.
     """
     copies = max(1, -(-histogram.sequences // _MOST_FILLED))
     return copies, _histogram(histogram, histogram.counts // copies), _histogram(histogram, histogram.counts % copies)
@@ -78,7 +78,10 @@ def _histogram(like: Histogram, counts: NDArray[np.int64]) -> Histogram:
 
 
 def fill(packing: Packing, units: Units, histogram: Histogram, capacity: int, depth: int | None) -> Listed:
-    """Return packs that hold `histogram` exactly, one by one, following a packing in units."""
+    """Return packs of the real lengths of `histogram`, by filling the slots of a packing of `units`.
+
+    Sequences without a slot are packed by best-fit. `capacity` is in tokens.
+    """
     from nopad.planning.optimal import _kernels
 
     patterns = sorted(packing.items(), reverse=True)
@@ -103,9 +106,10 @@ def fill(packing: Packing, units: Units, histogram: Histogram, capacity: int, de
 
 
 def certify(solved: Solved, units: Units, capacity: int, depth: int | None, budget: Budget) -> Certificate | None:
-    """Return a certificate from a linear program in which each item has the shortest length it stands for.
+    """Return a certificate from a linear program in tokens, where each item has the shortest length it stands for.
 
-    None if pricing in tokens would take too long or too much memory, or the budget is spent.
+    `solved` is the packing of `units`, whose patterns the program begins with. None if pricing in tokens would take too
+    long or too much memory, or the budget is spent.
     """
     items = Items.of(units.edges[:-1], units.items.demand, capacity, depth)
     table = capacity * (2 if items.unlimited else items.depth + 1)
