@@ -1,8 +1,8 @@
-"""Thirty drawn histograms at a capacity: six families of lengths, five shapes each, with 10 k to 50 M sequences.
+"""Plans of thirty random histograms per capacity: six families of lengths, five each, with 10 k to 50 M sequences.
 
-Run: python benchmarks/drawn.py [CAPACITY ...] [--algorithm auto] [--depth N] [--only NAME ...]. A line for each
-histogram: packs above the proven bound, CPU seconds, linear programs, best-fit beside it. The last line of each
-capacity counts the plans within one pack of their bound, beside the target.
+Run: python benchmarks/drawn.py [CAPACITY ...] [--algorithm auto] [--depth N] [--only NAME ...]. Each histogram has a
+line: packs above the proven bound, CPU seconds, number of linear programs, and the packs of best-fit above the same
+bound. The last line of each capacity counts the plans within one pack of their bound, and names the target.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from inputs import machine
 import nopad
 from nopad import Histogram
 
-COUNTS = (10_000, 100_000, 1_000_000, 10_000_000, 50_000_000)
+COUNTS = (10_000, 100_000, 1_000_000, 10_000_000, 50_000_000)  # sequences of the five histograms of a family
 # (algorithm, capacity): how many of 30 are to be within one pack, and in how many CPU seconds each
 TARGETS = {
     **{("auto", capacity): (26, 3.0) for capacity in (512, 768, 1024, 2048)},
@@ -25,7 +25,7 @@ TARGETS = {
     **{("optimal", capacity): (28, math.inf) for capacity in (512, 768, 1024, 2048, 4096)},
     ("optimal", 8192): (20, 30.0),
 }
-Shape = tuple[str, tuple[float, ...]]
+Shape = tuple[str, tuple[float, ...]]  # a distribution and its parameters, as shares of the capacity
 FAMILIES: dict[str, list[list[tuple[float, Shape]]]] = {
     "lognormal": [
         [(1, ("lognormal", parameters))]
@@ -58,7 +58,7 @@ FAMILIES: dict[str, list[list[tuple[float, Shape]]]] = {
 
 
 def below(shape: Shape, share: np.ndarray) -> np.ndarray:
-    """Return the share of lengths below ``share`` times the capacity."""
+    """Return for each of `share` the probability that a length of this shape is below ``share * capacity``."""
     kind, parameters = shape
     if kind == "uniform":
         low, high = parameters
@@ -71,7 +71,10 @@ def below(shape: Shape, share: np.ndarray) -> np.ndarray:
 
 
 def chances(mixture: list[tuple[float, Shape]], capacity: int) -> np.ndarray:
-    """Return the chance of each length 1..capacity; what is longer is cut to the capacity, and nothing is below 1."""
+    """Return the probability of each length 1..capacity in a mixture of (weight, shape) pairs; float64 ``[capacity]``.
+
+    Longer lengths count as the capacity; lengths that round to less than 1 are left out.
+    """
     edges = (np.arange(capacity + 1) + 0.5) / capacity
     total = np.zeros(capacity)
     for weight, shape in mixture:
@@ -83,7 +86,7 @@ def chances(mixture: list[tuple[float, Shape]], capacity: int) -> np.ndarray:
 
 
 def draw(capacity: int) -> list[tuple[str, Histogram]]:
-    """Return the thirty histograms, with their names; seeds are fixed."""
+    """Return thirty (name, histogram) pairs; seeds are fixed."""
     drawn = []
     for family, (name, mixtures) in enumerate(FAMILIES.items()):
         for number, (mixture, count) in enumerate(zip(mixtures, COUNTS, strict=True)):

@@ -1,10 +1,10 @@
-"""What comes first: the first plan after an installation, the first pack of a process, the start of the command line.
+"""Start-up times: the first plan after an installation, the first pack of a process, the start of the command line.
 
 python benchmarks/first.py [RUNS]
 
-Every run is a process of its own; medians of RUNS (7), wall and CPU seconds of the whole process or, for packing, from
-`import nopad` to the packs (NumPy and the lengths are there already). "Empty cache" is a new folder as NUMBA_CACHE_DIR:
-all loops that a plan needs are compiled.
+Every run is a new process; printed are medians of RUNS runs (default 7). Commands: wall and CPU seconds of the whole
+process. Packing: from `import nopad` to the packs, after NumPy is imported and the lengths are loaded. With an "empty
+cache" NUMBA_CACHE_DIR is a new folder, so all loops that a plan needs are compiled first.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ print(time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def process(arguments: list[str], cache: str | None) -> tuple[float, float, str]:
-    """Run Python once; return wall and CPU seconds and what it printed."""
+    """Run Python once with these arguments; return (wall seconds, CPU seconds, what it printed).
+
+    `cache` is its NUMBA_CACHE_DIR; None: the usual one.
+    """
     environment = os.environ | ({} if cache is None else {"NUMBA_CACHE_DIR": cache})
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run([sys.executable, *arguments], env=environment, check=True, capture_output=True, text=True)
@@ -53,7 +56,7 @@ def process(arguments: list[str], cache: str | None) -> tuple[float, float, str]
 
 
 def row(name: str, runs: list[tuple[float, float]], limit: float | None = None) -> None:
-    """One line: medians, and the range of the wall seconds."""
+    """Print one line for (wall, CPU) seconds of several runs: medians, range of the wall seconds, and the target."""
     wall, cpu = (statistics.median(column) for column in zip(*runs, strict=True))
     target = "" if limit is None else f"target {limit} s: {'met' if wall <= limit else 'MISSED'}"
     spread = f"({min(one for one, _ in runs):.2f}..{max(one for one, _ in runs):.2f})"
@@ -61,7 +64,7 @@ def row(name: str, runs: list[tuple[float, float]], limit: float | None = None) 
 
 
 def command(name: str, arguments: list[str], limit: float | None, *, empty: bool = False) -> None:
-    """Measure a command of nopad, in whole processes."""
+    """Measure whole processes of a nopad command, and print a line; `empty`: each starts with an empty Numba cache."""
     runs = []
     for _ in range(RUNS):
         with tempfile.TemporaryDirectory() as cache:
@@ -70,7 +73,10 @@ def command(name: str, arguments: list[str], limit: float | None, *, empty: bool
 
 
 def printed(name: str, arguments: list[str], limit: float | None) -> None:
-    """Measure what a script says that it took; the first process fills the cache and does not count."""
+    """Run a script that prints its own wall and CPU seconds, and print a line of the medians.
+
+    The first run fills Numba's cache and does not count.
+    """
     out = [process(arguments, None)[2] for _ in range(RUNS + 1)][1:]
     row(name, [(float(wall), float(cpu)) for wall, cpu in map(str.split, out)], limit)
 

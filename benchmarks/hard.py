@@ -1,9 +1,10 @@
-"""Hard bin packing: `optimal` on the classical families (`hard_families.py`), `lpfhp` (best-fit) beside it.
+"""Hard bin packing: `optimal` on the classical families of instances (`hard_families.py`), compared with `lpfhp`.
 
 python benchmarks/hard.py [--all] [--family TEXT ...] [--algorithm NAME] [--list]
 
-A plan with as many packs as its proven bound is proven optimal. Targets: at least 98 % of all instances but the
-hard28-like ones, each within 10 s of CPU. --all plans as many instances per family as were published.
+A plan with as many packs as its proven bound is proven optimal. Targets, over all families but hard28-like: at least
+98 % of the instances proven optimal, and at most 10 s of CPU for each. --all plans as many instances per family as were
+published.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ PROVEN, SECONDS = 0.98, 10.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """One instance: packs above the proven bound, those of best-fit, and CPU seconds."""
+    """One planned instance.
+
+    Attributes:
+        seed: the seed it was drawn with.
+        above: packs of the plan above its proven bound.
+        best_fit_above: packs of best-fit decreasing (`lpfhp`) above the same bound.
+        seconds: CPU seconds of the plan.
+    """
 
     seed: int
     above: int
@@ -33,7 +41,7 @@ class Outcome:
 
 
 def plan(family: Family, seed: int, algorithm: str) -> Outcome:
-    """Plan one instance, and with best-fit too."""
+    """Plan one instance with `algorithm`, and with best-fit decreasing."""
     lengths, capacity = family.draw(seed)
     histogram = nopad.Histogram.from_lengths(lengths)
     start = time.process_time()
@@ -44,7 +52,7 @@ def plan(family: Family, seed: int, algorithm: str) -> Outcome:
 
 
 def line(name: str, outcomes: list[Outcome]) -> str:
-    """One row of the table."""
+    """Return one row of the table: the numbers of these outcomes."""
     seconds = [one.seconds for one in outcomes]
     proven = sum(one.above == 0 for one in outcomes)
     best_fit = [one.best_fit_above for one in outcomes]

@@ -10,23 +10,24 @@ As published:
   capacity 150, n = 120, 250, 500, 1,000.
 * triplets (Falkenauer 1996): the first length of a pack uniform in [0.38 C, 0.49 C], the second from 0.25 C to half of
   what the first leaves, the third the rest. C = 1,000, n = 60, 120, 249, 501. Every pack of the optimum is full.
-* Scholl 1, 2 and 3 (Scholl, Klein and Jürgens 1997, "BISON"): the classes of each set, one after another by seed.
+* Scholl 1, 2 and 3 (Scholl, Klein and Jürgens 1997, "BISON"): sets of classes; the seed chooses a class in turn.
 * Schwerin 1 and 2 (Schwerin and Wäscher 1997): capacity 1,000, sizes uniform in [150, 200], n = 100 and 120.
 
-"-like", because the published instances were selected for hardness from many draws, and that selection is not a recipe:
+Two families are called "-like": their published instances were selected from many draws for being hard, and no recipe
+for this selection is published:
 
 * Wäscher-like: the generator is as published (CUTGEN1, Gau and Wäscher 1995: m order lengths uniform in
   [v1 L, v2 L], uniform shares of a total demand); the 17 instances of Wäscher and Gau 1996 are the hardest of 4,000
   draws with L = 10,000 and end at n = 57 to 239. Here m is 33 to 64 with 1.5 to 4 pieces each, which gives such n, and
-  draws that best-fit solves are drawn again.
-* hard28-like: capacity 1,000, n = 160, 180, 200, sizes uniform in [1, 800], as the 28 of Schoenfield 2002 that
-  reductions, bounds and heuristics left open. Here those draws are kept that have room for 60 to 200 tokens in all
-  (with less, the linear program proves a pack more; with much more, rounding is easy), whose bound L2 of Martello and
-  Toth is no better than that by tokens, and whose bound best-fit misses. Some may have no plan at the bound of the
-  linear program.
+  instances for which best-fit reaches the bound L2 of Martello and Toth are drawn again.
+* hard28-like: capacity 1,000, n = 160, 180, 200, sizes uniform in [1, 800], as the 28 instances of Schoenfield 2002
+  that reductions, bounds and heuristics left open. Here a draw is kept if as many packs as its tokens ask for leave 60
+  to 200 tokens free in all (with fewer, the linear program proves one more pack; with many more, rounding is easy), if
+  the bound L2 is no better than that by tokens, and if best-fit needs more packs. Some may have no plan at the bound of
+  the linear program.
 
-Not published: tight triplets, Falkenauer's recipe at C = 10,000 and 100,000, where hardly two lengths are equal and
-hardly a triple but the ones drawn fills a pack.
+One family is not published: tight triplets, Falkenauer's recipe at C = 10,000 and 100,000. There few lengths are equal,
+and few triples other than those drawn fill a pack.
 """
 
 from __future__ import annotations
@@ -43,13 +44,14 @@ SCHOLL_N = (50, 100, 200, 500)
 
 @dataclass(frozen=True)
 class Family:
-    """A named family.
+    """A family of instances.
 
     Attributes:
-        draw: seed -> (lengths, capacity).
+        draw: returns (lengths, capacity) for a seed; the lengths are int64 ``[n]``.
         quick: number of instances in a short run.
         every: number of instances in a whole run, as many as were published where that is known.
-        open_bound: whether some instances have no plan at the bound of the linear program; reported apart.
+        open_bound: whether some instances may have no plan at the bound of the linear program; if so, the family is
+            left out of the totals.
     """
 
     draw: Callable[[int], Instance]
@@ -59,7 +61,7 @@ class Family:
 
 
 def uniform(n: int, seed: int) -> Instance:
-    """Falkenauer's uniform class."""
+    """Falkenauer's uniform class: n lengths from 20 to 100, capacity 150."""
     return _random("uniform", n, seed).integers(20, 101, n), 150
 
 
@@ -75,13 +77,16 @@ def triplets(n: int, capacity: int, seed: int) -> Instance:
 
 
 def scholl_1(seed: int) -> Instance:
-    """Set 1: 36 classes of n, capacity and least size; the class is the seed modulo 36."""
+    """Scholl's set 1: 36 classes by n, capacity and smallest size; the seed modulo 36 is the class."""
     n, capacity, least = _class(seed, SCHOLL_N, (100, 120, 150), (1, 20, 30))
     return _random("scholl 1", seed).integers(least, 101, n), capacity
 
 
 def scholl_2(seed: int) -> Instance:
-    """Set 2: 48 classes of n, mean size C / 3 to C / 9 and largest deviation; the class is the seed modulo 48."""
+    """Scholl's set 2: 48 classes by n, mean size (capacity / 3 to / 9) and largest deviation in percent of the mean.
+
+    The seed modulo 48 is the class; the capacity is 1,000.
+    """
     n, parts, percent = _class(seed, SCHOLL_N, (3, 5, 7, 9), (20, 50, 90))
     least = -(-1000 * (100 - percent) // (100 * parts))
     most = 1000 * (100 + percent) // (100 * parts)
@@ -89,17 +94,17 @@ def scholl_2(seed: int) -> Instance:
 
 
 def scholl_3(seed: int) -> Instance:
-    """Set 3, called hard: large sizes, hardly two equal."""
+    """Scholl's set 3, called hard: 200 lengths from 20,000 to 35,000, few of them equal, capacity 100,000."""
     return _random("scholl 3", seed).integers(20_000, 35_001, 200), 100_000
 
 
 def schwerin(n: int, seed: int) -> Instance:
-    """Schwerin and Wäscher's sets: 5 or 6 to a pack."""
+    """Schwerin and Wäscher's sets: n lengths from 150 to 200, 5 or 6 to a pack of 1,000."""
     return _random("schwerin", n, seed).integers(150, 201, n), 1000
 
 
 def waescher_like(seed: int) -> Instance:
-    """CUTGEN1 with the standard length of 10,000, until n is within 57 to 239 and best-fit misses the bound."""
+    """Draw by CUTGEN1 with a capacity of 10,000, until n is from 57 to 239 and best-fit misses the bound L2."""
     rng, capacity = _random("waescher", seed), 10_000
     while True:
         kinds, least, most = int(rng.integers(33, 65)), 1, int(rng.choice([5000, 7500, 10_000]))
@@ -114,7 +119,10 @@ def waescher_like(seed: int) -> Instance:
 
 
 def hard28_like(seed: int) -> Instance:
-    """Uniform sizes in [1, 800] with little room to spare, about as many lengths above half as packs."""
+    """Draw lengths from 1 to 800 until little room is left in a pack of 1,000 and best-fit misses the bound.
+
+    The bound is that by tokens, which bound L2 does not exceed.
+    """
     rng, capacity = _random("hard28", seed), 1000
     n = (160, 180, 200)[seed % 3]
     while True:
@@ -126,7 +134,7 @@ def hard28_like(seed: int) -> Instance:
 
 
 def best_fit(lengths: np.ndarray, capacity: int) -> int:
-    """Packs of best-fit decreasing, in a few lines of its own."""
+    """Return the number of packs of best-fit decreasing, by code that nopad does not share."""
     room: list[int] = []
     for length in sorted(lengths.tolist(), reverse=True):
         at = min((free, pack) for pack, free in enumerate([*room, capacity]) if free >= length)[1]
@@ -137,7 +145,7 @@ def best_fit(lengths: np.ndarray, capacity: int) -> int:
 
 
 def martello_toth(lengths: np.ndarray, capacity: int) -> int:
-    """The bound L2 of Martello and Toth, by its definition; with the threshold 0 it is the bound by tokens."""
+    """Return the bound L2 of Martello and Toth by its definition; the threshold 0 includes the bound by tokens."""
     best = 0
     for threshold in [0, *sorted(set(lengths[lengths <= capacity // 2].tolist()))]:
         alone = int(np.count_nonzero(lengths > capacity - threshold))
@@ -149,7 +157,7 @@ def martello_toth(lengths: np.ndarray, capacity: int) -> int:
 
 
 def _class(seed: int, *choices: tuple[int, ...]) -> list[int]:
-    """One value of each of `choices`: all combinations in turn."""
+    """Return one value of each of `choices`; seeds in turn give all combinations."""
     chosen = []
     for values in choices:
         seed, at = divmod(seed, len(values))
@@ -158,7 +166,7 @@ def _class(seed: int, *choices: tuple[int, ...]) -> list[int]:
 
 
 def _random(*key: str | int) -> np.random.Generator:
-    """A generator of its own for each family, parameters and seed."""
+    """Return the random generator for a key, such as (family, n, seed); each key has its own."""
     return np.random.default_rng([int.from_bytes(part.encode()) if isinstance(part, str) else part for part in key])
 
 

@@ -1,8 +1,9 @@
-"""Two limits, tokens and the squares of a pack, and even packs: packs above the bound, CPU seconds, the way before.
+"""Plans with a limit on the squared lengths of a pack, and plans of even packs: packs above the bound, CPU seconds.
 
-The way before plans by tokens and cuts the packs that are too dear. A limit on squares is a multiple of what a pack
-costs on average, and at least the square of the longest sequence. Fixed seeds; Wikipedia-512 is read from
-`../shared/data` beside the repository, and left out when absent. `python squares.py optimal` takes that algorithm.
+The cost of a pack is the sum of its squared lengths. Each limit on cost is a multiple of the mean cost of a pack, and
+at least the square of the longest sequence. The column "before" is the simple way: plan by tokens, then cut the packs
+above the limit. Seeds are fixed; Wikipedia-512 is read from `../shared/data` beside the repository, and left out when
+absent. `python squares.py optimal` measures that algorithm instead of `auto`.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ NONE = None
 
 
 def normal(most: int) -> np.ndarray:
-    """200 k lengths around 2,800."""
+    """Return 200 k normal lengths around 2,800, cut to 1..most; int64."""
     return np.clip(np.round(np.random.default_rng(0).normal(2800, 700, 200_000)), 1, most).astype(np.int64)
 
 
 def mix(most: int) -> np.ndarray:
-    """200 k lengths: chat, code, books."""
+    """Return 200 k lengths as of chat, code and books, cut to 1..most; int64."""
     rng = np.random.default_rng(0)
     chat, code = rng.lognormal(np.log(400), 0.9, 140_000), rng.lognormal(np.log(1500), 1.2, 50_000)
     books = rng.lognormal(np.log(20_000), 1.0, 10_000)
@@ -49,14 +50,14 @@ DRAWN = [
 
 
 def timed(histogram: Histogram, capacity: int, **options: object) -> tuple[nopad.Plan, float]:
-    """Plan; return the plan and the CPU seconds."""
+    """Return the plan of `ALGORITHM` and its CPU seconds."""
     start = time.process_time()
     plan = nopad.plan(histogram, capacity, algorithm=ALGORITHM, **options)
     return plan, time.process_time() - start
 
 
 def two_limits() -> None:
-    """Print one line for each input, limit and depth."""
+    """Print one line for each input, limit on cost and depth."""
     print(f"  {'input':<35}{'limit':>6}{'depth':>6}{'packs':>9}{'bound':>9}  {'above':>8}{'':>9}   before")
     for name, make, capacity, allowed in DRAWN:
         histogram = Histogram.from_lengths(make())
@@ -83,8 +84,8 @@ def two_limits() -> None:
 
 
 def even() -> None:
-    """Print how alike packs are, before and after."""
-    print("  even packs: dearest / mean, deepest / mean (sequences), before -> after; the least that any plan can have")
+    """Print how alike packs are in cost and in number of sequences, without the option `even` and with it."""
+    print("  even packs: highest cost / mean (least: no plan can be below), most sequences / mean; before -> after")
     inputs = [("Wikipedia-512", lambda: None, 512, 0.0), *DRAWN]
     inputs.append(("100 k lognormal(3000, 1.3)", lambda: lognormal(100_000, 3000, 1.3, 131_072), 131_072, 0.0))
     inputs.append(("chat + code + books", lambda: mix(131_072), 131_072, 0.0))

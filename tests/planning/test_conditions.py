@@ -81,7 +81,8 @@ def test_conditions_stand_in_the_plan_when_asked_for():
             [5, 3],
             {"max_squares": 24},
             LengthError,
-            "a sequence of 5 tokens has 25 squares, above max_squares=24; raise it, or truncate or split the sequence",
+            "a sequence of 5 tokens has a squared length of 25, above max_squares=24; raise it, or truncate or split "
+            "the sequence",
         ),
         (
             [5, 3],
@@ -147,7 +148,7 @@ def test_cutting():
     ("change", "problem"),
     [
         ({"align": 8}, "strategy 1 sums to 16 tokens with align=8, above the capacity of 8"),
-        ({"max_squares": 20}, "strategy 0 has 64 squares, above max_squares=20"),
+        ({"max_squares": 20}, "strategy 0 has squared lengths that sum to 64, above max_squares=20"),
         ({"pack_multiple": 5}, "4 packs are not a multiple of pack_multiple=5"),
     ],
 )

@@ -55,7 +55,7 @@ def test_never_above_the_truth(proof, lengths, squares):
 @pytest.mark.parametrize(
     ("steps", "units", "limits", "problem"),
     [
-        (((1, 1),), (8, 8), (2**24 + 1, 2**40), "gives lengths a value that weigh nothing in 8 units"),
+        (((1, 1),), (8, 8), (2**24 + 1, 2**40), "gives a value to lengths that weigh 0 units of tokens (it has 8 for"),
         (((3, 1),), (2**20, 2**20), (2**21, 2**40), "checking the cost certificate takes"),
         (((1, 2**40),), (2**22 // 8, 1), (2**19, 2**38), None),
         (((1, MAX_VALUE),), (MAX_UNITS, 1), (2**20, 2**40), None),

@@ -96,7 +96,8 @@ def test_a_solver_that_gives_up(monkeypatch, algorithm, remainder, error):
     monkeypatch.setattr(least_squares, "nnls", nnls)
     made = plan([5, 3, 3, 2], 8, depth=3, algorithm=algorithm, remainder=remainder)
     assert made.notes == (
-        f"{algorithm}: the solver gave up (Maximum number of iterations reached); every sequence is remainder",
+        f"{algorithm}: the solver gave up (Maximum number of iterations reached); every sequence is packed as "
+        "remainder",
     )
     assert made.histogram == Histogram.from_lengths([5, 3, 3, 2])
     assert made.packs == {"pad": 3, "best_fit": 2}[remainder]

@@ -1,4 +1,4 @@
-"""The compiled loop that checks a certificate. It shares no code with the solver, and so no mistakes."""
+"""The compiled loop that checks a `Certificate`. It shares no code with the solver, and so no mistakes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 @njit(cache=True, nogil=True)
 def most_valuable(lengths: NDArray[Any], values: NDArray[Any], capacity: int) -> int:
-    """Return the highest total of `values` in one pack; `lengths` ascend, and each length may be used repeatedly."""
+    """Return the highest total value of lengths that add up to at most `capacity`.
+
+    ``lengths[i]`` (ascending, each usable repeatedly) is worth ``values[i]``; both int64.
+    """
     worth = np.zeros(capacity + 1, dtype=np.int64)  # worth[room]
     for room in range(lengths[0], capacity + 1):
         best = worth[room - 1]

@@ -30,11 +30,11 @@ def best_fit_classes(
     classes: NDArray[Any],
     contents: NDArray[Any],
 ) -> tuple[int, int]:
-    """Place lengths, in descending order, each into the fullest packs that it fits; return the rows used.
+    """Place ``counts[i]`` sequences of each ``lengths[i]`` (descending) into the fullest packs that they fit.
 
-    The result is (rows of `classes`, rows of `contents`), or (-1, -1) if one of these tables is full. A class whose
-    packs all went into other classes keeps its row, with a count of 0. `words` must be all 0 at first; `keys` and
-    `tops`, which are equally long, all -1.
+    Returns (rows used of `classes`, rows used of `contents`), see the module for both; (-1, -1) if one of them is full.
+    A class whose packs all went into other classes keeps its row, with a count of 0. `words` must be all 0 at first;
+    `keys` and `tops`, which are equally long, all -1.
     """
     rows, made = 0, 0
     for i in range(lengths.shape[0]):
@@ -76,7 +76,10 @@ def best_fit_classes(
 
 @njit(cache=True, nogil=True)
 def flatten(kept: NDArray[Any], classes: NDArray[Any], contents: NDArray[Any], out: NDArray[Any]) -> None:
-    """Write to `out` the lengths in one pack of each class, longest first; `kept` lists the rows of these classes."""
+    """Write to `out`, class after class, the lengths in one pack of each class, longest first.
+
+    `kept` lists the rows of the classes to write.
+    """
     end = 0
     for k in range(kept.shape[0]):
         end += classes[kept[k], 2]

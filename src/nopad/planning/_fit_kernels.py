@@ -23,7 +23,10 @@ from nopad._kernels import GOLDEN, mix
 
 @njit(cache=True, nogil=True)
 def pack_bounds(pack_of: NDArray[Any], indptr: NDArray[Any]) -> None:
-    """Fill `indptr` (zeros at first) with where each pack begins when sequences are grouped by pack."""
+    """Set ``indptr[p]`` to where pack p begins when sequences are grouped by pack.
+
+    ``pack_of[i]`` is the pack of sequence i. `indptr` has one entry more than there are packs, and is all 0 at first.
+    """
     for i in range(pack_of.shape[0]):
         indptr[pack_of[i] + 1] += 1
     for p in range(1, indptr.shape[0]):
@@ -32,7 +35,10 @@ def pack_bounds(pack_of: NDArray[Any], indptr: NDArray[Any]) -> None:
 
 @njit(cache=True, nogil=True)
 def settle(tree: NDArray[Any], node: int, room: int) -> None:
-    """Set the room of a leaf (`node` is its index in `tree`), and update the largest room in the nodes above it."""
+    """Set the room of a leaf of a tree of maxima (see `first_fit`), and update the nodes above it.
+
+    `node` is the index of the leaf in `tree`; the nodes below node i are 2 i and 2 i + 1.
+    """
     tree[node] = room
     node >>= 1
     while node:
@@ -52,7 +58,10 @@ def move_open(
     new_packs: NDArray[Any],
     new_used: NDArray[Any],
 ) -> int:
-    """Copy the leaves of packs that are still open to a new tree (zeros at first), in order; return their number."""
+    """Copy the leaves with room to a new tree (zeros at first), in order, and set its inner nodes; return their number.
+
+    ``packs[leaf]`` is the number of the pack at a leaf, ``used[leaf]`` how many sequences it holds.
+    """
     size, new_size = packs.shape[0], new_packs.shape[0]
     at = 0
     for leaf in range(size):
@@ -70,12 +79,13 @@ def move_open(
 def first_fit(
     lengths: NDArray[Any], capacity: int, depth: int, shortest: int, leaves: int, pack_of: NDArray[Any]
 ) -> int:
-    """Place each sequence into the pack that was opened first among those with room.
+    """Place each sequence into the pack that was opened first among those with room; return the number of packs.
 
-    A tournament tree: its leaves are open packs in order of opening, and each inner node holds the largest room below
-    it. It starts with `leaves` leaves (a power of two). When all leaves are in use, those of closed packs are dropped;
-    if more than half of the leaves stay, their number doubles. A pack closes when its room is below `shortest`. So the
-    tree has O(open packs) leaves, and dropping costs O(1) per pack.
+    ``pack_of[i]`` gets the pack of sequence i. The packs are found by a tournament tree: its leaves are open packs in
+    order of opening, and each inner node holds the largest room below it. It starts with `leaves` leaves (a power of
+    two). When all leaves are in use, those of closed packs are dropped; if more than half of the leaves stay, their
+    number doubles. A pack closes when its room is below `shortest` or it holds `depth` sequences. So the tree has
+    O(open packs) leaves, and dropping costs O(1) per pack.
     """
     tree = np.zeros(2 * leaves, np.int32)
     numbers, used = np.empty(leaves, pack_of.dtype), np.empty(leaves, np.int32)
@@ -136,9 +146,11 @@ def best_fit(
     keys: NDArray[Any],
     pack_of: NDArray[Any],
 ) -> int:
-    """Place each sequence into the pack with the least room that fits; among packs of equal room, the one filled last.
+    """Place each sequence into the pack with the least room that fits; return the number of packs.
 
-    Packs of equal room form a linked stack. `words` must be all 0 at first, and `keys` all -1.
+    Among packs of equal room the one filled last is taken. ``pack_of[i]`` gets the pack of sequence i. A pack is closed
+    when its room is below `shortest`, the length of the shortest sequence, or it holds `depth` sequences. `words` are
+    those of an empty set of rooms (`empty_set`), `keys` an empty hash table (`empty_table`).
     """
     tops = np.full(keys.shape[0], -1, pack_of.dtype)
     below, used = np.empty_like(pack_of), np.empty_like(pack_of)
@@ -170,7 +182,10 @@ def best_fit(
 
 @njit(cache=True, nogil=True)
 def enqueue(i: int, slot: int, first: NDArray[Any], last: NDArray[Any], following: NDArray[Any]) -> bool:
-    """Append sequence i to the queue in `slot`; return whether the queue was empty before."""
+    """Append sequence i to the linked queue in `slot`; return whether the queue was empty before.
+
+    ``first[slot]`` (-1: empty) and ``last[slot]`` are its ends, ``following[i]`` is the sequence after i (-1: none).
+    """
     was_empty = first[slot] < 0
     if was_empty:
         first[slot] = i
@@ -193,7 +208,8 @@ def look_ahead(
 ) -> int:
     """Fill one pack after another from a buffer of `window` sequences: first the oldest, then the longest that fit.
 
-    Buffered sequences of equal length form a linked queue. `words` must be all 0 at first, `keys` and `pack_of` all -1.
+    Returns the number of packs; ``pack_of[i]``, -1 at first, gets the pack of sequence i. `words` are those of an empty
+    set of lengths (`empty_set`), `keys` an empty hash table (`empty_table`).
     """
     first, last = np.full(keys.shape[0], -1, pack_of.dtype), np.empty(keys.shape[0], pack_of.dtype)
     following = np.empty_like(pack_of)
@@ -227,7 +243,7 @@ def look_ahead(
 def harmonic(lengths: NDArray[Any], capacity: int, depth: int, k: int, pack_of: NDArray[Any]) -> int:
     """Run next-fit in each of k kinds of pack: kind j < k takes lengths in (capacity / (j + 1), capacity / j].
 
-    Kind k takes all shorter lengths.
+    Kind k takes all shorter lengths. Returns the number of packs; ``pack_of[i]`` gets the pack of sequence i.
     """
     last = np.empty(k + 1, pack_of.dtype)
     room, places = np.zeros(k + 1, np.int64), np.zeros(k + 1, np.int64)
@@ -246,7 +262,10 @@ def harmonic(lengths: NDArray[Any], capacity: int, depth: int, k: int, pack_of: 
 
 @njit(cache=True, nogil=True)
 def next_fit(lengths: NDArray[Any], capacity: int, depth: int, indptr: NDArray[Any]) -> int:
-    """Divide the sequences, in order of arrival, into packs; fill `indptr` (n + 1 entries), return how many packs."""
+    """Divide the sequences, in order of arrival, into packs by next-fit; return the number of packs.
+
+    Pack p holds the sequences from ``indptr[p]`` up to ``indptr[p + 1]`` (exclusive); `indptr` has n + 1 entries.
+    """
     packs, tokens, members = 0, 0, 0
     indptr[0] = 0
     for i in range(lengths.shape[0]):
@@ -264,7 +283,10 @@ def next_fit(lengths: NDArray[Any], capacity: int, depth: int, indptr: NDArray[A
 
 @njit(cache=True, nogil=True)
 def multiset_keys(indptr: NDArray[Any], sequence: NDArray[Any], lengths: NDArray[Any], keys: NDArray[Any]) -> None:
-    """Set ``keys[p]`` to the sum of a hash of each member's length: equal for packs of equal lengths, in any order."""
+    """Set ``keys[p]`` (uint64) to the sum of a hash of each length in pack p: equal for equal multisets of lengths.
+
+    Pack p holds the sequences ``sequence[indptr[p]:indptr[p + 1]]``; ``lengths[i]`` is the length of sequence i.
+    """
     for p in range(indptr.shape[0] - 1):
         total = np.uint64(0)
         for i in range(indptr[p], indptr[p + 1]):

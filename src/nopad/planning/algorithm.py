@@ -44,7 +44,7 @@ class Algorithm:
     """A named planning algorithm.
 
     Attributes:
-        run: the function; its signature is in the module docstring.
+        run: ``run(histogram, capacity, depth, **options)``, or with the lengths instead of the histogram.
         help: what it does, in one line.
         options: its options beyond histogram or lengths, capacity and depth.
     """

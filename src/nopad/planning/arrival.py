@@ -16,12 +16,12 @@ __all__ = ["empty_table", "grouped", "unplaced"]
 
 
 def unplaced(n: int) -> NDArray[Any]:
-    """Return `pack_of` for `n` sequences of which none is placed yet: all -1."""
+    """Return an array for the pack of each of `n` sequences, none placed yet: all -1; int32, or int64 for large n."""
     return np.full(n, -1, dtype=index_dtype(n))
 
 
 def grouped(pack_of: NDArray[Any], packs: int, capacity: int, depth: int | None) -> Packs:
-    """Return the assignment of sequence i to pack ``pack_of[i]``; `packs` is the number of packs.
+    """Return the packs in which sequence i is in pack ``pack_of[i]``; `packs` is the number of packs.
 
     >>> [p.tolist() for p in grouped(np.array([0, 1, 0, 2]), 3, 8, None)]
     [[0, 2], [1], [3]]

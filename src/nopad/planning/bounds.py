@@ -28,7 +28,14 @@ __all__ = ["Bound", "lower_bound"]
 
 @dataclass(frozen=True)
 class Bound:
-    """A proven lower bound in packs, and what proves it (tokens, big lengths, depth, pairs, certificate)."""
+    """A proven lower bound on the number of packs.
+
+    Attributes:
+        packs: the bound.
+        proof: what proves it: tokens, big lengths, depth, pairs or certificate (see `lower_bound`), or a condition of
+            the plan: max_squares, cost certificate or pack_multiple.
+        certificate: the values of lengths that prove it, if a certificate does.
+    """
 
     packs: int
     proof: str
@@ -81,7 +88,7 @@ def _big_lengths(histogram: Histogram, capacity: int) -> int:
 
 
 def _depth(histogram: Histogram, capacity: int, depth: int) -> int:
-    """Return the bound by depth: a pack for each sequence that fits with no other one, the others `depth` to a pack."""
+    """Return the bound by depth: a pack for each sequence that fits beside no other, the others `depth` to a pack."""
     if not histogram.lengths.size:
         return 0
     alone = total = 0

@@ -5,11 +5,11 @@ hold. P packs are worth at most ``P * best``, and all sequences together are wor
 sum(count * value) / best``. The values come from a linear program, but nothing here needs to trust it: this module
 recomputes `best` by a plain knapsack recursion that shares no code with the solver.
 
-Values are a step function: ``steps[i] = (from length, value)``, both rising. Only the first length of a step can be in
-a most valuable pack (a longer one of equal value is never better), so the recursion considers only those: O(steps *
-capacity) without a depth limit, O(depth * steps * capacity) with one. A certificate is refused if checking it would
-take more than `MAX_WORK` comparisons (a minute or two), more memory than a capacity of `MAX_CAPACITY` takes, or sums
-beyond 64 bits.
+Values are a step function: ``steps[i] = (from length, value)``, both rising. A longer length of the same step is never
+better in a pack than the first one, so the recursion considers only the first length of each step: O(steps * capacity)
+without a depth limit, O(depth * steps * capacity) with one. A certificate is refused if checking it would take more
+than `MAX_WORK` comparisons (a minute or two), more memory than a capacity of `MAX_CAPACITY` takes, or sums beyond 64
+bits.
 
 Source: duality of the cutting-stock linear program; Farley, "A note on bounding a class of linear programming
 problems", Operations Research 38(5), 1990.
@@ -48,7 +48,7 @@ class Certificate:
     steps: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
-        """Refuse steps that do not rise."""
+        """Refuse steps whose lengths do not rise from 1 on, or whose values fall or are not from 0 to `MAX_VALUE`."""
         lengths, values = [a for a, _ in self.steps], [v for _, v in self.steps]
         rising = all(a < b for a, b in itertools.pairwise(lengths))
         rising = rising and all(a <= b for a, b in itertools.pairwise(values))
@@ -80,8 +80,8 @@ class Certificate:
         if work > MAX_WORK:
             return f"checking the certificate takes {work:,} comparisons; nopad makes at most {MAX_WORK:,}"
         # A pack is worth at most its tokens times the highest value per token, or its sequences times the top value.
-        dearest = max(capacity * value // length for length, value in steps)
-        if min(dearest, steps[-1][1] * (pieces if depth is None else min(depth, pieces))) >= _MAX_WORTH:
+        by_tokens = max(capacity * value // length for length, value in steps)
+        if min(by_tokens, steps[-1][1] * (pieces if depth is None else min(depth, pieces))) >= _MAX_WORTH:
             return f"the values of the certificate, up to {steps[-1][1]}, add up to more than 64 bits in one pack"
         return None
 

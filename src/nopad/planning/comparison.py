@@ -66,7 +66,7 @@ def compare(
 
 
 def notes_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the notes of the rows of `compare`, each once, with its algorithm, and its depths if not at all of them.
+    """Return the notes of the rows of `compare`, each once, with its algorithm, and the depths if not all have it.
 
     >>> rows = [{"algorithm": "auto", "depth": depth, "notes": ["stopped"]} for depth in (2, None)]
     >>> notes_of(rows), notes_of([*rows, {"algorithm": "auto", "depth": 8, "notes": []}])

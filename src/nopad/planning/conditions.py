@@ -1,4 +1,4 @@
-"""Conditions on packs: aligned lengths, limited attention cost, packs that are alike, a round number of packs.
+"""Conditions on packs: aligned lengths, a limit on attention cost, packs that are alike, a multiple of packs.
 
 * ``align=m``: every sequence may be padded to a multiple of m (FP8 kernels, tensor or context parallelism) and its pack
   still fits. Plans are made for lengths rounded up; the real lengths are put in afterwards.
@@ -6,12 +6,12 @@
   with both limits from the start (`nopad.planning.costs`). With another histogram algorithm a pack above the limit
   keeps its sequences, longest first, as far as the limit allows; the others are packed again. Packs of arrival-order
   algorithms are cut instead.
-* ``even=True``: for at most one pack in 1,000 more, no pack is much dearer or deeper than the mean
-  (`nopad.planning.costs.even`). `auto` and `optimal` only.
+* ``even=True``: no pack is far above the mean in attention cost or in number of sequences, for at most one pack in
+  1,000 more (`nopad.planning.costs.even`). `auto` and `optimal` only.
 * ``pack_multiple=k``: the number of packs is a multiple of k (world size x accumulation steps). The packs with most
   sequences are cut in two until this holds.
 
-Each condition may cost packs; the lower bound of the plan takes the same conditions into account.
+Each condition may take more packs; the lower bound of the plan takes the same conditions into account.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
     "within_squares",
 ]
 
-_MOST_NAMED = 3
+_MOST_NAMED = 3  # sentences about broken conditions
 CONDITIONS = {
     "align": Option(default=1, help="sequences padded to multiples of this still fit their pack"),
     "even": Option(
@@ -75,7 +75,7 @@ def check_conditions(options: Mapping[str, Any], histogram: Histogram, capacity:
         )
     if squares is not None and histogram.max_length**2 > squares:
         raise LengthError(
-            f"a sequence of {histogram.max_length} tokens has {histogram.max_length**2:,} squares, above "
+            f"a sequence of {histogram.max_length} tokens has a squared length of {histogram.max_length**2:,}, above "
             f"max_squares={squares:,}; raise it, or truncate or split the sequence"
         )
     if 0 < histogram.sequences < multiple:
@@ -92,7 +92,7 @@ def bound_under(
     depth: int | None,
     certificate: Certificate | CostCertificate | None = None,
 ) -> Bound:
-    """Return the best lower bound under the conditions in `options`.
+    """Return the best lower bound on packs under the conditions in `options`, including that of a `certificate`.
 
     >>> bound_under({"align": 4}, Histogram.from_lengths([5, 5, 1]), 8, None)
     Bound(packs=3, proof='tokens')
@@ -128,7 +128,10 @@ def unchecked(
 
 
 def even_limits(options: Mapping[str, Any], capacity: int) -> tuple[int, int]:
-    """Return the limit on squares under which packs are made even, and the multiple that sequences are padded to."""
+    """Return (most sum of squared lengths of a pack, align) under which packs are made even.
+
+    Without `max_squares` the first is that of a pack with one sequence of the full capacity.
+    """
     align, squares, _ = _values(options)
     return capacity**2 if squares is None else min(squares, capacity**2), align
 
@@ -152,7 +155,7 @@ def broken_conditions(options: Mapping[str, Any], strategies: Strategies, capaci
             found.append(f"strategy {s} sums to {aligned} tokens with align={align}, above the capacity of {capacity}")
         cost = sum(length * length for length in lengths)
         if squares is not None and cost > squares:
-            found.append(f"strategy {s} has {cost:,} squares, above max_squares={squares:,}")
+            found.append(f"strategy {s} has squared lengths that sum to {cost:,}, above max_squares={squares:,}")
     return found[:_MOST_NAMED]
 
 
@@ -181,7 +184,11 @@ def within_squares(strategies: Strategies, capacity: int, depth: int | None, mos
 
 
 def _first_fit(lengths: Mapping[int, int], capacity: int, depth: int | None, most: int, align: int) -> Strategies:
-    """Pack these counts of lengths by first-fit decreasing; the squared lengths of a pack add up to at most `most`."""
+    """Pack ``lengths`` (length -> number of sequences) by first-fit decreasing; return strategies.
+
+    A pack holds at most `depth` sequences (None: unlimited), `capacity` tokens with each length rounded up to a
+    multiple of `align`, and a sum of squared lengths of `most`.
+    """
     classes: list[tuple[int, tuple[int, ...]]] = []
     for length, left in sorted(lengths.items(), reverse=True):
         placed: list[tuple[int, tuple[int, ...]]] = []
@@ -225,7 +232,11 @@ def cut_strategies(strategies: Strategies, multiple: int) -> Strategies:
 
 
 def _missing(packs: int, sequences: int, multiple: int) -> int:
-    """Return how many packs must be added to reach a multiple; OptionError if there are too few sequences for that."""
+    """Return how many packs must be added to reach a multiple of `multiple`.
+
+    Raises:
+        OptionError: there would be more packs than sequences.
+    """
     missing = -packs % multiple
     if packs + missing > sequences:
         raise OptionError(

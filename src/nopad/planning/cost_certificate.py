@@ -1,13 +1,14 @@
-"""`CostCertificate`: values of lengths that prove how many packs two limits together ask for.
+"""`CostCertificate`: values of lengths that prove how many packs are needed under limits on tokens and squared lengths.
 
 As `nopad.planning.Certificate`, but a pack has two limits: `capacity` tokens, and `squares` for the sum of its squared
 lengths. Each length weighs ``floor(length * T / capacity)`` units of tokens and ``floor(length^2 * S / squares)`` units
-of squares. Rounded down, the weights of every possible pack add up to at most T and S; so a knapsack with these two
-integers as capacities finds at least the value of the best pack, and ``worth of all sequences / best`` packs are
-needed. A depth is not looked at, which can only lower the bound. O(steps x T x S).
+of squares. Since both are rounded down, the weights of every possible pack add up to at most T and S. So a knapsack
+with the capacities T and S finds a value that is at least that of the most valuable pack, `best`, and all sequences
+need at least ``their total value / best`` packs. The depth is ignored, which can only lower the bound.
+O(steps x T x S).
 
-A certificate is refused if checking it takes more than `MAX_WORK` comparisons (half a minute) or `MAX_TABLE` numbers,
-if values could add up beyond 64 bits, or if a length with a value weighs no tokens.
+A certificate is refused if checking it takes more than `MAX_WORK` comparisons (half a minute) or a table of more than
+`MAX_TABLE` numbers, if values could add up beyond 64 bits, or if a length with a value weighs 0 units of tokens.
 
 Source: dual feasible functions for vector packing, Alves, Valerio de Carvalho, Clautiaux, Rietz, "Multidimensional
 dual-feasible functions and fast lower bounds for the vector packing problem", 2014.
@@ -35,7 +36,11 @@ _MAX_WORTH = 2**62
 
 @dataclass(frozen=True)
 class CostCertificate:
-    """Values of lengths as rising steps ``((from length, value), ...)``, and the units (T, S) that lengths weigh in.
+    """Values of lengths, and the units in which lengths weigh tokens and squares.
+
+    Attributes:
+        steps: ``((from length, value), ...)``, both rising; shorter lengths than the first are worth 0.
+        units: how many units of tokens, and of squares, a full pack weighs.
 
     >>> proof = CostCertificate(((3, 1), (6, 4)), (12, 40))
     >>> proof.best(capacity=12, squares=40)
@@ -59,7 +64,10 @@ class CostCertificate:
 
     @classmethod
     def of(cls, values: Iterable[tuple[int, int]], units: tuple[int, int]) -> CostCertificate:
-        """Return the certificate of ``(length, value)`` pairs by length; pairs without a higher value are dropped."""
+        """Return the certificate of ``(length, value)`` pairs in ascending order of length.
+
+        A pair is dropped if its value is not above 0 and that of all shorter lengths: it begins no new step.
+        """
         steps: list[tuple[int, int]] = []
         for length, value in values:
             if value > (steps[-1][1] if steps else 0):
@@ -67,7 +75,10 @@ class CostCertificate:
         return cls(tuple(steps), units)
 
     def _weights(self, capacity: int, squares: int, align: int) -> list[tuple[int, int, int]]:
-        """Return (tokens, squares, value) of the first length of each step that fits into a pack, in units."""
+        """For each step whose first length fits into a pack, return (units of tokens, units of squares, value).
+
+        The weights are those of this first length; its tokens are rounded up to a multiple of `align` before.
+        """
         room, most = self.units
         return [
             (-(-length // align) * align * room // capacity, length * length * most // squares, value)
@@ -83,7 +94,10 @@ class CostCertificate:
         (room, most), lightest = self.units, weights[0][0]
         table = (room + 1) * (most + 1)
         if lightest < 1:
-            return f"the cost certificate gives lengths a value that weigh nothing in {room} units of {capacity} tokens"
+            return (
+                f"the cost certificate gives a value to lengths that weigh 0 units of tokens (it has {room} for a "
+                f"capacity of {capacity})"
+            )
         if table > MAX_TABLE or table * len(weights) > MAX_WORK:
             return (
                 f"checking the cost certificate takes {table * len(weights):,} comparisons of {table:,} numbers; "
@@ -96,7 +110,7 @@ class CostCertificate:
         return None
 
     def best(self, capacity: int, squares: int, align: int = 1) -> int:
-        """Return a value that no pack exceeds.
+        """Return a number that the total value of the lengths in one pack cannot exceed.
 
         Raises:
             FormatError: the certificate cannot be checked; `problem` says why.

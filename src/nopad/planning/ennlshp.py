@@ -1,10 +1,11 @@
 """ENNLSHP, extended NNLSHP: minimise the padding tokens, and leave no sequence without a slot.
 
-The residual r becomes a separate unknown, which must be at least 0: ``min |w (A x - b)|^2 + |W (A x - b - r)|^2`` for
-x, r >= 0 with w = length and W = 10^6. So every length is covered at least as often as it occurs (before rounding), and
-the sum of squares of the padding tokens is minimised. The matrix has twice the rows of NNLSHP's, and solving takes 3 to
-6 times as long. It needs more packs and time than ``optimal``, but fewer packs than NNLSHP: 0.11 % above ``optimal`` on
-Wikipedia-512, 0.2 % on SQuAD-384 at depth 3.
+With A the packing matrix, x how often each strategy is used and b the number of sequences of each length, the slots too
+many, r = A x - b, become separate unknowns that must be at least 0: ``min |w (A x - b)|^2 + |W (A x - b - r)|^2`` for
+x, r >= 0, with w = length and W = 10^6. So every length is covered at least as often as it occurs (before rounding),
+and the sum of squares of the padding tokens is minimised. The matrix has twice the rows of NNLSHP's, and solving takes
+3 to 6 times as long. It needs more packs and time than ``optimal``, but fewer packs than NNLSHP: 0.11 % above
+``optimal`` on Wikipedia-512, 0.2 % on SQuAD-384 at depth 3.
 
 The lower right block of equation 24 is a negative identity, as the equation says; listing 9 has a block of ones there,
 and is then worse than SPFHP (96.96 % instead of 98.61 % on SQuAD-384).
@@ -47,7 +48,11 @@ def ennlshp(
 
 
 def _extended(matrix: NDArray[np.float64], demand: NDArray[np.float64]) -> System:
-    """Return matrix and target of equation 24: the weighted problem on top, the rows of the residual r >= 0 below."""
+    """Return matrix and target of the paper's equation 24: the weighted problem, and below it r = A x - b with r >= 0.
+
+    `matrix` is A, float64 ``[units, strategies]``; `demand` is b, float64 ``[units]``. The result has twice the rows,
+    and a column for each r after those of x.
+    """
     units, strategies = matrix.shape
     padding = np.arange(1.0, units + 1)  # what an empty slot costs
     extended = np.zeros((2 * units, strategies + units))

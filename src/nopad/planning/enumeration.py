@@ -21,7 +21,9 @@ _COLUMN = 8  # bytes of a float64
 
 
 def full_strategies(capacity: int, depth: int) -> NDArray[np.int32]:
-    """Return all strategies, lengths ascending, zeros after the last; int32 ``[strategies, depth]``.
+    """Return every multiset of at most `depth` lengths that sum to `capacity`; int32 ``[strategies, depth]``.
+
+    A row holds the lengths in ascending order, then zeros.
 
     >>> full_strategies(4, 3).tolist()
     [[1, 1, 2], [1, 3, 0], [2, 2, 0], [4, 0, 0]]
@@ -43,7 +45,10 @@ def full_strategies(capacity: int, depth: int) -> NDArray[np.int32]:
 
 
 def packing_matrix(strategies: NDArray[np.int32], capacity: int) -> NDArray[np.float64]:
-    """Return how often each strategy holds each length, ``[capacity, strategies]``; row i is length i + 1."""
+    """Return how often each strategy holds each length; float64 ``[capacity, strategies]``, row i is length i + 1.
+
+    `strategies` are those of `full_strategies`.
+    """
     matrix = np.zeros((capacity, len(strategies)))
     for part in strategies.T:
         (column,) = np.nonzero(part)
@@ -86,7 +91,7 @@ def check_size(name: str, capacity: int, depth: int, granularity: int, copies: i
     """
 
     def size(units: int, depth: int) -> tuple[int, int]:
-        """Return the number of strategies at a capacity of `units` and this depth, and the bytes of their matrix."""
+        """Return (number of strategies, bytes of their matrix) for a capacity of `units` lengths and this depth."""
         row = _COLUMN * copies * units
         count = strategy_count(units, min(depth, units), MATRIX_LIMIT_BYTES // row)
         return count, row * (count + (copies - 1) * units)

@@ -22,7 +22,7 @@ _BLOCK = 256
 
 @dataclass(slots=True)
 class _Class:
-    """`count` equal packs opened one after the other."""
+    """`count` equal packs opened one after the other: free tokens, number of sequences (`used`) and content of each."""
 
     room: int
     count: int
@@ -69,7 +69,10 @@ def ffd(histogram: Histogram, capacity: int, depth: int | None) -> list[tuple[in
 
 
 def _fill(block: _Block, length: int, left: int, most: int, closed: list[_Class]) -> int:
-    """Put up to `left` sequences into the classes of a block, earliest first; return how many are left."""
+    """Put up to `left` sequences of `length` into the classes of a block, earliest first; return how many are left.
+
+    A class whose packs have no room left, or hold `most` sequences, moves to `closed`.
+    """
     kept: list[_Class] = []
     for entry in block.classes:
         if not left or entry.room < length:
@@ -100,7 +103,7 @@ def _add(entry: _Class, length: int, copies: int, count: int) -> _Class:
 
 
 def _open(length: int, left: int, capacity: int, most: int) -> list[_Class]:
-    """Open new packs for `left` sequences: full ones first, then one for the rest."""
+    """Open packs for `left` sequences of `length`: each holds as many as fit, at most `most`, the last one the rest."""
     copies = min(capacity // length, most)
     full, rest = divmod(left, copies)
     sizes = [(full, copies)] * (full > 0) + [(1, rest)] * (rest > 0)

@@ -2,8 +2,8 @@
 
 There are two kinds of algorithm, see `nopad.planning.algorithm`:
 
-* histogram algorithms return strategies; sequences are assigned to packs later
-* arrival-order algorithms return packs; their plan is a summary of these packs
+* histogram algorithms return strategies (lengths that share a pack, and how many packs); sequences are assigned later
+* arrival-order algorithms return packs of sequences; their plan is a summary of these packs
 
 A new algorithm is one new file and one entry in a table below.
 """
@@ -59,7 +59,7 @@ _SEARCH = {
 HISTOGRAM_ALGORITHMS: dict[str, Algorithm] = {
     "auto": Algorithm(
         run=auto,
-        help="the best within about two seconds: best-fit where it meets the bound, else column generation",
+        help="the best within about three seconds: best-fit where it meets the bound, else column generation",
         options={"effort": Option(default=3, low=0, help=_EFFORT), **_SEARCH},
     ),
     "bfd": Algorithm(run=lpfhp, help="best-fit decreasing: lpfhp by its textbook name"),
@@ -76,7 +76,7 @@ HISTOGRAM_ALGORITHMS: dict[str, Algorithm] = {
             "distribute": Option(default=True, choices=BOOLEAN, help="copies of a length share a pack where they can")
         },
     ),
-    "mffd": Algorithm(run=mffd, help="modified first-fit decreasing: partners for long lengths first (71/60)"),
+    "mffd": Algorithm(run=mffd, help="modified first-fit decreasing: first finds partners for long lengths"),
     "nnlshp": Algorithm(
         run=nnlshp, help="non-negative least squares over all strategies without padding", options=NNLSHP_OPTIONS
     ),
@@ -115,8 +115,8 @@ QUICK_ALGORITHMS = ("auto", "ffd", "greedy", "lpfhp", "spfhp")  # the default al
 # Algorithms that plan by tokens and cost at once: how many steps of about a nanosecond each of their methods may take
 _WITHIN = {"auto": 1_000_000_000, "optimal": 10_000_000_000}
 _SLOW = {"auto": 4, "optimal": 20}  # attempts at even packs that solve linear programs
-MAX_DRAWN = 2**28  # 1 GiB of lengths
-MAX_COUNT = 2**62  # of one length, so that a share of them, rounded from a float, still fits in 64 bits
+MAX_DRAWN = 2**28  # sequences whose order may be drawn: 1 GiB of lengths
+MAX_COUNT = 2**62  # sequences of one length, so that a share of them, rounded from a float, still fits in 64 bits
 
 
 def plan(
@@ -216,7 +216,16 @@ def _given(conditions: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Run:
-    """A histogram algorithm with its options, the conditions, and what it is to plan."""
+    """One run of a histogram algorithm.
+
+    Attributes:
+        histogram: the sequences to plan.
+        capacity: most tokens of a pack.
+        depth: most sequences of a pack; None: unlimited.
+        algorithm: a name in `HISTOGRAM_ALGORITHMS`.
+        own: all options of the algorithm itself.
+        conditions: all conditions of `nopad.planning.conditions`, by name.
+    """
 
     histogram: Histogram
     capacity: int
@@ -245,7 +254,7 @@ class _Run:
         return plan
 
     def _by_both(self) -> Planned:
-        """Plan by tokens and squares where the algorithm can and the squares limit anything; otherwise by tokens."""
+        """Plan with the condition `max_squares` from the start if the algorithm can; otherwise plan, then cut packs."""
         align, squares = self.conditions["align"], self.conditions["max_squares"]
         if squares is None or squares >= self.capacity**2 or self.algorithm not in _WITHIN:
             return self._by_tokens(self.depth, squares)
@@ -261,7 +270,7 @@ class _Run:
         )
 
     def _evener(self, made: Planned) -> Planned:
-        """Return an evener plan than `made`, with facts about both."""
+        """Return a plan whose packs are more alike in cost and depth than those of `made`, with facts about both."""
         load = load_of(self.histogram, self.capacity, self.depth, *even_limits(self.conditions, self.capacity))
         strategies, facts = even_out(
             load,
@@ -278,7 +287,10 @@ class _Run:
         )
 
     def _by_tokens(self, depth: int | None, squares: int | None) -> Planned:
-        """Run the algorithm, which knows of tokens alone, then cut what is too dear."""
+        """Run the algorithm, which does not know `squares`, then cut packs to this sum of squared lengths.
+
+        `depth` and `squares` None are unlimited. With `align`, the algorithm plans the rounded lengths.
+        """
         align = self.conditions["align"]
         seen = rounded_histogram(self.histogram, align, self.capacity) if align > 1 else self.histogram
         made = HISTOGRAM_ALGORITHMS[self.algorithm].run(seen, self.capacity, depth, **self.own)
@@ -292,7 +304,7 @@ class _Run:
 
 
 def _check_made(plan: Plan, histogram: Histogram) -> None:
-    """Check the plan of any algorithm: every sequence is in it once, and no pack is too full or too deep.
+    """Check the plan of any algorithm: it covers the histogram, keeps capacity and depth, and is not below its bound.
 
     Raises:
         RuntimeError: the plan fails this check, which is a mistake of the algorithm.
@@ -312,7 +324,10 @@ def pack_arrivals(
     own: Mapping[str, Any],
     conditions: Mapping[str, Any],
 ) -> Packs:
-    """Run an arrival-order algorithm, then make its packs meet the conditions."""
+    """Run an arrival-order algorithm, then make its packs meet the conditions; return the packs of `lengths`.
+
+    `lengths` are int32 ``[n]``; `own` are the algorithm's options, `conditions` those of `nopad.planning.conditions`.
+    """
     align = conditions["align"]
     seen = -(-lengths // align) * align if align > 1 else lengths
     packs: Packs = ARRIVAL_ALGORITHMS[algorithm].run(seen, capacity, depth, **own)
@@ -327,7 +342,10 @@ def summarise(
     options: Mapping[str, Any] | None = None,
     notes: tuple[str, ...] = (),
 ) -> Plan:
-    """Return the plan that describes existing packs: their distinct strategies, and how often each occurs."""
+    """Return the plan that describes existing packs: their distinct multisets of lengths, and how often each occurs.
+
+    `lengths` are those of the sequences that `packs` name; int32 ``[n]``.
+    """
     from nopad import _kernels
     from nopad.planning import _fit_kernels
 
@@ -372,7 +390,11 @@ def check_algorithm(algorithm: str) -> None:
 
 
 def _drawn_order(histogram: Histogram, algorithm: str, seed: int) -> NDArray[np.int32]:
-    """Return the length of every sequence, in a random order that depends on `seed`."""
+    """Return the length of every sequence (int32), in a random order that depends on `seed` alone.
+
+    Raises:
+        OptionError: there are more than `MAX_DRAWN` sequences.
+    """
     from nopad import _kernels
 
     if histogram.sequences > MAX_DRAWN:

@@ -28,7 +28,7 @@ def whole_capacity(granularity: int, capacity: int) -> int:
 
 
 def rounded_histogram(histogram: Histogram, granularity: int, capacity: int) -> Histogram:
-    """Round lengths up to multiples; lengths above the last multiple within `capacity` are rounded down to it.
+    """Round lengths up to multiples of `granularity`; those above its last multiple within `capacity` down to that.
 
     >>> rounded_histogram(Histogram.from_counts({3: 5, 8: 1, 9: 1, 18: 2}), 8, 20).to_dict()
     {8: 6, 16: 3}

@@ -65,10 +65,10 @@ def least_squares(
     depth: int | None,
     choices: Choices,
 ) -> Planned:
-    """Plan by least squares with the matrix and target that `system` makes.
+    """Plan by least squares; `system` makes the solver's matrix and target from the packing matrix and the demand.
 
-    The matrix that `system` returns has `copies` times the rows of the packing matrix; the first of its unknowns are
-    how often each strategy is used.
+    The solver's matrix has `copies` times the rows of the packing matrix (see `packing_matrix`); the first of its
+    unknowns are how often each strategy is used. `name` is the algorithm's, for messages.
 
     Raises:
         OptionError: there are too many strategies.
@@ -101,9 +101,10 @@ def least_squares(
 def _solve(
     name: str, system: MakeSystem, rounded: Histogram, granularity: int, capacity: int, depth: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float64], tuple[str, ...]]:
-    """Return all strategies ``[strategies, depth]``, how often to use each, and a note if the solver failed.
+    """Return (all strategies that fill a pack, how often to use each, notes).
 
-    If it failed, every strategy is used 0 times.
+    Strategies are int32 ``[strategies, depth]``, lengths in tokens and zeros; how often is float64 ``[strategies]``. If
+    the solver failed, a note says so, and every strategy is used 0 times.
     """
     units = capacity // granularity
     strategies = full_strategies(units, min(depth, units))
@@ -117,7 +118,7 @@ def _solve(
             mixture, _ = nnls(matrix, target, maxiter=max(3 * matrix.shape[1], 1000))
     except (RuntimeError, np.linalg.LinAlgError) as error:
         mixture = np.zeros(len(strategies))
-        notes = (f"{name}: the solver gave up ({str(error).rstrip('.')}); every sequence is remainder",)
+        notes = (f"{name}: the solver gave up ({str(error).rstrip('.')}); every sequence is packed as remainder",)
     return strategies * np.int32(granularity), mixture[: len(strategies)], notes
 
 
@@ -135,7 +136,7 @@ def nnls(matrix: NDArray[np.float64], target: NDArray[np.float64], maxiter: int)
 def _whole(
     mixture: NDArray[np.float64], slots: NDArray[np.int32], rounding: str
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield (rounded count, slots longest first) of every strategy that is used."""
+    """Round how often each strategy is used (`mixture`); yield (count, slots longest first) where that is not 0."""
     shift = {"nearest": 0.5 + MARGIN, "floor": MARGIN, "ceil": 1 - MARGIN}[rounding]
     for strategy in np.flatnonzero(mixture + shift >= 1):
         count = math.floor(float(mixture[strategy]) + shift)
@@ -143,7 +144,10 @@ def _whole(
 
 
 def _everything(solution: Strategies, histogram: Histogram, capacity: int, depth: int, choices: Choices) -> Strategies:
-    """Return packs that cover the histogram exactly: the solution's, then packs of the sequences it has no slot for."""
+    """Return packs that cover the histogram exactly: those of the solution, then packs of sequences without a slot.
+
+    `solution` are ``(count, slots longest first)`` pairs, with lengths rounded up to the granularity.
+    """
     rounded = Counter(rounded_histogram(histogram, choices.granularity, capacity).to_dict())
     packs = real_strategies(fill(solution, rounded), histogram, choices.granularity, capacity)
     left = _rest(histogram, packs)

@@ -64,7 +64,10 @@ def best_fit_decreasing_few(
 def best_fit_decreasing(
     sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int, depth: int | None
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Return ``(count, sizes)`` pairs of best-fit decreasing for these ascending sizes, by the compiled kernel."""
+    """Return ``(count, sizes in descending order)`` pairs of best-fit decreasing, by a compiled loop.
+
+    There are ``counts[i]`` sequences of ``sizes[i]`` tokens; `sizes` ascend; both int64 ``[k]``.
+    """
     from nopad._bit_kernels import empty_set
     from nopad.planning import _class_kernels
 

@@ -33,7 +33,7 @@ __all__ = ["mffd"]
 
 @dataclass(slots=True)
 class _Class:
-    """`count` equal packs that are next to each other in order."""
+    """`count` equal packs that are neighbours in the order of packs: free tokens, content, and sequences in each."""
 
     room: int
     count: int
@@ -52,7 +52,7 @@ class _Class:
 
 
 class _Stock:
-    """The lengths that are not placed yet."""
+    """The sequences that are not placed yet: ``counts[length]`` of each length."""
 
     def __init__(self, histogram: Histogram) -> None:
         self.counts = histogram.to_dict()
@@ -98,7 +98,7 @@ def mffd(histogram: Histogram, capacity: int, depth: int | None) -> list[tuple[i
 
 
 def _add_medium(packs: list[_Class], stock: _Stock, capacity: int) -> list[_Class]:
-    """Phase 2: going forward, each pack takes the longest medium length that fits."""
+    """Phase 2: in order, each pack takes the longest medium length (above a third of the capacity) that fits."""
     done = []
     for entry in packs:
         while entry.count and (length := stock.longest(entry.room)) > capacity // 3:
@@ -111,9 +111,10 @@ def _add_medium(packs: list[_Class], stock: _Stock, capacity: int) -> list[_Clas
 
 
 def _add_two_small(packs: list[_Class], stock: _Stock, capacity: int) -> list[_Class]:
-    """Phase 3: going backward, packs with one large length take two small lengths.
+    """Phase 3: in reverse order, packs with one large length only take two small lengths, if they fit.
 
-    These are the shortest small length, and the longest small length that fits beside it.
+    These are the shortest small length, and the longest small length that fits beside it; small is above a sixth and up
+    to a third of the capacity.
     """
     done = []
     for entry in reversed(packs):
@@ -133,7 +134,7 @@ def _add_two_small(packs: list[_Class], stock: _Stock, capacity: int) -> list[_C
 
 
 def _fill(packs: list[_Class], stock: _Stock, most: int) -> list[_Class]:
-    """Phase 4: going forward, each pack repeatedly takes the longest length that fits."""
+    """Phase 4: in order, each pack takes the longest length that fits, again and again, up to `most` sequences."""
     done = []
     for entry in packs:
         while entry.count:

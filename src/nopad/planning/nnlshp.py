@@ -27,7 +27,7 @@ from nopad.planning.least_squares import OPTIONS, Choices, System, least_squares
 
 __all__ = ["NNLSHP_OPTIONS", "nnlshp"]
 
-SHORT_TOKENS = 8  # up to this length the residual weighs less
+SHORT_TOKENS = 8  # lengths up to this have a smaller weight in the sum of squares
 SHORT_WEIGHT = 0.09
 
 NNLSHP_OPTIONS = OPTIONS | {
@@ -49,7 +49,7 @@ def nnlshp(
     remainder: str = "pad",
     granularity: int = 1,
 ) -> Planned:
-    """Return packs that cover `histogram` exactly; `facts` hold numbers about the solution and its repair.
+    """Return packs that cover `histogram` exactly; `facts` hold numbers about the solver's solution and its repair.
 
     Raises:
         OptionError: there are too many strategies for this capacity, depth and granularity.

@@ -69,7 +69,7 @@ class OpenPacks:
         return (word << _SHIFT) + (bits & -bits).bit_length() - 1
 
     def take(self, room: int) -> tuple[int, Content, int]:
-        """Remove and return the class opened last among those with this room."""
+        """Remove the class opened last among those with this free room; return (packs, content, sequences per pack)."""
         stack = self._stacks[room]
         entry = stack.pop()
         if not stack:
@@ -80,7 +80,10 @@ class OpenPacks:
         return entry
 
     def put(self, room: int, count: int, content: Content, used: int) -> None:
-        """Add `count` packs of equal content; they are closed if `room` is 0 or `used` reaches the depth."""
+        """Add `count` packs of equal content with this free `room` and `used` sequences each.
+
+        They are closed if `room` is 0 or `used` reaches the depth.
+        """
         if room == 0 or used >= self.depth:
             self.closed.append((count, content))
             return
@@ -119,6 +122,6 @@ class OpenPacks:
             left -= count * copies
 
     def strategies(self) -> list[tuple[int, tuple[int, ...]]]:
-        """Return all packs, closed and open, as ``(count, lengths)`` pairs."""
+        """Return all packs, closed and open, as ``(count, lengths longest first)`` pairs."""
         still_open = [(count, content) for stack in self._stacks.values() for count, content, _ in stack]
         return [(count, lengths_of(content)) for count, content in [*self.closed, *still_open]]

@@ -83,7 +83,10 @@ class Plan:
         facts: Mapping[str, Any] | None = None,
         notes: tuple[str, ...] = (),
     ) -> Plan:
-        """Build a plan from ``(count, lengths longest first)`` pairs, sorted, with equal strategies merged."""
+        """Build a plan from ``(count, lengths longest first)`` pairs; it has them sorted, and equal ones merged.
+
+        `histogram` is what they cover; the lower bound is made from it and from the `certificate` of the algorithm.
+        """
         merged: Counter[tuple[int, ...]] = Counter()
         for count, lengths in strategies:
             merged[lengths] += count
@@ -332,7 +335,7 @@ class Plan:
 
 
 def _percent(part: int, whole: int) -> str:
-    """Return a share in percent with four decimals, rounded in integers; one that is not 0 never looks like 0.
+    """Return ``part / whole`` in percent with four decimals, rounded exactly; a share above 0 never looks like 0.
 
     >>> _percent(1, 3), _percent(1, 2**60), _percent(2**62 + 1, 2**63)
     ('33.3333%', 'below 0.0001%', '50.0000%')

@@ -1,8 +1,8 @@
 """`Stopwatch`: wall seconds of a block, without those in which compiled loops are compiled or loaded.
 
-Numba compiles a loop at its first call with arguments of new types, or loads it from its cache; both happen while it
-holds its compiler lock, which it announces by events. Compiling takes seconds after an installation and happens once;
-it says nothing about an algorithm.
+Numba compiles a loop at its first call with arguments of new types, or loads it from its cache. In both cases it holds
+its compiler lock, and reports for how long. Compiling takes seconds, once after an installation, and says nothing about
+the speed of an algorithm.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Stopwatch"]
 
 
 class Stopwatch:
-    """A context manager; afterwards `seconds` are those of the block, `compiling` those left out of it.
+    """A context manager that measures its block: `seconds` without compiling, and the seconds of `compiling`.
 
     >>> with Stopwatch() as watch:
     ...     total = sum(range(10))
