@@ -96,7 +96,7 @@ def assign(plan: Plan, lengths: ArrayLike, *, seed: int = 0, order: Order = "ran
 
 
 def _assigned(plan: Plan, checked: NDArray[np.int32], seed: int, order: Order) -> Packs:
-    """Assign lengths that were checked already."""
+    """Do as `assign` does, for lengths and options that were checked already."""
     _check_cover(plan, checked)
     dtype = index_dtype(checked.size)
     indptr = np.zeros(plan.packs + 1, dtype=dtype)

@@ -71,7 +71,7 @@ class Places:
 
 
 def _of_layout(at: Layout) -> list[NDArray[np.int64]]:
-    """Return the positions of each sequence's tokens, in the order given."""
+    """Return for each sequence, in the order given, the positions of its tokens in the concatenated rows."""
     places: list[Any] = [None] * at.sequences
     for number, (begin, end) in zip(at.order.tolist(), pairwise(at.cu_seqlens.tolist()), strict=True):
         places[number] = at.index[begin:end]

@@ -198,7 +198,7 @@ class _Task:
         found.attempt(f"{named(dtype)} outputs, alone{label}", lent)
 
     def _drawn(self, subject: Any, tokens: Tokens, capacity: int | None = None, partly: bool = False) -> Trial:
-        """Return a trial with random sequences for packs of `capacity`; None: with fewer sequences, for short packs.
+        """Return a trial with 6 random sequences for packs of `capacity`; None: with 4, for packs of up to 16 tokens.
 
         `partly`: whether the model computes some of its results in float32, even in float64.
         """

@@ -196,7 +196,11 @@ class Layout:
 
 
 def checked(seq_lengths: NDArray[Any]) -> NDArray[np.int32]:
-    """Return the lengths as int32 ``[S]``; raise LengthError for an empty sequence. There may be no sequence at all."""
+    """Return the lengths of S sequences as int32 ``[S]``; there may be no sequence at all.
+
+    Raises:
+        LengthError: they are not integers in one dimension, or a sequence is empty.
+    """
     lens = np.asarray(seq_lengths)
     if lens.ndim != 1 or (lens.size and lens.dtype.kind not in "iu"):
         raise LengthError(f"seq_lengths must be integers in one dimension, got {lens.dtype} of shape {lens.shape}")

@@ -61,13 +61,13 @@ class Bars:
         self._progress.stop()
 
     def stage(self, name: str, total: int | None, unit: str) -> None:
-        """Begin a new bar."""
+        """Begin a bar for the stage `name` with `total` units (None: not known), in place of the last stage's bar."""
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._task = self._progress.add_task(name, total=total, tokens=0)
 
     def advance(self, units: int, tokens: int = 0) -> None:
-        """Move the bar on."""
+        """Advance the bar by so many of its units, and add `tokens` to the number of tokens that it shows."""
         if self._task is not None:
             task = self._progress.tasks[-1]
             self._progress.update(self._task, advance=units, tokens=task.fields["tokens"] + tokens)

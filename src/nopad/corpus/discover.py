@@ -355,7 +355,11 @@ def _check_alike(files: Sequence[Source], paths: Sequence[str]) -> None:
 
 
 def _named_file(path: Path) -> InputFile:
-    """Return a file that the user named directly; a file with an unknown suffix is read as text."""
+    """Return a file that the user named directly; a file with an unknown suffix is read as text.
+
+    Raises:
+        SourceError: the suffix is one of a format that nopad knows and does not read.
+    """
     file = InputFile.found(path, path.name) if path.suffix.lower() not in OTHERS + ARCHIVES else None
     if file is None or _is_archive(file) or file.suffix in OTHERS:
         way = "rename it to .jsonl if it has one object a line" if path.suffix == ".json" else "convert it"

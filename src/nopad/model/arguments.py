@@ -203,7 +203,13 @@ def _classes(model: Any) -> int:
 
 
 def _check_sequence_labels(config: Any, labels: Tensor) -> None:
-    """Check labels per sequence, of the three kinds that transformers tells apart by `problem_type` and dtype."""
+    """Check the labels of a head with one result per sequence: for regression, for one class, or for several classes.
+
+    `problem_type` of the configuration says which of these; if it is None, the number of classes and the dtype do.
+
+    Raises:
+        BatchError: labels are no valid class, or have a wrong shape or dtype.
+    """
     classes, problem = config.num_labels, config.problem_type
     if problem == "regression" or (problem is None and classes == 1):
         return

@@ -127,7 +127,11 @@ def packed_attention(
 
 
 def _keep_of(module: nn.Module, mask: Tensor, query: Tensor, key: Tensor, heads: Heads) -> Tensor:
-    """Return a bool mask from the mask's numbers alone; raise UnsupportedModelError if they do not suffice."""
+    """Return which tokens see each other, as a bool mask, from the numbers in a mask that has lost its layout.
+
+    Raises:
+        UnsupportedModelError: the numbers do not say it: the mask's dtype or shape is another one.
+    """
     if mask.dtype == DENSE and tuple(mask.shape[-2:]) == (query.shape[2], key.shape[2]):
         return mask != 0
     if mask.dtype == NUMBERS and mask.shape[-1] == query.shape[2] == key.shape[2]:

@@ -353,7 +353,10 @@ def _takes_last(scores: Tensor, call: Call, output: Any) -> bool:
 
 
 def _static_padded(values: Tensor, ids: Tensor, most: int) -> Tensor:
-    """Turn logits ``[R, L]`` into ``[most, L]``: each sequence from slot 0 on, minus infinity after its end."""
+    """Turn logits ``[R, L]`` of R packs into ``[most, L]``, a row per sequence: minus infinity after its last token.
+
+    `ids` is the number of each slot's sequence, from 1 on, 0 for padding; integers ``[R, L]``.
+    """
     owned = mine(ids, most)
     places = torch.arange(ids.shape[-1], device=ids.device) + owned.int().argmax(1)[:, None]
     places = places.clamp(max=owned.shape[1] - 1)

@@ -44,7 +44,9 @@ DROPPED = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 
 
 def check_ran(model: Any, call: Call, roles: Iterable[str]) -> None:
-    """Check that each hook ran exactly once; if the caller gave the encoder's states, the encoder's hooks not at all.
+    """Check that the hook of each of `roles` ran exactly once in `call`.
+
+    If the caller gave the encoder's states, hooks of the encoder must not have run.
 
     Raises:
         UnsupportedModelError: a hook did not run as often as it should.
@@ -86,7 +88,7 @@ def check_attended(model: Any, family: Family, call: Call, modules: Sequence[nn.
 
 
 def _attentions(config: Any, family: Family, call: Call) -> int:
-    """Return how often attention is called in one packed call."""
+    """Return how often the layers of a model of this configuration must call attention in one packed call."""
     if call.target is None:
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         return _first(text, LAYERS) * int(getattr(text, "inner_group_num", 1)) * family.attends
@@ -119,7 +121,7 @@ def check_output(model: Any, head: Head, call: Call, output: Any) -> None:
 
 
 def _widths(config: Any) -> set[Any]:
-    """Return the widths that a result per row may have."""
+    """Return the sizes that the last dimension of a result per row ``[R, size]`` may have."""
     return {getattr(config, name, None) for name in ("hidden_size", "num_labels", "vocab_size", "projection_dim")}
 
 

@@ -341,7 +341,7 @@ class Leave(Hook):
 
 
 def part_of(model: Any, name: str) -> Any:
-    """Return the encoder or decoder of a model; None: the model has no such part."""
+    """Return the part of a model with this name, "encoder" or "decoder"; None: the model has no such part."""
     for holder in (model, getattr(model, "model", None), getattr(model, "transformer", None)):
         found = getattr(holder, name, None)
         if isinstance(found, nn.Module):

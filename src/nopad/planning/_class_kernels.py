@@ -78,7 +78,7 @@ def best_fit_classes(
 def flatten(kept: NDArray[Any], classes: NDArray[Any], contents: NDArray[Any], out: NDArray[Any]) -> None:
     """Write to `out`, class after class, the lengths in one pack of each class, longest first.
 
-    `kept` lists the rows of the classes to write.
+    `kept` lists the rows of the classes to write; the module describes `classes` and `contents`.
     """
     end = 0
     for k in range(kept.shape[0]):

@@ -209,7 +209,7 @@ def _first_fit(lengths: Mapping[int, int], capacity: int, depth: int | None, mos
 
 
 def cut_strategies(strategies: Strategies, multiple: int) -> Strategies:
-    """Cut packs in two, those with most sequences first, until the number of packs is a multiple of `multiple`.
+    """Return strategies with packs cut in two, those with most sequences first, until `multiple` divides their number.
 
     >>> cut_strategies([(2, (4, 2, 2)), (1, (8,))], 4)
     [(1, (4, 2, 2)), (1, (2,)), (1, (8,)), (1, (4, 2))]

@@ -18,7 +18,7 @@ __all__ = ["OverCover", "fill", "fit_remainder", "over_cover", "pad_remainder"]
 
 
 class OverCover(NamedTuple):
-    """The papers' figures for a solution that is not repaired yet.
+    """The papers' figures for a rounded solution before its repair, while its slots do not match the sequences.
 
     Attributes:
         missing: sequences without a slot.

@@ -106,7 +106,7 @@ class Subject:
 
 
 def read_subject(path: Path, *, comparison: Sequence[Mapping[str, Any]] | None = None) -> Subject:
-    """Read the subject at a path.
+    """Read what a report is about: the histogram, plan or packed dataset at a path.
 
     `comparison`: `Plan.summary` rows to show for a dataset; None: several algorithms and depths are compared now.
 

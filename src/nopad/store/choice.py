@@ -192,7 +192,8 @@ def _weigh(
 ) -> None:
     """Change `fate` to LEFT for the training records beyond their source's share of the tokens.
 
-    `drawn` holds what `choose.drawn` yields: the records of each source are taken in the order of their random keys.
+    `fate`, `source` and `tokens` have one entry per record, `weights` and `names` one per source. `drawn` holds for
+    each source (its number, its records, their random keys); its records are taken in the order of these keys.
 
     Raises:
         RecordError: a source has no token to train on.

@@ -300,7 +300,7 @@ class _Job:
         return spool.progress, spool.sequences(split=counts.split > 0)
 
     def _lengths(self) -> tuple[Progress, Sequences]:
-        """Use a file of lengths as it is; a spool is not needed."""
+        """Return progress and sequences of a source that is a file of lengths: nothing is tokenised or spooled."""
         assert isinstance(self.source, LengthsFile)
         if not self.index_only:
             raise OptionError(f"{self.source.path} holds lengths, not tokens; pack it with --index-only")

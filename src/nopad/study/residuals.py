@@ -67,7 +67,9 @@ class Residuals:
 
 
 def residuals(histogram: Histogram, capacity: int, *, weight: float = 1.0) -> Residuals:
-    """Solve the least-squares problem of `nnlshp` and return the residuals.
+    """Solve the least-squares problem of `nnlshp` at depth 3; return the sequences without a slot, and empty slots.
+
+    `weight` is that of lengths up to 8; longer ones have weight 1.
 
     Raises:
         OptionError: there are too many strategies for this capacity.

@@ -43,7 +43,10 @@ class Heads:
 
 
 def allowed(queries: Any, keys: Any, heads: Heads) -> Tensor | None:
-    """Return which key positions each query position sees; bool ``[Q, K]``; None: all."""
+    """Return which of the positions `keys` ``[K]`` each of the positions `queries` ``[Q]`` sees.
+
+    Bool ``[Q, K]``; None: each sees all of them.
+    """
     if heads.plain:
         return None
     distance = queries[:, None] - keys[None, :]

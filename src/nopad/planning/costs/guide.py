@@ -122,10 +122,10 @@ class Units:
 
 @dataclass(frozen=True)
 class Guide:
-    """A plan in units.
+    """A plan with rounded lengths, whose patterns guide the plan with real ones.
 
     Attributes:
-        units: the items, with their number and their lengths.
+        units: the rounded lengths, which are the items; with the number of sequences of each.
         packing: the number of packs of each pattern, a tuple of item numbers, largest first.
         values: dual value of each item in the first linear program; a pack is worth at most about 1; float64 ``[k]``.
     """
@@ -197,11 +197,11 @@ def guide(load: Load, work: int) -> Guide | None:
 
 
 def certify(plan: Guide, load: Load, align: int, work: int) -> CostCertificate | None:
-    """Return a certificate made of the values of a plan in units; None if checking it takes more than `work` steps.
+    """Return a certificate made of the values of a plan; None if checking it would take more than `work` steps.
 
-    Between the mean lengths of the items, values are interpolated. A certificate weighs lengths in units, rounded down;
-    for a short length that is much less than its share of a pack, so its value is lowered to this weight. None also if
-    the certificate could not be checked for another reason.
+    None also if it could not be checked for another reason. Between the mean lengths of the items, values are
+    interpolated. A certificate weighs lengths in units, rounded down; for a short length that is much less than its
+    share of a pack, so its value is lowered to this weight.
     """
     capacity = int(load.limits[0])
     lengths = load.lengths

@@ -234,9 +234,9 @@ class _Search:
                 relaxed = relax(self.master, self.budget, enough=self.bound) or relaxed
 
     def _close_stages(self, solved: Solved) -> None:
-        """Go back to the stages of a dive (see `dive_through`), last first, to pack otherwise what was left there.
+        """At each stage of a dive (see `dive_through`), last first, pack what was left then by `close` instead.
 
-        With the packs that the dive had made by then, the packs must be no more than the bound.
+        The target of `close` is the bound, less the packs that the dive had made by then.
         """
         from nopad.planning.optimal.closing import close
 

@@ -49,7 +49,7 @@ class Units:
 
     @classmethod
     def of(cls, histogram: Histogram, capacity: int, depth: int | None) -> Units:
-        """Return rounded lengths with the most units per pack at which pricing is still quick, but at least 128."""
+        """Round the lengths of a histogram; a pack has as many units as pricing has time for, from 128 to 2,048."""
         for resolution in [n for n in _RESOLUTIONS if n <= max(capacity, _RESOLUTIONS[-1])]:
             nearest = np.floor(histogram.lengths * (resolution / capacity) + 0.5).astype(np.int64)
             sizes, first, item = np.unique(np.maximum(nearest, 1), return_index=True, return_inverse=True)
