@@ -38,10 +38,12 @@ def deal(
     indptr: NDArray[Any],
     sequence: NDArray[Any],
 ) -> None:
-    """Fill packs one by one: each slot takes the next unused sequence of its length.
+    """Fill packs in order: each slot takes the next unused sequence of its length.
 
-    `order` lists the sequences grouped by length. The next unused sequence of the k-th distinct length is
-    ``order[free[k]]``; `free` is advanced. The packs are written to `indptr` and `sequence`.
+    Pack p has strategy s = ``strategy_of_pack[p]``, whose slots have the lengths
+    ``strategy_ranks[strategy_indptr[s]:strategy_indptr[s + 1]]``; rank k stands for the k-th distinct length. `order`
+    lists the sequences grouped by length; the next unused one of rank k is ``order[free[k]]``; `free` is advanced. The
+    packs are written to `indptr` and `sequence`.
     """
     at = 0
     for p in range(strategy_of_pack.shape[0]):
@@ -93,8 +95,9 @@ def deal_in_order(
     """Assign in order of arrival: the first sequence without a pack opens the next pack that contains its length.
 
     Every slot of that pack takes the next sequence of its length. So packs are in the order of their first members, and
-    the sequences of any one length stay in order of arrival. The packs are written to `indptr` and `sequence`; `free`
-    and `next_pack` are advanced, and `strategy_of_pack` is overwritten.
+    the sequences of any one length stay in order of arrival. ``ranks[i]`` is the rank of sequence i's length among the
+    distinct lengths; ``packs[next_pack[k]]`` is the next pack with length k (see `packs_by_rank`); the other arguments
+    are those of `deal`. `free` and `next_pack` are advanced, and `strategy_of_pack` is overwritten.
     """
     dealt = np.zeros(ranks.shape[0], dtype=np.uint8)
     at, p = 0, 0

@@ -78,7 +78,7 @@ def embedding_lines(path: Path) -> Iterator[str]:
 
 
 def _padded(model: Any, sequences: list[NDArray[Any]]) -> NDArray[np.float32]:
-    """Embed the usual way: batches of 32, each padded to its longest sequence."""
+    """Return one vector per sequence, float32 ``[n, H]``, computed in batches of 32 padded to the longest of each."""
     import torch
 
     found = []

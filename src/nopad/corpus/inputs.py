@@ -171,7 +171,7 @@ class _Proven:
     content: Any
 
     def read(self, size: int = -1) -> bytes:
-        """Read at most `size` bytes; all that is left if it is negative."""
+        """Read at most `size` bytes; with a negative `size`, all that is left."""
         data: bytes = self.content.read(None if size < 0 else size)
         self.file.prove(self.stored)
         return data

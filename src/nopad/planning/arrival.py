@@ -37,6 +37,9 @@ def grouped(pack_of: NDArray[Any], packs: int, capacity: int, depth: int | None)
 
 
 def empty_table(n: int, capacity: int) -> NDArray[np.int64]:
-    """Return an empty hash table for the kernels, at least twice as large as the number of rooms that can occur."""
+    """Return an empty hash table (all -1) for the kernels, with a power of two of entries.
+
+    It stays at most half full, since no more than ``min(n, capacity)`` different rooms or lengths are in it at a time.
+    """
     size = 2 ** (2 * min(n, capacity) + 1).bit_length()
     return np.full(size, -1, dtype=np.int64)

@@ -101,7 +101,10 @@ def _depth(histogram: Histogram, capacity: int, depth: int) -> int:
 
 
 def _pairs(histogram: Histogram, capacity: int) -> int:
-    """Return the number of sequences minus the most pairs that fit, found by matching the longest with the shortest."""
+    """Return the fewest packs at depth 2: one for each sequence, less one for each pair in a largest set of pairs.
+
+    The pairs are found by matching the longest length with the shortest.
+    """
     lengths, counts = histogram.lengths.tolist(), histogram.counts.tolist()
     packs, low, high = 0, 0, len(lengths) - 1
     while low < high:

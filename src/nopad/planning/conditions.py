@@ -143,7 +143,7 @@ def _values(options: Mapping[str, Any]) -> tuple[int, int | None, int]:
 
 
 def broken_conditions(options: Mapping[str, Any], strategies: Strategies, capacity: int) -> list[str]:
-    """Return one sentence for each condition in `options` that the strategies do not meet; at most three."""
+    """Return one sentence for each condition in `options`, but `even`, that the strategies break; at most three."""
     align, squares, multiple = _values(options)
     found = []
     packs = sum(count for count, _ in strategies)

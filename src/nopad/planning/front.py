@@ -137,8 +137,8 @@ def plan(
         algorithm: one of `ALGORITHMS`.
         seed: random seed, used only where an arrival-order algorithm is given a histogram: it packs the sequences in a
             random order, and a note of the plan says so.
-        options: options of the algorithm, and the conditions of every algorithm: `align`, `max_squares`,
-            `pack_multiple`; the algorithms' page lists them.
+        options: options of the algorithm, and conditions on packs: `align`, `max_squares` and `pack_multiple` with
+            every algorithm, `even` with "auto" and "optimal"; the algorithms' page lists them.
 
     Raises:
         LengthError: a length is < 1, not an integer, or above `capacity`; or more than 2^62 sequences have the same

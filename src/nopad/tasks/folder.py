@@ -122,7 +122,7 @@ def _pooling(config: Mapping[str, Any], path: Path) -> str:
 
 
 def _limit(path: Path, positions: int | None) -> dict[str, Any]:
-    """Return the most tokens of a text as ``max_tokens``, at most `positions`; empty if the folder has no limit."""
+    """Return ``{"max_tokens": most tokens of a text}``, at most `positions`; an empty dict if there is no limit."""
     file = path / "sentence_bert_config.json"
     limit = _read(file).get("max_seq_length")
     if limit is None:

@@ -17,10 +17,10 @@ from nopad.planning.optimal._kernels import linked, near, use
 
 @njit(cache=True, nogil=True)
 def knapsack(sizes: NDArray[Any], costs: NDArray[Any], values: NDArray[Any], table: NDArray[Any]) -> None:
-    """Fill ``table[j, r, c]`` with the highest total value of at most j items with a size of r and a cost of c at most.
+    """Fill ``table[j, r, c]`` with the highest total value of at most j items, with r of size and c of cost in all.
 
-    `table` is int64 ``[layers, most size + 1, most cost + 1]``; with one layer the number of items has no limit. Sizes
-    and costs of items add up; `sizes` ascend, and an item may be used repeatedly.
+    `table` is int64 ``[layers, most size + 1, most cost + 1]``; with one layer the number of items has no limit.
+    `sizes` ascend, and an item may be used repeatedly.
     """
     layers, rooms, money = table.shape
     table[0] = 0

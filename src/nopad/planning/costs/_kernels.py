@@ -159,8 +159,9 @@ def tightest(
 ) -> tuple[int, int, int, int]:
     """Return (class, class before it on its shelf, shelf, looks) for the fullest class that an item fits into.
 
-    Fullest: with fewest free tokens. ``heads[s]`` is the first class on shelf s, ``after[c]`` the one after class c,
-    -1 if there is none; so are the results. The search begins at shelf `first`; looks counts classes looked at.
+    Fullest: with fewest free tokens. ``heads[s]`` is the first class on shelf s, ``after[c]`` the one after class c, -1
+    if there is none. The search begins at shelf `first`; looks counts classes looked at. If no class fits, the results
+    but the last are -1.
     """
     looks = 0
     for at in range(first, heads.shape[0]):

@@ -127,7 +127,7 @@ def spread(load: Load, bound: int, enough: int, work: int) -> Packed:
 
 
 class _Tries:
-    """The best plan of all tries so far with its number of packs, and the work that the tries took (`used`)."""
+    """All tries so far: the best plan (`best`), its number of packs (`packs`), and the work that they took (`used`)."""
 
     def __init__(self, load: Load, bound: int, enough: int, work: int) -> None:
         self.loads = (load.sizes, load.costs, np.ones_like(load.sizes))

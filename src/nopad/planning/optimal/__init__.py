@@ -234,9 +234,9 @@ class _Search:
                 relaxed = relax(self.master, self.budget, enough=self.bound) or relaxed
 
     def _close_stages(self, solved: Solved) -> None:
-        """At each stage of a dive (see `dive_through`), last first, pack what was left then by `close` instead.
+        """Pack by `close` what was left at each stage of a dive (see `dive_through`), the last stage first.
 
-        The target of `close` is the bound, less the packs that the dive had made by then.
+        The target of `close` is the bound, less the packs that the dive had made before that stage.
         """
         from nopad.planning.optimal.closing import close
 

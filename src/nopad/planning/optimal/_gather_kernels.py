@@ -151,7 +151,7 @@ def _give(s: State, p: int, depth: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def _exchange(s: State, p: int) -> bool:
-    """Exchange a sequence of pack `p` for a shorter one of another pack, which it fills; return whether one was found.
+    """Exchange a sequence of pack `p` for a shorter one of another pack; return whether such an exchange was found.
 
     Fewer than `_STEPS` tokens stay free in the other pack. Pack `p`, which must be out of the indices (`_hide`), ends
     with more free space than the other pack had, so that exchanges cannot go round in circles.
@@ -214,9 +214,9 @@ def _shake(s: State, seed: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _sweep(s: State, packs: int, goal: int, depth: int, most: int) -> int:
-    """Try to empty each of `packs` packs, most free space first; return how many are left.
+    """Try to empty one pack after another, most free space first; return how many packs are left that hold something.
 
-    Ends early when `goal` packs are left, or after `most` steps.
+    Before, `packs` packs hold something. Ends early when `goal` of them are left, or after `most` steps.
     """
     order = np.argsort(-s.free.astype(np.int64), kind="mergesort")
     for p in order:

@@ -17,8 +17,8 @@ def knapsack(sizes: NDArray[Any], values: NDArray[Any], unlimited: bool, table: 
     """Fill ``table[j, r]`` with the highest total value of at most j items whose sizes add up to at most r.
 
     `table` is int64 ``[depth + 1, capacity + 1]``; `sizes` ascend, and an item may be used repeatedly. If `unlimited`,
-    any number of items is allowed, and the table has two equal rows: row -2 is then, as with a depth, the row for the
-    rest of a pattern beside one item.
+    any number of items is allowed, and the table has two equal rows; so in both cases ``table[-2]`` is the row for what
+    can be beside one item.
     """
     depth, capacity = table.shape[0] - 1, table.shape[1] - 1
     for r in range(capacity + 1):

@@ -22,7 +22,7 @@ class Budget:
     """
 
     def __init__(self, effort: float, seconds: int | None = None) -> None:
-        """Allow 10^9 operations per second of `effort`; with `seconds`, no new step after so many on the clock."""
+        """Allow 10^9 operations per second of `effort`; with `seconds`, no step begins later than that from now on."""
         self.programs = 0
         self.left = int(effort * _PER_SECOND)
         self._deadline = None if seconds is None else time.monotonic() + seconds

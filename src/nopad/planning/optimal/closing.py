@@ -69,7 +69,7 @@ def close(items: Items, target: int, budget: Budget) -> Packing | None:
 
 
 def _loss(items: Items, target: int, values: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], int, int]:
-    """Return ``(values, most, loss)``: how much less than ``target * most`` all items together are worth.
+    """Return ``(values, most, loss)``; loss is how much less than ``target * most`` all items together are worth.
 
     ``values[i]`` is the value of item i; `most` is the most that a pattern can be worth.
     """

@@ -69,7 +69,10 @@ class Listed:
         return np.add.reduceat(self.lengths, self.indptr[:-1], dtype=np.int64)
 
     def take(self, chosen: NDArray[np.int64], copies: NDArray[np.int64] | int = 1) -> Listed:
-        """Return a list of the `chosen` entries (their numbers), in this order, with `copies` instead of their own."""
+        """Return the entries with the numbers `chosen`, in this order, with `copies` instead of their own.
+
+        `copies` is one number for all, or int64 ``[chosen]``.
+        """
         indptr, lengths = take_lists(self.indptr, self.lengths, chosen)
         return Listed(lengths, indptr, np.broadcast_to(copies, chosen.shape).astype(np.int64))
 
