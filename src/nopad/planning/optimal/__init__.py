@@ -43,6 +43,7 @@ __all__ = ["auto", "optimal"]
 _MOST_TABLE = 2**27  # entries, 8 bytes each, of the table of pricing; no exact program where it would be larger
 _MOST_SEEDS = 4_000  # strategies of the best plan that are added to the exact program
 _SHORT = 3 * 10**9  # a larger budget first spends this on all steps, so its plan is no worse than that of effort=3
+_LAST = 4 * 10**8  # operations for the pack that `auto` may leave above the bound
 _BEGINNING = 0.4  # share of the budget for a first attempt at the exact program
 _MOST_BEGINNING = 0.9  # that share where even a bad case (`_LENGTH_STEPS`) takes less than half of the budget
 _LENGTH_STEPS = 1_700  # times (distinct lengths)^2: operations of the simplex iterations in a bad case
@@ -116,7 +117,7 @@ class _Search:
             for packs in (self.bound, self.bound + 1):
                 if not self._good():
                     self._offer(Listed.of(spread(self.histogram, self.capacity, self.depth, packs)))
-        if not self._good():
+        if self.best.packs > self.bound:
             self._search()
         if self.budget.out_of_time:
             self.notes.append("stopped by the limit in seconds: another run may find another plan")
@@ -149,17 +150,18 @@ class _Search:
         from nopad.planning.optimal.master import SolverError
 
         try:
-            if self.budget.left > 2 * _SHORT:
+            if not self._good() and self.budget.left > 2 * _SHORT:
                 with self.budget.part(_SHORT / self.budget.left):
                     self._steps()
                     self._shallower()
             self._steps()
             self._shallower()
+            self._last_pack()
         except SolverError as error:
             self.budget.trouble = str(error)
         if self.budget.trouble:
             self.notes.append(f"the linear-program solver gave up ({self.budget.trouble}): the best plan until then")
-        elif not self.budget.programs:
+        elif not self.budget.programs and not self._good():
             self.notes.append("the budget allowed no linear program: best-fit, and the cheap bounds")
         elif self.budget.spent() and not self.budget.out_of_time and not self._good():
             self.notes.append(
@@ -190,6 +192,14 @@ class _Search:
             other.bound = max(other.bound, self.bound)
             other._steps()
             self._offer(other.best)
+
+    def _last_pack(self) -> None:
+        """Try for a moment to remove the one pack above the bound that `auto` may leave."""
+        if self._good() and self.best.packs > self.bound and self.budget.left > _LAST:
+            self.within = 0
+            with self.budget.part(_LAST / self.budget.left):
+                self._close()
+                self._shallower()
 
     def _most_used(self) -> int:
         """Return the depth if it limits any pack, otherwise 1; the table of pricing has one row more than this."""
