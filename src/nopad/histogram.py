@@ -226,7 +226,10 @@ def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
 
 
 def _is_length(key: str) -> bool:
-    """Whether a key is a length as `save` writes it: without sign or leading zeros, so that no two keys are equal."""
+    """Whether a JSON key is a length as `save` writes it: at most 20 digits, without a sign or leading zeros.
+
+    Then no two keys of a file can mean the same length.
+    """
     return key.isascii() and key.isdecimal() and len(key) <= 20 and str(int(key)) == key
 
 

@@ -178,7 +178,10 @@ def _layers(trial: Trial) -> int:
 
 
 def once_a_layer(trial: Trial, counts: dict[int, int]) -> Check:
-    """Check that nopad's attention ran once per attention layer; `counts` holds calls by ``id(module)``."""
+    """Check that nopad's attention ran in every attention layer, once (or twice, as the model's family does).
+
+    `counts` is the number of calls of each attention layer, by ``id(module)``.
+    """
     layers, attends = _layers(trial), state_of(trial.model).family.attends
     shared = len(counts) < layers  # ALBERT: one layer, again and again
     ran = sum(counts.values())

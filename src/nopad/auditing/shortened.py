@@ -87,7 +87,10 @@ def _attention(inner: Any) -> str:
 
 
 def _fewer(config: Any, there: int, layers: int) -> Any:
-    """Return a configuration for fewer layers, in which lists with an entry per layer are cut too."""
+    """Return a copy of `config`, which has `there` layers, for its first `layers` layers.
+
+    Lists with one entry per layer are cut to these layers as well.
+    """
     config = copy.deepcopy(config)
     text = config.get_text_config()
     for name, value in list(vars(text).items()):

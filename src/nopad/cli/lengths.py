@@ -29,7 +29,7 @@ class Given:
     Attributes:
         capacity: most tokens a pack may hold.
         histogram: histogram of the lengths; not empty.
-        lengths: lengths in order of arrival, any int dtype ``[n]``; None if the input is a histogram.
+        lengths: lengths in the order of the input, any int dtype ``[n]``; None if the input is a histogram.
     """
 
     capacity: int
@@ -132,7 +132,10 @@ def _read_histogram(
 def _lengths(
     source: Source, tokenizer: Tokenizer | None, options: CorpusOptions, monitor: Monitor, shares: Shares
 ) -> NDArray[np.int32]:
-    """Tokenise a corpus for its lengths only, in order of arrival; takes 12 bytes per sequence."""
+    """Tokenise a corpus, and return the lengths of the sequences that `shares` chooses; int32 ``[n]``.
+
+    They are in the order of the corpus. No token is kept: this takes 12 bytes of memory per sequence.
+    """
     monitor.stage("tokenising", source.total_bytes, "bytes")
     lengths, record = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int64)]
     records = dict.fromkeys(source.names, 0)
