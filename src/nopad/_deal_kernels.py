@@ -16,7 +16,7 @@ from nopad._kernels import shuffle
 
 @njit(cache=True, nogil=True)
 def shuffle_segments(items: NDArray[Any], indptr: NDArray[Any], keys: NDArray[Any]) -> None:
-    """Shuffle each segment ``items[indptr[k]:indptr[k + 1]]`` with its own key."""
+    """Shuffle each segment ``items[indptr[k]:indptr[k + 1]]`` in place, by the random key ``keys[k]`` (uint64)."""
     for k in range(indptr.shape[0] - 1):
         shuffle(items[indptr[k] : indptr[k + 1]], keys[k])
 

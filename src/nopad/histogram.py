@@ -186,7 +186,7 @@ class Histogram:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the content: little-endian int64 lengths, then counts."""
+        """SHA-256 of the content, in hex: all lengths, then all counts, as little-endian int64."""
         digest = hashlib.sha256(b"nopad.histogram.v1\0")
         digest.update(self.lengths.astype("<i8").tobytes())
         digest.update(self.counts.astype("<i8").tobytes())

@@ -112,7 +112,7 @@ class Packs:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the content, independent of index width."""
+        """SHA-256 of the content, in hex; the same for int32 and int64 indices."""
         digest = hashlib.sha256(f"nopad.packs.v1\0{self.capacity}\0{self.depth}\0{len(self)}\0".encode())
         for array in (self.indptr, self.sequence):
             for begin in range(0, array.size, 1 << 20):

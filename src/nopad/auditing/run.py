@@ -207,7 +207,7 @@ class _Task:
         return replace(Trial.drawn(subject, self.collator, size, self.seed, tokens, most), partly=partly)
 
     def _in_float64(self, subject: Any, own: torch.dtype) -> Found:
-        """Run all checks in float64."""
+        """Run all checks in float64; `own` is the model's own dtype."""
         found, first, apart = Found(), self._drawn(subject, self.tokens), {}
         partly = steady(first)
         if self.collator is None:

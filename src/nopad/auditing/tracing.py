@@ -19,7 +19,11 @@ __all__ = ["first_difference"]
 
 
 def first_difference(trial: Trial, form: str, limit: float) -> str | None:
-    """Return the name of the first module whose outputs differ; None: none does, or the model fails this time."""
+    """Return the name of the first module whose output differs between the sequences alone and a batch of this `form`.
+
+    A difference above `limit` counts; it is relative to the largest value of the output. None: no module's output
+    differs by so much, or the model fails this time.
+    """
     batch, places = trial.batch(form, trial.sequences)
     single: dict[str, Any] = {}
     packs: dict[str, Any] = {}

@@ -325,7 +325,7 @@ def _wide(column: NDArray[Any]) -> NDArray[Any]:
 
 
 def _span(mask: Any, n: int) -> tuple[int, int]:
-    """Return where the ones of a mask begin and end; `n` is the feature's number in error messages."""
+    """Return (begin, end) of the ones in a mask; errors for a hole, or no ones, name the feature by its number `n`."""
     if type(mask) is list and mask and mask.count(1) == len(mask):  # fast path for the usual case, without an array
         return 0, len(mask)
     found = _array(mask, MASK, n)

@@ -120,7 +120,7 @@ def _draw(out: Path, path: Path, rows: list[dict[str, Any]]) -> Path | None:
 
 
 def _lengths_in_source_order(out: Path) -> NDArray[np.int32]:
-    """Return the lengths of a packed dataset in source order."""
+    """Return the lengths of all sequences of a packed dataset, in the order of its source; int32 ``[n]``."""
     dataset = open_packed(out)
     blocks = [block.sequences for block in dataset.iter_row_groups(range(dataset.row_groups))]
     lengths = np.concatenate([block.seq_lengths for block in blocks])

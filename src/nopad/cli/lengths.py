@@ -89,7 +89,13 @@ class Shares:
     seed: int = 0
 
     def of(self, record: NDArray[np.int64], lengths: NDArray[Any], records: Mapping[str, int]) -> NDArray[Any]:
-        """Return the lengths of the training sequences; the arguments are those of `nopad.store.choice.choose`."""
+        """Return those `lengths` that are trained on, in the same order.
+
+        Args:
+            record: record number of each sequence, ascending; int64 ``[n]``.
+            lengths: tokens of each sequence; ``[n]``.
+            records: number of records of each named source, in reading order.
+        """
         if self.weights is None and not self.validation:
             return lengths
         chosen = choose(record, lengths, records, weights=self.weights, validation=self.validation, seed=self.seed)

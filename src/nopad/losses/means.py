@@ -100,7 +100,9 @@ def token_loss(
 def token_denominator(
     labels: Tensor, batch: PackedBatch, *, per: Per = "token", causal: bool = False, weights: Tensor | None = None
 ) -> Tensor:
-    """Return the denominator of `token_loss`: labelled tokens, or sequences with a label, each times its weight.
+    """Return the denominator of `token_loss`: the number of labelled tokens, or of sequences with a label.
+
+    Each counts with the weight of its sequence. The result is a float64 scalar, on the labels' device.
 
     transformers calls this number ``num_items_in_batch``; here it is that of one batch. For gradient accumulation and
     many ranks, sum the denominators (over ranks by `over_ranks`), pass the sum to every call as `denominator`, and sum
@@ -128,6 +130,9 @@ def sequence_loss(
         weights: weights of sequences, ``[S]``; None: all 1.
         denominator: divide by this number, and not by `sequence_denominator`.
 
+    Returns:
+        A scalar, in float32 or wider; NaN if no sequence has a label.
+
     Raises:
         BatchError: shapes do not fit each other, or a label is no class.
 
@@ -151,7 +156,7 @@ def sequence_loss(
 
 
 def sequence_denominator(labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
-    """Return the denominator of `sequence_loss`: sequences with a label, each times its weight."""
+    """Return the denominator of `sequence_loss`: the sum of the weights of sequences with a label; a float64 scalar."""
     check_tensors(labels=labels)
     if not labels.dim():
         raise BatchError("labels are one number; expected [S] or [S, C], one entry for each sequence")
@@ -181,6 +186,9 @@ def span_loss(
         weights: weights of sequences, ``[S]``; None: all 1.
         denominator: divide by this number, and not by `span_denominator`.
 
+    Returns:
+        A scalar, in float32 or wider; NaN if no sequence contains its answer.
+
     Raises:
         BatchError: shapes do not fit the batch.
     """
@@ -198,7 +206,10 @@ def span_loss(
 
 
 def span_denominator(starts: Tensor, ends: Tensor, batch: PackedBatch, *, weights: Tensor | None = None) -> Tensor:
-    """Return the denominator of `span_loss`: sequences that contain their answer, each times its weight."""
+    """Return the denominator of `span_loss`: the sum of the weights of sequences that contain their answer.
+
+    The result is a float64 scalar.
+    """
     return _weighted(_spans(starts, ends, batch).double(), weights).sum()
 
 

@@ -127,8 +127,9 @@ def packed_attention(
 
 
 def _keep_of(module: nn.Module, mask: Tensor, query: Tensor, key: Tensor, heads: Heads) -> Tensor:
-    """Return which tokens see each other, as a bool mask, from the numbers in a mask that has lost its layout.
+    """Return which keys each query sees, from the numbers in a mask that has lost its layout.
 
+    Bool, broadcastable to ``[R, H, query slots, key slots]``.
     Raises:
         UnsupportedModelError: the numbers do not say it: the mask's dtype or shape is another one.
     """

@@ -343,7 +343,7 @@ def head_of(model: Any, family: Family, given: str | None = None) -> Head:
 
 
 def _takes_last(scores: Tensor, call: Call, output: Any) -> bool:
-    """Whether the model's logits are the scores of each row's last token."""
+    """Whether the model's logits ``[R, C]`` are the scores (``[R, L, C]``) of each row's last token."""
     real = call.placed.ids != 0
     rows = torch.arange(real.shape[0], device=real.device)[real.any(1)]
     # argmax finds the first True, so on a flipped row it finds the last real slot.

@@ -49,7 +49,14 @@ OPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """The options that NNLSHP and ENNLSHP both have; see `OPTIONS`."""
+    """The options that NNLSHP and ENNLSHP both have.
+
+    Attributes:
+        rounding: how a fractional number of packs becomes whole: "nearest", "ceil" or "floor".
+        remainder: where sequences without a slot go: "pad": into packs of their own, with padding; "best_fit": wherever
+            they fit tightest.
+        granularity: lengths are rounded up to multiples of this many tokens.
+    """
 
     rounding: str
     remainder: str

@@ -25,7 +25,7 @@ __all__ = ["best_fit_decreasing", "best_fit_decreasing_few", "lpfhp"]
 def lpfhp(
     histogram: Histogram, capacity: int, depth: int | None, *, distribute: bool = True
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Return ``(count, lengths)`` pairs that cover `histogram` exactly.
+    """Return ``(count, lengths longest first)`` pairs, `count` packs of each, that cover `histogram` exactly.
 
     With ``distribute=False`` copies of one length are spread: each copy that fits no open pack opens one, and a pack
     takes one copy at a time. This gives fewer strategies and fewer sequences per pack, but more packs: 0.12 % on

@@ -51,6 +51,16 @@ def nnlshp(
 ) -> Planned:
     """Return packs that cover `histogram` exactly; `facts` hold numbers about the solver's solution and its repair.
 
+    Args:
+        histogram: the sequences, by length.
+        capacity: most tokens of a pack.
+        depth: most sequences of a pack; None: unlimited.
+        rounding: how a fractional number of packs becomes whole: "nearest", "ceil" or "floor".
+        weighting: weight of lengths up to 8 tokens: "fixed": 0.09; "capacity": sqrt(8 / (2 * capacity)).
+        remainder: where sequences without a slot go: "pad": into packs of their own, with padding; "best_fit": wherever
+            they fit tightest.
+        granularity: lengths are rounded up to multiples of this many tokens, so that there are fewer strategies.
+
     Raises:
         OptionError: there are too many strategies for this capacity, depth and granularity.
 

@@ -164,10 +164,11 @@ def choose(
 def held_out_keys(
     record: NDArray[np.int64], name: str, seed: int, validation: float
 ) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """Return the random key of each record of one source (numbered from 0), and whether the record is held out.
+    """Return each record's random key, uint64 ``[n]``, and whether it is held out, bool ``[n]``.
 
-    A record is held out if its key is below the share `validation`. Callers must also hold out the record with the
-    smallest key of all sources, which this function cannot know.
+    `record` are n record numbers of the source `name`, counted from 0 in this source; int64. A record is held out if
+    its key is below ``validation * 2**64``. Callers must also hold out the record with the smallest key of all sources,
+    which this function cannot know.
     """
     drawn = _keys(record, name, seed, STREAM_HELD_OUT)
     return drawn, drawn < _threshold(validation)

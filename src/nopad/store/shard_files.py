@@ -86,8 +86,7 @@ class ShardFiles:
                 yield row_group
 
     def lengths(self, file: int) -> tuple[NDArray[Any], NDArray[np.int32]]:
-        """Return the offsets of a file's packs in its ``seq_lengths``, and the ``seq_lengths``.
-
+        """Return the offsets of a file's packs in its ``seq_lengths`` (``[packs + 1]``), and the ``seq_lengths``.
         Raises:
             CorruptError: the file is missing or damaged, or is not what the manifest says.
         """

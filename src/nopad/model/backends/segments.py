@@ -19,7 +19,10 @@ __all__ = ["segments"]
 
 
 def segments(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
-    """Compute attention sequence by sequence; ``[R, L, H, D]``, 0 in padding."""
+    """Compute attention sequence by sequence; return ``[R, L, H, D]``, 0 in padding.
+
+    `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and with `Cross` another R and L.
+    """
     queries, keys, pairs = _sides(placed)
     # Split, not sliced: the backward pass of each slice would allocate a gradient of the whole stream.
     parts = _split(query, queries)

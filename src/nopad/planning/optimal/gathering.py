@@ -67,9 +67,9 @@ def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: B
 
 
 def _helpers(packs: Listed, part: NDArray[np.int64], full: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """Return as many numbers from the start of `full` as keep the packs with these numbers within `most` sequences.
+    """Return the longest first part of `full` (entry numbers) whose packs hold at most `most` sequences together.
 
-    Pack p counts ``part[p]`` times. The search moves free space into these packs when it finds nothing else to do.
+    Entry e counts as ``part[e]`` packs. The search moves free space into these packs when it finds nothing else to do.
     """
     held = np.cumsum(packs.sizes[full] * part[full])
     return full[: int(np.searchsorted(held, most, side="right"))]

@@ -19,7 +19,9 @@ __all__ = ["spread"]
 
 
 def spread(histogram: Histogram, capacity: int, depth: int | None, packs: int) -> Strategies:
-    """Return ``(count, lengths longest first)`` pairs that cover `histogram`; the `packs` longest open a pack each.
+    """Return ``(count, lengths longest first)`` pairs that cover `histogram` exactly.
+
+    The longest sequences, `packs` in number, open a pack each; the others follow as the module says.
 
     >>> histogram = Histogram.from_lengths([4, 4, 2, 2, 1, 1])
     >>> spread(histogram, 8, 3, packs=2)

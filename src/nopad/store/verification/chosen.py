@@ -56,13 +56,13 @@ class Chosen:
         return batch.take(np.flatnonzero(np.isin(record, content.record(slice(at, until))))).gathered()
 
     def numbers(self, by_source: Mapping[str, Counts]) -> NDArray[np.int64] | slice:
-        """Return the numbers of the chosen sequences, or a slice of all."""
+        """Return the numbers of the chosen sequences in the source, ascending; a slice of all if all are chosen."""
         if not self.partly:
             return slice(None)
         return self._choice(by_source)[0].of(self._split)
 
     def records(self, by_source: Mapping[str, Counts]) -> NDArray[np.int64]:
-        """Return the record number of each chosen sequence."""
+        """Return the record number of each chosen sequence, in source order; int64 ``[chosen]``."""
         choice, record, _ = self._choice(by_source)
         return record[choice.of(self._split)]
 
