@@ -114,7 +114,10 @@ class _Poisoned:
         return Check(name=name, passed=worst <= limit, value=worst, limit=limit, detail=detail)
 
     def _reroutes(self, sequences: list[list[int]], factor: float | None) -> bool:
-        """Whether the changed sequence changes a decision of the model (a token's experts, say) or a tensor's shape."""
+        """Whether the changed sequence changes a decision of the model (a token's experts, say) or a tensor's shape.
+
+        `sequences` are what the model gets; `factor` scales the changed sequence's embeddings (None: they stay).
+        """
         make: Any = _Decisions
         before, after = make(), make()
         # Scaled by 1, so that both runs have the same operations
