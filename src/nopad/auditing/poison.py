@@ -28,8 +28,10 @@ FORM = "rows"
 
 
 def poison(alone: Alone, dtype: torch.dtype) -> Found:
-    """Change one sequence, then scale its embeddings, then make them NaN; measure how its neighbours' results change.
+    """Poison one sequence in several ways; measure, for each, how far the results of its neighbours change.
 
+    Its tokens are changed; or its embeddings are scaled; or they are NaN, for backends on which not even this may
+    reach a neighbour.
     On a CPU, and in float64 on any device, not a single bit may change; otherwise a few roundings of the largest value
     are allowed. In a mixture of experts such roundings are always allowed, since a sequence there changes which tokens
     are computed together.

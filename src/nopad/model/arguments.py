@@ -107,7 +107,7 @@ def _check_positions(value: Tensor, layout: Layout) -> None:
 
 
 def _check_states(given: Any, layout: Layout) -> None:
-    """Refuse states of an encoder that do not belong to this batch."""
+    """Refuse an encoder's states ``[R, L, H]`` (`encoder_outputs`) in which R and L are not those of the batch."""
     found = given[0] if isinstance(given, tuple) and given else getattr(given, "last_hidden_state", None)
     if isinstance(found, Tensor) and tuple(found.shape[:2]) != layout.shape:
         raise BatchError(f"encoder_outputs are {_told(found)}; expected {[*layout.shape, 'H']}, one per slot")

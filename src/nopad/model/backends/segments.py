@@ -43,7 +43,7 @@ def _sides(placed: Placement | Cross) -> tuple[Placement, Placement, range | lis
 
 
 def _split(states: Tensor, placed: Placement) -> tuple[Tensor, ...]:
-    """Split states ``[R, H, L, D]`` into one ``[1, H, length, D]`` per sequence."""
+    """Split states ``[R, H, L, D]`` into one ``[1, H, length, D]`` per sequence, in stream order: row after row."""
     if placed.index is not None:
         states = placed.stream(states.transpose(1, 2)).transpose(0, 1)[None]
     return torch.split(states, [end - begin for begin, end in pairwise(placed.bounds)], dim=2)
