@@ -73,7 +73,7 @@ class Packs:
     @overload
     def __getitem__(self, at: slice) -> Packs: ...
     def __getitem__(self, at: int | slice) -> NDArray[Any] | Packs:
-        """Return the sequence numbers of one pack, or the packs of a slice."""
+        """Return the sequence numbers of one pack, ``[n]``, or for a slice `Packs` with the packs in it."""
         if isinstance(at, slice):
             begin, end, step = at.indices(len(self))
             if step != 1:

@@ -195,7 +195,7 @@ def _told(found: NDArray[Any]) -> str:
 
 
 def _row(row: dict[str, NDArray[Any]], n: int) -> dict[str, NDArray[Any]]:
-    """Return row `n` without its padding."""
+    """Return the columns of row `n`, each ``[values]``, without padding tokens; `n` is named in messages."""
     width, tokens = row["input_ids"].size, int(row[LENGTHS].sum())
     if MASK in row and row[MASK].size != width:
         raise BatchError(f"{MASK} of row {n} has {row[MASK].size} values for {width} input_ids")
@@ -289,7 +289,10 @@ def _listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
 
 
 def _flat(given: Sequence[Any], name: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Concatenate the lists; return the flat array and the length of each list."""
+    """Concatenate n lists; return the flat array, and the length of each list, int64 ``[n]``.
+
+    `name` is what messages call the lists.
+    """
     if not len(given):
         raise BatchError("a batch needs at least one sequence, and there is none")
     if type(given[0]) is list and given[0] and type(given[0][0]) is int:

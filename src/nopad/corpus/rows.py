@@ -141,7 +141,7 @@ class _Ragged:
 
 
 def numbers(flat: pa.Array) -> NDArray[Any]:
-    """Return values as NumPy; nulls become zero, since their rows are marked as bad elsewhere."""
+    """Return a flat array of numbers or booleans as NumPy; nulls become 0: their rows are marked as bad elsewhere."""
     if flat.null_count:
         flat = flat.fill_null(False if pa.types.is_boolean(flat.type) else 0)
     values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)

@@ -271,9 +271,9 @@ def _wide(logits: Tensor) -> Tensor:
 
 
 def _mean(each: Tensor, scale: Tensor, denominator: float | Tensor | None) -> Tensor:
-    """Return the sum of `each` times `scale`, divided by the denominator (None: the sum of `scale`).
+    """Return the sum of `each` times `scale` (of one shape), divided by the denominator (None: the sum of `scale`).
 
-    Entries of weight 0 are left out, even if they are infinite.
+    Entries with a scale of 0 are left out, even if they are infinite. The result is a scalar.
     """
     check_denominator(denominator)
     if isinstance(denominator, Tensor):

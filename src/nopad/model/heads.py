@@ -95,7 +95,10 @@ class Head:
         """Check the arguments of a call of static shapes."""
 
     def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:
-        """Return labels per token as the model must get them in a call of static shapes."""
+        """Return labels per token, ``[R, L]``, as the model must get them in a call of static shapes.
+
+        `positions` are those of the tokens in their sequences, from 0, and 0 in padding; ``[R, L]``.
+        """
         return labels
 
     def leave_static(self, cell: Cell, output: Any) -> Any:
@@ -279,7 +282,7 @@ class Causal(Head):
             )
 
     def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:
-        """Set the labels of first tokens to -100 in a call of static shapes."""
+        """Return the labels ``[R, L]`` with -100 for first tokens and padding, where `positions` ``[R, L]`` are 0."""
         return labels.masked_fill(positions == 0, IGNORED)
 
 

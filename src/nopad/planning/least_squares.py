@@ -130,7 +130,7 @@ def _solve(
 
 
 def nnls(matrix: NDArray[np.float64], target: NDArray[np.float64], maxiter: int) -> tuple[NDArray[np.float64], float]:
-    """Return the x >= 0 that minimises the norm of `matrix` x - `target`, and this norm.
+    """Return the x >= 0 that minimises the norm of ``matrix @ x - target``, float64 ``[columns]``, and this norm.
 
     SciPy's solver is imported at its first use, since that takes longer than importing all of nopad.
     """

@@ -65,7 +65,7 @@ class Choice:
     source: NDArray[np.int32]
 
     def of(self, split: str | None) -> NDArray[np.int64]:
-        """Return the numbers of a split's sequences, ascending; None stands for "train"."""
+        """Return the numbers of the sequences in a split, ascending; int64 ``[chosen]``. None stands for "train"."""
         return np.flatnonzero(self.fate == _fate(split))
 
     def counts(

@@ -197,7 +197,10 @@ class ShardFiles:
         return RowGroup(indptr, token_indptr, sequences)
 
     def _lists(self, column: pa.Array | pa.ChunkedArray) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return offsets and values of a column of lists after Arrow has checked it; raise ValueError for nulls."""
+        """Return offsets ``[rows + 1]`` and flat values of a list column after Arrow has checked it.
+
+        Raises ValueError for nulls.
+        """
         import pyarrow as pa
 
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
