@@ -32,6 +32,7 @@ def poison(alone: Alone, dtype: torch.dtype) -> Found:
 
     Its tokens are changed; or its embeddings are scaled; or they are NaN, for backends on which not even this may
     reach a neighbour.
+
     On a CPU, and in float64 on any device, not a single bit may change; otherwise a few roundings of the largest value
     are allowed. In a mixture of experts such roundings are always allowed, since a sequence there changes which tokens
     are computed together.
@@ -146,7 +147,10 @@ class _Decisions(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def _scaled(trial: Trial, places: Places, victim: int, factor: float | None) -> Iterator[None]:
-    """Scale the embeddings of one sequence, and of its target, inside this context; factor None: leave them."""
+    """Inside this context, multiply the embeddings of sequence `victim`, and of its target, by `factor`.
+
+    `places` says where its tokens lie in the batch. None as `factor` leaves the embeddings as they are.
+    """
     if factor is None:
         yield
         return

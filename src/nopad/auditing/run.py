@@ -229,7 +229,10 @@ class _Task:
         return found
 
     def _with(self, subject: Any, name: str, token: int, partly: bool) -> Found:
-        """Compare outputs of sequences that contain a token the model looks for; the last one also ends with it."""
+        """Compare outputs of sequences that contain `token`, which the model looks for; the last one also ends with it.
+
+        `name` is the token's, such as "eos"; `partly`: whether the model computes some results in float32.
+        """
         trial = self._drawn(subject, replace(self.tokens, inside=(token,)), None, partly)
         trial.sequences[-1][-1] = token
         found = compare(Alone(trial, False), torch.float64, forms=trial.forms[:2], label=f", with {name}")

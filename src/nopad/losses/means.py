@@ -229,7 +229,10 @@ def over_ranks(count: Tensor) -> Tensor:
 
 
 def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return each slot's sequence number (0: padding), and its label, -100 if ignored; int64 ``[R x L]`` each."""
+    """Return each slot's sequence number, from 1, 0 in padding, and its label, -100 if ignored; int64 ``[R x L]`` each.
+
+    `labels` are ``[R, L]``; with `causal`, the first label of each sequence is ignored.
+    """
     check_tensors(labels=labels)
     check_batch(batch)
     at = batch.layout

@@ -151,7 +151,10 @@ def _check_per_token(name: str, value: Any, layout: Layout) -> None:
 
 
 def check_range(name: str, value: Tensor, most: int, what: str, layout: Layout) -> None:
-    """Refuse values that are not from 0 to `most` - 1, on a CPU; the error says where the first one is."""
+    """Refuse values ``[R, L]`` that are not from 0 to `most` - 1, on a CPU; the error says where the first one is.
+
+    `name` is the argument and `what` the word for its values, for the message.
+    """
     if value.device.type != "cpu":
         return
     low, high = (int(side) for side in value.aminmax())

@@ -87,6 +87,7 @@ class ShardFiles:
 
     def lengths(self, file: int) -> tuple[NDArray[Any], NDArray[np.int32]]:
         """Return the offsets of a file's packs in its ``seq_lengths`` (``[packs + 1]``), and the ``seq_lengths``.
+
         Raises:
             CorruptError: the file is missing or damaged, or is not what the manifest says.
         """
