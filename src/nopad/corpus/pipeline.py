@@ -193,7 +193,10 @@ def _runs_of(found: Iterable[Record | Records | BadRecord]) -> Iterator[Records 
 
 
 def _check_kind(gathered: _Gathered, first: dict[bool, str]) -> None:
-    """Raise SourceError if text and ready-made ids are mixed, since only text would get special tokens."""
+    """Raise SourceError if text and ready-made ids are mixed, since only text would get special tokens.
+
+    `first` remembers, for messages and across groups, where the first text (key True) and the first ids (False) are.
+    """
     for part in gathered.parts:
         is_text = part.run.texts is not None
         if is_text not in first:

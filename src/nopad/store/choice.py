@@ -71,7 +71,10 @@ class Choice:
     def counts(
         self, by_source: Mapping[str, Counts], record: NDArray[np.int64], lengths: NDArray[np.int32], split: str | None
     ) -> dict[str, Counts]:
-        """Return the counts of each source for the manifest of one split; `record` and `lengths` as for `choose`."""
+        """Return the counts of each source for the manifest of one split (None: "train").
+
+        `by_source` are the counts of reading each source as a whole; `record` and `lengths` are those of `choose`.
+        """
         mine = _fate(split)
         begins = np.diff(record, prepend=-1) != 0
 

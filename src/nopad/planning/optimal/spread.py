@@ -1,4 +1,6 @@
-"""Open a fixed number of packs at the start; each sequence, longest first, goes to the emptiest pack below the depth.
+"""Open a fixed number of packs at the start; put each sequence, longest first, into the emptiest that is not closed.
+
+A pack is closed when it holds as many sequences as the depth allows.
 
 A length that fits into no such pack is placed by best-fit, which opens further packs. This helps where packs reach the
 depth before they are full: best-fit puts long lengths together, while here every pack gets long and short lengths, if
