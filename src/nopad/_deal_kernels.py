@@ -66,7 +66,8 @@ def packs_by_rank(
 ) -> None:
     """Fill `packs` with a list for each distinct length: the numbers of the packs that contain it, ascending.
 
-    The list of the k-th distinct length begins at ``begin[k]``, which the caller has computed.
+    The list of the k-th distinct length begins at ``begin[k]``, which the caller has computed. The strategies are given
+    as for `deal`.
     """
     free = begin.copy()
     for p in range(strategy_of_pack.shape[0]):

@@ -189,7 +189,10 @@ class _Task:
         return found
 
     def _attempt(self, found: Found, dtype: torch.dtype, label: str, measure: Callable[[Any], Found]) -> None:
-        """Copy the model in a dtype, call `measure` on the copy, and add to `found` the result, or a failed check."""
+        """Copy the model in a dtype, call `measure` on the copy, and add to `found` the result, or a failed check.
+
+        `label` is appended to the name of the failed check.
+        """
 
         def lent() -> Found:
             with subject_of(self.model, dtype, self.collator is None, self.backend) as subject:

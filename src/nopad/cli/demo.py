@@ -110,7 +110,10 @@ def demo(
 
 
 def _draw(out: Path, path: Path, rows: list[dict[str, Any]]) -> Path | None:
-    """Write the report if its libraries are installed; return its path, or None."""
+    """Write the report on the dataset `out` to `path`, if its libraries are installed; return the path, or None.
+
+    `rows` are the table's rows, of which some are shown.
+    """
     known = [row for row in rows if row["algorithm"] in COMPARED]
     try:
         write_report([read_subject(out, comparison=known)], path)

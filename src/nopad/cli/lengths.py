@@ -49,6 +49,8 @@ def read_given(
 ) -> Given:
     """Read a histogram (.json), lengths (.npy) or a corpus; `policies` and `reader` apply only to a corpus.
 
+    `inputs` are the words of the command line; `shares` says which records of a corpus are planned, None: all.
+
     Raises:
         OptionError: neither the file nor `capacity` states a capacity, a histogram is given with another input, or it
             is given with options of a corpus.

@@ -288,7 +288,10 @@ class State:
         return Call(self.head, placed, aimed, named.get("encoder_outputs") is None, compiled)
 
     def _choice(self, guard: PackedMask, module: nn.Module, compiled: bool) -> str:
-        """Choose the attention backend by device and form; each choice is logged once."""
+        """Return the attention backend: the one asked for, or for "auto" one chosen by device, dtype and form.
+
+        `compiled`: whether layers are compiled. Each choice is logged once.
+        """
         if self.backend != "auto":
             return self.backend
         device, dtype, layout = device_of(module), next(module.parameters()).dtype, layout_of(guard)

@@ -140,7 +140,10 @@ def choose(
     fate = np.zeros(here.size, dtype=np.int8)
 
     def drawn(stream: int) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.uint64]]]:
-        """Yield, for each source, (its number, the indices of its records in `here`, these records' random keys)."""
+        """Yield, for each source, (its number, the indices of its records in `here`, these records' random keys).
+
+        `stream` says which of the two random choices the keys are for: holding out, or weights.
+        """
         for place, name in enumerate(names):
             mine = np.flatnonzero(source == place)
             yield place, mine, _keys(here[mine] - bounds[place], name, seed, stream)
