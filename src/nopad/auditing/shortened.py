@@ -17,7 +17,7 @@ COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 
 
 def layer_count(config: Any) -> int:
-    """Return the number of layers in a configuration."""
+    """Return the number of layers that a configuration states; 0 if it states none."""
     text = config.get_text_config()
     return next((int(getattr(text, name)) for name in COUNTS if getattr(text, name, None)), 0)
 

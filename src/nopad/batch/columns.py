@@ -195,7 +195,11 @@ def _told(found: NDArray[Any]) -> str:
 
 
 def _row(row: dict[str, NDArray[Any]], n: int) -> dict[str, NDArray[Any]]:
-    """Return the columns of row `n`, each ``[values]``, without padding tokens; `n` is named in messages."""
+    """Return the columns of a row without the padding that its mask marks; `n` is the row's number, for messages.
+
+    Raises:
+        BatchError: the mask or the lengths do not fit the tokens.
+    """
     width, tokens = row["input_ids"].size, int(row[LENGTHS].sum())
     if MASK in row and row[MASK].size != width:
         raise BatchError(f"{MASK} of row {n} has {row[MASK].size} values for {width} input_ids")

@@ -103,7 +103,7 @@ class ShardFiles:
         return offsets, values
 
     def _reading(self, file: int) -> AbstractContextManager[None]:
-        """Turn any error while reading a file into a CorruptError or StorageError that names the file."""
+        """Return a context that turns errors while reading shard number `file` into a CorruptError or StorageError."""
         import pyarrow as pa
 
         path = self._folder / self._manifest.shards[file].file
