@@ -137,3 +137,17 @@ def test_a_part_and_a_rest_are_the_whole():
     assert part.sequences <= 2**19
     assert Histogram(part.lengths, part.counts * copies) + rest == histogram
     assert divide(Histogram.from_counts({3: 5})) == (1, Histogram.from_counts({3: 5}), Histogram.from_counts({}))
+
+
+@pytest.mark.parametrize(
+    "counts", [np.full(2**20, 2), np.full(2**20, 1), np.full(40, 2**55), np.arange(1, 2**16) * 50, np.array([2**62])]
+)
+def test_dividing_comes_to_an_end(counts):
+    """Whatever the counts, the rest is at most half of the whole, and what is filled at a time fits into memory."""
+    rest = Histogram(np.arange(1, counts.size + 1), counts)
+    while rest.sequences:
+        whole = rest.sequences
+        copies, part, rest = divide(rest)
+        assert part.sequences * copies + rest.sequences == whole
+        assert 2 * rest.sequences <= whole
+        assert part.sequences <= max(2**18, 4 * counts.size)

@@ -46,8 +46,9 @@ _SHORT = 3 * 10**9  # a larger budget first spends this on all steps, so its pla
 _BEGINNING = 0.4  # share of the budget for a first attempt at the exact program
 _MOST_BEGINNING = 0.9  # that share where even a bad case (`_LENGTH_STEPS`) takes less than half of the budget
 _LENGTH_STEPS = 1_700  # times (distinct lengths)^2: operations of the simplex iterations in a bad case
-_UNLIKE = 3e-3  # a plan above the bound by more than this share is not improved by gathering free space
+_UNLIKE = 1.5e-3  # a plan above the bound by more than this share is not improved by gathering free space
 _PARTS = (10, 25, 5, 60)  # `parts` of `dive_through`, one value for each dive from the exact program
+_CONTINUING = 0.8  # that share after the program in units; the rest is to gather free space afterwards
 _RELAXING = 0.7  # share of the budget for solving the linear program; the rest is for rounding it
 _ROW_STEPS = 100  # operations per entry of a `Listed`, to divide it in two and to join the parts again
 _MOST_LEFT = 500  # sequences left at a stage of a dive, up to which the integer program is tried on them
@@ -106,6 +107,7 @@ class _Search:
         self.best = Listed.of(lpfhp(self.histogram, self.capacity, self.depth))
         self.notes: list[str] = []
         self.master: Master | None = None
+        self.gathered: Listed | None = None
         self.solved = False
 
     def run(self) -> Planned:
@@ -167,8 +169,12 @@ class _Search:
 
     def _steps(self) -> None:
         """Take the steps of the search in their order, until a plan is good or the budget is spent."""
-        close = self._close
-        for step in (close, self._begin_exact, close, self._in_units, close, self._exact, self._gather, close):
+        close, gather = self._close, self._gather
+        bad = _LENGTH_STEPS * self.histogram.lengths.size**2
+        near = self.best.packs <= self.bound + _NEAR
+        begin = (close, self._begin_exact) if near or 2 * bad < self.budget.left else ()
+        exact = (self._exact_in_part, gather, close, self._exact, gather, close)
+        for step in (*begin, close, self._in_units, gather, close, *exact):
             if self._good() or self.budget.spent():
                 break
             step()
@@ -191,13 +197,18 @@ class _Search:
         return 1 if self.depth is None or self.depth >= most else self.depth
 
     def _begin_exact(self) -> None:
-        """Try the exact program (`_exact`) with a part of the budget, which is often enough to solve it.
+        """Try the exact program (`_exact`) before all else, with a part of the budget, which is often enough to solve it.
 
         The part is larger if twice the estimated work of a hard input is within the budget.
         """
         bad = _LENGTH_STEPS * self.histogram.lengths.size**2
         with self.budget.part(_MOST_BEGINNING if 2 * bad < self.budget.left else _BEGINNING):
             self._exact(whole=False)
+
+    def _exact_in_part(self) -> None:
+        """Continue with the exact program, but leave some budget to gather what its rounding leaves free."""
+        with self.budget.part(_CONTINUING):
+            self._exact()
 
     def _exact(self, *, whole: bool = True) -> None:
         """Solve and round the exact program, whose items are the distinct lengths; keep its bound and plan if better.
@@ -254,44 +265,45 @@ class _Search:
                 self._offer(Listed.of(_named(taken, lengths) + _named(packing, lengths[present])))
 
     def _gather(self) -> None:
-        """Gather the free space of the best plan in few packs (`gathering`), if the exact program was not solved."""
+        """Gather the free space of the best plan in few packs (`gathering`), unless this plan was gathered before.
+
+        A plan far above the bound is left as it is: there the patterns are wrong, not only their free space.
+        """
         from nopad.planning.optimal.gathering import gather
 
-        if not self.solved:
+        if self.best is not self.gathered and self.best.packs <= self.bound * (1 + _UNLIKE):
             self._offer(gather(self.best, self.capacity, self.depth, self.bound, self.budget))
+            self.gathered = self.best
 
     def _in_units(self) -> None:
-        """Plan with lengths rounded to few sizes (see `units`), then gather the free space that rounding leaves.
+        """Plan with lengths rounded to few sizes (see `units`).
 
         If the plan is not good then, also try to prove a bound from the same linear program.
         """
         if self.solved:
             return
-        from nopad.planning.optimal.gathering import gather
         from nopad.planning.optimal.search import solve
-        from nopad.planning.optimal.units import Units, certify, divide, fill
+        from nopad.planning.optimal.units import Units, certify, divide, fill, patterns_of
 
         guide: tuple[Solved, Units] | None = None
         packs: list[Listed] = []
         copies, part, rest = divide(self.histogram)
         while True:
             units = Units.of(part, self.capacity, self.depth)
-            solved = solve(units.items, self.budget, within=_WITHIN_UNITS)
+            seeds = patterns_of(guide[0].packing, guide[1], units) if guide else ()
+            solved = solve(units.items, self.budget, within=_WITHIN_UNITS, seeds=seeds)
             if solved is None:
                 filled = Listed.of(lpfhp(part, self.capacity, self.depth))
             else:
                 guide = guide or (solved, units)
                 filled = fill(solved.packing, units, part, self.capacity, self.depth)
-            packs.append(filled.take(np.arange(filled.copies.size), filled.copies * copies))
+            packs.append(filled.take(np.repeat(np.arange(filled.copies.size), filled.copies), copies))
             if not rest.sequences:
                 break
             copies, part, rest = divide(rest)
         filled = Listed.joined(packs)
-        unlike = filled.packs - self.bound > _UNLIKE * self.bound
-        if not unlike:
-            filled = gather(filled, self.capacity, self.depth, self.bound, self.budget)
         self._offer(filled)
-        if guide is not None and (unlike or not self._good()):
+        if guide is not None and not self._good():
             certificate = certify(*guide, self.capacity, self.depth, self.budget)
             if certificate is not None:
                 self._prove(certificate)

@@ -16,63 +16,67 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad import random
-from nopad.histogram import exact_dot
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.listed import Listed
 
 __all__ = ["gather"]
 
 _MOST = 2**21  # sequences that are searched at a time, about 40 bytes each
-_SHARE = 4_000  # operations that the budget must have for each of them
-_PROGRESS = 0.8  # the search ends when a round leaves more than this share of the sequences in packs with free space
+_SHARE = 0.3  # share of the budget that is left, for one level with c > 1 (see `gather`)
+_LEVEL = 8  # c of one level, divided by that of the next
+_HELPERS, _LEAST_HELPERS = 8, 2_000  # full packs that are searched too: for each pack with free space; at least
+_MOST_HELPERS = 2**18  # sequences in these full packs, at most
+_ALIKE = 4  # full packs of one kind, at most
 _SWEEPS, _SWEEP_SHARE = 12, 10**8  # sweeps over all packs, and one more for so many operations of the budget
 _STEPS = 1_000  # most steps per sequence
-_STEP = 20  # operations per step
+_STEP = 25  # operations per step
 _LISTING = 300  # operations per sequence, to set up the search and to read its result
 
 
 def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: Budget) -> Listed:
     """Return the same sequences in fewer packs, or as they are; the search ends when at most `goal` packs are left.
 
-    If there are too many sequences to search at once, one c-th of the copies of each pack is searched, and the result
-    is used c times; the packs left over by the division are searched with the result in the next round.
+    Packs with many copies are searched first, as if each stood for c of its copies, and the result is used c times.
+    What is left free then has c copies too; it is searched again with a smaller c, together with the packs that have
+    fewer copies, and so on until c is 1.
     """
-    before = 0
+    level = int(packs.copies[packs.tokens < capacity].max(initial=1))
     while packs.packs > goal and not budget.spent():
-        room = capacity > packs.tokens
-        sequences = exact_dot(packs.sizes[room], packs.copies[room])
-        if before and sequences > before * _PROGRESS:
+        budget.charge(_LISTING * packs.copies.size)
+        chosen = _chosen(packs, capacity, level)
+        searched = np.flatnonzero(chosen)
+        numbers = np.repeat(searched, chosen[searched])
+        if numbers.size:
+            tokens = int(packs.tokens[searched] @ chosen[searched])
+            least = max(-(-tokens // capacity), -(-(goal - packs.packs) // level) + numbers.size)
+            with budget.part(1 if level == 1 else _SHARE):
+                found = _search(packs.take(_shuffled(numbers)), capacity, depth, least, budget)
+            left = packs.copies - chosen * level
+            others = np.flatnonzero(left)
+            packs = Listed.joined([packs.take(others, left[others]), found.take(np.arange(found.packs), level)])
+        if level == 1:
             break
-        before = sequences
-        most = min(_MOST, max(1, budget.left // _SHARE))
-        copies = max(1, -(-sequences // most))
-        part = packs.copies // copies
-        open_ = np.flatnonzero(room & (part > 0))
-        if copies > 1 and int(packs.sizes[open_] @ part[open_]) * 4 < most:
-            break  # most packs have fewer than `copies` copies: a c-th of the plan is not like the whole
-        helpers = _helpers(packs, part, np.flatnonzero(~room & (part > 0)), most // 2)
-        searched = np.concatenate([open_, helpers])
-        numbers = np.repeat(searched, part[searched])
-        tokens = int(packs.tokens[searched] @ part[searched])
-        least = goal - (packs.packs - numbers.size) if copies == 1 else -(-tokens // capacity)
-        found = _search(packs.take(_shuffled(numbers)), capacity, depth, least, budget)
-        left = packs.copies.copy()
-        left[searched] -= part[searched] * copies
-        others = np.flatnonzero(left)
-        again = packs.take(others, left[others])
-        packs = Listed.joined([again, Listed(found.lengths, found.indptr, found.copies * copies)])
-        if copies == 1:
-            break
+        level = max(1, level // _LEVEL)
     return packs
 
 
-def _helpers(packs: Listed, part: NDArray[np.int64], full: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """Return the longest first part of `full` (entry numbers) whose packs hold at most `most` sequences together.
+def _chosen(packs: Listed, capacity: int, level: int) -> NDArray[np.int64]:
+    """Return how often each pack is searched, at most one in `level` of its copies; int64 ``[entries]``.
 
-    Entry e counts as ``part[e]`` packs. The search moves free space into these packs when it finds nothing else to do.
+    Searched are all packs with free space, up to `_MOST` sequences, and some full packs, drawn at random: the search
+    moves free space into full packs when it finds nothing else to do.
     """
-    held = np.cumsum(packs.sizes[full] * part[full])
-    return full[: int(np.searchsorted(held, most, side="right"))]
+    chosen = packs.copies // level
+    full = np.flatnonzero((packs.tokens == capacity) & (chosen > 0))
+    helpers = np.minimum(chosen[full], _ALIKE)
+    chosen[full] = 0
+    chosen[np.cumsum(packs.sizes * chosen) > _MOST] = 0
+    order = _shuffled(np.arange(full.size))
+    wanted = max(_LEAST_HELPERS, _HELPERS * int(chosen.sum()))
+    order = order[: int(np.searchsorted(np.cumsum(helpers[order]), wanted, side="right"))]
+    order = order[np.cumsum((packs.sizes[full] * helpers)[order]) <= _MOST_HELPERS]
+    chosen[full[order]] = helpers[order]
+    return chosen
 
 
 def _shuffled(numbers: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -38,7 +38,7 @@ _OPTIONS = {
 
 
 _DUAL, _PRIMAL = 1, 4  # values of HiGHS' option simplex_strategy
-_ROW_STEPS = 36  # operations per row and simplex iteration
+_ROW_STEPS = 48  # operations per row and simplex iteration
 _ITERATIONS = 200  # simplex iterations that are always allowed: as many as a small change of a solved program takes
 
 

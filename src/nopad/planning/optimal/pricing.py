@@ -52,7 +52,7 @@ class Items:
     @property
     def steps(self) -> int:
         """Operations that one call of `price` takes for these items."""
-        return self.sizes.size * self.capacity * (1 if self.unlimited else self.depth)
+        return self.sizes.size * self.capacity * (1 if self.unlimited else self.depth) // 2
 
 
 def price(items: Items, values: NDArray[np.int64], most: int) -> tuple[int, list[Pattern]]:

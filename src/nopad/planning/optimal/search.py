@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.master import Master
-from nopad.planning.optimal.pricing import Items, price
+from nopad.planning.optimal.pricing import Items, Pattern, price
 from nopad.planning.optimal.rounding import Packing, as_values, best_fit, dive_through
 
 __all__ = ["Relaxed", "Solved", "relax", "round_off", "solve"]
@@ -61,13 +62,15 @@ class Solved:
     stages: list[tuple[Packing, NDArray[np.int64]]]
 
 
-def solve(items: Items, budget: Budget, *, within: float = 0.0) -> Solved | None:
+def solve(items: Items, budget: Budget, *, within: float = 0.0, seeds: Iterable[Pattern] = ()) -> Solved | None:
     """Return a packing of all items; None if the budget does not allow a single linear program.
 
-    Rounding ends early at a packing that exceeds the bound by at most the share `within`.
+    The program starts from a best-fit packing and the patterns `seeds`. Rounding ends early at a packing that exceeds
+    the bound by at most the share `within`.
     """
     master = Master(items)
     master.add(best_fit(items, items.demand))
+    master.add(seeds)
     relaxed = relax(master, budget)
     if relaxed is None:
         return None

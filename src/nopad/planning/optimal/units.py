@@ -8,27 +8,29 @@ have nearly as few packs as the plan in units.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.histogram import Histogram
+from nopad.histogram import Histogram, exact_sum
 from nopad.planning.certificate import Certificate
 from nopad.planning.lpfhp import lpfhp
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.listed import Listed
 from nopad.planning.optimal.master import Master
-from nopad.planning.optimal.pricing import Items
+from nopad.planning.optimal.pricing import Items, Pattern
 from nopad.planning.optimal.rounding import Packing
 from nopad.planning.optimal.search import Solved, relax
 
-__all__ = ["MOST_CELLS", "Units", "certify", "divide", "fill"]
+__all__ = ["MOST_CELLS", "Units", "certify", "divide", "fill", "patterns_of"]
 
 _MOST_SIZES = 700  # distinct sizes that a linear program can have and still be quick
 MOST_CELLS = 2**25  # most of distinct sizes x units x depth, which is what pricing costs
 _RESOLUTIONS = (2048, 1024, 512, 256, 128)  # units per pack
-_MOST_FILLED = 2**19  # most sequences that are put into slots at a time
+_REST = 10  # one sequence in so many of each length goes into the rest
+_MOST_FILLED = 2**18  # most sequences that are put into slots at a time
 _ROUNDS, _LEAST_ROUNDS = 20, 2  # rounds of pricing in tokens: the most, and the fewest that the budget must allow
 _MOST_TABLE = 2**26  # entries of the table of pricing in tokens, 8 bytes each
 
@@ -63,13 +65,33 @@ class Units:
         return cls(Items.of(sizes, demand, resolution, depth), edges, middle)
 
 
+def patterns_of(packing: Packing, before: Units, units: Units) -> Iterator[Pattern]:
+    """Yield the patterns of a packing made in the units `before` as patterns in `units`, where these have all sizes."""
+    number = {size: item for item, size in enumerate(units.items.sizes.tolist())}
+    sizes = before.items.sizes.tolist()
+    if before.items.capacity == units.items.capacity:
+        for pattern in packing:
+            if all(sizes[item] in number for item in pattern):
+                yield tuple(number[sizes[item]] for item in pattern)
+
+
 def divide(histogram: Histogram) -> tuple[int, Histogram, Histogram]:
     """Divide a histogram into equal copies of a smaller one, and a rest; return (number of copies, copy, rest).
 
-    A copy has at most `_MOST_FILLED` sequences.
+    A copy has about `_MOST_FILLED` sequences at most, or a few of each length, so its slots can be filled one sequence
+    at a time. The rest has a share of every length, so it can be packed as well as the whole; it holds at most half of
+    all sequences, and none if there is one copy.
     """
-    copies = max(1, -(-histogram.sequences // _MOST_FILLED))
-    return copies, _histogram(histogram, histogram.counts // copies), _histogram(histogram, histogram.counts % copies)
+    copies = 1
+    while histogram.sequences > copies * _MOST_FILLED:
+        copies *= 2
+    counts = histogram.counts
+    while copies > 1:
+        each = (counts - counts // _REST) // copies
+        if 2 * exact_sum(each) * copies >= histogram.sequences:
+            return copies, _histogram(histogram, each), _histogram(histogram, counts - each * copies)
+        copies //= 2
+    return 1, histogram, _histogram(histogram, np.zeros_like(counts))
 
 
 def _histogram(like: Histogram, counts: NDArray[np.int64]) -> Histogram:
