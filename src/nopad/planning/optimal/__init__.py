@@ -197,7 +197,7 @@ class _Search:
         return 1 if self.depth is None or self.depth >= most else self.depth
 
     def _begin_exact(self) -> None:
-        """Try the exact program (`_exact`) before all else, with a part of the budget, which is often enough to solve it.
+        """Try the exact program (`_exact`) early, with a part of the budget, which is often enough to solve it.
 
         The part is larger if twice the estimated work of a hard input is within the budget.
         """
