@@ -19,7 +19,10 @@ _0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
 
 
 def empty_set(capacity: int) -> NDArray[np.uint64]:
-    """Return the words of an empty set of integers 0..capacity; the system provides memory only when it is used."""
+    """Return the words of an empty set of integers 0..capacity: uint64 zeros, one dimension, see the module.
+
+    The system provides their memory only when it is used.
+    """
     words = 0
     while capacity:
         capacity >>= 6

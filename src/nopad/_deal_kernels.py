@@ -16,7 +16,7 @@ from nopad._kernels import shuffle
 
 @njit(cache=True, nogil=True)
 def shuffle_segments(items: NDArray[Any], indptr: NDArray[Any], keys: NDArray[Any]) -> None:
-    """Shuffle each segment ``items[indptr[k]:indptr[k + 1]]`` with its own key."""
+    """Shuffle each segment ``items[indptr[k]:indptr[k + 1]]`` in place, by the random key ``keys[k]`` (uint64)."""
     for k in range(indptr.shape[0] - 1):
         shuffle(items[indptr[k] : indptr[k + 1]], keys[k])
 
@@ -66,7 +66,8 @@ def packs_by_rank(
 ) -> None:
     """Fill `packs` with a list for each distinct length: the numbers of the packs that contain it, ascending.
 
-    The list of the k-th distinct length begins at ``begin[k]``, which the caller has computed.
+    The list of the k-th distinct length begins at ``begin[k]``, which the caller has computed. The strategies are given
+    as for `deal`.
     """
     free = begin.copy()
     for p in range(strategy_of_pack.shape[0]):

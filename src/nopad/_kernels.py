@@ -49,7 +49,10 @@ def shuffle(items: NDArray[Any], key: np.uint64) -> None:
 
 @njit(cache=True, nogil=True)
 def group_by_rank(ranks: NDArray[Any], indptr: NDArray[Any], order: NDArray[Any]) -> None:
-    """Fill `order` with indices grouped by rank (stable counting sort); group k begins at ``indptr[k]``."""
+    """Fill `order` with the indices i grouped by ``ranks[i]``, ascending in each group.
+
+    Group k, with ``ranks[i] == k``, begins at ``order[indptr[k]]``.
+    """
     free = indptr.copy()
     for i in range(ranks.shape[0]):
         k = ranks[i]
@@ -88,7 +91,7 @@ def permute_packs(
     new_indptr: NDArray[Any],
     new_sequence: NDArray[Any],
 ) -> None:
-    """Write the packs in the order of `permutation`, which holds old pack numbers, to the two new arrays."""
+    """Write the packs to `new_indptr` and `new_sequence`, in the order of `permutation`, which lists pack numbers."""
     at = 0
     for q in range(permutation.shape[0]):
         p = permutation[q]

@@ -61,7 +61,10 @@ def read_arrow(path: str | os.PathLike[str], *, sha256: str | None = None) -> pa
 
 
 def list_array(indptr: NDArray[Any], values: NDArray[Any]) -> pa.Array:
-    """Wrap CSR arrays as an Arrow list array, without a copy; neither lists nor elements are nullable."""
+    """Wrap CSR arrays as an Arrow array without a copy: list i holds ``values[indptr[i]:indptr[i + 1]]``.
+
+    It is a ``large_list`` if `indptr` is int64, else a ``list``; neither lists nor elements are nullable.
+    """
     import pyarrow as pa
 
     kind = pa.LargeListArray if indptr.dtype == np.int64 else pa.ListArray

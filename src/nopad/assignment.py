@@ -144,7 +144,8 @@ def _packs_by_rank(
     """Return, for each distinct length, which packs contain it, as (where each length's packs begin, pack numbers).
 
     `ranks` holds the lengths of all strategies, each by its rank among the distinct lengths; strategy s has
-    ``ranks[indptr[s]:indptr[s + 1]]``.
+    ``ranks[indptr[s]:indptr[s + 1]]``, and pack p has strategy ``strategy_of_pack[p]``. Pack numbers ascend for each
+    length.
     """
     first = np.ones(ranks.size, dtype=bool)  # of a run of equal lengths in one strategy
     first[1:] = ranks[1:] != ranks[:-1]

@@ -94,7 +94,8 @@ class UnsupportedModelError(InputError):
 class NotPackSafeError(NopadError, AttributeError, TypeError):
     """A packed batch was given to a model that would let its sequences see each other.
 
-    Also an AttributeError, so that `hasattr` of its mask returns False.
+    Also an AttributeError, so that `hasattr` on the batch's attention mask returns False instead of raising, and a
+    TypeError.
     """
 
 

@@ -186,7 +186,7 @@ class Histogram:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the content: little-endian int64 lengths, then counts."""
+        """SHA-256 of the content, in hex: all lengths, then all counts, as little-endian int64."""
         digest = hashlib.sha256(b"nopad.histogram.v1\0")
         digest.update(self.lengths.astype("<i8").tobytes())
         digest.update(self.counts.astype("<i8").tobytes())
@@ -226,7 +226,10 @@ def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
 
 
 def _is_length(key: str) -> bool:
-    """Whether a key is a length as `save` writes it: without sign or leading zeros, so that no two keys are equal."""
+    """Whether a JSON key is a length as `save` writes it: at most 20 digits, without a sign or leading zeros.
+
+    Then no two keys of a file can mean the same length.
+    """
     return key.isascii() and key.isdecimal() and len(key) <= 20 and str(int(key)) == key
 
 

@@ -73,7 +73,7 @@ class Packs:
     @overload
     def __getitem__(self, at: slice) -> Packs: ...
     def __getitem__(self, at: int | slice) -> NDArray[Any] | Packs:
-        """Return the sequence numbers of one pack, or the packs of a slice."""
+        """Return the sequence numbers of one pack, ``[n]``, or for a slice `Packs` with the packs in it."""
         if isinstance(at, slice):
             begin, end, step = at.indices(len(self))
             if step != 1:
@@ -112,7 +112,7 @@ class Packs:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the content, independent of index width."""
+        """SHA-256 of the content, in hex; the same for int32 and int64 indices."""
         digest = hashlib.sha256(f"nopad.packs.v1\0{self.capacity}\0{self.depth}\0{len(self)}\0".encode())
         for array in (self.indptr, self.sequence):
             for begin in range(0, array.size, 1 << 20):

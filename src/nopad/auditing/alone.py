@@ -38,7 +38,7 @@ class Alone:
         self._sound: dict[Names, tuple[Alone | None, frozenset[str], list[str]]] = {}
 
     def gradients(self, names: Names, numbers: Sequence[int] | None = None) -> Gradients:
-        """Return the gradients of one sum of outputs, each value times a random weight, for all parameters.
+        """Return the gradients, by parameter name, of a sum of outputs, in which each value has a random weight.
 
         `names`: the outputs that are summed. `numbers`: the sequences whose outputs are summed; None: all.
         """

@@ -157,7 +157,11 @@ def _outputs(
 def _gradients(
     alone: Alone, together: dict[str, list[Tensor]], form: str, dtype: torch.dtype, truth: Truth | None, label: str
 ) -> Found:
-    """Compare gradients, except those of sequences and parameters whose gradients are not finite even alone."""
+    """Compare gradients, except those of sequences and parameters whose gradients are not finite even alone.
+
+    `together`: the outputs packed in this `form`, by name, one part per sequence. `truth`: the gradients in float64,
+    None: those of `alone`. `label` goes into the check's name.
+    """
     names = tuple(together)
     sound, left_out, notes = alone.sound(names)
     out = Found(notes=list(notes))

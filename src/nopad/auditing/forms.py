@@ -26,10 +26,12 @@ def arranged(
     targets: Sequence[Sequence[int]] | None = None,
     start_id: int = 0,
 ) -> PackedBatch:
-    """Build a batch of one form, with targets for a decoder if they are given.
+    """Build a batch of one `form` in `FORMS`, with targets for a decoder if they are given.
 
-    A sequence and its target are in the same row. Rows of targets have another width than rows of sequences, so that a
-    tensor's shape tells which of the two it belongs to.
+    Rows of the form "rows" have room for `capacity` tokens; "flat" is one stream; "end to end" has the row width of
+    `crossing`. A sequence and its target are in the same row. Rows of targets have another width than rows of
+    sequences, so that a tensor's shape tells which of the two it belongs to. `pad_id` fills the padding, and `start_id`
+    is the first id of each decoder input.
     """
     lengths = [len(sequence) for sequence in sequences]
     rows = _rows(lengths, capacity)

@@ -48,6 +48,9 @@ def compare_gradients(
 ) -> Check:
     """Compare the gradients of the sequences packed and alone.
 
+    `together`: the outputs of the packed sequences, by name, one part per sequence. `left_out`: names of parameters
+    that are not compared.
+
     The largest difference in a gradient is measured relative to the gradient's largest value; where the true gradient
     is zero (`truth`), relative to the largest value of all gradients. A small gradient may differ more, since it may
     be a small sum of large numbers (DeBERTa's key biases): in other dtypes than float64, by a few times the rounding

@@ -28,7 +28,10 @@ FORM = "rows"
 
 
 def poison(alone: Alone, dtype: torch.dtype) -> Found:
-    """Change one sequence, then scale its embeddings, then make them NaN; measure how its neighbours' results change.
+    """Poison one sequence in several ways; measure, for each, how far the results of its neighbours change.
+
+    Its tokens are changed; or its embeddings are scaled; or they are NaN, for backends on which not even this may
+    reach a neighbour.
 
     On a CPU, and in float64 on any device, not a single bit may change; otherwise a few roundings of the largest value
     are allowed. In a mixture of experts such roundings are always allowed, since a sequence there changes which tokens
@@ -114,7 +117,10 @@ class _Poisoned:
         return Check(name=name, passed=worst <= limit, value=worst, limit=limit, detail=detail)
 
     def _reroutes(self, sequences: list[list[int]], factor: float | None) -> bool:
-        """Whether the changed sequence changes a decision of the model (a token's experts, say) or a tensor's shape."""
+        """Whether the changed sequence changes a decision of the model (a token's experts, say) or a tensor's shape.
+
+        `sequences` are what the model gets; `factor` scales the changed sequence's embeddings (None: they stay).
+        """
         make: Any = _Decisions
         before, after = make(), make()
         # Scaled by 1, so that both runs have the same operations
@@ -141,7 +147,10 @@ class _Decisions(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def _scaled(trial: Trial, places: Places, victim: int, factor: float | None) -> Iterator[None]:
-    """Scale the embeddings of one sequence, and of its target, inside this context; factor None: leave them."""
+    """Inside this context, multiply the embeddings of sequence `victim`, and of its target, by `factor`.
+
+    `places` says where its tokens lie in the batch. None as `factor` leaves the embeddings as they are.
+    """
     if factor is None:
         yield
         return
@@ -178,7 +187,10 @@ def _layers(trial: Trial) -> int:
 
 
 def once_a_layer(trial: Trial, counts: dict[int, int]) -> Check:
-    """Check that nopad's attention ran once per attention layer; `counts` holds calls by ``id(module)``."""
+    """Check that nopad's attention ran in every attention layer, once (or twice, as the model's family does).
+
+    `counts` is the number of calls of each attention layer, by ``id(module)``.
+    """
     layers, attends = _layers(trial), state_of(trial.model).family.attends
     shared = len(counts) < layers  # ALBERT: one layer, again and again
     ran = sum(counts.values())

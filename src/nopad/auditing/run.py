@@ -189,7 +189,10 @@ class _Task:
         return found
 
     def _attempt(self, found: Found, dtype: torch.dtype, label: str, measure: Callable[[Any], Found]) -> None:
-        """Copy the model in a dtype, call `measure` on the copy, and add to `found` the result, or a failed check."""
+        """Copy the model in a dtype, call `measure` on the copy, and add to `found` the result, or a failed check.
+
+        `label` is appended to the name of the failed check.
+        """
 
         def lent() -> Found:
             with subject_of(self.model, dtype, self.collator is None, self.backend) as subject:
@@ -207,7 +210,7 @@ class _Task:
         return replace(Trial.drawn(subject, self.collator, size, self.seed, tokens, most), partly=partly)
 
     def _in_float64(self, subject: Any, own: torch.dtype) -> Found:
-        """Run all checks in float64."""
+        """Run all checks in float64; `own` is the model's own dtype."""
         found, first, apart = Found(), self._drawn(subject, self.tokens), {}
         partly = steady(first)
         if self.collator is None:
@@ -229,7 +232,10 @@ class _Task:
         return found
 
     def _with(self, subject: Any, name: str, token: int, partly: bool) -> Found:
-        """Compare outputs of sequences that contain a token the model looks for; the last one also ends with it."""
+        """Compare outputs of sequences that contain `token`, which the model looks for; the last one also ends with it.
+
+        `name` is the token's, such as "eos"; `partly`: whether the model computes some results in float32.
+        """
         trial = self._drawn(subject, replace(self.tokens, inside=(token,)), None, partly)
         trial.sequences[-1][-1] = token
         found = compare(Alone(trial, False), torch.float64, forms=trial.forms[:2], label=f", with {name}")

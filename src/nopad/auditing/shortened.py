@@ -17,7 +17,7 @@ COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 
 
 def layer_count(config: Any) -> int:
-    """Return the number of layers in a configuration."""
+    """Return the number of layers that a configuration states; 0 if it states none."""
     text = config.get_text_config()
     return next((int(getattr(text, name)) for name in COUNTS if getattr(text, name, None)), 0)
 
@@ -87,7 +87,10 @@ def _attention(inner: Any) -> str:
 
 
 def _fewer(config: Any, there: int, layers: int) -> Any:
-    """Return a configuration for fewer layers, in which lists with an entry per layer are cut too."""
+    """Return a copy of `config`, which has `there` layers, for its first `layers` layers.
+
+    Lists with one entry per layer are cut to these layers as well.
+    """
     config = copy.deepcopy(config)
     text = config.get_text_config()
     for name, value in list(vars(text).items()):

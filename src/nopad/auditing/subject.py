@@ -69,7 +69,11 @@ def compiled_layers(model: Any) -> dict[str, Any]:
 
 
 def recompiled(subject: Any, layers: dict[str, Any]) -> None:
-    """Compile the same parts of a copy, each with the same ``torch.compile`` context."""
+    """Compile the parts of `subject` that `layers` names, each with the ``torch.compile`` context given for it.
+
+    `layers` is the result of `compiled_layers` on the original model; a part whose context is None is compiled with
+    the default settings.
+    """
     for name, compiler in layers.items():
         module = subject.get_submodule(name)
         if compiler is None:

@@ -61,7 +61,7 @@ class Tokens:
 
     @cached_property
     def plain(self) -> NDArray[np.int64]:
-        """The ids without special tokens."""
+        """All ids of the vocabulary but the special tokens and the mask token, ascending; int64 ``[n]``."""
         return np.setdiff1d(np.arange(self.vocabulary), [*self.special.values(), self.mask])
 
     def including(self, names: Sequence[str]) -> Tokens:

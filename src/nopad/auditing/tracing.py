@@ -19,7 +19,11 @@ __all__ = ["first_difference"]
 
 
 def first_difference(trial: Trial, form: str, limit: float) -> str | None:
-    """Return the name of the first module whose outputs differ; None: none does, or the model fails this time."""
+    """Return the name of the first module whose output differs between the sequences alone and a batch of this `form`.
+
+    A difference above `limit` counts; it is relative to the largest value of the output. None: no module's output
+    differs by so much, or the model fails this time.
+    """
     batch, places = trial.batch(form, trial.sequences)
     single: dict[str, Any] = {}
     packs: dict[str, Any] = {}
@@ -46,9 +50,11 @@ def first_difference(trial: Trial, form: str, limit: float) -> str | None:
 
 @contextmanager
 def _traced(model: Any, trace: dict[str, Any], keep: Callable[[Tensor], Any]) -> Iterator[None]:
-    """Store in `trace`, by module name, the first tensor of each module's output, in the order in which modules finish.
+    """Inside this context, store in `trace` what the modules of a model give, in the order in which they finish.
 
-    Only floating-point tensors of at least 2 dimensions are stored, as `keep` returns them.
+    ``keep(tensor)`` gets the first tensor of a module's output, if it is of floating point and has at least 2
+    dimensions, and returns what is stored under the module's name (None: nothing). If it returns ``(key, value)``,
+    ``trace[name]`` is a dict with this entry. Of several calls of a module, the first counts.
     """
     handles = []
 

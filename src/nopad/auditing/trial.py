@@ -183,7 +183,10 @@ def per_sequence(output: Mapping[str, Tensor], places: Places, kinds: Kinds) -> 
 
 
 def longest_of(config: Any, capacity: int) -> int:
-    """Return the longest length that is tried: `capacity`, or less if the model has fewer positions."""
+    """Return the longest length that is tried: `capacity`, but at most the model's number of positions less 2.
+
+    Some models, such as RoBERTa, use the first two positions for something else.
+    """
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or capacity
     return min(capacity, max(int(limit) - 2, 1)) if limit > 0 else capacity
 

@@ -195,7 +195,11 @@ def _told(found: NDArray[Any]) -> str:
 
 
 def _row(row: dict[str, NDArray[Any]], n: int) -> dict[str, NDArray[Any]]:
-    """Return row `n` without its padding."""
+    """Return the columns of a row without the padding that its mask marks; `n` is the row's number, for messages.
+
+    Raises:
+        BatchError: the mask or the lengths do not fit the tokens.
+    """
     width, tokens = row["input_ids"].size, int(row[LENGTHS].sum())
     if MASK in row and row[MASK].size != width:
         raise BatchError(f"{MASK} of row {n} has {row[MASK].size} values for {width} input_ids")
@@ -289,7 +293,10 @@ def _listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
 
 
 def _flat(given: Sequence[Any], name: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Concatenate the lists; return the flat array and the length of each list."""
+    """Concatenate n lists; return the flat array, and the length of each list, int64 ``[n]``.
+
+    `name` is what messages call the lists.
+    """
     if not len(given):
         raise BatchError("a batch needs at least one sequence, and there is none")
     if type(given[0]) is list and given[0] and type(given[0][0]) is int:
@@ -325,7 +332,7 @@ def _wide(column: NDArray[Any]) -> NDArray[Any]:
 
 
 def _span(mask: Any, n: int) -> tuple[int, int]:
-    """Return where the ones of a mask begin and end; `n` is the feature's number in error messages."""
+    """Return (begin, end) of the ones in a mask; errors for a hole, or no ones, name the feature by its number `n`."""
     if type(mask) is list and mask and mask.count(1) == len(mask):  # fast path for the usual case, without an array
         return 0, len(mask)
     found = _array(mask, MASK, n)

@@ -137,7 +137,8 @@ class Placement:
     def mask(self, opaque: bool = False) -> Tensor:
         """Return the attention mask that a model gets, ``[R, 1, 1, L]``, with this placement attached.
 
-        `opaque`: for attention modules that cannot read sequence numbers.
+        It holds sequence numbers; or zeros with `opaque`, for attention modules that cannot read these numbers, and
+        where rows are filled end to end.
         """
         numbers = torch.zeros_like(self.ids, dtype=OPAQUE) if opaque or self.layout.crossing else self.ids
         carrier = numbers[:, None, None, :]

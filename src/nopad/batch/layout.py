@@ -94,9 +94,10 @@ class Layout:
 
     @classmethod
     def end_to_end(cls, seq_lengths: NDArray[Any], width: int, rows: int | None = None) -> Layout:
-        """Return the layout of rows filled to the last slot: a sequence may go on in the next row.
+        """Return the layout of rows of `width` slots filled to the last slot: a sequence may go on in the next row.
 
-        All padding is at the end of the last rows.
+        `rows`: number of rows; None: as many as are needed. All padding is at the end of the last rows. Raises
+        LengthError if the tokens need more rows.
 
         >>> Layout.end_to_end(np.array([3, 2]), 4).sequence_ids.tolist()
         [[1, 1, 1, 2], [2, 0, 0, 0]]

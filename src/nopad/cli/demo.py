@@ -110,7 +110,10 @@ def demo(
 
 
 def _draw(out: Path, path: Path, rows: list[dict[str, Any]]) -> Path | None:
-    """Write the report if its libraries are installed; return its path, or None."""
+    """Write the report on the dataset `out` to `path`, if its libraries are installed; return the path, or None.
+
+    `rows` are the table's rows, of which some are shown.
+    """
     known = [row for row in rows if row["algorithm"] in COMPARED]
     try:
         write_report([read_subject(out, comparison=known)], path)
@@ -120,7 +123,7 @@ def _draw(out: Path, path: Path, rows: list[dict[str, Any]]) -> Path | None:
 
 
 def _lengths_in_source_order(out: Path) -> NDArray[np.int32]:
-    """Return the lengths of a packed dataset in source order."""
+    """Return the lengths of all sequences of a packed dataset, in the order of its source; int32 ``[n]``."""
     dataset = open_packed(out)
     blocks = [block.sequences for block in dataset.iter_row_groups(range(dataset.row_groups))]
     lengths = np.concatenate([block.seq_lengths for block in blocks])

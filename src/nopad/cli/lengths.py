@@ -29,7 +29,7 @@ class Given:
     Attributes:
         capacity: most tokens a pack may hold.
         histogram: histogram of the lengths; not empty.
-        lengths: lengths in order of arrival, any int dtype ``[n]``; None if the input is a histogram.
+        lengths: lengths in the order of the input, any int dtype ``[n]``; None if the input is a histogram.
     """
 
     capacity: int
@@ -48,6 +48,8 @@ def read_given(
     shares: Shares | None = None,
 ) -> Given:
     """Read a histogram (.json), lengths (.npy) or a corpus; `policies` and `reader` apply only to a corpus.
+
+    `inputs` are the words of the command line; `shares` says which records of a corpus are planned, None: all.
 
     Raises:
         OptionError: neither the file nor `capacity` states a capacity, a histogram is given with another input, or it
@@ -89,7 +91,13 @@ class Shares:
     seed: int = 0
 
     def of(self, record: NDArray[np.int64], lengths: NDArray[Any], records: Mapping[str, int]) -> NDArray[Any]:
-        """Return the lengths of the training sequences; the arguments are those of `nopad.store.choice.choose`."""
+        """Return those `lengths` that are trained on, in the same order.
+
+        Args:
+            record: record number of each sequence, ascending; int64 ``[n]``.
+            lengths: tokens of each sequence; ``[n]``.
+            records: number of records of each named source, in reading order.
+        """
         if self.weights is None and not self.validation:
             return lengths
         chosen = choose(record, lengths, records, weights=self.weights, validation=self.validation, seed=self.seed)
@@ -132,7 +140,10 @@ def _read_histogram(
 def _lengths(
     source: Source, tokenizer: Tokenizer | None, options: CorpusOptions, monitor: Monitor, shares: Shares
 ) -> NDArray[np.int32]:
-    """Tokenise a corpus for its lengths only, in order of arrival; takes 12 bytes per sequence."""
+    """Tokenise a corpus, and return the lengths of the sequences that `shares` chooses; int32 ``[n]``.
+
+    They are in the order of the corpus. No token is kept: this takes 12 bytes of memory per sequence.
+    """
     monitor.stage("tokenising", source.total_bytes, "bytes")
     lengths, record = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int64)]
     records = dict.fromkeys(source.names, 0)

@@ -204,7 +204,11 @@ def table_rows(
     options: Mapping[str, Any] | None = None,
     output: Path | None = None,
 ) -> list[dict[str, Any]]:
-    """Call `compare` with progress bars; if `output` is given, save the only plan there."""
+    """Call `nopad.planning.comparison.compare` with progress bars, and return its rows.
+
+    The other arguments are those of `compare`. `output`: the file to save the plan in; only with one algorithm and one
+    depth.
+    """
 
     def done(made: Plan) -> None:
         monitor.advance(1)

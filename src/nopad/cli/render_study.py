@@ -168,7 +168,7 @@ def _style(label: str, row: Redone) -> str:
 
 
 def _grouped(figure: str) -> str:
-    """Put thousands separators into a figure that consists of digits only."""
+    """Put thousands separators into a number, given as text, if it has digits only."""
     return f"{int(figure):,}" if figure.lstrip("+-").isdecimal() and figure[0] not in "+-" else figure
 
 

@@ -59,7 +59,7 @@ def _check_output(path: str, *, is_file: bool) -> None:
 
 
 def sturdy_streams() -> None:
-    """Make stdout and stderr accept any text, also on ASCII terminals, when closed, and in names that are not UTF-8."""
+    """Make stdout and stderr accept any text: what they cannot encode is replaced, and a closed stream drops it all."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed from outside, `nopad ... >&-`

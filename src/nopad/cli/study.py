@@ -199,7 +199,7 @@ def distributions(
 
 
 def _histogram(file: Path) -> tuple[Histogram, int]:
-    """Read a histogram and its capacity; raise OptionError if the file states no capacity."""
+    """Read a histogram and its capacity; raise OptionError if the file states no capacity or holds no sequences."""
     histogram, capacity = read_histogram(file)
     if capacity is None:
         raise OptionError(f'{file} does not say for which capacity; add "max_sequence_length": N to it')

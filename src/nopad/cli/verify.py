@@ -83,7 +83,7 @@ def _problems(path: Path, inputs: list[str], tokenizer: str | None) -> list[str]
 
 
 def _proven(path: Path, compared: bool) -> str:
-    """Return in words what has been verified."""
+    """Return in words what has been verified; `compared`: whether a source was compared too."""
     if not path.is_dir():
         made = Plan.load(path)
         state = f"{made.gap:,} above it" if made.gap else "so none is better"

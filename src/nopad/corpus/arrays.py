@@ -85,7 +85,10 @@ class ArrayFolder(TableSource):
         return self._files
 
     def _cuts(self, read: Read) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield, for each batch, (number of its first sequence, offsets); offsets are read a million at a time."""
+        """Yield (number of its first sequence, offsets) for each batch; offsets are read a million at a time.
+
+        The offsets are int64 ``[n + 1]`` for a batch of n sequences, and count from the start of ``ids.npy``.
+        """
         sequences = self._offsets.size - 1
         for first in range(0, sequences, _OFFSETS_AT_ONCE):
             offsets = read(first, min(first + _OFFSETS_AT_ONCE, sequences) + 1).astype(np.int64)

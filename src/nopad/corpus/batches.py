@@ -63,7 +63,7 @@ def cut(batch: pa.RecordBatch, block_bytes: int) -> Iterator[pa.RecordBatch]:
 
 
 def rows_of(block_bytes: int, size: int, rows: int) -> int:
-    """Return how many rows take about `block_bytes` (1 to 65,536), if `rows` of them take `size` bytes."""
+    """Return how many rows take about `block_bytes`, if `rows` of them take `size` bytes; from 1 to 65,536."""
     return min(max(block_bytes * rows // max(size, 1), 1), BATCH_ROWS)
 
 

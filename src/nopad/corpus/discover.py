@@ -370,7 +370,7 @@ def _named_file(path: Path) -> InputFile:
 
 
 def _is_read(file: InputFile) -> bool:
-    """Whether a file in a folder has a suffix that nopad reads."""
+    """Whether nopad reads a file in a folder, by its suffix; compressed tables are not read."""
     return file.suffix in SUFFIXES and not _is_archive(file)
 
 

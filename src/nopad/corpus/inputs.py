@@ -103,7 +103,7 @@ class InputFile:
 
     @contextmanager
     def random(self) -> Iterator[Any]:
-        """Open the file as an Arrow file that can be read at any position."""
+        """Open the file, as pyarrow's file object, for reading at any position."""
         import pyarrow as pa
 
         with reading(self.path):  # a path as bytes, because not every name is UTF-8

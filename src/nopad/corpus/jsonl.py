@@ -131,7 +131,11 @@ def _objects(file: InputFile) -> Iterator[tuple[int, dict[str, Any]]]:
 def decode_columns(
     data: bytes, first_line: int, *, schema: pa.Schema, selection: Selection
 ) -> Iterator[Records | BadRecord]:
-    """Yield one record per line that is not empty, with its carried columns and without its padding."""
+    """Yield one record per line of `data` that is not empty, with its carried columns and without its padding.
+
+    Adjacent good records come as one `Records`. `first_line` is the number of the first line; `schema` has the types of
+    the columns that `selection` names.
+    """
     items: list[dict[str, Any]] = []
     lines: list[int] = []
     for line, raw in enumerate(data.split(b"\n"), first_line):
@@ -160,7 +164,11 @@ def _in_columns(
 def decode_objects(
     data: bytes, first_line: int, *, field: Field, selection: Selection | None = None
 ) -> Iterator[Records | Record | BadRecord]:
-    """Yield one record per line that is not empty; the texts of adjacent good lines come as one `Records`."""
+    """Yield one record per line of `data` that is not empty; the texts of adjacent good lines come as one `Records`.
+
+    `first_line` is the number of the first line, and `field` the field that is read. With `selection`, a record with a
+    column that was not foreseen is bad (`Selection.unforeseen`).
+    """
     texts: list[str] = []
     lines: list[int] = []
     for line, raw in enumerate(data.split(b"\n"), first_line):

@@ -39,7 +39,7 @@ class LengthsFile(Source):
 
     @cached_property
     def lengths(self) -> NDArray[Any]:
-        """All lengths, in memory. Raises SourceError if the file has changed since it was found."""
+        """All lengths, in memory; ``[n]``. Raises SourceError if the file has changed since it was found."""
         return self._file.whole()
 
     def blocks(self) -> Iterator[Block]:

@@ -76,6 +76,6 @@ class NpyFile:
             yield read
 
     def whole(self) -> NDArray[Any]:
-        """Return all values."""
+        """Return all values, ``[size]``, in the machine's byte order."""
         with self.opened() as read:
             return read(0, self.size)

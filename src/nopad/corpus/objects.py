@@ -227,7 +227,7 @@ def to_batch(
 ) -> tuple[pa.RecordBatch, dict[int, str]]:
     """Turn dicts into a batch with the columns of `schema`; the second result maps each bad row (from 0) to the reason.
 
-    A value of a wrong type becomes null.
+    A value of a wrong type becomes null. With `selection`, a row with a column that was not foreseen is bad too.
 
     >>> batch, bad = to_batch([{"a": 1}, {"a": 0.5}, {}], pa.schema({"a": pa.int64()}))
     >>> batch.to_pydict(), bad

@@ -98,7 +98,7 @@ def sequences(
     first_record: int = 0,
     group_bytes: int = GROUP_BYTES,
 ) -> Iterator[Group]:
-    """Yield one Group per run of blocks; `first_record` is the number of the first record in `blocks`.
+    """Yield one Group per run of blocks of about `group_bytes`, in order; `first_record` numbers the first record.
 
     `tokenizer` may be None if every record is ready-made ids. While iterating, raises RecordError for the first record
     that the options do not allow, SourceError if text and ids are mixed or reading fails, and OptionError if there is
@@ -193,7 +193,10 @@ def _runs_of(found: Iterable[Record | Records | BadRecord]) -> Iterator[Records 
 
 
 def _check_kind(gathered: _Gathered, first: dict[bool, str]) -> None:
-    """Raise SourceError if text and ready-made ids are mixed, since only text would get special tokens."""
+    """Raise SourceError if text and ready-made ids are mixed, since only text would get special tokens.
+
+    `first` remembers, for messages and across groups, where the first text (key True) and the first ids (False) are.
+    """
     for part in gathered.parts:
         is_text = part.run.texts is not None
         if is_text not in first:

@@ -182,7 +182,10 @@ def too_many(ids: int) -> str:
 
 
 def within_document(run: Records) -> Iterator[Records | BadRecord]:
-    """Yield a run as it is, or in parts, with a bad record in place of each text too long to be tokenised at once."""
+    """Yield a run of records, with a bad record in place of each text above `DOCUMENT_BYTES` bytes in UTF-8.
+
+    Such a text is too long to be tokenised at once. It divides the run: the records before and after it are runs.
+    """
     if run.texts is None or 4 * max(map(len, run.texts), default=0) <= DOCUMENT_BYTES:
         yield run
         return
@@ -200,7 +203,10 @@ def within_document(run: Records) -> Iterator[Records | BadRecord]:
 
 
 def text_run(texts: list[str], lines: NDArray[np.int64], label: str) -> Iterator[Records | Record | BadRecord]:
-    """Yield texts as one `Records`, which takes a tenth of the time, or as single records if one of them is bad."""
+    """Yield texts as one `Records`, or as single records if one of them is bad, which takes ten times as long.
+
+    `lines` are their 1-based lines or rows, int64 ``[n]``; `label` is what messages call a text.
+    """
     try:
         "".join([text for text in texts if not text.isascii()]).encode()
     except UnicodeEncodeError:
@@ -211,7 +217,10 @@ def text_run(texts: list[str], lines: NDArray[np.int64], label: str) -> Iterator
 
 
 def text_record(text: str, line: int, label: str) -> Record | BadRecord:
-    """Return a text record, or a bad record if the text has a lone surrogate (allowed in JSON, impossible in UTF-8)."""
+    """Return a text record, or a bad record if the text has a lone surrogate (allowed in JSON, impossible in UTF-8).
+
+    `label` is what messages call the text.
+    """
     if not text.isascii():
         try:
             text.encode()
@@ -222,7 +231,10 @@ def text_record(text: str, line: int, label: str) -> Record | BadRecord:
 
 
 def ids_record(values: list[Any], line: int, label: str) -> Record | BadRecord:
-    """Return a record of ready-made ids, or a bad record with the place of a value that is no id."""
+    """Return a record of ready-made ids, or a bad record that names the first value that is no id.
+
+    An id is an integer from 0 to `MAX_ID`. `label` is what messages call the ids.
+    """
     if set(map(type, values)) <= {int}:  # not isinstance: True is an int too
         try:
             ids = np.array(values, dtype=np.int32)

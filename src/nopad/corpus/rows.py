@@ -141,7 +141,7 @@ class _Ragged:
 
 
 def numbers(flat: pa.Array) -> NDArray[Any]:
-    """Return values as NumPy; nulls become zero, since their rows are marked as bad elsewhere."""
+    """Return a flat array of numbers or booleans as NumPy; nulls become 0: their rows are marked as bad elsewhere."""
     if flat.null_count:
         flat = flat.fill_null(False if pa.types.is_boolean(flat.type) else 0)
     values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
@@ -194,7 +194,10 @@ def _by_mask(
 
 
 def _by_pad_id(ids: _Ragged, pad_id: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return begin and length of each row's content, without runs of `pad_id` at both ends."""
+    """Return where each row's content begins in the values of `ids`, and its length; int64 ``[rows]`` each.
+
+    The content is the row without the runs of `pad_id` at both ends; a row of nothing else has length 0.
+    """
     real = np.flatnonzero(ids.values != pad_id)
     starts, ends = np.searchsorted(real, ids.begins), np.searchsorted(real, ids.begins + ids.lengths)
     some = ends > starts
@@ -206,7 +209,10 @@ def _by_pad_id(ids: _Ragged, pad_id: int) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def _taken(values: NDArray[Any], begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[Any]:
-    """Return the ranges of `values` that `begins` and `lengths` give, concatenated; a view if they are contiguous."""
+    """Return the ranges ``values[begins[i]:begins[i] + lengths[i]]`` one after the other, in one array.
+
+    The result is a view of `values` if each range begins where the one before it ends.
+    """
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if ends.size else 0
     if total and np.array_equal(begins[1:], begins[0] + ends[:-1]):

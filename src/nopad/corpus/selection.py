@@ -197,7 +197,7 @@ def _found(schema: pa.Schema, name: str, place: str) -> Carried | None:
 
 
 def _carried(schema: pa.Schema, name: str, kind: Kind) -> Carried | None:
-    """Return how a column is carried; None if its type cannot be."""
+    """Return how a column is carried beside content of this `kind` (text or ids); None if its type cannot be."""
     found = schema.field(name).type
     found = found.value_type if pa.types.is_dictionary(found) else found
     if is_list(found):

@@ -195,7 +195,10 @@ def _from_hub(name: str) -> Tokenizer:
 def _special_tokens(
     inner: tokenizers.Tokenizer | SlowBackend, name: str
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the special tokens before and after a sequence, found by encoding a probe text with and without them."""
+    """Return the special tokens before and after a sequence, as int32 ``[p]`` and ``[s]``.
+
+    They are found by encoding a probe text with and without them; `name` is the tokenizer's, for messages.
+    """
     content, probe = _probe(inner, name)
     encoding = inner.encode(probe, add_special_tokens=True)
     special = np.array(encoding.special_tokens_mask, dtype=bool)

@@ -100,7 +100,9 @@ def token_loss(
 def token_denominator(
     labels: Tensor, batch: PackedBatch, *, per: Per = "token", causal: bool = False, weights: Tensor | None = None
 ) -> Tensor:
-    """Return the denominator of `token_loss`: labelled tokens, or sequences with a label, each times its weight.
+    """Return the denominator of `token_loss`: the number of labelled tokens, or of sequences with a label.
+
+    Each counts with the weight of its sequence. The result is a float64 scalar, on the labels' device.
 
     transformers calls this number ``num_items_in_batch``; here it is that of one batch. For gradient accumulation and
     many ranks, sum the denominators (over ranks by `over_ranks`), pass the sum to every call as `denominator`, and sum
@@ -128,6 +130,9 @@ def sequence_loss(
         weights: weights of sequences, ``[S]``; None: all 1.
         denominator: divide by this number, and not by `sequence_denominator`.
 
+    Returns:
+        A scalar, in float32 or wider; NaN if no sequence has a label.
+
     Raises:
         BatchError: shapes do not fit each other, or a label is no class.
 
@@ -151,7 +156,7 @@ def sequence_loss(
 
 
 def sequence_denominator(labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
-    """Return the denominator of `sequence_loss`: sequences with a label, each times its weight."""
+    """Return the denominator of `sequence_loss`: the sum of the weights of sequences with a label; a float64 scalar."""
     check_tensors(labels=labels)
     if not labels.dim():
         raise BatchError("labels are one number; expected [S] or [S, C], one entry for each sequence")
@@ -181,6 +186,9 @@ def span_loss(
         weights: weights of sequences, ``[S]``; None: all 1.
         denominator: divide by this number, and not by `span_denominator`.
 
+    Returns:
+        A scalar, in float32 or wider; NaN if no sequence contains its answer.
+
     Raises:
         BatchError: shapes do not fit the batch.
     """
@@ -198,7 +206,10 @@ def span_loss(
 
 
 def span_denominator(starts: Tensor, ends: Tensor, batch: PackedBatch, *, weights: Tensor | None = None) -> Tensor:
-    """Return the denominator of `span_loss`: sequences that contain their answer, each times its weight."""
+    """Return the denominator of `span_loss`: the sum of the weights of sequences that contain their answer.
+
+    The result is a float64 scalar.
+    """
     return _weighted(_spans(starts, ends, batch).double(), weights).sum()
 
 
@@ -218,7 +229,10 @@ def over_ranks(count: Tensor) -> Tensor:
 
 
 def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return each slot's sequence number (0: padding), and its label, -100 if ignored; int64 ``[R x L]`` each."""
+    """Return each slot's sequence number, from 1, 0 in padding, and its label, -100 if ignored; int64 ``[R x L]`` each.
+
+    `labels` are ``[R, L]``; with `causal`, the first label of each sequence is ignored.
+    """
     check_tensors(labels=labels)
     check_batch(batch)
     at = batch.layout
@@ -260,9 +274,9 @@ def _wide(logits: Tensor) -> Tensor:
 
 
 def _mean(each: Tensor, scale: Tensor, denominator: float | Tensor | None) -> Tensor:
-    """Return the sum of `each` times `scale`, divided by the denominator (None: the sum of `scale`).
+    """Return the sum of `each` times `scale` (of one shape), divided by the denominator (None: the sum of `scale`).
 
-    Entries of weight 0 are left out, even if they are infinite.
+    Entries with a scale of 0 are left out, even if they are infinite. The result is a scalar.
     """
     check_denominator(denominator)
     if isinstance(denominator, Tensor):

@@ -107,7 +107,7 @@ def _check_positions(value: Tensor, layout: Layout) -> None:
 
 
 def _check_states(given: Any, layout: Layout) -> None:
-    """Refuse states of an encoder that do not belong to this batch."""
+    """Refuse an encoder's states ``[R, L, H]`` (`encoder_outputs`) in which R and L are not those of the batch."""
     found = given[0] if isinstance(given, tuple) and given else getattr(given, "last_hidden_state", None)
     if isinstance(found, Tensor) and tuple(found.shape[:2]) != layout.shape:
         raise BatchError(f"encoder_outputs are {_told(found)}; expected {[*layout.shape, 'H']}, one per slot")
@@ -151,7 +151,10 @@ def _check_per_token(name: str, value: Any, layout: Layout) -> None:
 
 
 def check_range(name: str, value: Tensor, most: int, what: str, layout: Layout) -> None:
-    """Refuse values that are not from 0 to `most` - 1, on a CPU; the error says where the first one is."""
+    """Refuse values ``[R, L]`` that are not from 0 to `most` - 1, on a CPU; the error says where the first one is.
+
+    `name` is the argument and `what` the word for its values, for the message.
+    """
     if value.device.type != "cpu":
         return
     low, high = (int(side) for side in value.aminmax())

@@ -59,10 +59,14 @@ def packed_attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Compute the attention of one layer: queries, keys and values ``[R, H, L, D]`` to ``[R, L, H, D]``.
+    """Compute the attention of one layer: queries, keys and values ``[R, H, L, D]`` to ``([R, L, H, D], None)``.
+
+    transformers calls it with these arguments, the layer as `module`. `attention_mask` is one of nopad's masks, which
+    carries the batch's layout, or that of an ordinary call. `others` may hold attention sinks as `s_aux`.
 
     Raises:
-        UnsupportedModelError: the layer needs a feature that no backend has, or does not say whether it is causal.
+        UnsupportedModelError: the layer needs a feature that no backend has, does not say whether it is causal, or gets
+            a mask without the layout in a packed call.
     """
     causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
     if causal is None:
@@ -127,7 +131,9 @@ def packed_attention(
 
 
 def _keep_of(module: nn.Module, mask: Tensor, query: Tensor, key: Tensor, heads: Heads) -> Tensor:
-    """Return which tokens see each other, as a bool mask, from the numbers in a mask that has lost its layout.
+    """Return which keys each query sees, from the numbers in a mask that has lost its layout.
+
+    Bool, broadcastable to ``[R, H, query slots, key slots]``.
 
     Raises:
         UnsupportedModelError: the numbers do not say it: the mask's dtype or shape is another one.
@@ -140,7 +146,10 @@ def _keep_of(module: nn.Module, mask: Tensor, query: Tensor, key: Tensor, heads:
 
 
 def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, heads: Heads) -> Tensor:
-    """Compute ordinary attention with softcap or sinks, which SDPA does not have; ``[B, L, H, D]``."""
+    """Compute attention of an ordinary call with softcap or sinks, which SDPA does not have; return ``[B, L, H, D]``.
+
+    `query`, `key` and `value` are ``[B, H, L, D]``; `mask` is bool, True where a key is seen, None: as `heads` says.
+    """
     if mask is not None and mask.dtype != torch.bool:
         raise UnsupportedModelError("a model with softcap or sinks that is pack-safe takes masks of bool only")
     keep = None if mask is None else mask[..., : key.shape[2]]

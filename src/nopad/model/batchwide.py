@@ -172,7 +172,10 @@ def _library(where: str, name: str) -> str:
 
 
 def _together(module: Any, kind: str, weight: Any) -> str | None:
-    """Return why this layer makes a sequence's values depend on the rest of the batch; None: it does not."""
+    """Return why this layer makes a sequence's values depend on the rest of the batch; None: it does not.
+
+    `kind` is the quantising library (`_library`); for any other layer the kind of its `weight` decides (torchao).
+    """
     scale = "quantises activations with one scale for the whole batch"
     if kind == "torch.ao":
         # Only weights are quantised

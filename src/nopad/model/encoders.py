@@ -38,7 +38,13 @@ class _Around:
 
 
 def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder: nn.Module, compiled: bool) -> Any:
-    """Return the attention mask for the encoder of a model with its own attention, with the placement attached."""
+    """Return the attention mask for the encoder of a model with its own attention, with the placement attached.
+
+    `family` says whether the mask is bool or additive, then of this `dtype`; `compiled`: whether layers are compiled.
+
+    Raises:
+        BatchError: the backend cannot run this model's attention, its compiled layers, or rows filled end to end.
+    """
     if placed.backend in ("flex", "varlen"):
         raise BatchError(f"this model's attention is its own and has no {placed.backend!r}; use 'mask' or 'segments'")
     if placed.backend != "mask":

@@ -95,7 +95,10 @@ class Head:
         """Check the arguments of a call of static shapes."""
 
     def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:
-        """Return labels per token as the model must get them in a call of static shapes."""
+        """Return labels per token, ``[R, L]``, as the model must get them in a call of static shapes.
+
+        `positions` are those of the tokens in their sequences, from 0, and 0 in padding; ``[R, L]``.
+        """
         return labels
 
     def leave_static(self, cell: Cell, output: Any) -> Any:
@@ -279,7 +282,7 @@ class Causal(Head):
             )
 
     def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:
-        """Set the labels of first tokens to -100 in a call of static shapes."""
+        """Return the labels ``[R, L]`` with -100 for first tokens and padding, where `positions` ``[R, L]`` are 0."""
         return labels.masked_fill(positions == 0, IGNORED)
 
 
@@ -343,7 +346,7 @@ def head_of(model: Any, family: Family, given: str | None = None) -> Head:
 
 
 def _takes_last(scores: Tensor, call: Call, output: Any) -> bool:
-    """Whether the model's logits are the scores of each row's last token."""
+    """Whether the model's logits ``[R, C]`` are the scores (``[R, L, C]``) of each row's last token."""
     real = call.placed.ids != 0
     rows = torch.arange(real.shape[0], device=real.device)[real.any(1)]
     # argmax finds the first True, so on a flipped row it finds the last real slot.

@@ -61,9 +61,13 @@ def eos_tokens(config: Any, ids: Tensor, placed: Placement) -> Tensor:
 
 
 def static_last_tokens(config: Any, ids: Tensor | None, sequence_ids: Tensor, most: int) -> Tensor:
-    """Do the same as `last_tokens`, with shapes that do not depend on the batch; int64 ``[most]``.
+    """Return the same places as `last_tokens`, in a tensor whose shape is the same for every batch; int64 ``[most]``.
 
-    `sequence_ids` has the shape ``[R, 1, 1, L]``.
+    Args:
+        config: the model's configuration.
+        ids: token ids ``[R, L]``, or None.
+        sequence_ids: the number of each token's sequence, from 1, and 0 in padding; ``[R, 1, 1, L]``.
+        most: the most sequences a batch may have; the places after the batch's last sequence are 0.
     """
     padding = config.get_text_config().pad_token_id
     numbers = torch.arange(1, most + 1, device=sequence_ids.device, dtype=sequence_ids.dtype)

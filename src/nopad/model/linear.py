@@ -84,7 +84,7 @@ class _FastLinear(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
     def _packed(self, weight: Tensor) -> Tensor:
-        """Return a weight reordered for oneDNN, from the cache unless the weight has changed."""
+        """Return a layer's weight in oneDNN's own order, from the cache unless the weight has changed."""
         # In-place changes increase `_version`, and new memory has another address.
         state = (weight._version, weight.data_ptr())
         known = self._laid_out.get(id(weight))

@@ -73,9 +73,10 @@ def pool(states: Tensor, placed: Placement, how: str) -> Tensor:
 
 
 def static_pooled(states: Tensor, ids: Tensor, most: int, how: str) -> Tensor:
-    """Do the same as `pool`, with shapes that do not depend on the batch: ``[most, ...]``.
+    """Pool ``[R, L, ...]`` as `pool` does, into a result of the same shape for every batch: ``[most, ...]``.
 
-    `ids` are the sequence numbers, ``[R, 1, 1, L]``. Entries beyond the last sequence are meaningless.
+    `ids` is the number of each slot's sequence, from 1, and 0 in padding; ``[R, 1, 1, L]``. `most` is the most
+    sequences a batch may have; entries beyond the batch's last sequence are meaningless.
     """
     flat = states.reshape(-1, *states.shape[2:])
     owned = mine(ids, most)
@@ -88,6 +89,9 @@ def static_pooled(states: Tensor, ids: Tensor, most: int, how: str) -> Tensor:
 
 
 def mine(ids: Tensor, most: int) -> Tensor:
-    """Return which slots belong to each sequence; bool ``[most, R x L]``."""
+    """Return which slots belong to each of the sequences 1 to `most`; bool ``[most, R x L]``.
+
+    `ids` is the number of each slot's sequence, 0 in padding; any shape with R x L entries.
+    """
     numbers = torch.arange(1, most + 1, device=ids.device, dtype=ids.dtype)
     return ids.reshape(1, -1) == numbers[:, None]

@@ -65,6 +65,8 @@ def check_ran(model: Any, call: Call, roles: Iterable[str]) -> None:
 def check_attended(model: Any, family: Family, call: Call, modules: Sequence[nn.Module]) -> None:
     """Check that every layer called nopad's attention, as often in total as the configuration says.
 
+    `modules` are the modules of the model; those of the classes that called it in `call` must all have done so.
+
     Raises:
         UnsupportedModelError: a layer did not call it, or the number of calls differs.
     """
@@ -127,6 +129,8 @@ def _widths(config: Any) -> set[Any]:
 
 def check_static(model: Any, head: Head, most: int | None, shape: tuple[int, int], output: Any) -> None:
     """Check each output's shape in a call of static shapes.
+
+    `shape` is (R, L), for results per token; `most` is how many results per sequence there must be, None: not checked.
 
     Raises:
         UnsupportedModelError: an output has another shape.

@@ -188,7 +188,9 @@ class State:
     def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
         """Begin a call: check that batch and model fit, and turn the batch into the model's own arguments.
 
-        An ordinary call goes on unchanged, unless it has tensors of a packed batch.
+        Returns the new ``(args, kwargs)``; None for a call that goes on unchanged: one of static shapes, or an ordinary
+        one, which is refused if it has tensors of a packed batch. `frame` is the frame that calls the module, None
+        while compiling.
         """
         if torch.compiler.is_compiling():
             arguments = bound(module, args, kwargs)
@@ -234,7 +236,11 @@ class State:
         return (), named
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """End a call: check what ran, and return the output with one entry per sequence instead of per row."""
+        """End a packed call: check what ran, and return the output with results per sequence instead of per row.
+
+        A call of static shapes is ended by `leave_static`. The output of an ordinary call, and of a call that raised,
+        stays as it is.
+        """
         if is_static(bound(module, args, kwargs).get("attention_mask")):
             return leave_static(module, self.cell, self.head, output)
         self.cell.refuse_compiling()
@@ -282,7 +288,10 @@ class State:
         return Call(self.head, placed, aimed, named.get("encoder_outputs") is None, compiled)
 
     def _choice(self, guard: PackedMask, module: nn.Module, compiled: bool) -> str:
-        """Choose the attention backend by device and form; each choice is logged once."""
+        """Return the attention backend: the one asked for, or for "auto" one chosen by device, dtype and form.
+
+        `compiled`: whether layers are compiled. Each choice is logged once.
+        """
         if self.backend != "auto":
             return self.backend
         device, dtype, layout = device_of(module), next(module.parameters()).dtype, layout_of(guard)

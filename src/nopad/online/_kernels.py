@@ -209,9 +209,10 @@ def emit(
     The longest length that fits is added repeatedly. As soon as one or two held lengths fill the room exactly, these
     end the pack; otherwise it ends when nothing fits or `depth` is reached.
 
-    If the held sequences are so short that packs would reach the depth before the capacity, the room is shared out:
-    while more than two may still be added, the next is the longest of at most room / (number that may still be added),
-    or the shortest that fits if none is that short. The last two are chosen as above.
+    If the held sequences are so short that packs would reach the depth before the capacity, the room is divided among
+    the sequences that may still be added, as long as these are more than two: the next is the longest that is no longer
+    than its equal share of the room, or, if none is that short, the shortest that fits. The last two are chosen as
+    above.
     """
     capacity = queues.shape[0] - 2
     # Packs of `depth` sequences of average length would not be full, so places are scarcer than room.
@@ -255,7 +256,8 @@ def push(
 ) -> int:
     """Add sequences one by one; write the packs that become ready, and return how many there are.
 
-    A pack becomes ready when the buffer is full, or when `patience` sequences have arrived after a held one.
+    A pack becomes ready when the buffer is full, or when `patience` sequences have arrived after a held one. Pack p
+    gets the sequence numbers ``sequence[indptr[p]:indptr[p + 1]]``.
     """
     capacity = queues.shape[0] - 2
     packs, at = 0, 0
@@ -293,7 +295,10 @@ def drain(
     indptr: NDArray[Any],
     sequence: NDArray[Any],
 ) -> int:
-    """Write all sequences held back as packs; return how many packs there are."""
+    """Write all sequences held back as packs; return how many packs there are.
+
+    Pack p gets the sequence numbers ``sequence[indptr[p]:indptr[p + 1]]``.
+    """
     packs, at = 0, 0
     while state[HELD] > 0:
         first = anchor(queues, words, mirror, queues.shape[0] - 2, depth)

@@ -179,7 +179,10 @@ class StreamPacker:
             _kernels().insert(*self._held, number, length)
 
     def _checked(self, state: Mapping[str, Any]) -> tuple[NDArray[np.int64], NDArray[np.int32], int]:
-        """Return the numbers and lengths of held sequences, and how many arrived; raise FormatError if damaged."""
+        """Return (numbers of the sequences held back, their lengths, how many sequences arrived) from a stored state.
+
+        Numbers and lengths are in order of arrival; int64 and int32 ``[held]``. A damaged state raises FormatError.
+        """
         try:
             arrived = state["arrived"]
             if type(arrived) is not int or not 0 <= arrived <= 2**62:

@@ -16,7 +16,7 @@ __all__ = ["empty_table", "grouped", "unplaced"]
 
 
 def unplaced(n: int) -> NDArray[Any]:
-    """Return an array for the pack of each of `n` sequences, none placed yet: all -1; int32, or int64 for large n."""
+    """Return an array ``[n]`` of -1 for the pack of each of n sequences, none placed yet; int32, int64 from 2^31 on."""
     return np.full(n, -1, dtype=index_dtype(n))
 
 
@@ -37,7 +37,7 @@ def grouped(pack_of: NDArray[Any], packs: int, capacity: int, depth: int | None)
 
 
 def empty_table(n: int, capacity: int) -> NDArray[np.int64]:
-    """Return an empty hash table (all -1) for the kernels, with a power of two of entries.
+    """Return an empty hash table for the kernels: int64, all -1; the number of entries is a power of two.
 
     It stays at most half full, since no more than ``min(n, capacity)`` different rooms or lengths are in it at a time.
     """

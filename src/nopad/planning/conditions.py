@@ -128,9 +128,9 @@ def unchecked(
 
 
 def even_limits(options: Mapping[str, Any], capacity: int) -> tuple[int, int]:
-    """Return (most sum of squared lengths of a pack, align) under which packs are made even.
+    """Return the limits under which packs are made even: (highest sum of squared lengths of a pack, `align`).
 
-    Without `max_squares` the first is that of a pack with one sequence of the full capacity.
+    Without `max_squares`, the sum is that of a pack with one sequence of the full capacity.
     """
     align, squares, _ = _values(options)
     return capacity**2 if squares is None else min(squares, capacity**2), align

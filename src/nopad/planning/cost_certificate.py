@@ -87,7 +87,11 @@ class CostCertificate:
         ]
 
     def problem(self, capacity: int, squares: int, align: int = 1) -> str | None:
-        """Return why this certificate cannot be checked under these limits; None if it can."""
+        """Return why this certificate cannot be checked under these limits; None if it can.
+
+        A pack holds at most `capacity` tokens, with each length rounded up to a multiple of `align`, and its squared
+        lengths add up to at most `squares`.
+        """
         weights = self._weights(capacity, squares, align)
         if not weights:
             return None
@@ -110,7 +114,7 @@ class CostCertificate:
         return None
 
     def best(self, capacity: int, squares: int, align: int = 1) -> int:
-        """Return a number that the total value of the lengths in one pack cannot exceed.
+        """Return a number that the total value of the lengths in one pack cannot exceed; limits as for `problem`.
 
         Raises:
             FormatError: the certificate cannot be checked; `problem` says why.
@@ -127,7 +131,7 @@ class CostCertificate:
         return int(most_valuable(tokens, own, values, *self.units))
 
     def bound(self, histogram: Histogram, capacity: int, squares: int, align: int = 1) -> int:
-        """Return the number of packs that this certificate proves necessary.
+        """Return the number of packs that this certificate proves necessary; limits as for `problem`.
 
         Raises:
             FormatError: the certificate cannot be checked; `problem` says why.

@@ -36,6 +36,8 @@ class OverCover(NamedTuple):
 def over_cover(solution: Strategies, demand: Counter[int], capacity: int, depth: int) -> OverCover:
     """Count as the papers do: each sequence without a slot shares a new pack with a slot for the rest of the capacity.
 
+    `solution` are the packs before their repair, and `demand` the number of sequences of each length.
+
     >>> over_cover([(2, (5, 3))], Counter({5: 3, 3: 1}), 8, 2)
     OverCover(missing=1, over=2, packs=3, strategies=1)
     """

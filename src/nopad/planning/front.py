@@ -390,7 +390,7 @@ def check_algorithm(algorithm: str) -> None:
 
 
 def _drawn_order(histogram: Histogram, algorithm: str, seed: int) -> NDArray[np.int32]:
-    """Return the length of every sequence (int32), in a random order that depends on `seed` alone.
+    """Return the length of every sequence, int32 ``[n]``, in a random order that depends on `seed` alone.
 
     Raises:
         OptionError: there are more than `MAX_DRAWN` sequences.

@@ -49,7 +49,14 @@ OPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """The options that NNLSHP and ENNLSHP both have; see `OPTIONS`."""
+    """The options that NNLSHP and ENNLSHP both have.
+
+    Attributes:
+        rounding: how a fractional number of packs becomes whole: "nearest", "ceil" or "floor".
+        remainder: where sequences without a slot go: "pad": into packs of their own, with padding; "best_fit": wherever
+            they fit tightest.
+        granularity: lengths are rounded up to multiples of this many tokens.
+    """
 
     rounding: str
     remainder: str
@@ -123,7 +130,7 @@ def _solve(
 
 
 def nnls(matrix: NDArray[np.float64], target: NDArray[np.float64], maxiter: int) -> tuple[NDArray[np.float64], float]:
-    """Return the x >= 0 that minimises the norm of `matrix` x - `target`, and this norm.
+    """Return the x >= 0 that minimises the norm of ``matrix @ x - target``, float64 ``[columns]``, and this norm.
 
     SciPy's solver is imported at its first use, since that takes longer than importing all of nopad.
     """

@@ -25,7 +25,7 @@ __all__ = ["best_fit_decreasing", "best_fit_decreasing_few", "lpfhp"]
 def lpfhp(
     histogram: Histogram, capacity: int, depth: int | None, *, distribute: bool = True
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Return ``(count, lengths)`` pairs that cover `histogram` exactly.
+    """Return ``(count, lengths longest first)`` pairs, `count` packs of each, that cover `histogram` exactly.
 
     With ``distribute=False`` copies of one length are spread: each copy that fits no open pack opens one, and a pack
     takes one copy at a time. This gives fewer strategies and fewer sequences per pack, but more packs: 0.12 % on
@@ -46,7 +46,9 @@ def lpfhp(
 def best_fit_decreasing_few(
     counts: Mapping[int, int], capacity: int, depth: int | None, *, distribute: bool = True
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Return ``(count, sizes)`` pairs of best-fit decreasing for these sizes and their counts, without compiled code.
+    """Return ``(count, sizes largest first)`` pairs of best-fit decreasing, without compiled code.
+
+    `counts` maps each size to its number of sequences; `distribute` is that of `lpfhp`.
 
     The plans are those of `best_fit_decreasing`, whose compiled code takes half a second to load: too long for the
     first batch of a process. For 16 sizes, this function takes 20 microseconds and the compiled code 11; for 22,000

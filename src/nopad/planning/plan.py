@@ -165,7 +165,7 @@ class Plan:
 
     @property
     def limit(self) -> float:
-        """The packing factor that a plan without any padding would have: capacity x sequences / tokens."""
+        """The packing factor of a plan without any padding: capacity x sequences / tokens; 1.0 for an empty plan."""
         return self.capacity * self.sequences / self.tokens if self.tokens else 1.0
 
     @property

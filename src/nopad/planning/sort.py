@@ -18,7 +18,7 @@ __all__ = ["sort"]
 
 
 def sort(histogram: Histogram, capacity: int, depth: int | None) -> list[tuple[int, tuple[int, ...]]]:
-    """Return ``(count, lengths)`` pairs that cover `histogram` exactly.
+    """Return ``(count, lengths longest first)`` pairs, `count` packs of each, that cover `histogram` exactly.
 
     >>> sort(Histogram.from_lengths([5, 4, 3, 2, 2]), 8, None)
     [(1, (5,)), (1, (4, 3)), (1, (2, 2))]

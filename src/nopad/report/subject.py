@@ -212,7 +212,7 @@ def _plan_facts(made: Plan) -> list[tuple[str, str]]:
 
 
 def _strategies(made: Plan) -> list[list[tuple[int, str]]]:
-    """Return an evenly spaced sample of the plan's packs."""
+    """Return an evenly spaced sample of the plan's packs; each is a list of (length, "") pairs, without records."""
     ends = list(accumulate(made.counts.tolist()))  # Python integers: they may be above 64 bits
     wanted = dict.fromkeys(at * (ends[-1] - 1) // (SHOWN_PACKS - 1) for at in range(SHOWN_PACKS))
     packs: list[list[tuple[int, str]]] = []
@@ -223,7 +223,7 @@ def _strategies(made: Plan) -> list[list[tuple[int, str]]]:
 
 
 def _real_packs(path: Path, manifest: Manifest) -> list[list[tuple[int, str]]]:
-    """Return an evenly spaced sample of a dataset's packs, with their records."""
+    """Return an evenly spaced sample of a dataset's packs; each is a list of (length, "record 7") pairs."""
     dataset = open_packed(path)
     parts = manifest.sources
 

@@ -36,7 +36,10 @@ def gather_tokens(source: NDArray[Any], starts: NDArray[Any], lengths: NDArray[A
 
 @njit(cache=True, nogil=True)
 def token_hashes(tokens: NDArray[Any], lengths: NDArray[Any], out: NDArray[Any]) -> None:
-    """Set ``out[i]`` to a 64-bit hash of the i-th run of tokens, for comparing runs without storing them."""
+    """Set ``out[i]`` (uint64) to a hash of run i of `tokens`, so that runs can be compared without storing them.
+
+    Run i has ``lengths[i]`` tokens, and the runs follow one another.
+    """
     at = 0
     for i in range(lengths.shape[0]):
         state = np.uint64(lengths[i])

@@ -65,13 +65,16 @@ class Choice:
     source: NDArray[np.int32]
 
     def of(self, split: str | None) -> NDArray[np.int64]:
-        """Return the numbers of a split's sequences, ascending; None stands for "train"."""
+        """Return the numbers of the sequences in a split, ascending; int64 ``[chosen]``. None stands for "train"."""
         return np.flatnonzero(self.fate == _fate(split))
 
     def counts(
         self, by_source: Mapping[str, Counts], record: NDArray[np.int64], lengths: NDArray[np.int32], split: str | None
     ) -> dict[str, Counts]:
-        """Return the counts of each source for the manifest of one split; `record` and `lengths` as for `choose`."""
+        """Return the counts of each source for the manifest of one split (None: "train").
+
+        `by_source` are the counts of reading each source as a whole; `record` and `lengths` are those of `choose`.
+        """
         mine = _fate(split)
         begins = np.diff(record, prepend=-1) != 0
 
@@ -137,7 +140,10 @@ def choose(
     fate = np.zeros(here.size, dtype=np.int8)
 
     def drawn(stream: int) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.uint64]]]:
-        """Yield, for each source, (its number, the indices of its records in `here`, these records' random keys)."""
+        """Yield, for each source, (its number, the indices of its records in `here`, these records' random keys).
+
+        `stream` says which of the two random choices the keys are for: holding out, or weights.
+        """
         for place, name in enumerate(names):
             mine = np.flatnonzero(source == place)
             yield place, mine, _keys(here[mine] - bounds[place], name, seed, stream)
@@ -164,10 +170,11 @@ def choose(
 def held_out_keys(
     record: NDArray[np.int64], name: str, seed: int, validation: float
 ) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """Return the random key of each record of one source (numbered from 0), and whether the record is held out.
+    """Return each record's random key, uint64 ``[n]``, and whether it is held out, bool ``[n]``.
 
-    A record is held out if its key is below the share `validation`. Callers must also hold out the record with the
-    smallest key of all sources, which this function cannot know.
+    `record` are n record numbers of the source `name`, counted from 0 in this source; int64. A record is held out if
+    its key is below ``validation * 2**64``. Callers must also hold out the record with the smallest key of all sources,
+    which this function cannot know.
     """
     drawn = _keys(record, name, seed, STREAM_HELD_OUT)
     return drawn, drawn < _threshold(validation)

@@ -63,7 +63,7 @@ class PackedRow(Mapping[str, NDArray[Any]]):
         self._at = at
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """Return a stored column of this pack, which has one value per token or one per sequence."""
+        """Return a stored column of this pack: one value per token, ``[tokens]``, or per sequence, ``[sequences]``."""
         row_group, at = self._row_group, self._at
         column = row_group.sequences.tokens.get(name)
         if column is not None:

@@ -86,7 +86,7 @@ class ShardFiles:
                 yield row_group
 
     def lengths(self, file: int) -> tuple[NDArray[Any], NDArray[np.int32]]:
-        """Return the offsets of a file's packs in its ``seq_lengths``, and the ``seq_lengths``.
+        """Return the offsets of a file's packs in its ``seq_lengths`` (``[packs + 1]``), and the ``seq_lengths``.
 
         Raises:
             CorruptError: the file is missing or damaged, or is not what the manifest says.
@@ -103,7 +103,7 @@ class ShardFiles:
         return offsets, values
 
     def _reading(self, file: int) -> AbstractContextManager[None]:
-        """Turn any error while reading a file into a CorruptError or StorageError that names the file."""
+        """Return a context that turns errors while reading shard number `file` into a CorruptError or StorageError."""
         import pyarrow as pa
 
         path = self._folder / self._manifest.shards[file].file
@@ -198,7 +198,10 @@ class ShardFiles:
         return RowGroup(indptr, token_indptr, sequences)
 
     def _lists(self, column: pa.Array | pa.ChunkedArray) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return offsets and values of a column of lists after Arrow has checked it; raise ValueError for nulls."""
+        """Return offsets ``[rows + 1]`` and flat values of a list column after Arrow has checked it.
+
+        Raises ValueError for nulls.
+        """
         import pyarrow as pa
 
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

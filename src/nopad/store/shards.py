@@ -165,7 +165,10 @@ def _write_shard(
     stop: threading.Event,
     on_tokens: Callable[[int], None],
 ) -> Shard:
-    """Write one shard under its temporary name; the size and checksum in the result are not set yet."""
+    """Write shard number `shard` under its temporary name; the size and checksum in the result are not set yet.
+
+    `on_tokens` is called with the number of tokens of each row group written. When `stop` is set, it raises `_Stopped`.
+    """
     path = folder / layout.name(shard)
     rows = layout.rows(shard)
     schema = schema_of(sequences)

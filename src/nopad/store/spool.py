@@ -109,6 +109,8 @@ class Spool:
     def remaining(self, source: Source, on_bytes: Callable[[int], None]) -> Iterator[Block]:
         """Yield the source's blocks that are not in the spool yet, after checking that the other blocks are unchanged.
 
+        `on_bytes` is called with the size of each block that is in the spool, as it is checked.
+
         Raises:
             ResumeError: the source changed since the job started; the message says where.
         """

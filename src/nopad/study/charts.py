@@ -1,4 +1,4 @@
-"""The figures as charts, one altair chart each. Needs the extra `report`."""
+"""The papers' figures as altair charts, one function each, drawn from our own results. Needs the extra `report`."""
 
 from __future__ import annotations
 

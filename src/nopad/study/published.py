@@ -198,7 +198,10 @@ TABLES = (TABLE_1, TABLE_2, *TABLE_3, TABLE_5)
 
 
 def unpublished_table(histogram: Histogram, capacity: int, what: str) -> Table:
-    """Return the rows of Table 1 and Table 5 for a dataset that the papers do not have."""
+    """Return the rows of Table 1 and Table 5, without figures, for a dataset that the papers do not have.
+
+    `what` is the name of the dataset.
+    """
     rows = [replace(row, printed={}) for row in (*TABLE_1.rows, *TABLE_5.rows[1:])]
     return Table(
         name="the papers' rows",

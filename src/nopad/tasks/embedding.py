@@ -47,6 +47,8 @@ def embed(
 ) -> Tensor:
     """Return one vector per sequence of a batch, in the order in which they were given; ``[S, H]``.
 
+    The dtype is that of the model's states, or with `normalize` float32 or wider.
+
     Args:
         model: a pack-safe base model (`nopad.packed`).
         batch: a batch on the model's device.

@@ -55,8 +55,9 @@ def allowed(queries: Any, keys: Any, heads: Heads) -> Tensor | None:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, heads: Heads) -> Tensor:
-    """Compute attention ``[B, H, Q, D]`` under a bool mask that broadcasts to ``[B, H, Q, K]``; None: no mask.
+    """Compute attention of `query` ``[B, H, Q, D]`` to `key` and `value` ``[B, G, K, D]``; return ``[B, H, Q, D]``.
 
+    G divides H. `keep` is a bool mask that broadcasts to ``[B, H, Q, K]``, True where a key is seen; None: everywhere.
     `heads` gives scale, dropout, bias, softcap and sinks; causality and window must be in `keep`.
     """
     groups = query.shape[1] // key.shape[1]
@@ -81,7 +82,10 @@ def _repeated(states: Tensor, groups: int) -> Tensor:
 
 
 def _scored(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, heads: Heads) -> Tensor:
-    """Do the same as `attend` with softcap or sinks, which SDPA does not support."""
+    """Compute what `attend` computes, by matrix products, for softcap or sinks, which SDPA does not support.
+
+    `key` and `value` have as many heads as `query`.
+    """
     if heads.bias is not None:
         raise BatchError("attention with a softcap or with sinks takes no position bias here")
     scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if heads.scaling is None else heads.scaling)

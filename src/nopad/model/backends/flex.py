@@ -20,7 +20,11 @@ __all__ = ["flex"]
 
 
 def flex(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
-    """Compute attention by FlexAttention; ``[R, L, H, D]``."""
+    """Compute attention by FlexAttention: `query`, `key` and `value` ``[R, H, L, D]`` to ``[R, L, H, D]``.
+
+    Raises:
+        BatchError: FlexAttention has no support for this form of batch, or for a setting in `heads`.
+    """
     if isinstance(placed, Cross) or placed.layout.crossing:
         raise BatchError("FlexAttention here knows neither cross attention nor rows filled end to end; use 'segments'")
     if heads.bias is not None or heads.sinks is not None or heads.dropout:

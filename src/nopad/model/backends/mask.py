@@ -20,7 +20,10 @@ _NOT_TOGETHER = "a sequence and its target are not in the same row; pack both wi
 
 
 def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
-    """Compute attention of whole rows under one mask per batch; ``[R, L, H, D]``."""
+    """Compute attention of whole rows under one mask per batch; return ``[R, L, H, D]``.
+
+    `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and with `Cross` another L.
+    """
     if isinstance(placed, Cross):
         keep = placed.keep(lambda: _cross_mask(placed))
     else:
@@ -30,7 +33,10 @@ def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, h
 
 
 def block_mask(ids: Tensor, heads: Heads) -> Tensor:
-    """Return which slots see each other; bool ``[R, 1, L, L]``. Padding sees padding, so each softmax has an entry."""
+    """Return which slots see each other; bool ``[R, 1, L, L]``. Padding sees padding, so each softmax has an entry.
+
+    `ids` is the number of each slot's sequence, 0 in padding; integers ``[R, L]``.
+    """
     keep = ids[:, :, None] == ids[:, None, :]
     places = torch.arange(ids.shape[1], device=ids.device)
     seen = allowed(places, places, heads)

@@ -18,7 +18,10 @@ __all__ = ["padded_mask", "repack"]
 
 
 def repack(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
-    """Compute attention with one sequence per row; ``[R, L, H, D]``, 0 in padding."""
+    """Compute attention with one sequence per row; return ``[R, L, H, D]``, 0 in padding.
+
+    `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and with `Cross` another R and L.
+    """
     queries, keys = (placed.queries, placed.keys) if isinstance(placed, Cross) else (placed, placed)
     q = _unpacked(query, queries)
     k, v = _unpacked(key, keys), _unpacked(value, keys)
@@ -31,7 +34,11 @@ def repack(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
 
 
 def padded_mask(placed: Placement, heads: Heads | None = None) -> Tensor:
-    """Return which slots of ``[S, longest]`` see which; bool ``[S, 1, 1 or longest, longest]``."""
+    """Return which slots see which, with one sequence per row; bool ``[S, 1, longest, longest]``: (query, key).
+
+    Without a window or causality in `heads` (None: neither), all queries of a sequence see the same, its real tokens,
+    and the result is ``[S, 1, 1, longest]``.
+    """
     places = torch.arange(placed.layout.max_seqlen, device=placed.ids.device)
     keep = (places < placed.lens[:, None])[:, None, None, :]
     seen = None if heads is None else allowed(places, places, heads)

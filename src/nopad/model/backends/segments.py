@@ -19,7 +19,10 @@ __all__ = ["segments"]
 
 
 def segments(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
-    """Compute attention sequence by sequence; ``[R, L, H, D]``, 0 in padding."""
+    """Compute attention sequence by sequence; return ``[R, L, H, D]``, 0 in padding.
+
+    `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and with `Cross` another R and L.
+    """
     queries, keys, pairs = _sides(placed)
     # Split, not sliced: the backward pass of each slice would allocate a gradient of the whole stream.
     parts = _split(query, queries)
@@ -40,7 +43,7 @@ def _sides(placed: Placement | Cross) -> tuple[Placement, Placement, range | lis
 
 
 def _split(states: Tensor, placed: Placement) -> tuple[Tensor, ...]:
-    """Split states ``[R, H, L, D]`` into one ``[1, H, length, D]`` per sequence."""
+    """Split states ``[R, H, L, D]`` into one ``[1, H, length, D]`` per sequence, in stream order: row after row."""
     if placed.index is not None:
         states = placed.stream(states.transpose(1, 2)).transpose(0, 1)[None]
     return torch.split(states, [end - begin for begin, end in pairwise(placed.bounds)], dim=2)

@@ -16,7 +16,14 @@ __all__ = ["varlen"]
 
 
 def varlen(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
-    """Compute attention by the variable-length kernel; ``[R, L, H, D]``, 0 in padding."""
+    """Compute attention by the variable-length kernel; return ``[R, L, H, D]``, 0 in padding.
+
+    `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and with `Cross` another R and L.
+
+    Raises:
+        BatchError: the kernel does not support the device, the dtype or a setting in `heads`, or `Cross` packs sources
+            and targets in different orders.
+    """
     if query.device.type != "cuda" or query.dtype not in (torch.float16, torch.bfloat16):
         raise BatchError(
             f"the varlen kernel runs on CUDA in float16 or bfloat16, and this is {query.device.type} in {query.dtype}; "

@@ -24,9 +24,9 @@ SMALLEST, SUM, COST_ONLY = 0, 1, 2  # kinds of score
 def score(pack: NDArray[Any], limits: NDArray[Any], kind: int, weight: float) -> Any:
     """Return how empty a pack is, from the free shares of its `limits`; -1 if it may hold no further sequence.
 
-    `pack` is a class (see the module); both arrays begin with tokens, cost, sequences. The score is by `kind` the
-    smallest free share, the sum of tokens and cost, or the smaller one of cost and sequences; the share of cost counts
-    `weight` times in the first two.
+    `pack` is a class (see the module); both arrays begin with tokens, cost, sequences. With t, c and s the free share
+    of each of these, from 0 to 1, the score is ``t + weight * c`` for the kind `SUM`, ``min(c, s)`` for `COST_ONLY`,
+    and ``min(t, weight * c, s)`` for any other kind.
     """
     if pack[PLACES] < 1:
         return -1.0
@@ -160,8 +160,8 @@ def tightest(
     """Return (class, class before it on its shelf, shelf, looks) for the fullest class that an item fits into.
 
     Fullest: with fewest free tokens. ``heads[s]`` is the first class on shelf s, ``after[c]`` the one after class c, -1
-    if there is none. The search begins at shelf `first`; looks counts classes looked at. If no class fits, the results
-    but the last are -1.
+    if there is none. The search begins at shelf `first`; "looks" is the number of classes that were looked at. If the
+    item fits into no class, the first three results are -1.
     """
     looks = 0
     for at in range(first, heads.shape[0]):

@@ -202,12 +202,15 @@ class _Search:
                 self._shallower()
 
     def _most_used(self) -> int:
-        """Return the depth if it limits any pack, otherwise 1; the table of pricing has one row more than this."""
+        """Return the depth if it limits any pack, otherwise 1; the knapsack table of pricing has one row more."""
         most = self.capacity // int(self.histogram.lengths[0])
         return 1 if self.depth is None or self.depth >= most else self.depth
 
     def _begin_exact(self) -> None:
-        """Try the exact program before all else, with a part of the budget: it often needs less than it may."""
+        """Try the exact program (`_exact`) early, with a part of the budget, which is often enough to solve it.
+
+        The part is larger if twice the estimated work of a hard input is within the budget.
+        """
         bad = _LENGTH_STEPS * self.histogram.lengths.size**2
         with self.budget.part(_MOST_BEGINNING if 2 * bad < self.budget.left else _BEGINNING):
             self._exact(whole=False)

@@ -109,7 +109,10 @@ def near(planned: float, low: int, high: int, most: int, below: NDArray[Any], ab
 
 @njit(cache=True, nogil=True)
 def use(length: int, available: NDArray[Any], below: NDArray[Any], above: NDArray[Any]) -> None:
-    """Take one sequence of `length` from `available`; when none is left, link the length to its neighbours."""
+    """Take one sequence of `length` from `available`; when none is left, link the length to its neighbours.
+
+    `below` and `above` are the links of `fill_slots`; both are changed.
+    """
     available[length] -= 1
     if available[length] == 0:
         below[length] = length - 1

@@ -143,10 +143,10 @@ class Master:
         return Optimum(float(info.objective_function_value) / self._scale, times, np.array(solution.row_dual))
 
     def trim(self, times: NDArray[np.float64], slack: float) -> NDArray[np.float64]:
-        """Remove unused patterns whose reduced cost is above `slack`; return `times` of the patterns that stay.
+        """Remove unused patterns whose reduced cost is above `slack`; return `times` without the patterns removed.
 
-        `times` is that of the last optimum (unused: 0). Patterns added later have no reduced cost yet; they stay, and
-        the result has no entry for them.
+        `times` says how often the last optimum uses each pattern (unused: 0); float64 ``[patterns]``. Patterns added
+        later have no reduced cost yet; they stay, and have no entry in `times` nor in the result.
         """
         costs = np.array(self._highs.getSolution().col_dual)[self._exchanges :]
         keep = np.ones(len(self.patterns), dtype=bool)

@@ -37,7 +37,10 @@ class Items:
 
     @classmethod
     def of(cls, sizes: NDArray[np.int64], demand: NDArray[np.int64], capacity: int, depth: int | None) -> Items:
-        """Return items with `depth` lowered to the most that fit into a pack by size (None: no limit but this)."""
+        """Return items of these sizes (ascending) and demand, both int64 ``[k]``.
+
+        `depth` (None: unlimited) is lowered to the number of smallest items that fill a pack, if it is above that.
+        """
         most = capacity // int(sizes[0])
         return cls(sizes, demand, capacity, most if depth is None else min(depth, most))
 

@@ -31,9 +31,10 @@ _PARTS = 10  # see `dive_through`
 
 
 def as_values(duals: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the dual values of items, by ascending size, as integers (1 is `SCALE`) that never fall with size; int64.
+    """Return dual values as integers: a dual value of 1 becomes `SCALE`; those outside 0..1 are clipped. int64 ``[k]``.
 
-    Any integers that do not fall with size prove a bound, so rounding loses nothing but tightness.
+    `duals` are float64 ``[k]``, one per item by ascending size. A result below that of a smaller item is raised to it.
+    Any integers that do not fall with size prove a bound, so rounding can weaken the bound but never make it wrong.
     """
     values: NDArray[np.int64] = np.round(duals.clip(0, 1) * SCALE).astype(np.int64)
     return np.maximum.accumulate(values)

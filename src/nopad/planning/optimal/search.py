@@ -35,10 +35,10 @@ class Relaxed:
     Attributes:
         times: how often the last solution uses each pattern; float64 ``[patterns]``.
         bound: the best lower bound of any round, in packs.
-        values: the values of items that prove the bound; int64 ``[k]``.
-        most: the most that one pack can be worth under these values.
-        converged: whether no pattern can improve the program any more, or it needs no more packs than its bound or
-            `enough` (see `relax`).
+        values: the value of each of the k items, which prove the bound (`as_values`); int64 ``[k]``.
+        most: the highest sum of these values that the items in one pack can have.
+        converged: whether no new pattern can improve the linear program, or the number of packs that the program needs
+            is at most `bound` or `enough` (see `relax`).
     """
 
     times: NDArray[np.float64]

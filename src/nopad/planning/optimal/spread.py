@@ -1,4 +1,6 @@
-"""Open a fixed number of packs at the start; each sequence, longest first, goes to the emptiest pack below the depth.
+"""Open a fixed number of packs at the start; put each sequence, longest first, into the emptiest that is not closed.
+
+A pack is closed when it holds as many sequences as the depth allows.
 
 A length that fits into no such pack is placed by best-fit, which opens further packs. This helps where packs reach the
 depth before they are full: best-fit puts long lengths together, while here every pack gets long and short lengths, if
@@ -19,7 +21,9 @@ __all__ = ["spread"]
 
 
 def spread(histogram: Histogram, capacity: int, depth: int | None, packs: int) -> Strategies:
-    """Return ``(count, lengths longest first)`` pairs that cover `histogram`; the `packs` longest open a pack each.
+    """Return ``(count, lengths longest first)`` pairs that cover `histogram` exactly.
+
+    The longest sequences, `packs` in number, open a pack each; the others follow as the module says.
 
     >>> histogram = Histogram.from_lengths([4, 4, 2, 2, 1, 1])
     >>> spread(histogram, 8, 3, packs=2)

@@ -56,18 +56,27 @@ class Chosen:
         return batch.take(np.flatnonzero(np.isin(record, content.record(slice(at, until))))).gathered()
 
     def numbers(self, by_source: Mapping[str, Counts]) -> NDArray[np.int64] | slice:
-        """Return the numbers of the chosen sequences, or a slice of all."""
+        """Return the numbers of the chosen sequences in the source, ascending; a slice of all if all are chosen.
+
+        `by_source` are the counts of reading each source, as for `counts`.
+        """
         if not self.partly:
             return slice(None)
         return self._choice(by_source)[0].of(self._split)
 
     def records(self, by_source: Mapping[str, Counts]) -> NDArray[np.int64]:
-        """Return the record number of each chosen sequence."""
+        """Return the record number of each chosen sequence, in source order; int64 ``[chosen]``.
+
+        `by_source` are the counts of reading each source, as for `counts`.
+        """
         choice, record, _ = self._choice(by_source)
         return record[choice.of(self._split)]
 
     def counts(self, by_source: Mapping[str, Counts]) -> dict[str, Counts]:
-        """Return the counts of each named source."""
+        """Return the counts that the dataset should state for each named source.
+
+        `by_source` are the counts of reading each source as a whole, before sequences were chosen.
+        """
         choice, record, lengths = self._choice(by_source)
         return choice.counts(by_source, record, lengths, self._split)
 

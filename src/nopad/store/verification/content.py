@@ -58,11 +58,11 @@ class Content:
         return len(self.sequences)
 
     def record(self, here: slice) -> NDArray[np.int64]:
-        """Return the record number of each sequence in a slice."""
+        """Return the record number of each sequence in the slice `here`; int64."""
         return self._places[here] // self.width
 
     def start(self, here: slice) -> NDArray[np.int64]:
-        """Return where each sequence in a slice begins in its record."""
+        """Return where each sequence in the slice `here` begins in the tokens of its record; int64."""
         return self._places[here] % self.width
 
     def between(self, first: int, last: int) -> slice:
@@ -187,7 +187,7 @@ def hashes_of(sequences: Sequences) -> dict[str, NDArray[np.uint64]]:
 
 
 def _hash_tokens(tokens: NDArray[Any], lengths: NDArray[np.int32]) -> NDArray[np.uint64]:
-    """Return a 64-bit hash of each run of values; `lengths` are the lengths of the runs.
+    """Return a hash of each run of values in `tokens`, uint64 ``[n]``; `lengths` are the lengths of the n runs.
 
     The values may have any fixed width.
     """
@@ -199,7 +199,7 @@ def _hash_tokens(tokens: NDArray[Any], lengths: NDArray[np.int32]) -> NDArray[np
 
 
 def _hash_values(column: Any) -> NDArray[np.uint64]:
-    """Return a 64-bit hash of each value: a number, a boolean, or a string (an object array, or an Arrow array)."""
+    """Return a hash of each value, uint64 ``[n]``: of numbers, booleans, or strings (an object or an Arrow array)."""
     values = column if isinstance(column, np.ndarray) else column.to_numpy(zero_copy_only=False)
     if values.dtype != object:
         return _hash_tokens(np.ascontiguousarray(values), np.ones(values.size, dtype=np.int32))

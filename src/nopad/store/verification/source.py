@@ -96,7 +96,10 @@ def _listed(columns: Mapping[str, str]) -> str:
 def _count_problems(
     content: Content, m: Manifest, chosen: Chosen, by_source: dict[str, Counts], size: int
 ) -> list[str]:
-    """Return how the manifest's counts and the chosen records differ from the source's; `size`: the source's bytes."""
+    """Return how the manifest's counts and the chosen records differ from those that the source gives.
+
+    `by_source` are the counts of reading each source again as a whole, `size` is the number of bytes read.
+    """
     problems: list[str] = []
     names = [part["name"] for part in m.sources] if m.sources else [""]
     if names != list(by_source):
