@@ -254,7 +254,6 @@ class _Search:
                 self._close_stages(solved)
                 if self._good() or self.budget.spent() or not self.solved:
                     break
-                self.master.demand(self.master.items.demand)
                 relaxed = relax(self.master, self.budget, enough=self.bound) or relaxed
 
     def _close_stages(self, solved: Solved) -> None:

@@ -57,8 +57,18 @@ def dive_through(
     those with the largest fractions.
 
     A stage is ``(packs made so far, demand left)`` after a step, if by the linear program of the demand left `bound`
-    packs in all may still be enough. The stages are in the order of the steps; a demand is int64 ``[k]``.
+    packs in all may still be enough. The stages are in the order of the steps; a demand is int64 ``[k]``. The master
+    has the demand of all its items again in the end.
     """
+    try:
+        return _dive(master, times, bound, budget, parts)
+    finally:
+        master.demand(master.items.demand)
+
+
+def _dive(
+    master: Master, times: NDArray[np.float64], bound: int, budget: Budget, parts: int
+) -> tuple[Packing, list[tuple[Packing, NDArray[np.int64]]]]:
     items = master.items
     left = items.demand.copy()
     taken: Packing = Counter()
