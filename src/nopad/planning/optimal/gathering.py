@@ -23,6 +23,7 @@ __all__ = ["gather"]
 
 _MOST = 2**21  # sequences that are searched at a time, about 40 bytes each
 _SHARE = 0.3  # share of the budget that is left, for one level with c > 1 (see `gather`)
+_PROGRESS = 0.3  # share of the packs above the goal that the first level must remove, or the search ends
 _LEVEL = 8  # c of one level, divided by that of the next
 _HELPERS, _LEAST_HELPERS = 8, 2_000  # full packs that are searched too: for each pack with free space; at least
 _MOST_HELPERS = 2**18  # sequences in these full packs, at most
@@ -40,7 +41,7 @@ def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: B
     What is left free then has c copies too; it is searched again with a smaller c, together with the packs that have
     fewer copies, and so on until c is 1.
     """
-    level = int(packs.copies[packs.tokens < capacity].max(initial=1))
+    first = level = int(packs.copies[packs.tokens < capacity].max(initial=1))
     while packs.packs > goal and not budget.spent():
         budget.charge(_LISTING * packs.copies.size)
         chosen = _chosen(packs, capacity, level)
@@ -54,6 +55,8 @@ def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: B
             left = packs.copies - chosen * level
             others = np.flatnonzero(left)
             packs = Listed.joined([packs.take(others, left[others]), found.take(np.arange(found.packs), level)])
+            if level == first > 1 and numbers.size - found.packs < _PROGRESS * (numbers.size - least):
+                break
         if level == 1:
             break
         level = max(1, level // _LEVEL)
