@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.planning.optimal.budget import Budget
-from nopad.planning.optimal.pricing import Items, Pattern
+from nopad.planning.optimal.pricing import Items, Pattern, price
 
 __all__ = ["Master", "Optimum", "SolverError"]
 
@@ -67,6 +67,7 @@ class Master:
     def __init__(self, items: Items) -> None:
         """Create a row for each item and the exchange columns; without patterns the program has no solution yet."""
         self.items = items
+        self._loose = not items.unlimited
         self.patterns: list[Pattern] = []
         self._known: set[Pattern] = set()
         self._exchanges = k = items.sizes.size - 1
@@ -119,6 +120,23 @@ class Master:
         self.patterns += new
         self._known.update(new)
         return len(new)
+
+    def improve(self, values: NDArray[np.int64], most: int, budget: Budget, *, strict: bool = True) -> tuple[int, int]:
+        """Add up to `most` patterns that improve the program under `values`; return (upper bound on a pattern, number).
+
+        A limit on depth multiplies the cost of pricing, and rarely excludes a good pattern. So the limit is left out of
+        pricing (`price` with `loose`) until that finds no new pattern; from then on, if `strict`, it is observed.
+        """
+        if self._loose:
+            budget.charge(self.items.steps(loose=True))
+            best, patterns = price(self.items, values, most, loose=True)
+            added = self.add(patterns)
+            if added or not strict:
+                return best, added
+            self._loose = False
+        budget.charge(self.items.steps())
+        best, patterns = price(self.items, values, most)
+        return best, self.add(patterns)
 
     def solve(self, budget: Budget) -> Optimum | None:
         """Return the optimum over the patterns added so far; None if the budget ends first.

@@ -49,32 +49,36 @@ class Items:
         """Whether the depth never limits a pack, since packs of the smallest item are full first."""
         return self.depth >= self.capacity // int(self.sizes[0])
 
-    @property
-    def steps(self) -> int:
-        """Operations that one call of `price` takes for these items."""
-        return self.sizes.size * self.capacity * (1 if self.unlimited else self.depth) // 2
+    def steps(self, *, loose: bool = False) -> int:
+        """Return the operations of pricing these items once; `loose` is that of `price`."""
+        return self.sizes.size * self.capacity * (1 if loose or self.unlimited else self.depth) // 2
 
 
-def price(items: Items, values: NDArray[np.int64], most: int) -> tuple[int, list[Pattern]]:
+def price(items: Items, values: NDArray[np.int64], most: int, *, loose: bool = False) -> tuple[int, list[Pattern]]:
     """Return the value of the best pattern, and up to `most` distinct patterns with a value above `SCALE`, best first.
 
     `values` are int64 ``[k]``, >= 0. A pattern is a tuple of item numbers, largest first; each is the most valuable one
     that contains some item.
+
+    If `loose`, the depth does not limit the best pattern, so
+    its value is an upper bound on what the depth allows; the patterns still keep the depth, but better ones may exist.
     """
     from nopad.planning.optimal import _kernels
 
-    rows = 2 if items.unlimited else items.depth + 1
-    table = np.empty((rows, items.capacity + 1), dtype=np.int64)
-    _kernels.knapsack(items.sizes, values, items.unlimited, table)
+    loose = loose or items.unlimited
+    deepest = items.capacity // int(items.sizes[0]) if loose else items.depth
+    table = np.empty((2 if loose else items.depth + 1, items.capacity + 1), dtype=np.int64)
+    _kernels.knapsack(items.sizes, values, loose, table)
     best = int(table[-1, -1])
     around = values + table[-2, items.capacity - items.sizes]  # best pattern with item i
     candidates = np.flatnonzero(around > SCALE)
     candidates = candidates[np.argsort(-around[candidates], kind="stable")][: 4 * most]
-    out = np.empty((candidates.size, items.depth + 1), dtype=np.int64)
+    out = np.empty((candidates.size, deepest + 1), dtype=np.int64)
     used = np.empty(candidates.size, dtype=np.int64)
-    _kernels.patterns_with(items.sizes, values, items.unlimited, table, candidates, out, used)
+    _kernels.patterns_with(items.sizes, values, loose, table, candidates, out, used)
+    kept = used <= items.depth
     found: dict[Pattern, None] = {}
-    for row, n in zip(out.tolist(), used.tolist(), strict=True):
+    for row, n in zip(out[kept].tolist(), used[kept].tolist(), strict=True):
         found.setdefault(tuple(sorted(row[:n], reverse=True)))
         if len(found) == most:
             break

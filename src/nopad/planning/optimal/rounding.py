@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from nopad.planning.lpfhp import best_fit_decreasing
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.master import Master, SolverError
-from nopad.planning.optimal.pricing import SCALE, Items, Pattern, price
+from nopad.planning.optimal.pricing import SCALE, Items, Pattern
 
 __all__ = ["Packing", "as_values", "best_fit", "dive", "dive_through", "fill_demand"]
 
@@ -93,8 +93,7 @@ def _dive(
             if solved is None:
                 return best, stages
             times, packs = solved.times, solved.packs
-            budget.charge(items.steps)
-            if not master.add(price(items, as_values(solved.duals), _COLUMNS)[1]):
+            if not master.improve(as_values(solved.duals), _COLUMNS, budget, strict=False)[1]:
                 break
         if taken.total() + math.ceil(packs - _WHOLE) <= bound:
             stages.append((taken.copy(), left.copy()))

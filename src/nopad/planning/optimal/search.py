@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.master import Master
-from nopad.planning.optimal.pricing import Items, Pattern, price
+from nopad.planning.optimal.pricing import Items, Pattern
 from nopad.planning.optimal.rounding import Packing, as_values, best_fit, dive_through
 
 __all__ = ["Relaxed", "Solved", "relax", "round_off", "solve"]
@@ -97,14 +97,13 @@ def relax(master: Master, budget: Budget, *, enough: int = 0, rounds: int | None
         if solved is None:
             break
         values = as_values(solved.duals)
-        most, patterns = price(master.items, values, _COLUMNS)
-        budget.charge(master.items.steps)
+        most, added = master.improve(values, _COLUMNS, budget)
         worth = sum(value * count for value, count in zip(values.tolist(), demand, strict=True))
         bound = -(-worth // most) if most else 0
         if best is None or bound >= best.bound:
             best = Relaxed(solved.times, bound, values, most, converged=False)
         else:
             best = replace(best, times=solved.times)
-        if max(best.bound, enough) >= math.ceil(solved.packs - 1e-6) or not master.add(patterns):
+        if max(best.bound, enough) >= math.ceil(solved.packs - 1e-6) or not added:
             return replace(best, converged=True)
     return best

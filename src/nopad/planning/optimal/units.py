@@ -135,7 +135,7 @@ def certify(solved: Solved, units: Units, capacity: int, depth: int | None, budg
     """
     items = Items.of(units.edges[:-1], units.items.demand, capacity, depth)
     table = capacity * (2 if items.unlimited else items.depth + 1)
-    if table > _MOST_TABLE or items.steps * _LEAST_ROUNDS > budget.left:
+    if table > _MOST_TABLE or items.steps() * _LEAST_ROUNDS > budget.left:
         return None
     master = Master(items)
     sizes = items.sizes
