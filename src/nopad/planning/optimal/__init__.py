@@ -48,7 +48,7 @@ _BEGINNING = 0.4  # share of the budget for a first attempt at the exact program
 _MOST_BEGINNING = 0.9  # that share where even a bad case (`_LENGTH_STEPS`) takes less than half of the budget
 _LENGTH_STEPS = 1_700  # times (distinct lengths)^2: operations of the simplex iterations in a bad case
 _UNLIKE = 3e-3  # a plan above the bound by more than this share is not improved by gathering free space
-_PARTS = (10, 25, 5, 60)  # `parts` of `dive_through`, one value for each dive from the exact program
+_PARTS = (10, 25, 5, 60, 15, 40, 8, 100)  # `parts` of `dive_through`, one value for each dive from the exact program
 _CONTINUING = 0.8  # that share after the program in units; the rest is to gather free space afterwards
 _RELAXING = 0.7  # share of the budget for solving the linear program; the rest is for rounding it
 _ROW_STEPS = 100  # operations per entry of a `Listed`, to divide it in two and to join the parts again
@@ -93,7 +93,8 @@ class _Search:
     """One search: its best plan and bound so far, and its budget; it ends at a plan within `within` packs of the bound.
 
     `depth` None is unlimited. `master` is the exact program (see `_exact`), None before it is first tried; `solved`
-    says whether it was solved to optimality. `notes` are sentences for the user.
+    says whether it was solved to optimality. `dived` counts the dives from it, `dives` those that may still follow in
+    this round of all steps. `gathered` is the plan that `_gather` returned last. `notes` are sentences for the user.
     """
 
     histogram: Histogram
@@ -110,6 +111,7 @@ class _Search:
         self.master: Master | None = None
         self.gathered: Listed | None = None
         self.solved = False
+        self.dived, self.dives = 0, 1
 
     def run(self) -> Planned:
         """Try the heuristics, then column generation; return the best plan."""
@@ -171,6 +173,7 @@ class _Search:
 
     def _steps(self) -> None:
         """Take the steps of the search in their order, until a plan is good or the budget is spent."""
+        self.dives = 1 if not self.dived else len(_PARTS) - self.dived
         close, gather = self._close, self._gather
         bad = _LENGTH_STEPS * self.histogram.lengths.size**2
         near = self.best.packs <= self.bound + _NEAR
@@ -223,38 +226,51 @@ class _Search:
     def _exact(self, *, whole: bool = True) -> None:
         """Solve and round the exact program, whose items are the distinct lengths; keep its bound and plan if better.
 
-        A later call continues the program of an earlier one. If not `whole`, the program is rounded only if it was
-        solved to optimality.
+        A later call continues the program of an earlier one; once it is solved to optimality, each call rounds it in
+        ways that were not tried yet. If not `whole`, the program is rounded only if it was solved to optimality.
         """
-        from nopad.planning.optimal.master import Master
-        from nopad.planning.optimal.rounding import best_fit
         from nopad.planning.optimal.search import relax, round_off
 
-        if self.solved or self.capacity * (self._most_used() + 1) > _MOST_TABLE:
+        if not self.dives or self.capacity * (self._most_used() + 1) > _MOST_TABLE:
             return
+        master, lengths = self._exact_master(), self.histogram.lengths
+        with self.budget.part(_RELAXING):
+            relaxed = relax(master, self.budget, enough=self.bound)
+        if relaxed is None:
+            return
+        self._prove(Certificate.of(zip(lengths.tolist(), relaxed.values.tolist(), strict=True)))
+        if not whole and not relaxed.converged:
+            return
+        self.solved = relaxed.converged
+        while relaxed is not None:
+            parts = _PARTS[self.dived]
+            solved = round_off(master, relaxed, max(self.bound, relaxed.bound), self.budget, parts=parts)
+            self._offer(Listed.of(_named(solved.packing, lengths)))
+            self._close_stages(solved)
+            if not self.solved:
+                break
+            self.dived += 1
+            self.dives -= 1
+            if self._good() or self.budget.spent() or not self.dives:
+                break
+            relaxed = relax(master, self.budget, enough=self.bound)
+
+    def _exact_master(self) -> Master:
+        """Return the exact program, with the strategies of the best plan among its patterns until it is solved."""
+        from nopad.planning.optimal.master import Master
+        from nopad.planning.optimal.rounding import best_fit
+
         lengths = self.histogram.lengths
         if self.master is None:
             items = Items.of(lengths, self.histogram.counts, self.capacity, self.depth)
             self.master = Master(items)
             self.master.add(best_fit(items, items.demand))
-        common = np.argsort(-self.best.copies, kind="stable")[:_MOST_SEEDS]
-        number = {length: item for item, length in enumerate(lengths.tolist())}
-        strategies = self.best.take(common).strategies()
-        self.master.add(tuple(number[length] for length in strategy) for _, strategy in strategies)
-        with self.budget.part(_RELAXING):
-            relaxed = relax(self.master, self.budget, enough=self.bound)
-        if relaxed is None:
-            return
-        self._prove(Certificate.of(zip(lengths.tolist(), relaxed.values.tolist(), strict=True)))
-        if whole or relaxed.converged:
-            self.solved = relaxed.converged
-            for parts in _PARTS:
-                solved = round_off(self.master, relaxed, max(self.bound, relaxed.bound), self.budget, parts=parts)
-                self._offer(Listed.of(_named(solved.packing, lengths)))
-                self._close_stages(solved)
-                if self._good() or self.budget.spent() or not self.solved:
-                    break
-                relaxed = relax(self.master, self.budget, enough=self.bound) or relaxed
+        if not self.solved:
+            common = np.argsort(-self.best.copies, kind="stable")[:_MOST_SEEDS]
+            number = {length: item for item, length in enumerate(lengths.tolist())}
+            strategies = self.best.take(common).strategies()
+            self.master.add(tuple(number[length] for length in strategy) for _, strategy in strategies)
+        return self.master
 
     def _close_stages(self, solved: Solved) -> None:
         """Pack by `close` what was left at each stage of a dive (see `dive_through`), the last stage first.
@@ -280,7 +296,8 @@ class _Search:
         """
         from nopad.planning.optimal.gathering import gather
 
-        if self.best is not self.gathered and self.best.packs <= self.bound * (1 + _UNLIKE):
+        above = self.best.packs - self.bound
+        if self.best is not self.gathered and 1 < above <= self.bound * _UNLIKE:
             self._offer(gather(self.best, self.capacity, self.depth, self.bound, self.budget))
             self.gathered = self.best
 

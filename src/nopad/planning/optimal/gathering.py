@@ -22,8 +22,11 @@ from nopad.planning.optimal.listed import Listed
 __all__ = ["gather"]
 
 _MOST = 2**21  # sequences that are searched at a time, about 40 bytes each
-_SHARE = 0.3  # share of the budget that is left, for one level with c > 1 (see `gather`)
-_PROGRESS = 0.3  # share of the packs above the goal that the first level must remove, or the search ends
+_SHARE, _LAST_SHARE = (
+    0.3,
+    0.6,
+)  # shares of the budget that is left, for one level with c > 1 (see `gather`) and with c = 1
+_PROGRESS = 0.3  # share of the packs above its goal that a level must remove, or the search ends
 _LEVEL = 8  # c of one level, divided by that of the next
 _HELPERS, _LEAST_HELPERS = 8, 2_000  # full packs that are searched too: for each pack with free space; at least
 _MOST_HELPERS = 2**18  # sequences in these full packs, at most
@@ -41,7 +44,7 @@ def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: B
     What is left free then has c copies too; it is searched again with a smaller c, together with the packs that have
     fewer copies, and so on until c is 1.
     """
-    first = level = int(packs.copies[packs.tokens < capacity].max(initial=1))
+    level = int(packs.copies[packs.tokens < capacity].max(initial=1))
     while packs.packs > goal and not budget.spent():
         budget.charge(_LISTING * packs.copies.size)
         chosen = _chosen(packs, capacity, level)
@@ -50,12 +53,12 @@ def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: B
         if numbers.size:
             tokens = int(packs.tokens[searched] @ chosen[searched])
             least = max(-(-tokens // capacity), -(-(goal - packs.packs) // level) + numbers.size)
-            with budget.part(1 if level == 1 else _SHARE):
+            with budget.part(_LAST_SHARE if level == 1 else _SHARE):
                 found = _search(packs.take(_shuffled(numbers)), capacity, depth, least, budget)
             left = packs.copies - chosen * level
             others = np.flatnonzero(left)
             packs = Listed.joined([packs.take(others, left[others]), found.take(np.arange(found.packs), level)])
-            if level == first > 1 and numbers.size - found.packs < _PROGRESS * (numbers.size - least):
+            if numbers.size - found.packs < _PROGRESS * (numbers.size - least):
                 break
         if level == 1:
             break
