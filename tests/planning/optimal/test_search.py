@@ -11,7 +11,7 @@ from nopad import Histogram
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.master import Master
 from nopad.planning.optimal.pricing import SCALE, Items
-from nopad.planning.optimal.rounding import as_values, best_fit
+from nopad.planning.optimal.rounding import as_values, best_fit, fill_demand
 from nopad.planning.optimal.search import relax, solve
 from nopad.planning.optimal.spread import spread
 from nopad.planning.optimal.units import Units, divide, fill
@@ -137,3 +137,19 @@ def test_a_part_and_a_rest_are_the_whole():
     assert part.sequences <= 2**19
     assert Histogram(part.lengths, part.counts * copies) + rest == histogram
     assert divide(Histogram.from_counts({3: 5})) == (1, Histogram.from_counts({3: 5}), Histogram.from_counts({}))
+
+
+def test_a_time_just_below_nothing_takes_no_packs_away(monkeypatch):
+    master = Master(items_of([3, 3, 3, 5], 8))
+    master.add([(1, 0), (0, 0)])
+
+    class Solution:
+        col_value = (0.0, -1e-9, 2.0)  # an exchange, then the patterns
+        row_dual = (0.5, 0.5)
+
+    monkeypatch.setattr(master, "_scale", 1e-9)
+    monkeypatch.setattr("highspy.Highs.getSolution", lambda _: Solution)
+    solved = master.solve(Budget(1))
+    assert solved is not None
+    assert (solved.times >= 0).all()
+    assert not fill_demand([(0,)], np.array([-1]), np.array([3]))

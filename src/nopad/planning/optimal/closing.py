@@ -26,6 +26,7 @@ from nopad.planning.optimal.master import Master
 from nopad.planning.optimal.pricing import Items, Pattern
 from nopad.planning.optimal.rounding import Packing, best_fit, dive, fill_demand
 from nopad.planning.optimal.search import relax
+from nopad.planning.optimal.solver import run
 
 __all__ = ["close", "patterns_above", "residuals"]
 
@@ -98,6 +99,7 @@ def _integer_program(patterns: list[Pattern], items: Items, target: int) -> Pack
     options = {
         "output_flag": False,
         "threads": 1,
+        "parallel": "off",
         "random_seed": 0,
         "mip_max_nodes": _NODES,
         "mip_max_improving_sols": 1,
@@ -117,7 +119,7 @@ def _integer_program(patterns: list[Pattern], items: Items, target: int) -> Pack
     every = np.arange(m, dtype=np.int32)
     model.changeColsIntegrality(m, every, np.full(m, highspy.HighsVarType.kInteger))
     model.addRow(0.0, float(target), m, every, np.ones(m))
-    model.run()
+    run(model)
     found = model.getInfo().primal_solution_status
     if found != highspy.SolutionStatus.kSolutionStatusFeasible:
         return None

@@ -108,7 +108,7 @@ def _fill(pattern: Pattern, copies: int, left: NDArray[np.int64], taken: Packing
 
     A slot whose item has run out takes the next smaller item.
     """
-    while copies:
+    while copies > 0:
         held: list[int] = []
         for item in pattern:
             while item >= 0 and left[item] <= held.count(item):
