@@ -117,6 +117,7 @@ _WITHIN = {"auto": 1_000_000_000, "optimal": 10_000_000_000}
 _SLOW = {"auto": 4, "optimal": 20}  # attempts at even packs that solve linear programs
 MAX_DRAWN = 2**28  # 1 GiB of lengths
 MAX_COUNT = 2**62  # of one length, so that a share of them, rounded from a float, still fits in 64 bits
+MAX_LISTED = 2**22  # sequences of one pack
 
 
 def plan(
@@ -142,9 +143,9 @@ def plan(
 
     Raises:
         LengthError: a length is < 1, not an integer, or above `capacity`; or more than 2^62 sequences have the same
-            length.
+            length (with `max_squares` or `even`: than 2^62 sequences in all).
         OptionError: capacity, depth, seed, algorithm or an option has an invalid value, or the algorithm has no such
-            option.
+            option; or more than 2^22 of these sequences fit into one pack (a plan lists them: limit the depth).
 
     >>> import nopad
     >>> nopad.plan([5, 3, 4, 2, 8], capacity=8, algorithm="spfhp").packs
@@ -167,8 +168,15 @@ def plan(
             f"the histogram counts {histogram.counts.max()} sequences of one length; plans are exact up to "
             f"{MAX_COUNT}: divide its counts"
         )
+    by_cost = algorithm in _WITHIN and (conditions["even"] or conditions["max_squares"] is not None)
+    if by_cost and histogram.sequences > MAX_COUNT:
+        raise LengthError(
+            f"the histogram counts {histogram.sequences} sequences; with max_squares or even=True plans are exact up "
+            f"to {MAX_COUNT}: divide its counts"
+        )
     check_conditions(conditions, histogram, capacity)
     if algorithm in HISTOGRAM_ALGORITHMS:
+        _check_depth(histogram, capacity, 1 if algorithm == "none" else depth)
         return _Run(histogram, capacity, depth, algorithm, own, conditions).plan()
     notes: tuple[str, ...] = ()
     if isinstance(given, Histogram):
@@ -214,6 +222,28 @@ def _given(conditions: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in conditions.items() if value != CONDITIONS[name].default}
 
 
+def _check_depth(histogram: Histogram, capacity: int, depth: int | None) -> None:
+    """Refuse packs of so many sequences that a plan cannot list them.
+
+    Raises:
+        OptionError: more than `MAX_LISTED` of the shortest sequences fit into one pack.
+    """
+    shortest = int(histogram.lengths[0]) if histogram.lengths.size else capacity
+    if min(capacity // shortest, capacity if depth is None else depth, histogram.sequences) <= MAX_LISTED:
+        return
+    held, room = 0, capacity
+    for length, count in zip(histogram.lengths.tolist(), histogram.counts.tolist(), strict=True):
+        copies = min(count, room // length)
+        held, room = held + copies, room - copies * length
+        if held > MAX_LISTED:
+            raise OptionError(
+                f"more than {MAX_LISTED:,} of these sequences fit into a pack of {capacity:,} tokens, and a plan lists "
+                f"those of every pack: take a depth of at most {MAX_LISTED}, or a smaller capacity"
+            )
+        if copies < count:
+            return
+
+
 @dataclass(frozen=True)
 class _Run:
     """A histogram algorithm with its options, the conditions, and what it is to plan."""
@@ -241,8 +271,7 @@ class _Run:
             facts=made.facts,
             notes=made.notes,
         )
-        _check_made(plan, self.histogram)
-        return plan
+        return _check_made(plan, self.histogram)
 
     def _by_both(self) -> Planned:
         """Plan by tokens and squares where the algorithm can and the squares limit anything; otherwise by tokens."""
@@ -270,6 +299,7 @@ class _Run:
             lambda depth: self._by_tokens(depth, None).strategies,
             _WITHIN[self.algorithm] // 5,
             _SLOW[self.algorithm],
+            multiple=self.conditions["pack_multiple"],
         )
         strategies = cut_strategies(strategies, self.conditions["pack_multiple"])
         facts["after"] = spreads(strategies)
@@ -291,17 +321,21 @@ class _Run:
         return made
 
 
-def _check_made(plan: Plan, histogram: Histogram) -> None:
-    """Check the plan of any algorithm: every sequence is in it once, and no pack is too full or too deep.
+def _check_made(plan: Plan, histogram: Histogram) -> Plan:
+    """Return the plan of any algorithm if every sequence is in it once, and every limit and condition is kept.
 
     Raises:
         RuntimeError: the plan fails this check, which is a mistake of the algorithm.
     """
-    tokens = np.add.reduceat(plan.lengths, plan.indptr[:-1]) if plan.counts.size else plan.counts
-    depth = plan.capacity if plan.depth is None else plan.depth
-    fits = tokens.max(initial=0) <= plan.capacity and plan.max_depth_used <= depth
-    if not fits or plan.histogram != histogram or plan.packs < plan.lower_bound:
-        raise RuntimeError(f"{plan.algorithm} made a plan that does not pack this histogram; please report it")
+    broken = plan.broken_limits()
+    if not broken and plan.histogram != histogram:
+        broken = ["it does not hold every sequence once"]
+    if broken or plan.packs < plan.lower_bound:
+        wrong = "; ".join(broken) or "its lower bound is above its packs"
+        raise RuntimeError(
+            f"{plan.algorithm} made a plan that does not pack this histogram ({wrong}); please report it"
+        )
+    return plan
 
 
 def pack_arrivals(
@@ -354,9 +388,7 @@ def summarise(
         options=dict(options or {}),
         notes=notes,
     )
-    if made.histogram != histogram:
-        raise RuntimeError("two different strategies share a 64-bit key; please report these lengths")
-    return made
+    return _check_made(made, histogram)
 
 
 def check_algorithm(algorithm: str) -> None:

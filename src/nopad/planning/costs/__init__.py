@@ -13,9 +13,9 @@ from nopad.planning.algorithm import Planned, Strategies
 from nopad.planning.cost_certificate import CostCertificate
 from nopad.planning.costs.even import broken_evenness, described, even_out, spreads
 from nopad.planning.costs.guide import MOST_CAPACITY, MOST_FILLED, certify, fill, fits_memory, guide
-from nopad.planning.costs.spread import bound_of, load_of, spread
+from nopad.planning.costs.spread import Packed, bound_of, load_of, spread
 
-__all__ = ["bound_of", "broken_evenness", "described", "even_out", "load_of", "spreads", "within"]
+__all__ = ["Packed", "bound_of", "broken_evenness", "described", "even_out", "load_of", "spreads", "within"]
 
 _NEAR = 10_000  # one pack in so many above the bound is near enough for `auto`
 _GOOD = 2_000  # and where it is one in so many, slower methods are not tried
