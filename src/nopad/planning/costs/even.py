@@ -15,13 +15,16 @@ from typing import Any
 import numpy as np
 
 from nopad.planning.algorithm import Strategies
-from nopad.planning.costs.guide import fill, fits_memory, guide
+from nopad.planning.costs.guide import FILLING, fill, fits_memory, guide
 from nopad.planning.costs.spread import Load, bound_of, spread
+from nopad.planning.optimal.budget import Budget
 
 __all__ = ["broken_evenness", "described", "even_out", "least_cap", "packs_allowed", "spreads"]
 
 _ALLOWED = 1000
 _MOST = 2**127  # what a sum of costs stays below
+_LOOK = 200  # operations per distinct length, for a bound
+_ATTEMPTS, _SLOW_ATTEMPTS = 8, 4  # the part of the budget for each is one of so many
 _FINE = 500  # the bisection of the limit ends at one part in so many
 
 
@@ -67,27 +70,40 @@ class _Search:
     load: Load
     align: int
     packs: int
-    work: int
-    slow: int
     by_tokens: Callable[[int], Strategies]
+    budget: Budget
+    slow: int
+
+    def __post_init__(self) -> None:
+        self.all = self.budget.left
 
     def attempt(self, most: int, depth: int) -> Strategies | None:
-        """Return a plan within these limits; None if none is found."""
+        """Return a plan within these limits; None if none is found, or the budget is spent."""
         load = _capped(self.load, most, depth)
         bound = bound_of(load)
-        if bound > self.packs:
+        self.budget.charge(_LOOK * load.sizes.size)
+        if bound > self.packs or self.budget.spent():
             return None
-        made = spread(load, bound, self.packs, self.work)
+        with self.budget.at_most(self.all // _ATTEMPTS):
+            made = spread(load, bound, self.packs, self.budget)
         if made.packs <= self.packs:
             return made.strategies(load.lengths)
-        if self.slow and most >= load.limits[0] ** 2:
+        if not self.slow or self.budget.spent():
+            return None
+        with self.budget.at_most(self.all // _SLOW_ATTEMPTS):
+            return self._by_programs(load, most, depth)
+
+    def _by_programs(self, load: Load, most: int, depth: int) -> Strategies | None:
+        if most >= load.limits[0] ** 2:
             self.slow -= 1
             strategies = self.by_tokens(depth)
             return strategies if sum(count for count, _ in strategies) <= self.packs else None
-        if self.slow and fits_memory(load):
+        filling = FILLING * int(load.counts.sum())
+        if fits_memory(load) and 2 * filling <= self.budget.left:
             self.slow -= 1
-            plan = guide(load, 5 * self.work)
-            if plan is not None and (made := fill(plan, load, self.align, self.work)).packs <= self.packs:
+            self.budget.charge(filling)
+            plan = guide(load, self.budget)
+            if plan is not None and (made := fill(plan, load, self.align, self.budget)).packs <= self.packs:
                 return made.strategies(load.lengths)
         return None
 
@@ -97,24 +113,23 @@ def even_out(
     start: Strategies,
     align: int,
     by_tokens: Callable[[int], Strategies],
-    work: int,
-    slow: int,
+    budget: Budget,
     *,
+    slow: int,
     multiple: int = 1,
 ) -> tuple[Strategies, dict[str, Any]]:
     """Return the most even plan found that has at most one pack in 1,000 more than `start`, and facts about the latter.
 
-    `by_tokens` plans without a limit on squares, at a depth. One attempt takes about `work` steps; at most `slow`
-    attempts, for the limit and for the depth each, use linear programs.
+    The number of packs allowed is a multiple of `multiple`. `by_tokens` plans without a limit on squares, at a depth.
+    At most `slow` attempts, for the limit and for the depth each, use linear programs.
     """
     sequences = int(load.counts.sum())
     allowed = packs_allowed(sum(count for count, _ in start), sequences, multiple)
     best, cap = start, max(_squares(lengths) for _, lengths in start)
-    deepest = max(len(lengths) for _, lengths in start)
     least = least_cap(load, allowed)
-    search = _Search(load, align, allowed, work, slow, by_tokens)
+    search = _Search(load, align, allowed, by_tokens, budget, slow)
     low, high, most, places = least, max(cap, least), least, int(load.limits[2])
-    while True:
+    while not budget.spent():
         found = search.attempt(most, places)
         if found is not None:
             best, high = found, max(least, max(_squares(lengths) for _, lengths in found))
@@ -126,7 +141,7 @@ def even_out(
     search.slow = slow
     deepest = max(len(lengths) for _, lengths in best)
     shallow = max(1, -(-sequences // allowed)) - 1
-    while shallow + 1 < deepest:
+    while shallow + 1 < deepest and not budget.spent():
         depth = (shallow + deepest) // 2
         found = search.attempt(high, min(depth, places))
         if found is None:

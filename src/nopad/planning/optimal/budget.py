@@ -36,7 +36,13 @@ class Budget:
     @contextmanager
     def part(self, share: float) -> Iterator[None]:
         """Set all but a share of what is left aside; what is not used of the share comes back."""
-        aside = int(self.left * (1 - share))
+        with self.at_most(self.left - int(self.left * (1 - share))):
+            yield
+
+    @contextmanager
+    def at_most(self, operations: int) -> Iterator[None]:
+        """Set aside what is left above so many operations; what is not used of them comes back."""
+        aside = max(0, self.left - operations)
         self.left -= aside
         try:
             yield

@@ -34,7 +34,8 @@ _MOST_PATTERNS = 20_000
 _MOST_ITEMS = 2**22  # of all patterns that are listed
 _SEARCHED = 2 * 10**7  # steps of listing them
 _NODES = 2_000  # of the branch-and-bound tree: a budget that does not depend on the machine
-_NODE_STEPS = 20_000  # operations per node and hundred patterns
+_NODE_ITERATIONS = 150  # simplex iterations that a node takes
+_ENTRY_STEPS = 25  # operations per pattern and item, in each of them
 _OPEN = 30  # packs with free space that are packed again, at most
 _FULL = (10, 20, 40, 80, 20, 40, 80)  # full packs beside them, in each turn
 _WHOLE = 400  # packs of a plan that is packed again as a whole in the end
@@ -63,9 +64,9 @@ def close(items: Items, target: int, budget: Budget) -> Packing | None:
     budget.charge(_SEARCHED)
     if patterns is None:
         return None
-    packing = _integer_program(patterns, items, target)
-    budget.charge(_NODES * _NODE_STEPS * (1 + len(patterns) // 100) // 10)
-    return packing
+    if budget.spent():
+        return None
+    return _integer_program(patterns, items, target, budget)
 
 
 def _loss(items: Items, target: int, values: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], int, int]:
@@ -93,15 +94,16 @@ def patterns_above(items: Items, values: NDArray[np.int64], least: int) -> list[
     return [tuple(held[cuts[p] : cuts[p + 1]]) for p in range(found)]
 
 
-def _integer_program(patterns: list[Pattern], items: Items, target: int) -> Packing | None:
+def _integer_program(patterns: list[Pattern], items: Items, target: int, budget: Budget) -> Packing | None:
     """Choose among patterns so that all items are covered by at most `target` packs; None if that fails."""
+    step = _ENTRY_STEPS * (len(patterns) + items.sizes.size)  # operations of a simplex iteration
     model = highspy.Highs()
     options = {
         "output_flag": False,
         "threads": 1,
         "parallel": "off",
         "random_seed": 0,
-        "mip_max_nodes": _NODES,
+        "mip_max_nodes": min(_NODES, budget.left // (step * _NODE_ITERATIONS)),
         "mip_max_improving_sols": 1,
         "mip_rel_gap": 0.0,
     }
@@ -120,6 +122,7 @@ def _integer_program(patterns: list[Pattern], items: Items, target: int) -> Pack
     model.changeColsIntegrality(m, every, np.full(m, highspy.HighsVarType.kInteger))
     model.addRow(0.0, float(target), m, every, np.ones(m))
     run(model)
+    budget.charge(step * max(1, model.getInfo().simplex_iteration_count))
     found = model.getInfo().primal_solution_status
     if found != highspy.SolutionStatus.kSolutionStatusFeasible:
         return None
