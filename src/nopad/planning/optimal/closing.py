@@ -34,8 +34,9 @@ _MOST_PATTERNS = 20_000
 _MOST_ITEMS = 2**22  # of all patterns that are listed
 _SEARCHED = 2 * 10**7  # steps of listing them
 _NODES = 2_000  # of the branch-and-bound tree: a budget that does not depend on the machine
-_NODE_ITERATIONS = 150  # simplex iterations that a node takes
-_ENTRY_STEPS = 25  # operations per pattern and item, in each of them
+_LEAST_NODES = 20  # with fewer the program is not begun
+_NODE_ITERATIONS = 500  # simplex iterations that a node takes
+_ENTRY_STEPS = 50  # operations per pattern and item, in each of them
 _OPEN = 30  # packs with free space that are packed again, at most
 _FULL = (10, 20, 40, 80, 20, 40, 80)  # full packs beside them, in each turn
 _WHOLE = 400  # packs of a plan that is packed again as a whole in the end
@@ -63,8 +64,6 @@ def close(items: Items, target: int, budget: Budget) -> Packing | None:
     patterns = patterns_above(items, values, most - slack)
     budget.charge(_SEARCHED)
     if patterns is None:
-        return None
-    if budget.spent():
         return None
     return _integer_program(patterns, items, target, budget)
 
@@ -97,13 +96,16 @@ def patterns_above(items: Items, values: NDArray[np.int64], least: int) -> list[
 def _integer_program(patterns: list[Pattern], items: Items, target: int, budget: Budget) -> Packing | None:
     """Choose among patterns so that all items are covered by at most `target` packs; None if that fails."""
     step = _ENTRY_STEPS * (len(patterns) + items.sizes.size)  # operations of a simplex iteration
+    nodes = min(_NODES, budget.left // (step * _NODE_ITERATIONS))
+    if nodes < _LEAST_NODES:
+        return None
     model = highspy.Highs()
     options = {
         "output_flag": False,
         "threads": 1,
         "parallel": "off",
         "random_seed": 0,
-        "mip_max_nodes": min(_NODES, budget.left // (step * _NODE_ITERATIONS)),
+        "mip_max_nodes": nodes,
         "mip_max_improving_sols": 1,
         "mip_rel_gap": 0.0,
     }
