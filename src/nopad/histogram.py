@@ -217,7 +217,9 @@ def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
     body: Any = document.get("histogram", document) if isinstance(document, dict) else document
     capacity = document.get("max_sequence_length") if isinstance(document, dict) else None
     if isinstance(body, list):
-        return Histogram.from_counts(dict(enumerate(body, start=1))), capacity or len(body) or None
+        return Histogram.from_counts(dict(enumerate(body, start=1))), (
+            len(body) or None
+        ) if capacity is None else capacity
     if isinstance(body, dict) and (body or body is not document) and all(map(_is_length, body)):
         return Histogram.from_counts({int(k): v for k, v in body.items()}), capacity
     raise FormatError(

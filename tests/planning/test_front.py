@@ -255,8 +255,17 @@ class TestEveryPlanIsHeldAgainstItsHistogram:
 
     @pytest.mark.parametrize(
         "made",
-        [[(1, (5, 3))], [(2, (5, 3)), (1, (4,))], [(1, (5, 4)), (1, (3,))], [(1, (4, 3, 1))], [(1, (5, 3)), (1, (5,))]],
-        ids=["one lost", "one twice", "too full", "too deep", "another"],
+        [
+            [(1, (5, 3))],
+            [(2, (5, 3)), (1, (4,))],
+            [(1, (5, 4)), (1, (3,))],
+            [(1, (4, 3, 1))],
+            [(1, (5, 3)), (1, (5,))],
+            [(2, (5, 3)), (1, (4,)), (-1, (5,)), (-1, (3,))],
+            [(1, (5, 3)), (1, (4,)), (0, (5,))],
+            [(1, (5, 3)), (1, (4,)), (1, ())],
+        ],
+        ids=["one lost", "one twice", "too full", "too deep", "another", "taken away", "not used", "empty"],
     )
     def test_a_wrong_one(self, monkeypatch, made):
         from nopad.planning import front
@@ -266,6 +275,37 @@ class TestEveryPlanIsHeldAgainstItsHistogram:
         with pytest.raises(RuntimeError, match="ffd made a plan that does not pack this histogram"):
             plan([5, 3, 4], 8, depth=2, algorithm="ffd")
 
+    @pytest.mark.parametrize("condition", [{"max_squares": 33}, {"align": 4}, {"pack_multiple": 3}])
+    def test_one_that_breaks_a_condition(self, monkeypatch, condition):
+        from nopad.planning import front
+
+        monkeypatch.setattr(front, "cut_strategies", lambda strategies, _: strategies)
+        monkeypatch.setattr(front, "within_squares", lambda strategies, *_: strategies)
+        monkeypatch.setattr(front, "real_strategies", lambda *_: [(1, (5, 3)), (1, (4,))])
+        with pytest.raises(RuntimeError, match="ffd made a plan that does not pack this histogram"):
+            plan([5, 3, 4], 8, algorithm="ffd", **condition)
+
     def test_counts_that_no_share_of_can_be_rounded(self):
         with pytest.raises(LengthError, match=r"counts 4611686018427387905 sequences of one length; plans are exact"):
             plan(Histogram.from_counts({3: 2**62 + 1}), 8)
+
+    @pytest.mark.parametrize("algorithm", ["auto", "optimal"])
+    @pytest.mark.parametrize("condition", [{"even": True}, {"max_squares": 50}])
+    def test_counts_that_no_two_limits_can_add_up(self, algorithm, condition):
+        most = {3: 2**61, 4: 2**61, 5: 1}
+        with pytest.raises(LengthError, match=r"4611686018427387905 sequences; with max_squares or even=True plans"):
+            plan(Histogram.from_counts(most), 8, algorithm=algorithm, **condition)
+        del most[5]
+        assert plan(Histogram.from_counts(most), 8, algorithm=algorithm, **condition).packs >= 2**61
+
+    @pytest.mark.parametrize("algorithm", [name for name in HISTOGRAM_ALGORITHMS if name != "none"])
+    def test_packs_that_no_plan_can_list(self, refuses, algorithm):
+        many = Histogram.from_counts({1: 2**40})
+        with refuses(
+            OptionError,
+            "more than 4,194,304 of these sequences fit into a pack of 1,073,741,824 tokens, and a plan lists those of "
+            "every pack: take a depth of at most 4194304, or a smaller capacity",
+        ):
+            plan(many, 2**30, algorithm=algorithm)
+        assert plan(many, 2**30, algorithm="none").packs == 2**40
+        assert plan(Histogram.from_counts({1: 2**40, 2**29: 3}), 2**30, depth=4, algorithm="lpfhp").packs >= 2**38

@@ -240,7 +240,26 @@ def test_malformed_strategies(refuses, document, strategy):
             {"strategies": [{"count": 2**63, "lengths": [1]}]},
             "OverflowError('Python int too large to convert to C long')",
         ),
-        ({"lower_bound": 4}, "TypeError(\"'int' object is not subscriptable\")"),
+        ({"lower_bound": 4}, "ValueError('lower_bound is 4, and should be a dict')"),
+        (
+            {"lower_bound": {"packs": 4, "proof": 3}},
+            "ValueError('the proof of the lower bound is 3, and should be a str')",
+        ),
+        ({"certificate": {}}, "ValueError('certificate: needs pairs of integers')"),
+        ({"certificate": "ab"}, "ValueError('certificate: needs pairs of integers')"),
+        ({"certificate": [[1, 2, 3]]}, "ValueError('certificate: needs pairs of integers')"),
+        (
+            {"cost_certificate": {"units": "ab", "steps": []}},
+            "ValueError('cost_certificate units: needs pairs of integers')",
+        ),
+        (
+            {"strategies": [{"count": 4, "lengths": [1, 2]}]},
+            "ValueError('strategy 0: lengths are listed longest first')",
+        ),
+        (
+            {"strategies": [{"count": 4, "lengths": {"5": 1}}]},
+            "ValueError('strategy 0: needs an integer count >= 1 and lengths from 1 to 2147483647')",
+        ),
         ({"lower_bound": {"packs": 4}}, "KeyError('proof')"),
         ({"notes": None}, "ValueError('notes is None, and should be a list')"),
         ({"notes": [3]}, "ValueError('notes should be strings')"),
@@ -331,3 +350,10 @@ def test_counts_do_not_wrap(refuses, document):
     document["strategies"] = [{"count": 2**62, "lengths": [2, 2, 2, 2]}]
     with pytest.raises(FormatError, match=r"histogram counts 18446744073709551616 sequences of length 2"):
         from_document(document | {"depth": None, "sequences": 0, "tokens": 0, "packs": 2**62})
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_what_is_no_number_of_json(number):
+    text = plan([5, 3], 8).to_json().replace('"seconds": null', f'"seconds": {number}')
+    with pytest.raises(FormatError, match=f"{number} is no number of JSON"):
+        Plan.from_json(text)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import Any
 
@@ -25,14 +26,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.errors import LengthError, OptionError
-from nopad.histogram import Histogram
+from nopad.histogram import Histogram, exact_sum
 from nopad.options import BOOLEAN, Option
 from nopad.packs import Packs
 from nopad.planning.algorithm import Strategies
 from nopad.planning.bounds import Bound, lower_bound
 from nopad.planning.certificate import Certificate
 from nopad.planning.cost_certificate import CostCertificate
-from nopad.planning.costs import bound_of, load_of
+from nopad.planning.costs import Packed, bound_of, load_of
 from nopad.planning.granularity import rounded_histogram
 
 __all__ = [
@@ -47,7 +48,8 @@ __all__ = [
     "within_squares",
 ]
 
-_MOST_NAMED = 3  # sentences about broken conditions
+_MOST_NAMED = 3
+_MOST_LOOKS = 10**8  # at packs, to pack again what was too dear: a tenth of a second
 CONDITIONS = {
     "align": Option(default=1, help="sequences padded to multiples of this still fit their pack"),
     "even": Option(
@@ -142,20 +144,35 @@ def _values(options: Mapping[str, Any]) -> tuple[int, int | None, int]:
     return given["align"], given["max_squares"], given["pack_multiple"]
 
 
-def broken_conditions(options: Mapping[str, Any], strategies: Strategies, capacity: int) -> list[str]:
-    """Return one sentence for each condition in `options`, but `even`, that the strategies break; at most three."""
+def broken_conditions(
+    options: Mapping[str, Any],
+    indptr: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    capacity: int,
+) -> list[str]:
+    """Return one sentence for each condition in `options` that the strategies do not meet; at most three.
+
+    The strategies are given as in `nopad.planning.Plan`.
+    """
     align, squares, multiple = _values(options)
     found = []
-    packs = sum(count for count, _ in strategies)
+    packs = exact_sum(counts)
     if packs % multiple:
         found.append(f"{packs:,} packs are not a multiple of pack_multiple={multiple}")
-    for s, (_, lengths) in enumerate(strategies):
-        aligned = sum(-(-length // align) * align for length in lengths)
-        if align > 1 and aligned > capacity:
-            found.append(f"strategy {s} sums to {aligned} tokens with align={align}, above the capacity of {capacity}")
-        cost = sum(length * length for length in lengths)
-        if squares is not None and cost > squares:
-            found.append(f"strategy {s} has squared lengths that sum to {cost:,}, above max_squares={squares:,}")
+    if align > 1 and lengths.size:
+        aligned = np.add.reduceat(-(-lengths // align) * align, indptr[:-1])
+        found += [
+            f"strategy {s} sums to {aligned[s]} tokens with align={align}, above the capacity of {capacity}"
+            for s in np.flatnonzero(aligned > capacity)[:_MOST_NAMED]
+        ]
+    if squares is not None and lengths.size:
+        exact: Any = np.int64 if int(lengths.max()) ** 2 * int(np.diff(indptr).max()) < 2**63 else object
+        cost = np.add.reduceat(lengths.astype(exact) ** 2, indptr[:-1])
+        found += [
+            f"strategy {s} has {int(cost[s]):,} squares, above max_squares={squares:,}"
+            for s in np.flatnonzero(cost > squares)[:_MOST_NAMED]
+        ]
     return found[:_MOST_NAMED]
 
 
@@ -180,32 +197,20 @@ def within_squares(strategies: Strategies, capacity: int, depth: int | None, mos
             else:
                 out[length] += count
         kept.append((count, tuple(stays)))
-    return kept + _first_fit(out, capacity, depth, most, align)
+    return kept + _packed_again(out, capacity, depth, most, align)
 
 
-def _first_fit(lengths: Mapping[int, int], capacity: int, depth: int | None, most: int, align: int) -> Strategies:
-    """Pack ``lengths`` (length -> number of sequences) by first-fit decreasing; return strategies.
+def _packed_again(out: Mapping[int, int], capacity: int, depth: int | None, most: int, align: int) -> Strategies:
+    """Pack these counts of lengths by best-fit decreasing; the squared lengths of a pack add up to at most `most`."""
+    if not out:
+        return []
+    from nopad.planning.costs import _kernels
 
-    A pack holds at most `depth` sequences (None: unlimited), `capacity` tokens with each length rounded up to a
-    multiple of `align`, and a sum of squared lengths of `most`.
-    """
-    classes: list[tuple[int, tuple[int, ...]]] = []
-    for length, left in sorted(lengths.items(), reverse=True):
-        placed: list[tuple[int, tuple[int, ...]]] = []
-        size = -(-length // align) * align
-        for count, held in classes:
-            free = capacity - sum(-(-n // align) * align for n in held)
-            room = min(free // size, (most - sum(n * n for n in held)) // (length * length))
-            copies = min(room, left, capacity if depth is None else depth - len(held))
-            filled = min(count, left // copies) if copies else 0
-            left -= filled * copies
-            placed += [(filled, held + (length,) * copies)] * (filled > 0) + [(count - filled, held)] * (filled < count)
-        while left:
-            copies = min(capacity // size, most // (length * length), left, capacity if depth is None else depth)
-            placed.append((left // copies, (length,) * copies))
-            left %= copies
-        classes = placed
-    return classes
+    load = load_of(Histogram.from_counts(out), capacity, depth, most, align)
+    classes, links = np.empty((len(out) + 16, 5), np.int64), np.empty((len(out) + 16, 3), np.int64)
+    limits = load.limits[[1, 0, 2]]  # squares first: the fullest pack is the dearest, since squares are what is short
+    made: Any = _kernels.best_fit(load.costs, load.sizes, load.counts.copy(), classes, 0, links, 0, limits, _MOST_LOOKS)
+    return Packed(made[0][: made[1]], made[2][: made[3]]).strategies(load.lengths)
 
 
 def cut_strategies(strategies: Strategies, multiple: int) -> Strategies:
@@ -218,17 +223,18 @@ def cut_strategies(strategies: Strategies, multiple: int) -> Strategies:
     missing = _missing(packs, sum(count * len(lengths) for count, lengths in strategies), multiple)
     if not missing:
         return strategies
-    waiting = sorted(strategies, key=lambda strategy: (len(strategy[1]), strategy[1]))
+    waiting = [(-len(lengths), lengths, count) for count, lengths in strategies]
+    heapify(waiting)
     done: Strategies = []
     while missing:
-        count, lengths = waiting.pop()
+        _, lengths, count = heappop(waiting)
         cut = min(count, missing)
         if count > cut:
             done.append((count - cut, lengths))
-        waiting += [(cut, lengths[0::2]), (cut, lengths[1::2])]
-        waiting.sort(key=lambda strategy: (len(strategy[1]), strategy[1]))
+        for part in (lengths[0::2], lengths[1::2]):
+            heappush(waiting, (-len(part), part, cut))
         missing -= cut
-    return [*done, *waiting]
+    return [*done, *((count, lengths) for _, lengths, count in waiting)]
 
 
 def _missing(packs: int, sequences: int, multiple: int) -> int:

@@ -46,6 +46,7 @@ from nopad.planning.mffd import mffd
 from nopad.planning.nnlshp import NNLSHP_OPTIONS, nnlshp
 from nopad.planning.none import none
 from nopad.planning.optimal import auto, optimal
+from nopad.planning.optimal.budget import Budget
 from nopad.planning.plan import Plan
 from nopad.planning.sort import sort
 from nopad.planning.spfhp import spfhp
@@ -112,11 +113,13 @@ ARRIVAL_ALGORITHMS: dict[str, Algorithm] = {
 ALGORITHMS = tuple(sorted([*HISTOGRAM_ALGORITHMS, *ARRIVAL_ALGORITHMS]))
 QUICK_ALGORITHMS = ("auto", "ffd", "greedy", "lpfhp", "spfhp")  # the default algorithms of a table
 
-# Algorithms that plan by tokens and cost at once: how many steps of about a nanosecond each of their methods may take
-_WITHIN = {"auto": 1_000_000_000, "optimal": 10_000_000_000}
-_SLOW = {"auto": 4, "optimal": 20}  # attempts at even packs that solve linear programs
-MAX_DRAWN = 2**28  # sequences whose order may be drawn: 1 GiB of lengths
-MAX_COUNT = 2**62  # sequences of one length, so that a share of them, rounded from a float, still fits in 64 bits
+_BY_COST = {"auto": 4, "optimal": 20}  # plan by tokens and cost; attempts at even packs that solve linear programs
+_BEFORE = 0.5  # share of the budget for the best plan by packs, before it is made even
+_STOPPED = "evenness was stopped by its budget: a larger one (effort) may find packs more alike"
+_TIME = "stopped by the limit in seconds: another run may find another plan"
+MAX_DRAWN = 2**28  # 1 GiB of lengths
+MAX_COUNT = 2**62  # of one length, so that a share of them, rounded from a float, still fits in 64 bits
+MAX_LISTED = 2**22  # sequences of one pack
 
 
 def plan(
@@ -142,9 +145,9 @@ def plan(
 
     Raises:
         LengthError: a length is < 1, not an integer, or above `capacity`; or more than 2^62 sequences have the same
-            length.
+            length (with `max_squares` or `even`: than 2^62 sequences in all).
         OptionError: capacity, depth, seed, algorithm or an option has an invalid value, or the algorithm has no such
-            option.
+            option; or more than 2^22 of these sequences fit into one pack (a plan lists them: limit the depth).
 
     >>> import nopad
     >>> nopad.plan([5, 3, 4, 2, 8], capacity=8, algorithm="spfhp").packs
@@ -167,8 +170,15 @@ def plan(
             f"the histogram counts {histogram.counts.max()} sequences of one length; plans are exact up to "
             f"{MAX_COUNT}: divide its counts"
         )
+    by_cost = algorithm in _BY_COST and (conditions["even"] or conditions["max_squares"] is not None)
+    if by_cost and histogram.sequences > MAX_COUNT:
+        raise LengthError(
+            f"the histogram counts {histogram.sequences} sequences; with max_squares or even=True plans are exact up "
+            f"to {MAX_COUNT}: divide its counts"
+        )
     check_conditions(conditions, histogram, capacity)
     if algorithm in HISTOGRAM_ALGORITHMS:
+        _check_depth(histogram, capacity, 1 if algorithm == "none" else depth)
         return _Run(histogram, capacity, depth, algorithm, own, conditions).plan()
     notes: tuple[str, ...] = ()
     if isinstance(given, Histogram):
@@ -187,8 +197,8 @@ def complete_options(algorithm: str, options: Mapping[str, Any]) -> tuple[dict[s
         OptionError: an option is neither the algorithm's nor a condition, or its value is invalid.
     """
     chosen = {**HISTOGRAM_ALGORITHMS, **ARRIVAL_ALGORITHMS}[algorithm]
-    if options.get("even") is True and algorithm not in _WITHIN:
-        raise OptionError(f"even=True needs an algorithm that plans by cost: take {' or '.join(_WITHIN)}")
+    if options.get("even") is True and algorithm not in _BY_COST:
+        raise OptionError(f"even=True needs an algorithm that plans by cost: take {' or '.join(_BY_COST)}")
     conditions = {name: option.check(name, options.get(name, option.default)) for name, option in CONDITIONS.items()}
     own = {name: value for name, value in options.items() if name not in CONDITIONS}
     return chosen.complete(algorithm, own, CONDITIONS), conditions
@@ -204,7 +214,7 @@ def quick_algorithms(options: Mapping[str, Any]) -> list[str]:
     """
     own = {name for name in options if name not in CONDITIONS}
     if options.get("even"):
-        return [name for name in QUICK_ALGORITHMS if name in _WITHIN]
+        return [name for name in QUICK_ALGORITHMS if name in _BY_COST]
     known = {**HISTOGRAM_ALGORITHMS, **ARRIVAL_ALGORITHMS}
     return [name for name in QUICK_ALGORITHMS if own <= known[name].options.keys()] or list(QUICK_ALGORITHMS)
 
@@ -212,6 +222,28 @@ def quick_algorithms(options: Mapping[str, Any]) -> list[str]:
 def _given(conditions: Mapping[str, Any]) -> dict[str, Any]:
     """Return the conditions that differ from their defaults."""
     return {name: value for name, value in conditions.items() if value != CONDITIONS[name].default}
+
+
+def _check_depth(histogram: Histogram, capacity: int, depth: int | None) -> None:
+    """Refuse packs of so many sequences that a plan cannot list them.
+
+    Raises:
+        OptionError: more than `MAX_LISTED` of the shortest sequences fit into one pack.
+    """
+    shortest = int(histogram.lengths[0]) if histogram.lengths.size else capacity
+    if min(capacity // shortest, capacity if depth is None else depth, histogram.sequences) <= MAX_LISTED:
+        return
+    held, room = 0, capacity
+    for length, count in zip(histogram.lengths.tolist(), histogram.counts.tolist(), strict=True):
+        copies = min(count, room // length)
+        held, room = held + copies, room - copies * length
+        if held > MAX_LISTED:
+            raise OptionError(
+                f"more than {MAX_LISTED:,} of these sequences fit into a pack of {capacity:,} tokens, and a plan lists "
+                f"those of every pack: take a depth of at most {MAX_LISTED}, or a smaller capacity"
+            )
+        if copies < count:
+            return
 
 
 @dataclass(frozen=True)
@@ -236,9 +268,12 @@ class _Run:
 
     def plan(self) -> Plan:
         """Run the algorithm, then make its packs meet the conditions."""
-        made = self._by_both()
-        if self.conditions["even"] and made.strategies:
-            made = self._evener(made)
+        budget = self._budget()
+        even = self.conditions["even"]
+        with budget.part(_BEFORE if even else 1):
+            made = self._by_both(budget)
+        if even and made.strategies:
+            made = self._evener(made, budget)
         plan = Plan.from_strategies(
             cut_strategies(made.strategies, self.conditions["pack_multiple"]),
             self.histogram,
@@ -248,52 +283,55 @@ class _Run:
             options=dict(self.own) | _given(self.conditions),
             certificate=made.certificate,
             facts=made.facts,
-            notes=made.notes,
+            notes=(*made.notes, _TIME) if budget.out_of_time and _TIME not in made.notes else made.notes,
         )
-        _check_made(plan, self.histogram)
-        return plan
+        return _check_made(plan, self.histogram)
 
-    def _by_both(self) -> Planned:
-        """Plan with the condition `max_squares` from the start if the algorithm can; otherwise plan, then cut packs."""
+    def _budget(self) -> Budget:
+        """Return the budget that the options allow; algorithms that know of none do not look at it."""
+        return Budget(self.own.get("effort", 0), self.own.get("seconds"))
+
+    def _by_both(self, budget: Budget) -> Planned:
+        """Plan by tokens and squares where the algorithm can and the squares limit anything; otherwise by tokens."""
         align, squares = self.conditions["align"], self.conditions["max_squares"]
-        if squares is None or squares >= self.capacity**2 or self.algorithm not in _WITHIN:
-            return self._by_tokens(self.depth, squares)
+        if squares is None or squares >= self.capacity**2 or self.algorithm not in _BY_COST:
+            return self._by_tokens(self.depth, squares, budget)
         return within(
             self.histogram,
             self.capacity,
             self.depth,
             squares,
             align,
-            work=_WITHIN[self.algorithm],
+            budget=budget,
             exact=self.algorithm == "optimal",
-            by_tokens=lambda: self._by_tokens(self.depth, squares).strategies,
+            by_tokens=lambda: self._by_tokens(self.depth, squares, budget).strategies,
         )
 
-    def _evener(self, made: Planned) -> Planned:
-        """Return a plan whose packs are more alike in cost and depth than those of `made`, with facts about both."""
+    def _evener(self, made: Planned, budget: Budget) -> Planned:
+        """Return an evener plan than `made`, with facts about both."""
         load = load_of(self.histogram, self.capacity, self.depth, *even_limits(self.conditions, self.capacity))
         strategies, facts = even_out(
             load,
             made.strategies,
             self.conditions["align"],
-            lambda depth: self._by_tokens(depth, None).strategies,
-            _WITHIN[self.algorithm] // 5,
-            _SLOW[self.algorithm],
+            lambda depth: self._by_tokens(depth, None, budget).strategies,
+            budget,
+            slow=_BY_COST[self.algorithm],
+            multiple=self.conditions["pack_multiple"],
         )
         strategies = cut_strategies(strategies, self.conditions["pack_multiple"])
         facts["after"] = spreads(strategies)
-        return replace(
-            made, strategies=strategies, facts={**made.facts, "even": facts}, notes=(*made.notes, described(facts))
-        )
+        notes = [*made.notes, described(facts)]
+        if budget.spent() and not budget.out_of_time:
+            notes.append(_STOPPED)
+        return replace(made, strategies=strategies, facts={**made.facts, "even": facts}, notes=tuple(notes))
 
-    def _by_tokens(self, depth: int | None, squares: int | None) -> Planned:
-        """Run the algorithm, which does not know `squares`, then cut packs to this sum of squared lengths.
-
-        `depth` and `squares` None are unlimited. With `align`, the algorithm plans the rounded lengths.
-        """
+    def _by_tokens(self, depth: int | None, squares: int | None, budget: Budget) -> Planned:
+        """Run the algorithm, which knows of tokens alone, then cut what is too dear."""
         align = self.conditions["align"]
         seen = rounded_histogram(self.histogram, align, self.capacity) if align > 1 else self.histogram
-        made = HISTOGRAM_ALGORITHMS[self.algorithm].run(seen, self.capacity, depth, **self.own)
+        shared = {"budget": budget} if self.algorithm in _BY_COST else {}
+        made = HISTOGRAM_ALGORITHMS[self.algorithm].run(seen, self.capacity, depth, **self.own, **shared)
         if not isinstance(made, Planned):
             made = Planned(strategies=made)
         if align > 1:
@@ -303,17 +341,21 @@ class _Run:
         return made
 
 
-def _check_made(plan: Plan, histogram: Histogram) -> None:
-    """Check the plan of any algorithm: it covers the histogram, keeps capacity and depth, and is not below its bound.
+def _check_made(plan: Plan, histogram: Histogram) -> Plan:
+    """Return the plan of any algorithm if every sequence is in it once, and every limit and condition is kept.
 
     Raises:
         RuntimeError: the plan fails this check, which is a mistake of the algorithm.
     """
-    tokens = np.add.reduceat(plan.lengths, plan.indptr[:-1]) if plan.counts.size else plan.counts
-    depth = plan.capacity if plan.depth is None else plan.depth
-    fits = tokens.max(initial=0) <= plan.capacity and plan.max_depth_used <= depth
-    if not fits or plan.histogram != histogram or plan.packs < plan.lower_bound:
-        raise RuntimeError(f"{plan.algorithm} made a plan that does not pack this histogram; please report it")
+    broken = plan.broken_limits()
+    if not broken and plan.histogram != histogram:
+        broken = ["it does not hold every sequence once"]
+    if broken or plan.packs < plan.lower_bound:
+        wrong = "; ".join(broken) or "its lower bound is above its packs"
+        raise RuntimeError(
+            f"{plan.algorithm} made a plan that does not pack this histogram ({wrong}); please report it"
+        )
+    return plan
 
 
 def pack_arrivals(
@@ -372,9 +414,7 @@ def summarise(
         options=dict(options or {}),
         notes=notes,
     )
-    if made.histogram != histogram:
-        raise RuntimeError("two different strategies share a 64-bit key; please report these lengths")
-    return made
+    return _check_made(made, histogram)
 
 
 def check_algorithm(algorithm: str) -> None:

@@ -21,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.errors import FormatError, LengthError, OptionError
-from nopad.files import once_each, write_atomic
+from nopad.files import write_atomic
 from nopad.histogram import Histogram, exact_dot, exact_sum
-from nopad.options import MAX_LENGTH
 from nopad.planning.bounds import Bound
 from nopad.planning.certificate import Certificate
-from nopad.planning.conditions import CONDITIONS, bound_under, broken_conditions, even_limits, unchecked
+from nopad.planning.conditions import bound_under, broken_conditions, even_limits, unchecked
 from nopad.planning.cost_certificate import CostCertificate
 from nopad.planning.costs import broken_evenness, load_of
+from nopad.planning.document import parsed, read_json
 
 __all__ = ["Plan"]
 
@@ -239,18 +239,9 @@ class Plan:
 
     def problems(self) -> list[str]:
         """Check the plan against its own limits, conditions and bound; return one sentence for each problem found."""
-        found = []
-        sizes = np.diff(self.indptr)
-        sums = np.add.reduceat(self.lengths, self.indptr[:-1]) if sizes.size else sizes
-        for s in np.flatnonzero(sums > self.capacity)[:3]:
-            found.append(f"strategy {s} sums to {sums[s]} tokens, above the capacity of {self.capacity}")
-        if self.depth is not None:
-            for s in np.flatnonzero(sizes > self.depth)[:3]:
-                found.append(f"strategy {s} holds {sizes[s]} sequences, above the depth of {self.depth}")
-        found += broken_conditions(self.options, self.strategies, self.capacity)
-        if self.options.get("even"):
-            load = load_of(self.histogram, self.capacity, self.depth, *even_limits(self.options, self.capacity))
-            found += broken_evenness(self.facts.get("even", {}), load, self.strategies)
+        found = self.broken_limits()
+        load = load_of(self.histogram, self.capacity, self.depth, *even_limits(self.options, self.capacity))
+        found += broken_evenness(self.options, self.facts, self.notes, load, self.strategies)
         proof = self.bound.certificate
         problem = unchecked(self.options, proof, self.capacity, self.depth)
         if problem is not None:
@@ -261,6 +252,20 @@ class Plan:
         elif self.bound.proof != proven.proof:
             found.append(f"the proof of the lower bound is stated as {self.bound.proof!r}, it is {proven.proof!r}")
         return found
+
+    def broken_limits(self) -> list[str]:
+        """Return one sentence for each limit that a strategy breaks: capacity, depth and the conditions."""
+        found = [f"strategy {s} is used {self.counts[s]} times" for s in np.flatnonzero(self.counts < 1)[:3]]
+        sizes = np.diff(self.indptr)
+        if not sizes.all():
+            return [*found, f"strategy {int(np.argmin(sizes))} holds no sequence"]
+        sums = np.add.reduceat(self.lengths, self.indptr[:-1]) if sizes.size else sizes
+        for s in np.flatnonzero(sums > self.capacity)[:3]:
+            found.append(f"strategy {s} sums to {sums[s]} tokens, above the capacity of {self.capacity}")
+        if self.depth is not None:
+            for s in np.flatnonzero(sizes > self.depth)[:3]:
+                found.append(f"strategy {s} holds {sizes[s]} sequences, above the depth of {self.depth}")
+        return found + broken_conditions(self.options, self.indptr, self.lengths, self.counts, self.capacity)
 
     def to_json(self) -> str:
         """Return the content of a plan file; the same plan always gives the same bytes."""
@@ -311,7 +316,7 @@ class Plan:
     def from_json(cls, text: str, *, name: str = "plan") -> Plan:
         """Parse the output of `to_json`; `name` is used in error messages."""
         try:
-            document = json.loads(text, object_pairs_hook=once_each)
+            document = read_json(text)
         except (ValueError, RecursionError) as error:
             raise FormatError(f"{name} is not JSON: {error}") from error
         if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -320,7 +325,7 @@ class Plan:
         if type(version) is not int or version != FORMAT_VERSION:
             raise FormatError(f"{name} has format version {version!r}; this nopad reads {FORMAT_VERSION}")
         try:
-            plan = _from_document(document)
+            plan = cls(**parsed(document))
             covered = plan.histogram.fingerprint
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError, OptionError, LengthError) as error:
             raise FormatError(f"{name} is damaged: {error!r}") from error
@@ -344,56 +349,3 @@ def _percent(part: int, whole: int) -> str:
         return "below 0.0001%"
     steps = (2 * 10**6 * part + whole) // (2 * whole)
     return f"{steps // 10**4:,}.{steps % 10**4:04}%"
-
-
-def _from_document(document: Mapping[str, Any]) -> Plan:
-    """Build a plan from parsed JSON; any malformed part raises KeyError, TypeError or ValueError."""
-    for key, kind in (("options", dict), ("facts", dict), ("notes", list), ("strategies", list), ("algorithm", str)):
-        if type(document.get(key, {} if key == "facts" else None)) is not kind:
-            raise ValueError(f"{key} is {document[key]!r}, and should be a {kind.__name__}")
-    if not all(type(note) is str for note in document["notes"]):
-        raise ValueError("notes should be strings")
-    strategies = [(s["count"], s["lengths"]) for s in document["strategies"]]
-    for at, strategy in enumerate(document["strategies"]):
-        own = strategy.get("capacity", document["capacity"])
-        if own != document["capacity"]:
-            raise ValueError(f"strategy {at} names a capacity of {own}; this nopad reads plans of one capacity")
-    for name, option in CONDITIONS.items():
-        if name in document["options"]:
-            option.check(name, document["options"][name])
-    for at, (count, lengths) in enumerate(strategies):
-        numbers = [count, *lengths]
-        if not lengths or any(type(v) is not int or v < 1 for v in numbers) or max(lengths) > MAX_LENGTH:
-            raise ValueError(f"strategy {at}: needs an integer count >= 1 and lengths from 1 to {MAX_LENGTH}")
-    sizes = [len(lengths) for _, lengths in strategies]
-    capacity, depth, bound = document["capacity"], document["depth"], document["lower_bound"]
-    limits = [capacity] if depth is None else [capacity, depth]
-    if any(type(v) is not int or not 1 <= v <= MAX_LENGTH for v in limits) or type(bound["packs"]) is not int:
-        raise ValueError(f"capacity and depth must be from 1 to {MAX_LENGTH} (depth may be null), all bounds integers")
-    return Plan(
-        capacity=capacity,
-        depth=depth,
-        algorithm=str(document["algorithm"]),
-        indptr=np.cumsum([0, *sizes], dtype=np.int64),
-        lengths=np.array([length for _, lengths in strategies for length in lengths], dtype=np.int64),
-        counts=np.array([count for count, _ in strategies], dtype=np.int64),
-        bound=Bound(bound["packs"], str(bound["proof"]), _certificate(document)),
-        options=dict(document["options"]),
-        facts=dict(document.get("facts", {})),
-        notes=tuple(document["notes"]),
-    )
-
-
-def _certificate(document: Mapping[str, Any]) -> Certificate | CostCertificate | None:
-    """Parse the certificate of a plan; a malformed one raises KeyError, TypeError or ValueError."""
-    steps, both = document.get("certificate"), document.get("cost_certificate")
-    if both is not None:
-        if steps is not None:
-            raise ValueError("a plan has one certificate")
-        tokens, squares = both["units"]
-        return CostCertificate(tuple((length, value) for length, value in both["steps"]), (tokens, squares))
-    if steps is None:
-        return None
-    if any(type(number) is not int for step in steps for number in step):
-        raise ValueError("certificate: needs pairs of integers")
-    return Certificate(tuple((length, value) for length, value in steps))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import nopad
 from nopad import Histogram, pack, plan
 from nopad.errors import OptionError
+from nopad.planning import Plan
 from nopad.planning.costs import load_of
 from nopad.planning.costs.even import least_cap
 
@@ -27,8 +28,7 @@ def test_even_packs_keep_every_limit(judge, lengths, depth, align, multiple):
     made = plan(lengths, 40, depth=depth, align=align, pack_multiple=multiple, even=True)
     judge(made.strategies, lengths, 40, 1600, depth, align)
     facts = made.facts["even"]
-    assert facts["most_packs"] <= 1.001 * plain.packs
-    assert made.packs <= -(-facts["most_packs"] // multiple) * multiple
+    assert made.packs <= facts["most_packs"] <= 1.001 * (-(-plain.packs // multiple) * multiple)
     assert facts["before"]["cap"] == max(sum(n * n for n in held) for _, held in plain.strategies)
     assert facts["after"]["cap"] == max(sum(n * n for n in held) for _, held in made.strategies)
     assert facts["after"]["cap"] <= facts["before"]["cap"]
@@ -70,6 +70,12 @@ def test_only_where_cost_is_planned():
         (lambda even: even.update(least_cap=10**6), "is stated as 1,000,000, "),
         (lambda even: even.update(most_packs="9"), "the facts about evenness are incomplete"),
         (lambda even: even.pop("after"), "the facts about evenness are incomplete"),
+        (lambda even: even.update(before=3), "the facts about evenness are incomplete"),
+        (lambda even: even["before"].update(packs=2**130), "the facts about evenness are incomplete"),
+        (lambda even: even["before"].update(cost_to_mean=9.5), "the facts about the plan before contradict each other"),
+        (lambda even: even["before"].update(depth=1), "the facts about the plan before contradict each other"),
+        (lambda even: even["before"].update(packs=2), "are not what 2 packs of the plan before allow"),
+        (lambda even: even.update(most_packs=2**90), "are not what"),
     ],
 )
 def test_facts_that_are_not_true(tmp_path, change, problem):
@@ -80,3 +86,36 @@ def test_facts_that_are_not_true(tmp_path, change, problem):
     change(document["facts"]["even"])
     path.write_text(json.dumps(document))
     assert any(problem in found for found in nopad.verify(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda document: document["facts"].update(even=3), "the facts about evenness are incomplete"),
+        (lambda document: document["facts"].pop("even"), "the facts about evenness are incomplete"),
+        (lambda document: document["options"].pop("even"), "the facts about evenness are incomplete"),
+        (lambda document: document["notes"].clear(), "the plan lacks the note that describes its evenness"),
+    ],
+)
+def test_facts_that_stand_alone(change, problem):
+    document = json.loads(plan(np.random.default_rng(0).integers(1, 40, 300), 100, even=True).to_json())
+    change(document)
+    assert Plan.from_json(json.dumps(document)).problems() == [problem]
+
+
+@given(lengths=st.lists(st.integers(1, 30), min_size=7, max_size=60), multiple=st.sampled_from([2, 3, 7]))
+def test_a_multiple_counts_among_the_packs_that_are_allowed(lengths, multiple):
+    try:
+        made = plan(lengths, 40, pack_multiple=multiple, even=True)
+    except OptionError:
+        return
+    facts = made.facts["even"]
+    assert made.packs <= facts["most_packs"]
+    assert facts["least_cap"] <= facts["after"]["cap"]
+
+
+def test_numbers_beyond_64_bits():
+    made = plan(Histogram.from_counts({2**30: 2**60}), 2**31 - 1, even=True)
+    document = json.loads(made.to_json())
+    document["facts"]["even"]["most_packs"] = 1
+    assert any("1 packs are not what" in found for found in Plan.from_json(json.dumps(document)).problems())

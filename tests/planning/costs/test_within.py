@@ -9,6 +9,7 @@ from nopad import Histogram, plan
 from nopad.planning.costs import bound_of, load_of, within
 from nopad.planning.costs.guide import certify, fill, guide
 from nopad.planning.costs.spread import spread
+from nopad.planning.optimal.budget import Budget
 
 
 def total(strategies):
@@ -26,7 +27,7 @@ def test_between_the_bound_and_the_truth(judge, fewest, lengths, depth, squares,
     possible = fewest(lengths, capacity, depth, squares, align)
     histogram = Histogram.from_lengths(lengths)
     assert bound_of(load_of(histogram, capacity, depth, squares, align)) <= possible
-    made = within(histogram, capacity, depth, squares, align, work=10**8, exact=True)
+    made = within(histogram, capacity, depth, squares, align, budget=Budget(1), exact=True)
     judge(made.strategies, lengths, capacity, squares, depth, align)
     assert possible <= total(made.strategies) <= possible + 1
     for algorithm in ("auto", "optimal"):
@@ -44,10 +45,10 @@ def test_between_the_bound_and_the_truth(judge, fewest, lengths, depth, squares,
 )
 def test_slots_of_a_guide_get_real_lengths(judge, lengths, depth, squares, align):
     load = load_of(Histogram.from_lengths(lengths), 120, depth, squares, align)
-    made = guide(load, 10**9)
+    made = guide(load, Budget(2))
     assert made is not None
-    judge(fill(made, load, align, 10**8).strategies(load.lengths), lengths, 120, squares, depth, align)
-    proof = certify(made, load, align, 10**10)
+    judge(fill(made, load, align, Budget(1)).strategies(load.lengths), lengths, 120, squares, depth, align)
+    proof = certify(made, load, align, Budget(10))
     if proof is not None:
         assert proof.bound(Histogram.from_lengths(lengths), 120, squares, align) <= len(lengths)
 
@@ -83,7 +84,7 @@ def test_the_same_plan_again_and_less_work_gives_a_plan_too():
     first = plan(lengths, 1000, max_squares=300_000)
     assert plan(lengths, 1000, max_squares=300_000) == first
     load = load_of(Histogram.from_lengths(lengths), 1000, None, 300_000)
-    assert spread(load, bound_of(load), 0, 0).packs >= first.packs
+    assert spread(load, bound_of(load), 0, Budget(0)).packs >= first.packs
 
 
 @pytest.mark.parametrize("depth", [None, 2, 3])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from itertools import combinations_with_replacement
 
 import numpy as np
@@ -89,3 +90,16 @@ def test_a_plan_is_divided_without_loss():
     for inside, outside in residuals(packs, 10):
         assert Listed.joined([inside, outside]).packs == packs.packs
         assert (inside.packs - inside.copies[inside.tokens == 10].sum()) == 3  # those with free space
+
+
+def test_the_integer_program_keeps_to_the_budget():
+    """With a fixed price for it, an effort of one second took fifty here."""
+    rng = np.random.default_rng(0)
+    first = rng.integers(2048, 4096, 125)
+    second = rng.integers(2048, 8192 - first - 1638)
+    lengths = np.concatenate([first, second, 8191 - first - second]).repeat(7)
+    plan(lengths[:9], 8191, algorithm="optimal")  # compile before the clock starts
+    began = time.process_time()
+    made = plan(lengths, 8191, algorithm="optimal", effort=1)
+    assert time.process_time() - began < 6
+    assert made.gap <= 2

@@ -11,7 +11,7 @@ from nopad import Histogram
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.master import Master
 from nopad.planning.optimal.pricing import SCALE, Items
-from nopad.planning.optimal.rounding import as_values, best_fit
+from nopad.planning.optimal.rounding import as_values, best_fit, fill_demand
 from nopad.planning.optimal.search import relax, solve
 from nopad.planning.optimal.spread import spread
 from nopad.planning.optimal.units import Units, divide, fill
@@ -139,15 +139,17 @@ def test_a_part_and_a_rest_are_the_whole():
     assert divide(Histogram.from_counts({3: 5})) == (1, Histogram.from_counts({3: 5}), Histogram.from_counts({}))
 
 
-@pytest.mark.parametrize(
-    "counts", [np.full(2**20, 2), np.full(2**20, 1), np.full(40, 2**55), np.arange(1, 2**16) * 50, np.array([2**62])]
-)
-def test_dividing_comes_to_an_end(counts):
-    """Whatever the counts, the rest is at most half of the whole, and what is filled at a time fits into memory."""
-    rest = Histogram(np.arange(1, counts.size + 1), counts)
-    while rest.sequences:
-        whole = rest.sequences
-        copies, part, rest = divide(rest)
-        assert part.sequences * copies + rest.sequences == whole
-        assert 2 * rest.sequences <= whole
-        assert part.sequences <= max(2**18, 4 * counts.size)
+def test_a_time_just_below_nothing_takes_no_packs_away(monkeypatch):
+    master = Master(items_of([3, 3, 3, 5], 8))
+    master.add([(1, 0), (0, 0)])
+
+    class Solution:
+        col_value = (0.0, -1e-9, 2.0)  # an exchange, then the patterns
+        row_dual = (0.5, 0.5)
+
+    monkeypatch.setattr(master, "_scale", 1e-9)
+    monkeypatch.setattr("highspy.Highs.getSolution", lambda _: Solution)
+    solved = master.solve(Budget(1))
+    assert solved is not None
+    assert (solved.times >= 0).all()
+    assert not fill_demand([(0,)], np.array([-1]), np.array([3]))

@@ -8,20 +8,34 @@ impossible if the lower bound under this limit is more than the packs allowed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from nopad.planning.algorithm import Strategies
-from nopad.planning.costs.guide import fill, fits_memory, guide
+from nopad.planning.costs.guide import FILLING, fill, fits_memory, guide
 from nopad.planning.costs.spread import Load, bound_of, spread
+from nopad.planning.optimal.budget import Budget
 
-__all__ = ["broken_evenness", "described", "even_out", "least_cap", "spreads"]
+__all__ = ["broken_evenness", "described", "even_out", "least_cap", "packs_allowed", "spreads"]
 
 _ALLOWED = 1000
-_FINE = 500  # the bisection ends when the limit on cost is known to one part in so many
+_MOST = 2**127  # what a sum of costs stays below
+_LOOK = 200  # operations per distinct length, for a bound
+_ATTEMPTS, _SLOW_ATTEMPTS = 8, 4  # the part of the budget for each is one of so many
+_FINE = 500  # the bisection of the limit ends at one part in so many
+
+
+def packs_allowed(packs: int, sequences: int, multiple: int) -> int:
+    """Return the most packs of an even plan: a multiple of `multiple`, where the best plan has `packs`.
+
+    >>> packs_allowed(5000, 10**6, 1), packs_allowed(5000, 10**6, 7), packs_allowed(3, 10, 2), packs_allowed(7, 7, 1)
+    (5005, 5005, 4, 7)
+    """
+    least = -(-packs // multiple) * multiple
+    return min(least + least // _ALLOWED, sequences) // multiple * multiple
 
 
 def least_cap(load: Load, packs: int) -> int:
@@ -36,7 +50,7 @@ def least_cap(load: Load, packs: int) -> int:
     total = sum(cost * count for cost, count in pairs)
     low: int = max(int(load.costs[-1]), -(-total // packs))
     high: int = max(low, int(load.limits[1]))
-    if bound_of(_capped(load, low)) <= packs:
+    if low == high or bound_of(_capped(load, low)) <= packs:
         return low
     while low + 1 < high:  # with `low` as the limit on cost, the lower bound is above `packs`
         middle = (low + high) // 2
@@ -65,48 +79,66 @@ class _Search:
     load: Load
     align: int
     packs: int
-    work: int
-    slow: int
     by_tokens: Callable[[int], Strategies]
+    budget: Budget
+    slow: int
+
+    def __post_init__(self) -> None:
+        self.all = self.budget.left
 
     def attempt(self, most: int, depth: int) -> Strategies | None:
-        """Return a plan whose packs cost at most `most` and hold at most `depth` sequences; None if none is found."""
+        """Return a plan within these limits; None if none is found, or the budget is spent."""
         load = _capped(self.load, most, depth)
         bound = bound_of(load)
-        if bound > self.packs:
+        self.budget.charge(_LOOK * load.sizes.size)
+        if bound > self.packs or self.budget.spent():
             return None
-        made = spread(load, bound, self.packs, self.work)
+        with self.budget.at_most(self.all // _ATTEMPTS):
+            made = spread(load, bound, self.packs, self.budget)
         if made.packs <= self.packs:
             return made.strategies(load.lengths)
-        if self.slow and most >= load.limits[0] ** 2:
+        if not self.slow or self.budget.spent():
+            return None
+        with self.budget.at_most(self.all // _SLOW_ATTEMPTS):
+            return self._by_programs(load, most, depth)
+
+    def _by_programs(self, load: Load, most: int, depth: int) -> Strategies | None:
+        if most >= load.limits[0] ** 2:
             self.slow -= 1
             strategies = self.by_tokens(depth)
             return strategies if sum(count for count, _ in strategies) <= self.packs else None
-        if self.slow and fits_memory(load):
+        filling = FILLING * int(load.counts.sum())
+        if fits_memory(load) and 2 * filling <= self.budget.left:
             self.slow -= 1
-            plan = guide(load, 5 * self.work)
-            if plan is not None and (made := fill(plan, load, self.align, self.work)).packs <= self.packs:
+            self.budget.charge(filling)
+            plan = guide(load, self.budget)
+            if plan is not None and (made := fill(plan, load, self.align, self.budget)).packs <= self.packs:
                 return made.strategies(load.lengths)
         return None
 
 
 def even_out(
-    load: Load, start: Strategies, align: int, by_tokens: Callable[[int], Strategies], work: int, slow: int
+    load: Load,
+    start: Strategies,
+    align: int,
+    by_tokens: Callable[[int], Strategies],
+    budget: Budget,
+    *,
+    slow: int,
+    multiple: int = 1,
 ) -> tuple[Strategies, dict[str, Any]]:
     """Return the most even plan found that has at most one pack in 1,000 more than `start`, and facts for `described`.
 
-    The facts are ``most_packs``, the packs allowed; ``least_cap``, the cost that no plan of so many packs can go below;
-    ``before``, the `spreads` of `start`. `align`, `by_tokens` and `work` are those of `_Search`; `slow` attempts may
-    solve linear programs while the limit on cost is searched, and again `slow` for the depth.
+    The number of packs allowed is a multiple of `multiple`. `by_tokens` plans without a limit on squares, at a depth.
+    At most `slow` attempts, for the limit and for the depth each, use linear programs.
     """
-    packs = sum(count for count, _ in start)
-    allowed = packs + packs // _ALLOWED
+    sequences = int(load.counts.sum())
+    allowed = packs_allowed(sum(count for count, _ in start), sequences, multiple)
     best, cap = start, max(_squares(lengths) for _, lengths in start)
-    deepest = max(len(lengths) for _, lengths in start)
     least = least_cap(load, allowed)
-    search = _Search(load, align, allowed, work, slow, by_tokens)
+    search = _Search(load, align, allowed, by_tokens, budget, slow)
     low, high, most, places = least, max(cap, least), least, int(load.limits[2])
-    while True:
+    while not budget.spent():
         found = search.attempt(most, places)
         if found is not None:
             best, high = found, max(least, max(_squares(lengths) for _, lengths in found))
@@ -117,8 +149,8 @@ def even_out(
         most = (low + high) // 2
     search.slow = slow
     deepest = max(len(lengths) for _, lengths in best)
-    shallow = max(1, -(-int(load.counts.sum()) // allowed)) - 1
-    while shallow + 1 < deepest:
+    shallow = max(1, -(-sequences // allowed)) - 1
+    while shallow + 1 < deepest and not budget.spent():
         depth = (shallow + deepest) // 2
         found = search.attempt(high, min(depth, places))
         if found is None:
@@ -133,16 +165,17 @@ def _squares(lengths: tuple[int, ...]) -> int:
 
 
 def spreads(strategies: Strategies) -> dict[str, Any]:
-    """Return the number of packs, the highest cost and the most sequences of a pack, and both divided by their means.
+    """Return packs, the dearest and the deepest pack, and how far each of both is above the mean (1.0: all alike)."""
+    return _to_mean(
+        packs=sum(count for count, _ in strategies),
+        cap=max(_squares(lengths) for _, lengths in strategies),
+        depth=max(len(lengths) for _, lengths in strategies),
+        cost=sum(count * _squares(lengths) for count, lengths in strategies),
+        sequences=sum(count * len(lengths) for count, lengths in strategies),
+    )
 
-    The keys are packs, cap (highest cost), cost_to_mean, depth (most sequences) and depth_to_mean; a ratio of 1.0 means
-    that all packs are alike. The cost of a pack is the sum of its squared lengths.
-    """
-    packs = sum(count for count, _ in strategies)
-    cap = max(_squares(lengths) for _, lengths in strategies)
-    depth = max(len(lengths) for _, lengths in strategies)
-    cost = sum(count * _squares(lengths) for count, lengths in strategies)
-    sequences = sum(count * len(lengths) for count, lengths in strategies)
+
+def _to_mean(packs: int, cap: int, depth: int, cost: int, sequences: int) -> dict[str, Any]:
     return {
         "packs": packs,
         "cap": cap,
@@ -155,7 +188,7 @@ def spreads(strategies: Strategies) -> dict[str, Any]:
 def described(facts: Mapping[str, Any]) -> str:
     """Return the note for the user from the facts of `even_out` and, as ``after``, the `spreads` of the final plan."""
     before, after = facts["before"], facts["after"]
-    least = after["cost_to_mean"] * facts["least_cap"] / after["cap"]
+    least = max(1.0, after["cost_to_mean"] * facts["least_cap"] / after["cap"])
     return (
         f"even packs: the highest cost of a pack is {after['cost_to_mean']:.4g} times the mean (before: "
         f"{before['cost_to_mean']:.4g}; with {facts['most_packs']:,} packs it cannot be below {least:.4g}), the most "
@@ -164,23 +197,46 @@ def described(facts: Mapping[str, Any]) -> str:
     )
 
 
-def broken_evenness(facts: Mapping[str, Any], load: Load, strategies: Strategies) -> list[str]:
-    """Check the facts of a plan of even packs; return one sentence for each wrong number.
+def broken_evenness(
+    options: Mapping[str, Any], facts: Mapping[str, Any], notes: Sequence[str], load: Load, strategies: Strategies
+) -> list[str]:
+    """Return one sentence for each claim about evenness that these strategies, or the bounds, do not bear out.
 
-    `facts` are those of `even_out` and, as ``after``, the `spreads` of the plan. They must equal what these strategies
-    and the lower bounds for `load` give.
+    The numbers of the plan that was made even are history: they only have to be possible.
     """
-    if not strategies:
+    even: Any = facts.get("even")
+    if not strategies or (even is None and not options.get("even")):
         return []
     true = spreads(strategies)
-    least, packs, after = facts.get("least_cap"), facts.get("most_packs"), facts.get("after")
-    after = after if isinstance(after, dict) else {}
-    numbers = [least, packs, *(after.get(name) for name in true)]
-    if any(type(number) not in (int, float) for number in numbers) or not isinstance(packs, int) or packs < 1:
+    if not options.get("even") or not _complete(even, true):
         return ["the facts about evenness are incomplete"]
+    least, packs, before, after = (even[name] for name in ("least_cap", "most_packs", "before", "after"))
     wrong = [name for name in true if after[name] != true[name]]
     found = [f"{name} of the packs is stated as {after[name]}, it is {true[name]}" for name in wrong]
+    sequences = sum(count * len(lengths) for count, lengths in strategies)
+    if packs != packs_allowed(before["packs"], sequences, options.get("pack_multiple", 1)) or true["packs"] > packs:
+        found.append(f"{packs:,} packs are not what {before['packs']:,} packs of the plan before allow")
     proven = least_cap(load, packs)
     if least != proven:
         found.append(f"the least cap of {packs:,} packs is stated as {least:,}, {proven:,} can be proven")
+    possible = least_cap(load, before["packs"]) <= before["cap"] <= int(load.limits[1])
+    possible = possible and sequences <= before["depth"] * before["packs"] and before["packs"] >= bound_of(load)
+    possible = possible and before["depth"] <= int(load.limits[2])
+    cost = sum(count * _squares(lengths) for count, lengths in strategies)
+    if not possible or before != _to_mean(before["packs"], before["cap"], before["depth"], cost, sequences):
+        found.append("the facts about the plan before contradict each other")
+    if not found and described(even) not in notes:
+        found.append("the plan lacks the note that describes its evenness")
     return found
+
+
+def _complete(even: Any, true: Mapping[str, Any]) -> bool:
+    """Whether facts have all their numbers, positive and of the right type."""
+    if type(even) is not dict or any(type(even.get(name)) is not dict for name in ("before", "after")):
+        return False
+    whole = [even.get("least_cap"), even.get("most_packs")]
+    for part in (even["before"], even["after"]):
+        if part.keys() != true.keys() or any(type(part[name]) is not type(value) for name, value in true.items()):
+            return False
+        whole += [part["packs"], part["cap"], part["depth"]]
+    return all(type(number) is int and 1 <= number < _MOST for number in whole)

@@ -21,26 +21,29 @@ from numpy.typing import NDArray
 
 from nopad.planning.cost_certificate import CostCertificate
 from nopad.planning.costs.spread import Load, Packed
+from nopad.planning.optimal.budget import Budget
 
-__all__ = ["MOST_CAPACITY", "MOST_FILLED", "Guide", "certify", "fill", "fits_memory", "guide"]
+__all__ = ["FILLING", "MOST_CAPACITY", "MOST_FILLED", "Guide", "certify", "fill", "fits_memory", "guide"]
 
-_MOST_SIZES = 700  # most distinct rounded lengths
-_MOST_CELLS = 2**28  # sizes x units of tokens x units of cost x layers: what pricing once costs, at most
-_RESOLUTIONS = ((1024, 256), (512, 256), (512, 128), (256, 128), (128, 64))  # units of tokens and of cost per pack
-_COLUMNS = 80  # most patterns added per round of pricing
-_ROUNDS, _AGAIN = 200, 3  # rounds of pricing: for the first linear program, and for each later one
-_NEAR = 2e-5  # pricing ends when no pattern is worth this much more than a pack
-_WHOLE = 1e-6  # a number this close to an integer counts as one
-_SCALE = 2**40  # the integer for a dual value of 1
-_FILLS, _FEW = 4, 40  # most plans in units, each for the sequences left over before; none for fewer than _FEW of these
-_LEAST_LOOKS = 10**6  # classes that the final best-fit may always look at
-_MOST_LAYERS = 32  # of the knapsack: one for each number of sequences in a pack
-_SHALLOW = 2  # a depth of so many times the usual number of sequences is left to the filling of slots
+_MOST_SIZES = 700
+_MOST_CELLS = 2**28  # sizes x units x units of cost x layers: what pricing once costs
+_RESOLUTIONS = ((1024, 256), (512, 256), (512, 128), (256, 128), (128, 64))
+_COLUMNS = 80
+_ROUNDS, _AGAIN = 200, 3  # of pricing: at first, and for each remainder
+_NEAR = 2e-5
+_WHOLE = 1e-6
+_SCALE = 2**40
+_FILLS, _FEW = 4, 40  # plans in units, one for what the other leaves over; ends at so few sequences
+_AGAIN_SHARE = 0.25  # of the budget, for each of the others
+_LEAST_LOOKS = 10**6
+_MOST_LAYERS = 32
+_SHALLOW = 2  # a depth of so many times the usual one is looked at only when slots are filled
 
 _UNITS = ((2048, 1024), (2048, 512), (1024, 512), (512, 256))  # of tokens and squares, in a certificate
 _SHORT = 32  # lengths below a pack's tokens / 32 lose much weight by rounding down
 MOST_CAPACITY = 2**24  # filling slots takes 40 bytes per token of capacity
 MOST_FILLED = 2**22  # sequences, of 64 bytes each
+FILLING = 300  # operations of the budget for each of them
 
 Pattern = tuple[int, ...]
 
@@ -140,17 +143,13 @@ class Guide:
         return float(self.values @ self.units.demand)
 
 
-def guide(load: Load, work: int) -> Guide | None:
-    """Return a plan in units; None if `work` nanoseconds of steps are too few for one, or the solver fails at once.
-
-    If the steps run out or the solver fails later, the plan leaves sequences out.
-    """
-    from nopad.planning.optimal.budget import Budget
+def guide(load: Load, budget: Budget) -> Guide | None:
+    """Return a plan in units; None if it takes more than the budget allows, or the solver fails."""
     from nopad.planning.optimal.master import Master, Optimum, SolverError
     from nopad.planning.optimal.pricing import Items
     from nopad.planning.optimal.rounding import fill_demand
 
-    units = Units.of(load, min(_MOST_CELLS, work // 50))
+    units = None if budget.spent() else Units.of(load, min(_MOST_CELLS, budget.left // 50))
     if units is None:
         return None
     tokens, money, layers = units.room
@@ -165,7 +164,7 @@ def guide(load: Load, work: int) -> Guide | None:
     left = units.demand.copy()
     values = np.empty(0)
     solved: Optimum | None = None
-    rounds, budget = _ROUNDS, Budget(work / 10**9)
+    rounds = _ROUNDS
     try:
         while left.any() and rounds:
             for _ in range(rounds):
@@ -191,13 +190,13 @@ def guide(load: Load, work: int) -> Guide | None:
             for pattern, count in taken.items():
                 np.subtract.at(left, list(pattern), count)
             master.demand(left)
-    except SolverError:
-        pass  # what was packed before is still a guide
+    except SolverError as error:
+        budget.trouble = str(error)  # what is packed so far is still a guide
     return Guide(units, packing, values) if packing else None
 
 
-def certify(plan: Guide, load: Load, align: int, work: int) -> CostCertificate | None:
-    """Return a certificate made of the values of a plan; None if checking it would take more than `work` steps.
+def certify(plan: Guide, load: Load, align: int, budget: Budget) -> CostCertificate | None:
+    """Return a certificate made of the values of a plan in units; None if checking one takes more than the budget.
 
     None also if it could not be checked for another reason. Between the mean lengths of the items, values are
     interpolated. A certificate weighs lengths in units, rounded down; for a short length that is much less than its
@@ -206,10 +205,11 @@ def certify(plan: Guide, load: Load, align: int, work: int) -> CostCertificate |
     capacity = int(load.limits[0])
     lengths = load.lengths
     for units in _UNITS:
-        if lengths.size * units[0] * units[1] // 2 <= work:
+        if lengths.size * units[0] * units[1] // 2 <= budget.left:
             break
     else:
         return None
+    budget.charge(lengths.size * units[0] * units[1] // 2)
     values = np.interp(lengths, np.append(0, plan.units.middle), np.append(0, plan.values))
     share = load.sizes * units[0] // capacity / units[0]
     values = np.where(load.sizes * _SHORT < capacity, np.minimum(values, share), values)
@@ -218,8 +218,8 @@ def certify(plan: Guide, load: Load, align: int, work: int) -> CostCertificate |
     return None if proof.problem(capacity, int(load.limits[1]), align) else proof
 
 
-def fill(plan: Guide, load: Load, align: int, work: int) -> Packed:
-    """Return a plan of all sequences of `load` that follows a plan in units.
+def fill(plan: Guide, load: Load, align: int, budget: Budget) -> Packed:
+    """Return a plan of real lengths that follows a plan in units.
 
     Sequences that found no slot are planned in units again, a few times; the last ones are placed by best-fit. Each of
     these steps takes at most about `work` nanoseconds.
@@ -242,11 +242,13 @@ def fill(plan: Guide, load: Load, align: int, work: int) -> Packed:
         if left.sum() < _FEW:
             break
         rest = Load(load.lengths[present], load.sizes[present], load.costs[present], left[present], load.limits)
-        following = guide(rest, work // 4)
+        with budget.part(_AGAIN_SHARE):
+            following = guide(rest, budget)
     made: Any = _kernels.best_fit(
-        load.sizes, load.costs, left, classes, used, links, linked, load.limits, max(work, _LEAST_LOOKS)
+        load.sizes, load.costs, left, classes, used, links, linked, load.limits, max(budget.left, _LEAST_LOOKS)
     )
-    classes, used, links, linked, _ = made
+    classes, used, links, linked, looks = made
+    budget.charge(looks)
     return Packed(classes[:used], links[:linked])
 
 

@@ -21,18 +21,19 @@ from numpy.typing import NDArray
 from nopad.histogram import Histogram
 from nopad.planning.algorithm import Strategies
 from nopad.planning.costs.bounds import fewest
+from nopad.planning.optimal.budget import Budget
 
 __all__ = ["Load", "Packed", "bound_of", "load_of", "spread"]
 
-UNLIMITED = 2**31 - 1  # the depth of a load without a limit
-_MOST_DEALT = 10**7  # most steps of dealing out in one try
-_MOST_LOOKS = 2 * 10**7  # most classes looked at by best-fit in one try, about one nanosecond each
-_DEAL = 50  # nanoseconds that a step of dealing out takes
-_SHARES = (0.0, 0.01, 0.03, 0.1, 0.2, 0.3)  # of all tokens: the shortest sequences with this share are not dealt out
-_SCORES = ((0, 0.5), (0, 0.7), (0, 1.0), (0, 1.5), (0, 3.0), (1, 0.5), (1, 1.0), (2, 1.0))  # (kind, weight) of a score
-_LOOK, _HOPELESS = 9, 1.05  # from try _LOOK on, the search ends if the best plan has _HOPELESS times the bound
-_BEST_WAYS = 12  # ways that are tried again with more packs opened:
-_MORE = (0.0, 1e-4, 2e-4, 3e-4, 5e-4, 7e-4, 1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2)  # shares of the bound
+UNLIMITED = 2**31 - 1  # as a depth
+_MOST_DEALT = 10**7  # steps of one try, of about 50 nanoseconds
+_MOST_LOOKS = 2 * 10**7  # packs looked at in one try, of about one nanosecond
+_DEAL, _START = 50, 10**5  # operations of a step, and of beginning a try
+_SHARES = (0.0, 0.01, 0.03, 0.1, 0.2, 0.3)  # of the tokens, in the shortest sequences: placed by best-fit
+_SCORES = ((0, 0.5), (0, 0.7), (0, 1.0), (0, 1.5), (0, 3.0), (1, 0.5), (1, 1.0), (2, 1.0))
+_LOOK, _HOPELESS = 9, 1.05  # after so many tries a plan so far above the bound is not for this method
+_BEST_WAYS = 12
+_MORE = (0.0, 1e-4, 2e-4, 3e-4, 5e-4, 7e-4, 1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2)
 
 
 @dataclass(frozen=True)
@@ -102,16 +103,15 @@ class Packed:
         return found
 
 
-def spread(load: Load, bound: int, enough: int, work: int) -> Packed:
-    """Return the best plan found; ends at a plan of at most `enough` packs, or when `work` is spent.
+def spread(load: Load, bound: int, enough: int, budget: Budget) -> Packed:
+    """Return the best plan found; ends at `enough` packs or when the budget is spent.
 
-    `bound` is a number of packs that no plan can go below. `work` is in steps of about a nanosecond, which are counted
-    and not timed, so the plan is the same on every machine.
+    `bound` is a number of packs that no plan can go below.
     """
     least = np.cumsum(load.sizes * (load.counts / load.counts.sum()))
     starts = [int(np.searchsorted(least, share * least[-1])) if share else 0 for share in _SHARES]
     ways = [(first, kind, weight) for first in dict.fromkeys(starts) for kind, weight in _SCORES]
-    tries = _Tries(load, bound, enough, work)
+    tries = _Tries(load, bound, enough, budget)
     ranked = []
     for number, way in enumerate(ways):
         ranked.append((tries.deal(bound, way), number))
@@ -127,19 +127,18 @@ def spread(load: Load, bound: int, enough: int, work: int) -> Packed:
 
 
 class _Tries:
-    """All tries so far: the best plan (`best`), its number of packs (`packs`), and the work that they took (`used`)."""
+    """The best plan so far, and the budget for others."""
 
-    def __init__(self, load: Load, bound: int, enough: int, work: int) -> None:
+    def __init__(self, load: Load, bound: int, enough: int, budget: Budget) -> None:
         self.loads = (load.sizes, load.costs, np.ones_like(load.sizes))
-        self.load, self.bound, self.enough, self.work = load, bound, enough, work
+        self.load, self.bound, self.enough, self.budget = load, bound, enough, budget
         self.best: Packed | None = None
         self.packs = 2**63
-        self.used = 0
 
     @property
     def over(self) -> bool:
-        """Whether the best plan has few enough packs, or the work is spent."""
-        return self.packs <= self.enough or self.used > self.work
+        """Whether the plan is good enough, or the budget is spent."""
+        return self.packs <= self.enough or self.budget.spent()
 
     def deal(self, packs: int, way: tuple[int, int, float], *, patient: bool = False) -> int:
         """Open `packs` packs and pack everything in one way; return the number of packs that this takes.
@@ -160,13 +159,13 @@ class _Tries:
             load.sizes, load.costs, left, classes, 1, links, 0, load.limits, first, kind, weight, _MOST_DEALT
         )
         classes, number, links, linked, steps = made
-        self.used += _DEAL * steps
+        self.budget.charge(_DEAL * steps + _START)
         stuck = max(left[first:] @ (own[first:] / most) for own, most in zip(self.loads, load.limits, strict=True))
         if packs + stuck > max(1000, self.bound * _HOPELESS) and not patient:
             return packs + int(stuck)
         made = _kernels.best_fit(load.sizes, load.costs, left, classes, number, links, linked, load.limits, _MOST_LOOKS)
         classes, number, links, linked, looks = made
-        self.used += looks
+        self.budget.charge(looks)
         plan = Packed(classes[:number], links[:linked])
         total = plan.packs
         if total < self.packs:

@@ -59,33 +59,44 @@ _WITHIN_UNITS = 1e-4  # a rounded program is solved to this share of its bound; 
 
 
 def optimal(
-    histogram: Histogram, capacity: int, depth: int | None, *, effort: int = 30, seconds: int | None = None
+    histogram: Histogram,
+    capacity: int,
+    depth: int | None,
+    *,
+    effort: int = 30,
+    seconds: int | None = None,
+    budget: Budget | None = None,
 ) -> Planned:
     """Return the best plan found; its certificate is None if no linear program proved more than the cheap lower bounds.
 
-    `effort` is the budget: seconds of an ordinary core, counted as 10^9 operations each. No new step begins when
-    `seconds` have passed on the clock (None: no time limit). The plan's facts give the number of linear programs
-    solved.
+    `effort` is the budget: about so many seconds of an ordinary core, counted in operations. No new step begins after
+    `seconds` on the clock (None: no time limit). A `budget` shared with other steps replaces both.
 
     >>> made = optimal(Histogram.from_lengths([5, 5, 4, 4, 3, 3, 3, 3, 2]), 10, None)
     >>> sum(count for count, _ in made.strategies), made.facts
     (4, {'linear_programs': 0})
     """
-    return _Search(histogram, capacity, depth, Budget(effort, seconds), within=0).run()
+    return _Search(histogram, capacity, depth, budget or Budget(effort, seconds), within=0).run()
 
 
 def auto(
-    histogram: Histogram, capacity: int, depth: int | None, *, effort: int = 3, seconds: int | None = None
+    histogram: Histogram,
+    capacity: int,
+    depth: int | None,
+    *,
+    effort: int = 3,
+    seconds: int | None = None,
+    budget: Budget | None = None,
 ) -> Planned:
     """Return the first plan found within one pack of its lower bound, or the best one when the budget is spent.
 
-    `effort` and `seconds` are those of `optimal`.
+    `effort`, `seconds` and `budget` are those of `optimal`.
 
     >>> made = auto(Histogram.from_lengths([5, 5, 4, 4, 3, 3, 3, 3, 2]), 10, None)
     >>> sum(count for count, _ in made.strategies), made.facts
     (4, {'linear_programs': 0})
     """
-    return _Search(histogram, capacity, depth, Budget(effort, seconds), within=1).run()
+    return _Search(histogram, capacity, depth, budget or Budget(effort, seconds), within=1).run()
 
 
 @dataclass

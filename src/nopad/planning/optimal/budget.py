@@ -36,8 +36,14 @@ class Budget:
 
     @contextmanager
     def part(self, share: float) -> Iterator[None]:
-        """Leave only this share (0 to 1) of the operations to the body of a ``with``; the others come back after it."""
-        aside = int(self.left * (1 - share))
+        """Set all but a share of what is left aside; what is not used of the share comes back."""
+        with self.at_most(self.left - int(self.left * (1 - share))):
+            yield
+
+    @contextmanager
+    def at_most(self, operations: int) -> Iterator[None]:
+        """Set aside what is left above so many operations; what is not used of them comes back."""
+        aside = max(0, self.left - operations)
         self.left -= aside
         try:
             yield

@@ -27,6 +27,7 @@ from nopad.planning.optimal.master import Master
 from nopad.planning.optimal.pricing import Items, Pattern
 from nopad.planning.optimal.rounding import Packing, best_fit, dive, fill_demand
 from nopad.planning.optimal.search import relax
+from nopad.planning.optimal.solver import run
 
 __all__ = ["close", "patterns_above", "residuals"]
 
@@ -34,10 +35,12 @@ _MOST_PATTERNS = 20_000  # the most that are listed
 _MOST_ITEMS = 2**22  # the most in all listed patterns together
 _SEARCHED = 2 * 10**7  # most steps of listing patterns
 _NODES = 2_000  # of the branch-and-bound tree: a budget that does not depend on the machine
-_NODE_STEPS = 20_000  # operations per node and hundred patterns; a tenth of the nodes is charged
-_OPEN = 30  # most packs with free space that are packed again together
-_FULL = (10, 20, 40, 80, 20, 40, 80)  # full packs that are packed again with them, in one attempt after the other
-_WHOLE = 400  # a plan of at most so many packs is at last packed again as a whole
+_LEAST_NODES = 20  # with fewer the program is not begun
+_NODE_ITERATIONS = 500  # simplex iterations that a node takes
+_ENTRY_STEPS = 50  # operations per pattern and item, in each of them
+_OPEN = 30  # packs with free space that are packed again, at most
+_FULL = (10, 20, 40, 80, 20, 40, 80)  # full packs beside them, in each turn
+_WHOLE = 400  # packs of a plan that is packed again as a whole in the end
 
 
 def close(items: Items, target: int, budget: Budget) -> Packing | None:
@@ -63,9 +66,7 @@ def close(items: Items, target: int, budget: Budget) -> Packing | None:
     budget.charge(_SEARCHED)
     if patterns is None:
         return None
-    packing = _integer_program(patterns, items, target)
-    budget.charge(_NODES * _NODE_STEPS * (1 + len(patterns) // 100) // 10)
-    return packing
+    return _integer_program(patterns, items, target, budget)
 
 
 def _loss(items: Items, target: int, values: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], int, int]:
@@ -97,14 +98,19 @@ def patterns_above(items: Items, values: NDArray[np.int64], least: int) -> list[
     return [tuple(held[cuts[p] : cuts[p + 1]]) for p in range(found)]
 
 
-def _integer_program(patterns: list[Pattern], items: Items, target: int) -> Packing | None:
-    """Return a packing of all items by these patterns, in at most `target` packs; None if HiGHS finds none."""
+def _integer_program(patterns: list[Pattern], items: Items, target: int, budget: Budget) -> Packing | None:
+    """Choose among patterns so that all items are covered by at most `target` packs; None if that fails."""
+    step = _ENTRY_STEPS * (len(patterns) + items.sizes.size)  # operations of a simplex iteration
+    nodes = min(_NODES, budget.left // (step * _NODE_ITERATIONS))
+    if nodes < _LEAST_NODES:
+        return None
     model = highspy.Highs()
     options = {
         "output_flag": False,
         "threads": 1,
+        "parallel": "off",
         "random_seed": 0,
-        "mip_max_nodes": _NODES,
+        "mip_max_nodes": nodes,
         "mip_max_improving_sols": 1,
         "mip_rel_gap": 0.0,
     }
@@ -122,7 +128,8 @@ def _integer_program(patterns: list[Pattern], items: Items, target: int) -> Pack
     every = np.arange(m, dtype=np.int32)
     model.changeColsIntegrality(m, every, np.full(m, highspy.HighsVarType.kInteger))
     model.addRow(0.0, float(target), m, every, np.ones(m))
-    model.run()
+    run(model)
+    budget.charge(step * max(1, model.getInfo().simplex_iteration_count))
     found = model.getInfo().primal_solution_status
     if found != highspy.SolutionStatus.kSolutionStatusFeasible:
         return None

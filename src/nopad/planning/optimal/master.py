@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.planning.optimal.budget import Budget
-from nopad.planning.optimal.pricing import Items, Pattern, price
+from nopad.planning.optimal.pricing import Items, Pattern
+from nopad.planning.optimal.solver import run
 
 __all__ = ["Master", "Optimum", "SolverError"]
 
@@ -28,6 +29,7 @@ _OPTIONS = {
     "output_flag": False,
     "presolve": "off",
     "threads": 1,
+    "parallel": "off",
     "random_seed": 0,
     "primal_feasibility_tolerance": 1e-9,
     "dual_feasibility_tolerance": 1e-9,
@@ -149,7 +151,7 @@ class Master:
         budget.programs += 1
         per_iteration = _ROW_STEPS * self.items.sizes.size
         self._highs.setOptionValue("simplex_iteration_limit", _ITERATIONS + budget.left // per_iteration)
-        self._highs.run()
+        run(self._highs)
         info, status = self._highs.getInfo(), self._highs.getModelStatus()
         budget.charge(per_iteration * max(info.simplex_iteration_count, 1))
         if status == highspy.HighsModelStatus.kIterationLimit:
@@ -157,7 +159,8 @@ class Master:
         if status != highspy.HighsModelStatus.kOptimal:
             raise SolverError(self._highs.modelStatusToString(status))
         solution = self._highs.getSolution()
-        times = np.array(solution.col_value)[self._exchanges :] / self._scale
+        # A tolerance may leave a value just below 0; scaled up, that would be packs to be taken away
+        times = np.array(solution.col_value)[self._exchanges :].clip(0) / self._scale
         return Optimum(float(info.objective_function_value) / self._scale, times, np.array(solution.row_dual))
 
     def trim(self, times: NDArray[np.float64], slack: float) -> NDArray[np.float64]:

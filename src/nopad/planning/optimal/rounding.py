@@ -130,7 +130,7 @@ def _fill(pattern: Pattern, copies: int, left: NDArray[np.int64], taken: Packing
 
     The slot of an item that has run out takes the next smaller item that is left, or stays empty.
     """
-    while copies:
+    while copies > 0:
         held: list[int] = []
         for item in pattern:
             while item >= 0 and left[item] <= held.count(item):

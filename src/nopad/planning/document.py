@@ -1,0 +1,102 @@
+"""`parsed`: the parts of a plan, out of the JSON document of a plan file, strict about types.
+
+Whether what the parts say is true is another question, which `nopad.planning.Plan.problems` answers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, NoReturn
+
+import numpy as np
+
+from nopad.files import once_each
+from nopad.options import MAX_LENGTH
+from nopad.planning.bounds import Bound
+from nopad.planning.certificate import Certificate
+from nopad.planning.conditions import CONDITIONS
+from nopad.planning.cost_certificate import CostCertificate
+
+__all__ = ["parsed", "read_json"]
+
+_KINDS = {"options": dict, "facts": dict, "notes": list, "strategies": list, "algorithm": str, "lower_bound": dict}
+
+
+def read_json(text: str) -> Any:
+    """Parse JSON in which no key is given twice, and every number is one.
+
+    Raises:
+        ValueError: the text is not such JSON.
+    """
+    return json.loads(text, object_pairs_hook=once_each, parse_constant=_no_number)
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def parsed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `Plan`; any malformed part raises KeyError, TypeError, ValueError or OptionError."""
+    for key, kind in _KINDS.items():
+        if type(document.get(key, {} if key == "facts" else None)) is not kind:
+            raise ValueError(f"{key} is {document[key]!r}, and should be a {kind.__name__}")
+    if not all(type(note) is str for note in document["notes"]):
+        raise ValueError("notes should be strings")
+    for name, option in CONDITIONS.items():
+        if name in document["options"]:
+            option.check(name, document["options"][name])
+    capacity, depth, bound = document["capacity"], document["depth"], document["lower_bound"]
+    limits = [capacity] if depth is None else [capacity, depth]
+    if any(type(v) is not int or not 1 <= v <= MAX_LENGTH for v in limits) or type(bound["packs"]) is not int:
+        raise ValueError(f"capacity and depth must be from 1 to {MAX_LENGTH} (depth may be null), all bounds integers")
+    if type(bound["proof"]) is not str:
+        raise ValueError(f"the proof of the lower bound is {bound['proof']!r}, and should be a str")
+    strategies = [_strategy(at, strategy, capacity) for at, strategy in enumerate(document["strategies"])]
+    return {
+        "capacity": capacity,
+        "depth": depth,
+        "algorithm": document["algorithm"],
+        "indptr": np.cumsum([0, *(len(lengths) for _, lengths in strategies)], dtype=np.int64),
+        "lengths": np.array([length for _, lengths in strategies for length in lengths], dtype=np.int64),
+        "counts": np.array([count for count, _ in strategies], dtype=np.int64),
+        "bound": Bound(bound["packs"], bound["proof"], _certificate(document)),
+        "options": document["options"],
+        "facts": document.get("facts", {}),
+        "notes": tuple(document["notes"]),
+    }
+
+
+def _strategy(at: int, strategy: Mapping[str, Any], capacity: int) -> tuple[int, list[int]]:
+    """Return count and lengths of strategy number `at`."""
+    count, lengths = strategy["count"], strategy["lengths"]
+    own = strategy.get("capacity", capacity)
+    if type(own) is not int or own != capacity:
+        raise ValueError(f"strategy {at} names a capacity of {own}; this nopad reads plans of one capacity")
+    fine = type(lengths) is list and lengths and all(type(v) is int and v >= 1 for v in [count, *lengths])
+    if not fine or max(lengths) > MAX_LENGTH:
+        raise ValueError(f"strategy {at}: needs an integer count >= 1 and lengths from 1 to {MAX_LENGTH}")
+    if any(a < b for a, b in pairwise(lengths)):
+        raise ValueError(f"strategy {at}: lengths are listed longest first")
+    return count, lengths
+
+
+def _certificate(document: Mapping[str, Any]) -> Certificate | CostCertificate | None:
+    """Parse the certificate of a plan; None if it has none."""
+    steps, both = document.get("certificate"), document.get("cost_certificate")
+    if both is None:
+        return None if steps is None else Certificate(_pairs("certificate", steps))
+    if steps is not None:
+        raise ValueError("a plan has one certificate")
+    (units,) = _pairs("cost_certificate units", [both["units"]])
+    return CostCertificate(_pairs("cost_certificate", both["steps"]), units)
+
+
+def _pairs(name: str, steps: Any) -> tuple[tuple[int, int], ...]:
+    """Return a list of lists of two integers as tuples."""
+    if type(steps) is not list or not all(
+        type(step) is list and len(step) == 2 and all(type(v) is int for v in step) for step in steps
+    ):
+        raise ValueError(f"{name}: needs pairs of integers")
+    return tuple((first, second) for first, second in steps)
