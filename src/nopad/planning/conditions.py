@@ -170,7 +170,7 @@ def broken_conditions(
         exact: Any = np.int64 if int(lengths.max()) ** 2 * int(np.diff(indptr).max()) < 2**63 else object
         cost = np.add.reduceat(lengths.astype(exact) ** 2, indptr[:-1])
         found += [
-            f"strategy {s} has {int(cost[s]):,} squares, above max_squares={squares:,}"
+            f"strategy {s} has squared lengths that sum to {int(cost[s]):,}, above max_squares={squares:,}"
             for s in np.flatnonzero(cost > squares)[:_MOST_NAMED]
         ]
     return found[:_MOST_NAMED]

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.planning.optimal.budget import Budget
-from nopad.planning.optimal.pricing import Items, Pattern
+from nopad.planning.optimal.pricing import Items, Pattern, price
 from nopad.planning.optimal.solver import run
 
 __all__ = ["Master", "Optimum", "SolverError"]
