@@ -22,7 +22,7 @@ _NEAR = 10_000  # one pack in so many above the bound is near enough for `auto`
 _GOOD = 2_000  # and where it is one in so many, slower methods are not tried
 _WORTHWHILE = 2_000  # a certificate is made where the linear program promises so much
 _FAR = 100  # where it is more, few sequences share a pack: dealing out is not for them
-_SPREADING, _BY_TOKENS, _GUIDING, _CERTIFYING = 0.35, 0.35, 0.4, 0.75  # shares of what is left of the budget
+_SPREADING, _BY_TOKENS, _GUIDING, _CERTIFYING = 0.3, 0.35, 0.65, 0.9  # shares of what is left of the budget
 
 
 def within(
@@ -74,8 +74,8 @@ def within(
             filled = fill(plan, load, align, budget)
             if filled.packs < packs:
                 best, packs, method = filled.strategies(load.lengths), filled.packs, "column generation"
-    if packs > bound + near and budget.spent() and not budget.out_of_time:
-        notes.append("stopped by its budget: a larger one (effort) may find a better plan, or a better bound")
+    if packs > bound + near and not (budget.spent() and budget.out_of_time):
+        notes.append("no better plan within its budget: a larger one (effort) may find one, or a better bound")
     return Planned(strategies=best, certificate=certificate, facts={"method": method}, notes=tuple(notes))
 
 
