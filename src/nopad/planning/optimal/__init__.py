@@ -56,7 +56,7 @@ _WITHIN_UNITS = 1e-4  # filling slots with real lengths moves the result by more
 
 
 def optimal(
-    histogram: Histogram, capacity: int, depth: int | None, *, effort: int = 30, seconds: int | None = None
+    histogram: Histogram, capacity: int, depth: int | None, *, effort: float = 30, seconds: int | None = None
 ) -> Planned:
     """Return the best plan found; its certificate is None where a cheap lower bound is as good.
 
@@ -71,7 +71,7 @@ def optimal(
 
 
 def auto(
-    histogram: Histogram, capacity: int, depth: int | None, *, effort: int = 3, seconds: int | None = None
+    histogram: Histogram, capacity: int, depth: int | None, *, effort: float = 3, seconds: int | None = None
 ) -> Planned:
     """Return the first plan found within one pack of its lower bound, or the best one when the budget is spent.
 
