@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nopad.planning.optimal.master import Master
     from nopad.planning.optimal.search import Solved
 
-__all__ = ["auto", "optimal"]
+__all__ = ["auto", "nearly", "optimal"]
 
 _MOST_TABLE = 2**27  # entries of a table of pricing, 8 bytes each
 _MOST_SEEDS = 4_000
@@ -82,6 +82,13 @@ def auto(
     (4, {'linear_programs': 0})
     """
     return _Search(histogram, capacity, depth, Budget(effort, seconds), within=1).run()
+
+
+def nearly(histogram: Histogram, capacity: int, depth: int | None, *, effort: float, share: float) -> Strategies:
+    """Return the first plan found at most this share above its lower bound, or the best one within `effort`."""
+    search = _Search(histogram, capacity, depth, Budget(effort), within=1)
+    search.within = max(1, int(share * search.bound))
+    return list(search.run().strategies)
 
 
 @dataclass

@@ -69,8 +69,8 @@ def price(items: Items, values: NDArray[np.int64], most: int) -> tuple[int, list
     used = np.empty(candidates.size, dtype=np.int64)
     _kernels.patterns_with(items.sizes, values, items.unlimited, table, candidates, out, used)
     found: dict[Pattern, None] = {}
-    for row, n in zip(out.tolist(), used.tolist(), strict=True):
-        found.setdefault(tuple(sorted(row[:n], reverse=True)))
+    for row, n in zip(out, used.tolist(), strict=True):  # rows are as long as the deepest pack: mostly unused
+        found.setdefault(tuple(sorted(row[:n].tolist(), reverse=True)))
         if len(found) == most:
             break
     return best, list(found)

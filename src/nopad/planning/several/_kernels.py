@@ -65,3 +65,50 @@ def patterns_with(
             else:
                 i -= 1
         used[p] = at
+
+
+@njit(cache=True, nogil=True)
+def swap_over(
+    sizes: NDArray[Any],
+    items: NDArray[Any],
+    begins: NDArray[Any],
+    free: NDArray[Any],
+    over: NDArray[Any],
+    roomy: NDArray[Any],
+    looks: int,
+) -> int:
+    """Swap sequences of packs that are `over` a limit with others of `roomy` packs, until they fit; return how many do.
+
+    ``items[begins[p]:begins[p + 1]]`` is what pack p holds, ``free[p]`` what it has left of both limits (negative: too
+    much). Each pack looks at `looks` other packs, from where the one before it ended. A swap must leave the other pack
+    within its limits, and this one nearer to them.
+    """
+    mended, at = 0, 0
+    for p in over:
+        for _ in range(looks):
+            lack_one, lack_other = max(0, -free[p, 0]), max(0, -free[p, 1])
+            if lack_one + lack_other == 0:
+                break
+            q = roomy[at]
+            at = (at + 1) % roomy.shape[0]
+            done = q == p or free[q, 0] < 0 or free[q, 1] < 0
+            for i in range(begins[p], begins[p + 1]):
+                if done:
+                    break
+                for k in range(begins[q], begins[q + 1]):
+                    one = sizes[items[i], 0] - sizes[items[k], 0]
+                    other = sizes[items[i], 1] - sizes[items[k], 1]
+                    if one > free[q, 0] or other > free[q, 1]:
+                        continue
+                    left_one, left_other = max(0, -free[p, 0] - one), max(0, -free[p, 1] - other)
+                    if left_one > lack_one or left_other > lack_other or left_one + left_other == lack_one + lack_other:
+                        continue
+                    items[i], items[k] = items[k], items[i]
+                    free[p, 0] += one
+                    free[p, 1] += other
+                    free[q, 0] -= one
+                    free[q, 1] -= other
+                    done = True
+                    break
+        mended += free[p, 0] >= 0 and free[p, 1] >= 0
+    return mended

@@ -9,7 +9,7 @@ and so on; and between them at even ratios.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,10 @@ from nopad.planning.several.task import Task
 __all__ = ["Classes"]
 
 _PARTS = 12  # corners just above 1/1, 1/2, ... of every capacity
+_BESIDE = (0.0, 0.03, 0.15, 0.4)  # of all sequences: there is an edge where only these fit beside
 _SAND = 16  # sizes below this part of the smallest capacity are sand
 _MOST_TABLE = 2**24
+_FEW = 1.3  # times the square root of the number of classes: second sizes that all get an edge
 _BINS = 2000  # that sizes are counted in, to place edges
 
 
@@ -52,22 +54,22 @@ class Classes:
         return cls(task.sizes, np.arange(k), task.counts.astype(np.float64), (0.0, 0.0), one, True)
 
     @classmethod
-    def of(cls, task: Task, most: int, cells: int, *, middle: bool = False) -> Classes:
-        """Return about `most` classes, for a table of at most `cells` numbers.
+    def of(cls, task: Task, most: int, cells: int, *, kinds: tuple[int, ...] = (0, 1), middle: bool = False) -> Classes:
+        """Return about `most` classes by these kinds of size, for a table of at most `cells` numbers.
 
         With `middle`, a class takes what its sequences take on average: a guide to good plans, that proves nothing.
         """
         limits = task.capacities.max(axis=0)
         units = _units(limits, min(cells, _MOST_TABLE))
-        flat = limits[1] == 0 or not task.loads[1]
-        second = 1 if flat else min(int(limits[1] // units[1]), max(4, round(most**0.5 / 2)))
+        none = np.zeros(1, dtype=np.int64)
+        seconds = _second_edges(task, int(units[1]), most, kinds == (1,)) if 1 in kinds else none
+        firsts = _edges(task, 0, most // seconds.size, int(units[0]), fine=seconds.size > 1) if 0 in kinds else none
         found = np.zeros_like(task.sizes)
-        for kind, wanted in ((0, most // second), (1, second)):
-            edges = _edges(task, kind, wanted, int(units[kind])) if kind == 0 or not flat else np.zeros(1, np.int64)
+        for kind, edges in enumerate((firsts, seconds)):
             found[:, kind] = edges[np.searchsorted(edges, task.sizes[:, kind], side="right") - 1]
         corners, of_size = np.unique(found, axis=0, return_inverse=True)
         of_size = of_size.ravel()
-        if not corners[0].any():
+        if len(corners) and not corners[0].any():
             corners, of_size = corners[1:], of_size - 1
         weights = task.counts.astype(np.float64)
         inside = of_size >= 0
@@ -94,6 +96,26 @@ class Classes:
         one, other = loads[~inside].sum(axis=0).tolist()
         return cls(corners, of_size, demand, (one, other), units, False)
 
+    def within(self, task: Task) -> Classes:
+        """Return the same classes, none larger than what this task's capacities hold."""
+        limits = task.capacities // self.units * self.units
+        least = np.full(len(self.corners), np.inf)
+        corners = self.corners.copy()
+        for limit in limits:
+            cut = np.minimum(self.corners, limit)
+            lost = (self.corners - cut).sum(axis=1)
+            corners[lost < least] = cut[lost < least]
+            least = np.minimum(least, lost)
+        return replace(self, corners=corners)
+
+
+def _second_edges(task: Task, unit: int, most: int, alone: bool) -> NDArray[np.int64]:
+    """Return the edges of the second size: all that it takes, if they are few; as many as there may be if `alone`."""
+    values = np.unique(np.append(0, task.sizes[:, 1] // unit * unit))
+    if values.size <= (most if alone else most**0.5 * _FEW):
+        return values
+    return _edges(task, 1, most if alone else max(4, round(most**0.5 / 2)), unit)
+
 
 def _units(limits: NDArray[np.int64], cells: int) -> NDArray[np.int64]:
     """Return units that make a table of at most `cells` numbers, of both limits alike where both are large."""
@@ -103,16 +125,29 @@ def _units(limits: NDArray[np.int64], cells: int) -> NDArray[np.int64]:
     return units
 
 
-def _edges(task: Task, kind: int, most: int, unit: int) -> NDArray[np.int64]:
-    """Return 0 and about `most` edges of one size: multiples of `unit`, from where sand ends."""
+def _edges(task: Task, kind: int, most: int, unit: int, *, fine: bool = False) -> NDArray[np.int64]:
+    """Return 0 and about `most` edges of one size: multiples of `unit`, from where sand ends, or from `unit` if `fine`.
+
+    The smallest sizes are then told apart too.
+    """
     limits = np.unique(task.capacities[:, kind])
     limits = limits[limits > 0]
-    least = max(unit, int(limits[0]) // _SAND)
+    least = unit if fine else max(unit, int(limits[0]) // _SAND)
     own = task.sizes[:, kind]
-    parts = (limits[:, None] // np.arange(1, _PARTS + 1) + 1).ravel()
-    edges = np.concatenate([parts, _even(own, task.counts, least, most - parts.size)])
+    parts = (limits[:, None] // np.arange(1, max(2, min(_PARTS, most // (3 * limits.size))) + 1) + 1).ravel()
+    small = _small(own, task.counts)
+    fixed = np.concatenate([parts, (limits[:, None] + 1 - small).ravel(), small if fine else small[:0]])
+    edges = np.append(fixed, _even(own, task.counts, least, max(most // 3, most - fixed.size)))
     edges = -(-edges // unit) * unit
     return np.unique(np.append(0, edges[(edges >= least) & (edges <= max(least, int(own.max(initial=1))))]))
+
+
+def _small(own: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return some of the smallest sizes."""
+    order = np.argsort(own, kind="stable")
+    upto = np.cumsum(counts[order].astype(np.float64))
+    found: NDArray[np.int64] = own[order][np.searchsorted(upto, np.array(_BESIDE) * upto[-1])]
+    return found
 
 
 def _even(own: NDArray[np.int64], counts: NDArray[np.int64], least: int, most: int) -> NDArray[np.int64]:

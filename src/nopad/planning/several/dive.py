@@ -25,10 +25,12 @@ __all__ = ["choose", "dive", "pack_rest"]
 _WHOLE = 1e-6
 _ROUNDS = 6  # of pricing for each rest
 _PARTS = 10
-_MOST_COLUMNS = 4000
+_MOST_COLUMNS = 1500
+_MOST_CELLS = 2 * 10**5  # columns x rows of an integer program
 _MOST_CHOSEN = 5000  # sequences of an integer program
 _NODES = 400  # of the branch-and-bound tree: a budget that does not depend on the machine
-_NODE_STEPS = 20_000  # operations per node and hundred columns
+_NODE_CELLS = 10**6  # rows x columns, of all nodes together
+_NODE_STEPS = 300  # operations per row and column, of each node
 
 
 def pack_rest(task: Task, left: NDArray[np.int64]) -> Packing:
@@ -118,10 +120,11 @@ def choose(task: Task, columns: list[Column], budget: Budget) -> Packing | None:
     if task.sequences > _MOST_CHOSEN or budget.spent():
         return None
     columns = every_column(task) or columns
-    if len(columns) > _MOST_COLUMNS:
+    if len(columns) > _MOST_COLUMNS or len(columns) * task.counts.size > _MOST_CELLS:
         return None
     model = highspy.Highs()
-    options = {"output_flag": False, "threads": 1, "random_seed": 0, "mip_max_nodes": _NODES, "mip_rel_gap": 0.0}
+    nodes = min(_NODES, 1 + _NODE_CELLS // (len(columns) * task.counts.size))
+    options = {"output_flag": False, "threads": 1, "random_seed": 0, "mip_max_nodes": nodes, "mip_rel_gap": 0.0}
     for name, value in options.items():
         model.setOptionValue(name, value)
     k, none, c = task.counts.size, np.empty(0, dtype=np.int32), len(columns)
@@ -136,7 +139,7 @@ def choose(task: Task, columns: list[Column], budget: Budget) -> Packing | None:
     model.addCols(c, costs, np.zeros(c), most, rows.size, starts, rows, values)
     model.changeColsIntegrality(c, np.arange(c, dtype=np.int32), np.full(c, highspy.HighsVarType.kInteger))
     model.run()
-    budget.charge(_NODES * _NODE_STEPS * (1 + c // 100) // 10)
+    budget.charge(nodes * _NODE_STEPS * c * k)
     if model.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
         return None
     left, taken = task.counts.copy(), Packing()

@@ -228,7 +228,7 @@ class Master:
         out = np.empty((len(found), self._longest(corners)), dtype=np.int64)
         used = np.empty(len(found), dtype=np.int64)
         _kernels.patterns_with(corners, values, self._table, first, limits, out, used)
-        rows = zip(found, out.tolist(), used.tolist(), strict=True)
+        rows = zip(found, out, used.tolist(), strict=True)
         return [(j, tuple(sorted(chosen[row[:n]].tolist()))) for (_, j, _), row, n in rows if n]
 
     def _longest(self, corners: NDArray[np.int64]) -> int:

@@ -13,7 +13,7 @@ The budget is counted in operations, so the result is the same on every machine.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,23 +22,32 @@ from nopad.histogram import Histogram
 from nopad.planning.optimal import auto
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.master import SolverError
+from nopad.planning.several.both import MOST_DEALT, follow
 from nopad.planning.several.bounds import price_bound
 from nopad.planning.several.certificate import PriceCertificate
 from nopad.planning.several.classes import Classes
 from nopad.planning.several.dive import choose, dive
 from nopad.planning.several.relax import Master, Relaxed
-from nopad.planning.several.split import pack_each, shares, split_alone
+from nopad.planning.several.split import ease, pack_each, shares, split_alone
 from nopad.planning.several.task import Packing, Task
 
 __all__ = ["Found", "search"]
 
 _MOST_EXACT = 400  # distinct sizes
 _EXACT_CELLS = 3 * 10**7  # classes x cells of the table, with every size as a class
-_STAGES = ((100, 2**17, 0.3), (300, 2**18, 0.6))  # classes, cells of the table, share of the budget
+_CLASSES = 130  # times the square root of the effort: what a program takes grows as their square
+_CELLS = 2**17
+_PROVING, _SHARING, _PACKING = 0.4, 0.6, 0.25  # of the budget that is left, for either program; of all, for packs
+_NEAR = 1e-5  # of the optimum of a program, where it ends
+_SLACK = 1e-3  # of the dearest price: a kind of which a full pack is worth less is not tight
+_EASES = (0.5, 0.1, 0.0)  # of the room of a kind that is not tight, kept free for what sequences differ from means
+_HARDER = 1.003  # a program that needs so much more for it is not followed
+_USABLE = 0.98  # a program whose bound is below this part of its optimum says nothing yet
 _GOOD = 20_000  # one part of the price in so many above the bound is near enough
 _CLOSING = 40  # packs that are packed again at a time
 _MOST_CLOSED = 2**17  # different packs that are looked at
 _TURNS = 8
+_LOOSE = 1e-6  # of what a sequence is worth
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,7 @@ class _Search:
         self.best: Packing = Counter()
         self.price: int | None = None
         self.worth: NDArray[np.float64] | None = None
+        self.extra = np.zeros(task.counts.size)
         self.notes: list[str] = []
 
     def run(self) -> Found:
@@ -115,15 +125,22 @@ class _Search:
     def _prove(self, master: Master, relaxed: Relaxed) -> None:
         """Keep the duals of a linear program, if they prove more than what is known."""
         rates, classes = relaxed.rates * master.dearest, master.classes
-        worth = self.task.sizes @ rates
         inside = classes.of_size >= 0
-        worth[inside] += relaxed.extras[classes.of_size[inside]] * master.dearest
-        self.worth = worth
+        self.extra = np.zeros(self.task.counts.size)
+        self.extra[inside] = relaxed.extras[classes.of_size[inside]] * master.dearest
+        self.worth = self.task.sizes @ rates + self.extra
         proof = master.certificate(relaxed)
         if proof.problem([(a, b) for a, b in self.task.capacities.tolist()]) is None:
             proven = price_bound(self.task, proof)
             if proven.price > self.bound:
                 self.bound, self.certificate = proven.price, proof
+
+    def _loose(self) -> NDArray[np.bool_]:
+        """Return which sizes are worth no more than their room: any capacity may hold them at no loss."""
+        if self.worth is None:
+            return np.ones(self.task.counts.size, dtype=bool)
+        found: NDArray[np.bool_] = self.extra <= _LOOSE * self.worth
+        return found
 
     def _quick(self) -> None:
         """Try simple splits by best-fit."""
@@ -151,24 +168,44 @@ class _Search:
         self._offer(_whole_packs(self.task, master, relaxed, self.bound, self.budget, self.best))
 
     def _classes(self) -> None:
-        """Solve with classes of sizes, coarse and fine, and pack what the programs give to each capacity."""
-        task = self.task
-        for most, cells, share in _STAGES:
-            if self._good() or self.budget.spent():
-                break
-            with self.budget.part(share):
-                master = Master(task, Classes.of(task, most, cells))
-                relaxed = master.relax(self.budget, near=1e-5)
-                if relaxed is not None:
-                    self._prove(master, relaxed)
-                if len(task.by_price) == 1 or self._good():
-                    continue
-                classes = Classes.of(task, most, cells, middle=True)
-                master = Master(task, classes)
-                relaxed = master.relax(self.budget, near=1e-5)
+        """Solve with classes of sizes: one program proves a bound, another says what each capacity gets."""
+        task, most = self.task, int(_CLASSES * max(self.effort, 0.1) ** 0.5)
+        proven = 0.0
+        best: tuple[int, ...] = (0, 1)
+        used = np.ones(2)
+        for kinds in [(0, 1)] if task.kinds == 1 else [(0,), (1,), (0, 1)]:
+            with self.budget.part(_PROVING):
+                master = Master(task, Classes.of(task, most, _CELLS, kinds=kinds))
+                relaxed = master.relax(self.budget, near=_NEAR)
             if relaxed is not None:
-                counts = shares(task, classes, master.columns, relaxed.times)
-                self._offer(pack_each(task, counts, self.effort / 3))
+                self._prove(master, relaxed)
+                if relaxed.proven > proven * (1 - _NEAR if len(kinds) > 1 else 1 + _NEAR):
+                    proven, best, used = relaxed.proven, kinds, _used(task, master, relaxed)
+            if self._good():
+                return
+        for ease_ in _EASES if task.kinds > 1 else (0.0,):
+            limits = np.floor(task.capacities * (1 - ease_ * (1 - used))).astype(np.int64)
+            with self.budget.part(_SHARING):
+                eased = replace(task, capacities=limits)
+                classes = Classes.of(task, most, _CELLS, kinds=best, middle=True).within(eased)
+                master = Master(eased, classes)
+                relaxed = master.relax(self.budget, near=_NEAR)
+            if relaxed is not None and (relaxed.price < proven * _HARDER or not ease_):
+                self._follow(classes, master, relaxed)
+                break
+
+    def _follow(self, classes: Classes, master: Master, relaxed: Relaxed) -> None:
+        """Make plans that follow a program over the means of classes."""
+        task = self.task
+        if relaxed.proven < relaxed.price * _USABLE:
+            return
+        if task.kinds > 1 and task.sequences <= MOST_DEALT:
+            self._offer(follow(task, classes, master.columns, relaxed))
+        if len(task.by_price) > 1 and not self._good():
+            counts = shares(task, classes, master.columns, relaxed.times)
+            if task.kinds == 1:
+                counts = ease(task, counts, self._loose())
+            self._offer(pack_each(task, counts, self.effort * _PACKING))
 
     def _close(self) -> None:
         """Pack the packs that waste most again, a few at a time."""
@@ -195,6 +232,15 @@ class _Search:
             names = chosen.tolist()
             outside = self.best - inside
             self._offer(outside + Counter({tuple(names[i] for i in pack): n for pack, n in made.items()}))
+
+
+def _used(task: Task, master: Master, relaxed: Relaxed) -> NDArray[np.float64]:
+    """Return how much of the packs of a program each kind takes; 1 for a kind that is tight."""
+    room = np.zeros(2)
+    for (j, _), time in zip(master.columns, relaxed.times.tolist(), strict=False):
+        room += time * task.capacities[j]
+    used = np.array([float(load) for load in task.loads]) / room.clip(1)
+    return np.where(relaxed.rates * task.capacities.max(axis=0) < _SLACK, used.clip(0, 1), 1.0)
 
 
 def _whole_packs(

@@ -13,14 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.histogram import Histogram
-from nopad.planning.costs.spread import UNLIMITED, Load, spread
 from nopad.planning.lpfhp import lpfhp
-from nopad.planning.optimal import auto
+from nopad.planning.optimal import nearly
+from nopad.planning.several.both import pack_both
 from nopad.planning.several.classes import Classes
 from nopad.planning.several.relax import Column
 from nopad.planning.several.task import Packing, Task
 
-__all__ = ["pack_each", "shares", "split_alone"]
+__all__ = ["ease", "pack_each", "shares", "split_alone"]
+
+_SMALL = 8  # of the smallest capacity, that a sequence is at most so large a part of
+_FINE = 0.02  # of the tokens of a capacity, in small sequences
+_SLACK = 5e-4
+_NEAR = 2e-5  # of the packs of a capacity, above their bound
 
 
 def split_alone(task: Task) -> NDArray[np.int64]:
@@ -75,6 +80,42 @@ def _whole(task: Task, share: NDArray[np.float64]) -> NDArray[np.int64]:
     return counts
 
 
+def ease(task: Task, counts: NDArray[np.int64], loose: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the counts ``[k, K]`` after exchanges that make packs easier to fill, of one kind.
+
+    `loose` sequences may be in packs of any capacity at no loss. Each capacity but the one that has most of them gets a
+    few more of the smallest, which fill what room is left in packs, against larger ones; and in all a little less than
+    its whole packs hold.
+    """
+    counts = counts.copy()
+    lengths = task.sizes[:, 0].astype(np.float64)
+    tokens = lengths @ (counts * loose[:, None])
+    giver = int(np.argmax(tokens))
+    small = loose & (task.sizes[:, 0] * _SMALL <= int(task.capacities[:, 0].min()))
+    for j in np.argsort(-task.capacities[:, 0], kind="stable").tolist():
+        load = float(lengths @ counts[:, j])
+        if j == giver or not load:
+            continue
+        capacity = float(task.capacities[j, 0])
+        target = max(1.0, np.floor(load / capacity + 0.5)) * capacity * (1 - _SLACK)
+        own, spare = float(lengths[small] @ counts[small, j]), float(lengths[small] @ counts[small, giver])
+        wanted = min(max(_FINE * target - own, target - load, 0.0), spare / 2)
+        taken = _part(counts[:, giver], small, wanted / spare if spare else 0.0)
+        back = load + float(lengths @ taken) - target
+        large = loose & ~small & (task.sizes <= task.capacities[giver]).all(axis=1)
+        held = float(lengths[large] @ counts[large, j])
+        given = _part(counts[:, j], large, min(1.0, max(0.0, back) / held) if held else 0.0)
+        counts[:, j] += taken - given
+        counts[:, giver] += given - taken
+    return counts
+
+
+def _part(counts: NDArray[np.int64], chosen: NDArray[np.bool_], share: float) -> NDArray[np.int64]:
+    """Return about this share of the chosen counts, rounded as a running sum."""
+    running = np.floor(np.cumsum(np.where(chosen, counts, 0) * share) + 0.5).astype(np.int64)
+    return np.clip(np.diff(running, prepend=0), 0, np.where(chosen, counts, 0))
+
+
 def pack_each(task: Task, counts: NDArray[np.int64], effort: float, *, quick: bool = False) -> Packing:
     """Pack what each capacity is given, with a budget of about `effort` seconds in all; `quick` by best-fit alone."""
     packing: Packing = Counter()
@@ -82,7 +123,7 @@ def pack_each(task: Task, counts: NDArray[np.int64], effort: float, *, quick: bo
     for j in used:
         chosen = np.flatnonzero(counts[:, j])
         part = task.part(chosen, counts[chosen, j])
-        made = _by_kinds(part, j, effort / len(used)) if task.kinds > 1 else _by_lengths(part, j, effort, quick)
+        made = pack_both(part, j, effort / len(used)) if task.kinds > 1 else _by_lengths(part, j, effort, quick)
         names = chosen.tolist()
         for held, count in made.items():
             packing[tuple(names[i] for i in held)] += count
@@ -93,37 +134,12 @@ def _by_lengths(task: Task, j: int, effort: float, quick: bool) -> Packing:
     """Pack one kind into capacity j."""
     capacity, lengths = int(task.capacities[j, 0]), task.sizes[:, 0]
     histogram = Histogram(lengths, task.counts)
-    made = (
-        lpfhp(histogram, capacity, task.depth)
-        if quick
-        else auto(histogram, capacity, task.depth, effort=effort).strategies
-    )
+    if quick:
+        made = lpfhp(histogram, capacity, task.depth)
+    else:
+        made = nearly(histogram, capacity, task.depth, effort=effort, share=_NEAR)
     number = dict(zip(lengths.tolist(), range(lengths.size), strict=True))
     packing: Packing = Counter()
     for count, held in made:
         packing[tuple(sorted(number[length] for length in held))] += count
-    return packing
-
-
-def _by_kinds(task: Task, j: int, effort: float) -> Packing:
-    """Pack two kinds into capacity j."""
-    limits = task.capacities[j].clip(1)  # a limit of 0 holds sizes of 0, and nobody divides by it
-    parts = task.sizes / limits
-    needs = (parts * task.counts[:, None].astype(np.float64)).sum(axis=0)
-    order = np.lexsort((parts.sum(axis=1), parts.max(axis=1) if needs.min() > 0 else parts[:, 0]))
-    sizes = task.sizes[order]
-    load = Load(
-        np.arange(order.size),
-        sizes[:, 0].copy(),
-        sizes[:, 1].copy(),
-        task.counts[order],
-        np.array([*limits.tolist(), UNLIMITED], dtype=np.int64),
-    )
-    loads = [sum(a * n for a, n in zip(own.tolist(), load.counts.tolist(), strict=True)) for own in sizes.T]
-    bound = max(-(-load_ // limit) for load_, limit in zip(loads, limits.tolist(), strict=True))
-    made = spread(load, max(1, bound), bound, int(effort * 10**9))
-    names = order.tolist()
-    packing: Packing = Counter()
-    for count, held in made.strategies(np.arange(order.size)):
-        packing[tuple(sorted(names[i] for i in held))] += count
     return packing
