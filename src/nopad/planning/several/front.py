@@ -25,11 +25,11 @@ from nopad.planning.several.given import (
     two_columns,
 )
 from nopad.planning.several.plan import SeveralPlan
-from nopad.planning.several.search import Found, search
 from nopad.planning.several.task import Task
 
 if TYPE_CHECKING:
     from nopad.packs import Packs
+    from nopad.planning.several.search import Found
 
 __all__ = ["pack_several", "plan_several"]
 
@@ -88,6 +88,8 @@ def plan_several(
     if len(own) and kinds != len(limits[0]):
         raise OptionError(_MISMATCH[kinds].format(shown(limits[0]), limits[0][0]))
     task = task_of(own, number, limits, costs, depth)
+    from nopad.planning.several.search import search  # the solver comes in with it
+
     plan = _plan_of(task, limits, costs, depth, search(task, effort))
     _check_made(plan, task)
     return plan
@@ -149,7 +151,8 @@ def _plan_of(
     """Return the plan of a packing, sorted: by capacity, then by size."""
     packs = list(found.packing)
     used = task.capacity_of(packs).tolist()
-    order = sorted(range(len(packs)), key=lambda p: (used[p], [-item for item in reversed(packs[p])]))
+    order = sorted(range(len(packs)), key=lambda p: packs[p][::-1], reverse=True)
+    order.sort(key=used.__getitem__)
     flat = np.array([item for p in order for item in reversed(packs[p])], dtype=np.int64)
     return SeveralPlan(
         capacities=capacities,

@@ -34,6 +34,7 @@ Price = int | float
 
 MOST_CAPACITIES = 64
 MOST_SEQUENCES = 2**62
+MOST_DISTINCT = 2**20  # sizes
 MOST_RATIO = 10**9  # of prices
 EFFORT = Option(default=3, low=0, help="budget, in seconds of an ordinary core, counted in operations")
 
@@ -172,7 +173,7 @@ def task_of(
     """Return the task of packing distinct sizes ``[k, 2]`` in lexicographic order.
 
     Raises:
-        LengthError: a sequence fits into no capacity, or there are too many.
+        LengthError: a sequence fits into no capacity, or there are too many sequences or distinct sizes.
     """
     kinds = len(capacities[0])
     limits = np.zeros((len(capacities), 2), dtype=np.int64)
@@ -191,6 +192,11 @@ def task_of(
             f"{n:,} sequence{' fits' if n == 1 else 's fit'} into no capacity (the largest take{'s' if n == 1 else ''} "
             f"{shown(tuple(longest))}; capacities: {', '.join(map(shown, capacities))}); truncate, split or drop "
             f"{'it' if n == 1 else 'them'}, or add a capacity that holds {'it' if n == 1 else 'them'}"
+        )
+    if len(sizes) > MOST_DISTINCT and (kinds > 1 or len(capacities) > 1):
+        raise LengthError(
+            f"{len(sizes):,} distinct sizes are too many for several capacities (limit {MOST_DISTINCT:,}); round sizes "
+            "up to multiples of a few tokens"
         )
     if task.sequences > MOST_SEQUENCES:
         raise LengthError(f"{task.sequences:,} sequences are too many: plans are exact up to {MOST_SEQUENCES:,}")

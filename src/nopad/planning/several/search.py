@@ -46,7 +46,7 @@ _USABLE = 0.98  # a program whose bound is below this part of its optimum says n
 _GOOD = 20_000  # one part of the price in so many above the bound is near enough
 _CLOSING = 40  # packs that are packed again at a time
 _MOST_CLOSED = 2**17  # different packs that are looked at
-_TURNS = 8
+_TURNS = 6
 _LOOSE = 1e-6  # of what a sequence is worth
 
 
