@@ -35,9 +35,10 @@ __all__ = ["Found", "search"]
 
 _MOST_EXACT = 400  # distinct sizes
 _EXACT_CELLS = 3 * 10**7  # classes x cells of the table, with every size as a class
-_CLASSES = 130  # times the square root of the effort: what a program takes grows as their square
+_CLASSES = 160  # times the square root of the effort: what a program takes grows as their square
 _CELLS = 2**17
-_PROVING, _SHARING, _PACKING = 0.4, 0.6, 0.25  # of the budget that is left, for either program; of all, for packs
+_PROVING, _SHARING = 0.45, 0.7  # of the budget that is left, for either program
+_EASING, _PACKING = 0.15, 0.5  # of all, for trials and for packs
 _NEAR = 1e-5  # of the optimum of a program, where it ends
 _SLACK = 1e-3  # of the dearest price: a kind of which a full pack is worth less is not tight
 _EASES = (0.5, 0.1, 0.0)  # of the room of a kind that is not tight, kept free for what sequences differ from means
@@ -204,7 +205,7 @@ class _Search:
         if len(task.by_price) > 1 and not self._good():
             counts = shares(task, classes, master.columns, relaxed.times)
             if task.kinds == 1:
-                counts = ease(task, counts, self._loose())
+                counts = ease(task, counts, self._loose(), self.effort * _EASING)
             self._offer(pack_each(task, counts, self.effort * _PACKING))
 
     def _close(self) -> None:

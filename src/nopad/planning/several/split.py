@@ -23,7 +23,9 @@ from nopad.planning.several.task import Packing, Task
 __all__ = ["ease", "pack_each", "shares", "split_alone"]
 
 _SMALL = 8  # of the smallest capacity, that a sequence is at most so large a part of
-_FINE = 0.02  # of the tokens of a capacity, in small sequences
+_FINE = (0.0, 0.01, 0.03)  # of the tokens of a capacity, in small sequences
+_FEW = 4  # capacities, for which each of these is tried
+_MANY = 10_000  # packs of a capacity, from which the shares of the linear program are left alone
 _SLACK = 5e-4
 _NEAR = 2e-5  # of the packs of a capacity, above their bound
 
@@ -80,33 +82,57 @@ def _whole(task: Task, share: NDArray[np.float64]) -> NDArray[np.int64]:
     return counts
 
 
-def ease(task: Task, counts: NDArray[np.int64], loose: NDArray[np.bool_]) -> NDArray[np.int64]:
+def ease(task: Task, counts: NDArray[np.int64], loose: NDArray[np.bool_], effort: float) -> NDArray[np.int64]:
     """Return the counts ``[k, K]`` after exchanges that make packs easier to fill, of one kind.
 
     `loose` sequences may be in packs of any capacity at no loss. Each capacity but the one that has most of them gets a
     few more of the smallest, which fill what room is left in packs, against larger ones; and in all a little less than
-    its whole packs hold.
+    its whole packs hold. How many is tried, with about `effort` seconds in all.
     """
     counts = counts.copy()
     lengths = task.sizes[:, 0].astype(np.float64)
-    tokens = lengths @ (counts * loose[:, None])
-    giver = int(np.argmax(tokens))
+    giver = int(np.argmax(lengths @ (counts * loose[:, None])))
+    rate = task.prices[giver] / float(task.capacities[giver, 0])
+    packs = (lengths @ counts) / task.capacities[:, 0]
+    order = np.argsort(-task.capacities[:, 0], kind="stable").tolist()
+    used = [j for j in order if j != giver and 0 < packs[j] < _MANY]
+    tries = _FINE if len(used) <= _FEW else _FINE[1:2]
+    each = effort / max(1, len(used) * len(tries))
+    for j in used:
+        ways = [_moved(task, counts, j, giver, loose, fine) for fine in tries]
+        if len(ways) > 1:
+            found = [_by_lengths(_given(task, way, j), j, each).total() for way in ways]
+            costs = [n * task.prices[j] - rate * float(lengths @ way[:, j]) for n, way in zip(found, ways, strict=True)]
+            counts = ways[int(np.argmin(costs))]
+        else:
+            counts = ways[0]
+    return counts
+
+
+def _given(task: Task, counts: NDArray[np.int64], j: int) -> Task:
+    """Return the task of packing what capacity j is given."""
+    chosen = np.flatnonzero(counts[:, j])
+    return task.part(chosen, counts[chosen, j])
+
+
+def _moved(
+    task: Task, counts: NDArray[np.int64], j: int, giver: int, loose: NDArray[np.bool_], fine: float
+) -> NDArray[np.int64]:
+    """Return counts where small sequences make up a share `fine` of what capacity j has, out of what `giver` has."""
+    counts = counts.copy()
+    lengths = task.sizes[:, 0].astype(np.float64)
     small = loose & (task.sizes[:, 0] * _SMALL <= int(task.capacities[:, 0].min()))
-    for j in np.argsort(-task.capacities[:, 0], kind="stable").tolist():
-        load = float(lengths @ counts[:, j])
-        if j == giver or not load:
-            continue
-        capacity = float(task.capacities[j, 0])
-        target = max(1.0, np.floor(load / capacity + 0.5)) * capacity * (1 - _SLACK)
-        own, spare = float(lengths[small] @ counts[small, j]), float(lengths[small] @ counts[small, giver])
-        wanted = min(max(_FINE * target - own, target - load, 0.0), spare / 2)
-        taken = _part(counts[:, giver], small, wanted / spare if spare else 0.0)
-        back = load + float(lengths @ taken) - target
-        large = loose & ~small & (task.sizes <= task.capacities[giver]).all(axis=1)
-        held = float(lengths[large] @ counts[large, j])
-        given = _part(counts[:, j], large, min(1.0, max(0.0, back) / held) if held else 0.0)
-        counts[:, j] += taken - given
-        counts[:, giver] += given - taken
+    load, capacity = float(lengths @ counts[:, j]), float(task.capacities[j, 0])
+    target = max(1.0, np.floor(load / capacity + 0.5)) * capacity * (1 - _SLACK)
+    own, spare = float(lengths[small] @ counts[small, j]), float(lengths[small] @ counts[small, giver])
+    wanted = min(max(fine * target - own, target - load, 0.0), spare / 2)
+    taken = _part(counts[:, giver], small, wanted / spare if spare else 0.0)
+    back = load + float(lengths @ taken) - target
+    large = loose & ~small & (task.sizes <= task.capacities[giver]).all(axis=1)
+    held = float(lengths[large] @ counts[large, j])
+    given = _part(counts[:, j], large, min(1.0, max(0.0, back) / held) if held else 0.0)
+    counts[:, j] += taken - given
+    counts[:, giver] += given - taken
     return counts
 
 
@@ -121,16 +147,15 @@ def pack_each(task: Task, counts: NDArray[np.int64], effort: float, *, quick: bo
     packing: Packing = Counter()
     used = np.flatnonzero(counts.any(axis=0)).tolist()
     for j in used:
-        chosen = np.flatnonzero(counts[:, j])
-        part = task.part(chosen, counts[chosen, j])
-        made = pack_both(part, j, effort / len(used)) if task.kinds > 1 else _by_lengths(part, j, effort, quick)
-        names = chosen.tolist()
+        part, names = _given(task, counts, j), np.flatnonzero(counts[:, j]).tolist()
+        each = effort / len(used)
+        made = pack_both(part, j, each) if task.kinds > 1 else _by_lengths(part, j, each, quick)
         for held, count in made.items():
             packing[tuple(names[i] for i in held)] += count
     return packing
 
 
-def _by_lengths(task: Task, j: int, effort: float, quick: bool) -> Packing:
+def _by_lengths(task: Task, j: int, effort: float, quick: bool = False) -> Packing:
     """Pack one kind into capacity j."""
     capacity, lengths = int(task.capacities[j, 0]), task.sizes[:, 0]
     histogram = Histogram(lengths, task.counts)
