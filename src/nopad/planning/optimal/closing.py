@@ -35,8 +35,8 @@ _MOST_PATTERNS = 20_000  # the most that are listed
 _MOST_ITEMS = 2**22  # the most in all listed patterns together
 _SEARCHED = 2 * 10**7  # most steps of listing patterns
 _NODES = 2_000  # of the branch-and-bound tree: a budget that does not depend on the machine
-_LEAST_NODES = 20  # with fewer the program is not begun
-_NODE_ITERATIONS = 500  # simplex iterations that a node takes
+_BEGIN_ITERATIONS = 10_000  # simplex iterations that the budget must allow, or the program is not begun
+_NODE_ITERATIONS = 100  # that a node takes
 _ENTRY_STEPS = 50  # operations per pattern and item, in each of them
 _OPEN = 30  # packs with free space that are packed again, at most
 _FULL = (10, 20, 40, 80, 20, 40, 80)  # full packs beside them, in each turn
@@ -101,9 +101,9 @@ def patterns_above(items: Items, values: NDArray[np.int64], least: int) -> list[
 def _integer_program(patterns: list[Pattern], items: Items, target: int, budget: Budget) -> Packing | None:
     """Choose among patterns so that all items are covered by at most `target` packs; None if that fails."""
     step = _ENTRY_STEPS * (len(patterns) + items.sizes.size)  # operations of a simplex iteration
-    nodes = min(_NODES, budget.left // (step * _NODE_ITERATIONS))
-    if nodes < _LEAST_NODES:
+    if budget.left < step * _BEGIN_ITERATIONS:
         return None
+    nodes = min(_NODES, budget.left // (step * _NODE_ITERATIONS))
     model = highspy.Highs()
     options = {
         "output_flag": False,
