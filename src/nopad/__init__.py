@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nopad.corpus import CorpusOptions, ReaderOptions, load_tokenizer, open_source
     from nopad.model import packed, unpacked
     from nopad.online import StreamPacker, stream_pack
+    from nopad.planning.several import SeveralPlan, pack_several, plan_several
     from nopad.store import PackOptions, open_packed, pack_corpus, to_dataset, verify
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ __all__ = [
     "Plan",
     "ReaderOptions",
     "Rows",
+    "SeveralPlan",
     "StreamPacker",
     "assign",
     "audit",
@@ -45,8 +47,10 @@ __all__ = [
     "open_source",
     "pack",
     "pack_corpus",
+    "pack_several",
     "packed",
     "plan",
+    "plan_several",
     "stream_pack",
     "to_dataset",
     "unpacked",
@@ -69,6 +73,9 @@ _LAZY = {
     "open_packed": "nopad.store",
     "pack_corpus": "nopad.store",
     "verify": "nopad.store",
+    "SeveralPlan": "nopad.planning.several",
+    "pack_several": "nopad.planning.several",
+    "plan_several": "nopad.planning.several",
     "StreamPacker": "nopad.online",
     "to_dataset": "nopad.store",
     "stream_pack": "nopad.online",

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import random
 import sys
 from itertools import combinations_with_replacement
 
@@ -107,30 +106,6 @@ def test_proven_again_from_the_file(tmp_path, proven):
     proven.save(path)
     assert Plan.load(path) == proven
     assert nopad.verify(path) == []
-
-
-def test_a_changed_certificate_never_proves_more_than_is_true(proven):
-    """A hundred mutations: each is refused, found out, or proves a bound that the plan itself does not contradict."""
-    rng = random.Random(0)
-    text = proven.to_json()
-    for _ in range(100):
-        document = json.loads(text)
-        proof = document["cost_certificate"]
-        for _ in range(rng.randint(1, 3)):
-            if rng.random() < 0.2:
-                proof["units"][rng.randrange(2)] //= rng.choice([2, 3, 1000])
-            else:
-                rng.choice(proof["steps"])[rng.randrange(2)] += rng.choice(
-                    [-1, 1, -7, 7, 10**6, -(10**6), 2**40, 2**62]
-                )
-        if rng.random() < 0.5:
-            document["lower_bound"]["packs"] += rng.choice([-1, 1, 5])
-        try:
-            made = Plan.from_json(json.dumps(document))
-        except FormatError:
-            continue
-        if not made.problems():
-            assert made.lower_bound <= proven.packs
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from numpy.typing import NDArray
 
-from nopad.cli.lengths import Shares, read_given
+from nopad.cli.ladder import parse_ladder, refuse_beside, show_ladder
+from nopad.cli.lengths import Given, Shares, read_given
 from nopad.cli.monitor import Bars
 from nopad.cli.options import (
     AlgorithmOptions,
@@ -50,6 +52,7 @@ from nopad.planning.front import (
     complete_options,
     quick_algorithms,
 )
+from nopad.planning.several.given import EFFORT
 from nopad.store import Monitor
 
 __all__ = ["plan", "table_rows"]
@@ -67,6 +70,14 @@ def plan(
         int | None,
         typer.Option(
             "--capacity", "-c", metavar="N", help="Most tokens a pack may hold. Default: what the histogram file says."
+        ),
+    ] = None,
+    ladder: Annotated[
+        str | None,
+        typer.Option(
+            "--ladder",
+            metavar="N:PRICE,...",
+            help="Several capacities with the price of a pack each, such as 2048:1,8192:4.3: the cheapest plan of all.",
         ),
     ] = None,
     algorithm: Annotated[
@@ -129,8 +140,21 @@ def plan(
       nopad plan web=web/ code=code/ -c 4096 --weight web=3 --weight code=1
 
       nopad plan histogram.json -a lpfhp -d none -o lpfhp.plan.json
+
+      nopad plan lengths.npy --ladder 2048:1,8192:4.3,32768:19 -o ladder.plan.json
     """
     options = parse_options(option, even)
+    read = partial(
+        read_given,
+        inputs,
+        tokenizer=tokenizer,
+        policies=parse_policies(special_tokens, over_long, empty, on_bad_record, vocab_size),
+        reader=parse_reader(text_unit, text_field, ids_field, carry, mask_field, pad_id),
+        shares=Shares(weights=parse_weights(weight), validation=parse_share(validation), seed=seed),
+    )
+    if ladder is not None:
+        _ladder(ladder, read, {"--capacity": capacity, "--algorithm": algorithm}, options, depth, as_json, output)
+        return
     algorithms = algorithm or quick_algorithms(options)
     depths = [parse_depth(text) for text in depth] if depth else list(DEPTHS)
     _check_output(output, len(algorithms), len(depths))
@@ -139,15 +163,7 @@ def plan(
         check_algorithm(name)
         complete_options(name, options)
     with Bars() as monitor:
-        given = read_given(
-            inputs,
-            capacity,
-            monitor,
-            tokenizer=tokenizer,
-            policies=parse_policies(special_tokens, over_long, empty, on_bad_record, vocab_size),
-            reader=parse_reader(text_unit, text_field, ids_field, carry, mask_field, pad_id),
-            shares=Shares(weights=parse_weights(weight), validation=parse_share(validation), seed=seed),
-        )
+        given = read(capacity, monitor)
         histogram, capacity = given.histogram, given.capacity
         if algorithm is None and given.lengths is None and histogram.sequences > MAX_DRAWN:
             algorithms = [name for name in algorithms if name not in ARRIVAL_ALGORITHMS]  # too many to draw an order of
@@ -166,6 +182,26 @@ def plan(
         print(json.dumps(rows, indent=1))
     else:
         _show(rows, histogram, capacity, output)
+
+
+def _ladder(
+    text: str,
+    read: Callable[..., Given],
+    beside: Mapping[str, Any],
+    options: Mapping[str, Any],
+    depth: list[str] | None,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Plan for several capacities."""
+    ladder = parse_ladder(text)
+    refuse_beside(beside, depth, options)
+    EFFORT.check("effort", options.get("effort", EFFORT.default))
+    own = parse_depth(depth[0]) if depth else None
+    _check_output(output, 1, 1)
+    with Bars() as monitor:
+        given = read(max(ladder[0]), monitor)
+    show_ladder(given.histogram if given.lengths is None else given.lengths, ladder, own, options, as_json, output)
 
 
 def _show(rows: list[dict[str, Any]], histogram: Histogram, capacity: int, output: Path | None) -> None:

@@ -17,6 +17,7 @@ from nopad.corpus import load_tokenizer
 from nopad.corpus.options import ReaderOptions
 from nopad.errors import CorruptError, FormatError, OptionError
 from nopad.planning import Plan
+from nopad.planning.stored import load_plan
 from nopad.store import Manifest
 from nopad.store import verify as find_problems
 from nopad.store.manifest import split_folders
@@ -85,7 +86,14 @@ def _problems(path: Path, inputs: list[str], tokenizer: str | None) -> list[str]
 def _proven(path: Path, compared: bool) -> str:
     """Return in words what has been verified; `compared`: whether a source was compared too."""
     if not path.is_dir():
-        made = Plan.load(path)
+        made = load_plan(path)
+        if not isinstance(made, Plan):
+            state = f"{made.gap_share:.4%} above it" if made.gap else "so none costs less"
+            return (
+                f"{counted(sum(made.packs.values()), 'pack')} of {len(made.capacities)} capacities for "
+                f"{counted(made.sequences, 'sequence')}, within every limit, at a price of {made.price:,}; lower bound "
+                f"{made.lower_bound:,}, proven again by {made.bound.proof}: {state}"
+            )
         state = f"{made.gap:,} above it" if made.gap else "so none is better"
         return (
             f"{counted(made.packs, 'pack')} for {counted(made.sequences, 'sequence')}, within capacity and depth; "

@@ -222,7 +222,7 @@ def cut_strategies(strategies: Strategies, multiple: int) -> Strategies:
     """Return strategies with packs cut in two, those with most sequences first, until `multiple` divides their number.
 
     >>> cut_strategies([(2, (4, 2, 2)), (1, (8,))], 4)
-    [(1, (4, 2, 2)), (1, (4, 2)), (1, (8,)), (1, (2,))]
+    [(1, (4, 2, 2)), (1, (4, 2)), (1, (2,)), (1, (8,))]
     """
     packs = sum(count for count, _ in strategies)
     missing = _missing(packs, sum(count * len(lengths) for count, lengths in strategies), multiple)
@@ -239,7 +239,7 @@ def cut_strategies(strategies: Strategies, multiple: int) -> Strategies:
         for part in (lengths[0::2], lengths[1::2]):
             heappush(waiting, (-len(part), part, cut))
         missing -= cut
-    return [*done, *((count, lengths) for _, lengths, count in waiting)]
+    return [*done, *((count, lengths) for _, lengths, count in sorted(waiting))]
 
 
 def _missing(packs: int, sequences: int, multiple: int) -> int:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from nopad.planning.optimal.master import Master
     from nopad.planning.optimal.search import Solved
 
-__all__ = ["auto", "optimal"]
+__all__ = ["auto", "nearly", "optimal"]
 
 _MOST_TABLE = 2**27  # entries, 8 bytes each, of the table of pricing; no exact program where it would be larger
 _MOST_SEEDS = 4_000  # strategies of the best plan that are added to the exact program
@@ -63,7 +63,7 @@ def optimal(
     capacity: int,
     depth: int | None,
     *,
-    effort: int = 30,
+    effort: float = 30,
     seconds: int | None = None,
     budget: Budget | None = None,
 ) -> Planned:
@@ -85,7 +85,7 @@ def auto(
     capacity: int,
     depth: int | None,
     *,
-    effort: int = 3,
+    effort: float = 3,
     seconds: int | None = None,
     budget: Budget | None = None,
 ) -> Planned:
@@ -98,6 +98,17 @@ def auto(
     (4, {'linear_programs': 0})
     """
     return _Search(histogram, capacity, depth, budget or Budget(effort, seconds), within=1).run()
+
+
+def nearly(histogram: Histogram, capacity: int, depth: int | None, *, effort: float, share: float) -> Strategies:
+    """Return the first plan found that is near its lower bound, or the best one when the budget is spent.
+
+    Near: at most one pack above the bound, or this `share` of the cheap lower bound if that is more. `effort` is that
+    of `optimal`.
+    """
+    search = _Search(histogram, capacity, depth, Budget(effort), within=1)
+    search.within = max(1, int(share * search.bound))
+    return list(search.run().strategies)
 
 
 @dataclass

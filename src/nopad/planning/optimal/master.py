@@ -23,9 +23,9 @@ from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.pricing import Items, Pattern, price
 from nopad.planning.optimal.solver import run
 
-__all__ = ["Master", "Optimum", "SolverError"]
+__all__ = ["OPTIONS", "Master", "Optimum", "SolverError"]
 
-_OPTIONS = {
+OPTIONS = {
     "output_flag": False,
     "presolve": "off",
     "threads": 1,
@@ -74,7 +74,7 @@ class Master:
         self._known: set[Pattern] = set()
         self._exchanges = k = items.sizes.size - 1
         self._highs = highspy.Highs()
-        for name, value in _OPTIONS.items():
+        for name, value in OPTIONS.items():
             self._highs.setOptionValue(name, value)
         self._scale = 1.0
         none = np.empty(0, dtype=np.int32)

@@ -78,8 +78,8 @@ def price(items: Items, values: NDArray[np.int64], most: int, *, loose: bool = F
     _kernels.patterns_with(items.sizes, values, loose, table, candidates, out, used)
     kept = used <= items.depth
     found: dict[Pattern, None] = {}
-    for row, n in zip(out[kept].tolist(), used[kept].tolist(), strict=True):
-        found.setdefault(tuple(sorted(row[:n], reverse=True)))
+    for row, n in zip(out[kept], used[kept].tolist(), strict=True):  # most of a row is unused
+        found.setdefault(tuple(sorted(row[:n].tolist(), reverse=True)))
         if len(found) == most:
             break
     return best, list(found)

@@ -18,6 +18,7 @@ from nopad.corpus import Source, Tokenizer
 from nopad.errors import CorruptError, FormatError, OptionError
 from nopad.files import sha256_file
 from nopad.planning.plan import Plan
+from nopad.planning.stored import load_plan
 from nopad.store.manifest import MANIFEST, PLAN, Manifest, split_folders
 from nopad.store.monitor import Monitor, Silent
 from nopad.store.verification.content import content_problems, dealing_problems, read_content
@@ -63,7 +64,8 @@ def verify(
             raise OptionError(f"{type(given).__name__} is no {wanted.__name__}; open it with {way}")
     path, monitor = Path(path), monitor or Silent()
     if not path.is_dir():
-        return Plan.load(path).problems()
+        made = load_plan(path)
+        return made.problems() if isinstance(made, Plan) else made.verify()
     problems: list[str] = []
     halves: list[Half] = []
     folders = split_folders(path)

@@ -1,0 +1,86 @@
+"""``nopad plan --ladder``: a plan for several capacities, shown and saved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.cli.render import console
+from nopad.errors import OptionError
+from nopad.histogram import Histogram
+from nopad.planning.several import plan_several
+from nopad.planning.several.given import check_capacities, check_prices
+
+__all__ = ["Ladder", "parse_ladder", "refuse_beside", "show_ladder"]
+
+Ladder = tuple[tuple[int, ...], tuple[int | float, ...] | None]
+
+
+def parse_ladder(text: str) -> Ladder:
+    """Parse ``2048:1,8192:4.3`` or ``2048,8192`` to capacities and prices (None: none given).
+
+    Raises:
+        OptionError: the text is neither, or a capacity or a price is not allowed.
+
+    >>> parse_ladder("2048:1,8192:4.3"), parse_ladder("2048,8192")
+    (((2048, 8192), (1, 4.3)), ((2048, 8192), None))
+    """
+    parts = [part.partition(":") for part in text.split(",")]
+    priced = [bool(colon) for _, colon, _ in parts]
+    if any(priced) != all(priced):
+        raise OptionError(f"--ladder needs a price for every capacity, or for none, got {text!r}")
+    try:
+        capacities = tuple(int(capacity) for capacity, _, _ in parts)
+        prices = tuple(_number(price) for _, _, price in parts) if all(priced) else None
+    except ValueError:
+        raise OptionError(f"--ladder must be like 2048:1,8192:4.3 or 2048,8192, got {text!r}") from None
+    limits = check_capacities(capacities)
+    check_prices(prices, limits)
+    return capacities, prices
+
+
+def _number(text: str) -> int | float:
+    return int(text) if text.strip().isdecimal() else float(text)
+
+
+def refuse_beside(given: Mapping[str, Any], depths: Sequence[str] | None, options: Mapping[str, Any]) -> None:
+    """Refuse what does not go with --ladder: `given` options that are set, several depths, options but effort.
+
+    Raises:
+        OptionError: there is one.
+    """
+    for name, value in given.items():
+        if value:
+            raise OptionError(f"--ladder plans for its own capacities in its own way: leave out {name}")
+    if depths is not None and len(depths) > 1:
+        raise OptionError(f"--ladder makes one plan; give one --depth, not {len(depths)}")
+    for name in options:
+        if name != "effort":
+            raise OptionError(f"--ladder has no option {name!r} (it has: effort)")
+
+
+def show_ladder(
+    given: Histogram | NDArray[np.generic],
+    ladder: Ladder,
+    depth: int | None,
+    options: Mapping[str, Any],
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Plan, print, and save where that is asked for."""
+    capacities, prices = ladder
+    plan = plan_several(given, capacities, prices, depth=depth, **options)
+    if output is not None:
+        plan.save(output)
+    if as_json:
+        print(json.dumps(plan.summary() | {"notes": list(plan.notes)}, indent=1))
+        return
+    out = console()
+    out.print(str(plan), markup=False, soft_wrap=True)
+    if output is not None:
+        out.print(f"saved {output}", markup=False, soft_wrap=True)

@@ -1,0 +1,311 @@
+"""Two kinds into packs: patterns that ask for one kind or for classes, their slots dealt out evenly, then mended.
+
+Patterns come from a plan of the tight kind alone, as lengths are planned (a slot asks for a size of that kind), or
+from the linear program (a slot asks for a class). Among the sequences that a slot may take, the largest go to the packs
+that have least so far, compared with what was planned. Packs that then hold too much swap sequences with others, or
+give them away; those, with the ones that had no slot, go to the fullest pack, or the emptiest, that has room for them.
+`nopad.planning.costs.spread`, which deals out with both kinds in sight from the start, is tried too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.histogram import Histogram
+from nopad.planning.costs.spread import UNLIMITED, Load, Packed, spread
+from nopad.planning.optimal import nearly
+from nopad.planning.several.classes import Classes
+from nopad.planning.several.relax import Column, Relaxed
+from nopad.planning.several.task import Packing, Task
+
+__all__ = ["MOST_DEALT", "follow", "pack_both"]
+
+MOST_DEALT = 2**22  # sequences that are dealt out one by one
+_LOOKS = 2 * 10**7
+_PASSES = 3  # of swaps
+_NEAR = 1e-4
+
+
+def pack_both(task: Task, j: int, effort: float) -> Packing:
+    """Return the fewer packs of capacity j of both ways, each with about half of `effort` seconds."""
+    limits = task.capacities[j].clip(1)  # a limit of 0 holds sizes of 0, and nobody divides by it
+    loads = [load / limit for load, limit in zip(task.loads, limits.tolist(), strict=True)]
+    bound = max(1, -(-task.loads[0] // int(limits[0])), -(-task.loads[1] // int(limits[1])))
+    found = []
+    if task.sequences <= MOST_DEALT:
+        found.append(_by_one(_only(task, j), limits, int(np.argmax(loads)), effort / 2))
+    if not found or found[0].total() > bound + int(bound * _NEAR):
+        found.append(_spread(task, limits, bound, effort / 2))
+    return min(found, key=Counter.total)
+
+
+def _spread(task: Task, limits: NDArray[np.int64], bound: int, effort: float) -> Packing:
+    """Deal out with both kinds in sight."""
+    parts = task.sizes / limits
+    order = np.lexsort((parts.sum(axis=1), parts.max(axis=1)))
+    made = spread(_load(task, limits, order), bound, bound, int(effort * 10**9))
+    return _packing(made, order)
+
+
+def _load(task: Task, limits: NDArray[np.int64], order: NDArray[np.int64]) -> Load:
+    sizes = task.sizes[order]
+    most = np.array([*limits.tolist(), UNLIMITED], dtype=np.int64)
+    return Load(np.arange(order.size), sizes[:, 0].copy(), sizes[:, 1].copy(), task.counts[order], most)
+
+
+def _packing(made: Packed, order: NDArray[np.int64]) -> Packing:
+    names = order.tolist()
+    packing: Packing = Counter()
+    for count, held in made.strategies(np.arange(order.size)):
+        packing[tuple(sorted(names[i] for i in held))] += count
+    return packing
+
+
+def _by_one(task: Task, limits: NDArray[np.int64], tight: int, effort: float) -> Packing:
+    """Plan the tight kind, deal out the other, and mend."""
+    own, other = task.sizes[:, tight], task.sizes[:, 1 - tight].astype(np.float64)
+    lengths, label = np.unique(own, return_inverse=True)
+    totals = np.zeros(lengths.size, dtype=np.int64)
+    np.add.at(totals, label.ravel(), task.counts)
+    begin = int(lengths[0] == 0)
+    if begin == lengths.size:
+        return Counter()
+    histogram = Histogram(lengths[begin:], totals[begin:])
+    made = nearly(histogram, int(limits[tight]), None, effort=effort, share=_NEAR)
+    number = dict(zip(lengths.tolist(), range(lengths.size), strict=True))
+    slots = _Slots.of([(count, tuple(number[length] for length in held)) for count, held in made])
+    items = slots.deal(label.ravel(), task.counts, other, np.zeros(lengths.size))
+    return _finished(task, slots, items, np.broadcast_to(limits, (slots.packs, 2)))
+
+
+def follow(task: Task, classes: Classes, columns: list[Column], relaxed: Relaxed) -> Packing:
+    """Return packs that follow a linear program over the means of classes."""
+    whole = np.floor(relaxed.times + 1e-6).astype(np.int64)
+    taken = [columns[at] for at in np.flatnonzero(whole).tolist()]
+    counts = whole[whole > 0].tolist()
+    slots = _Slots.of([(count, held) for count, (_, held) in zip(counts, taken, strict=True)])
+    rates = relaxed.rates if relaxed.rates.any() else 1 / task.capacities.max(axis=0).clip(1)
+    planned = (classes.corners * rates).sum(axis=1)
+    items = slots.deal(classes.of_size, task.counts, (task.sizes * rates).sum(axis=1), planned)
+    limits = task.capacities[np.repeat([j for j, _ in taken], counts)] if taken else task.capacities[:0]
+    return _finished(task, slots, items, limits)
+
+
+@dataclass(frozen=True, eq=False)
+class _Slots:
+    """Packs one by one, and what each of their slots asks for.
+
+    Attributes:
+        pack: the pack of each slot, ascending; int64 ``[n]``.
+        label: the label of the sequences that each slot may take; int64 ``[n]``.
+        packs: number of packs.
+    """
+
+    pack: NDArray[np.int64]
+    label: NDArray[np.int64]
+    packs: int
+
+    @classmethod
+    def of(cls, patterns: list[tuple[int, tuple[int, ...]]]) -> _Slots:
+        """Return the slots of ``(count, labels)``."""
+        held = np.array([len(labels) for _, labels in patterns], dtype=np.int64)
+        counts = np.array([count for count, _ in patterns], dtype=np.int64)
+        each = [np.tile(np.array(labels, dtype=np.int64), count) for count, labels in patterns]
+        sizes = np.repeat(held, counts)
+        label = np.concatenate(each) if each else np.zeros(0, dtype=np.int64)
+        return cls(np.repeat(np.arange(sizes.size), sizes), label, sizes.size)
+
+    def deal(
+        self,
+        label: NDArray[np.int64],
+        counts: NDArray[np.int64],
+        measure: NDArray[np.float64],
+        planned: NDArray[np.float64],
+    ) -> NDArray[np.int64]:
+        """Return the size that each slot gets, -1 for none, where sizes have these labels (negative: no slot).
+
+        Labels are dealt out from the last down. Of each, the sizes of highest `measure` go to the packs whose sum of
+        them is least, compared with the `planned` measure of their slots so far.
+        """
+        queue = np.lexsort((-measure, label))
+        queue = queue[label[queue] >= 0]
+        waiting = np.repeat(queue, counts[queue])
+        kinds = np.arange(planned.size + 1)
+        begins = np.searchsorted(label[waiting], kinds)
+        # A pack with several slots of one label gets them in turns
+        order = np.lexsort((self.pack, self.label))
+        first = np.ones(order.size, dtype=bool)
+        first[1:] = (self.pack[order][1:] != self.pack[order][:-1]) | (self.label[order][1:] != self.label[order][:-1])
+        at = np.arange(order.size)
+        again = np.empty(order.size, dtype=np.int64)
+        again[order] = at - np.maximum.accumulate(np.where(first, at, 0))
+        order = np.lexsort((again, self.label))
+        ends = np.searchsorted(self.label[order], kinds)
+        items, load = np.full(order.size, -1, dtype=np.int64), np.zeros(self.packs)
+        for one in range(planned.size - 1, -1, -1):
+            slots, here = order[ends[one] : ends[one + 1]], waiting[begins[one] : begins[one + 1]]
+            if here.size > slots.size:  # the others find their own place
+                here = here[np.linspace(0, here.size - 1, slots.size).astype(np.int64)]
+            for turn, part in _turns(slots, again, here):
+                emptiest = turn[np.argsort(load[self.pack[turn]], kind="stable")][: part.size]
+                items[emptiest] = part
+                load[self.pack[emptiest]] += measure[part] - planned[one]
+        return items
+
+
+def _turns(
+    slots: NDArray[np.int64], again: NDArray[np.int64], here: NDArray[np.int64]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield the slots of each turn with its sequences: every turn gets its share of large and small ones."""
+    if not slots.size or not here.size:
+        return
+    turns = np.split(slots, np.flatnonzero(np.diff(again[slots])) + 1)
+    if len(turns) == 1:
+        yield turns[0], here
+        return
+    places = np.concatenate([np.linspace(0, 1, one.size) for one in turns])
+    rank = np.argsort(np.argsort(places, kind="stable"), kind="stable")
+    begin = 0
+    for one in turns:
+        ranks = np.sort(rank[begin : begin + one.size])
+        begin += one.size
+        yield one, here[ranks[ranks < here.size]]
+
+
+def _finished(task: Task, slots: _Slots, items: NDArray[np.int64], limits: NDArray[np.int64]) -> Packing:
+    """Mend packs with these limits ``[packs, 2]`` and items in their slots, and pack what has no place."""
+    used = items >= 0
+    items, pack = items[used], slots.pack[used]
+    items = _swapped(task, limits, items, pack)
+    kept = _mended(task, limits, items, pack)
+    items, pack = items[kept], pack[kept]
+    left = task.counts - np.bincount(items, minlength=task.counts.size)
+    found = [_completed(task, limits, items, pack, left, evenly=evenly) for evenly in (False, True)]
+    return min(found, key=task.price)
+
+
+def _swapped(
+    task: Task, limits: NDArray[np.int64], items: NDArray[np.int64], pack: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return what slots hold after swaps between packs above a limit and packs with much room."""
+    from nopad.planning.several import _kernels
+
+    free = limits.copy()
+    np.subtract.at(free, pack, task.sizes[items])
+    over = np.flatnonzero((free < 0).any(axis=1))
+    if not over.size:
+        return items
+    most = task.capacities.max(axis=0).clip(1)
+    over = over[np.argsort((free[over] / most).min(axis=1), kind="stable")]
+    tight = int(np.argmin((free[over] / most).sum(axis=0)))  # where they are above most
+    roomy = np.argsort(-free[:, tight], kind="stable")
+    roomy = roomy[: max(1, roomy.size // 2)]
+    begins = np.searchsorted(pack, np.arange(len(limits) + 1))
+    items = items.copy()
+    for _ in range(_PASSES):
+        _kernels.swap_over(
+            task.sizes, items, begins, free, over, roomy, _LOOKS // (50 * _PASSES * (over.size + 1)) + 50
+        )
+        over = np.flatnonzero((free < 0).any(axis=1))
+        if not over.size:
+            break
+        roomy = np.argsort(-free[:, tight], kind="stable")[: roomy.size]
+    return items
+
+
+def _mended(
+    task: Task, limits: NDArray[np.int64], items: NDArray[np.int64], pack: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Take out of packs what is above a limit; return which slots stay."""
+    kept = np.ones(items.size, dtype=bool)
+    sums = np.zeros_like(limits)
+    np.add.at(sums, pack, task.sizes[items])
+    begins = np.searchsorted(pack, np.arange(len(limits) + 1)).tolist()
+    over = sums - limits
+    for p in np.flatnonzero((over > 0).any(axis=1)).tolist():
+        slots = np.arange(begins[p], begins[p + 1])
+        excess = over[p].copy()
+        while (excess > 0).any():
+            own = task.sizes[items[slots]]
+            relief = np.minimum(own, excess.clip(0)) / task.capacities.max(axis=0).clip(1)
+            # What relieves most, and of that the least in all
+            best = np.lexsort((own.sum(axis=1), -relief.sum(axis=1)))[0]
+            kept[slots[best]] = False
+            excess -= own[best]
+            slots = np.delete(slots, best)
+    return kept
+
+
+def _completed(
+    task: Task,
+    limits: NDArray[np.int64],
+    items: NDArray[np.int64],
+    pack: NDArray[np.int64],
+    left: NDArray[np.int64],
+    *,
+    evenly: bool = False,
+) -> Packing:
+    """Put what is left over into the fullest packs with room (`evenly`: the emptiest), and pack the rest by itself."""
+    from nopad.planning.costs import _kernels
+
+    most = task.capacities.max(axis=0).clip(1)
+    parts = task.sizes / most
+    order = np.lexsort((parts.sum(axis=1), parts.max(axis=1)))
+    number = np.argsort(order)
+    free, packs = limits.copy(), len(limits)
+    np.subtract.at(free, pack, task.sizes[items])
+    classes = np.empty((packs + 2 * task.counts.size + 16, 5), dtype=np.int64)
+    classes[:packs, :2], classes[:packs, 2], classes[:packs, 3], classes[:packs, 4] = free, UNLIMITED, 1, -1
+    links = np.ones((items.size + task.counts.size + 16, 3), dtype=np.int64)
+    slots = np.arange(items.size)
+    first = np.ones(items.size, dtype=bool)
+    first[1:] = pack[1:] != pack[:-1]
+    links[: items.size, 0], links[: items.size, 1] = np.where(first, -1, slots - 1), number[items]
+    last = np.ones(items.size, dtype=bool)
+    last[:-1] = first[1:]
+    classes[pack[last], 4] = slots[last]
+    load, left, used, linked = _load(task, most, order), left[order], packs, items.size
+    made: Any
+    if evenly and packs:
+        made = _kernels.spread_out(
+            load.sizes, load.costs, left, classes, used, links, linked, load.limits, 0, _kernels.SMALLEST, 1.0, _LOOKS
+        )
+        classes, used, links, linked, _ = made
+    begun = used
+    made = _kernels.best_fit(load.sizes, load.costs, left, classes, used, links, linked, load.limits, _LOOKS)
+    classes, used, links, linked, _ = made
+    packing = _packing(Packed(classes[:begun], links[:linked]), order)
+    opened = _packing(Packed(classes[begun:used], links[:linked]), order)
+    rest = list(opened)
+    if (task.capacity_of(rest) >= 0).all():
+        return packing + opened
+    counts = np.zeros(task.counts.size, dtype=np.int64)
+    for held, count in opened.items():
+        np.add.at(counts, list(held), count)
+    return packing + _alone(task, counts)
+
+
+def _alone(task: Task, counts: NDArray[np.int64]) -> Packing:
+    """Pack these sequences by best-fit, each into the cheapest capacity that holds it."""
+    packing: Packing = Counter()
+    used = task.cheapest(task.sizes)
+    for j in task.by_price:
+        chosen = np.flatnonzero((used == j) & (counts > 0))
+        if chosen.size:
+            names = chosen.tolist()
+            part = task.part(chosen, counts[chosen])
+            limits = np.broadcast_to(part.capacities[j], (0, 2))
+            made = _completed(_only(part, j), limits, chosen[:0], chosen[:0], part.counts)
+            packing.update({tuple(names[i] for i in held): count for held, count in made.items()})
+    return packing
+
+
+def _only(task: Task, j: int) -> Task:
+    """Return the same task with one capacity."""
+    return replace(task, capacities=task.capacities[j : j + 1], prices=task.prices[j : j + 1])

@@ -1,0 +1,87 @@
+"""Lower bounds on the price of all packs that need no certificate, in exact integers.
+
+* sizes: with rates that no full pack exceeds (``rates . capacity <= price``), all sequences cost at least ``rates .
+  (sum of sizes)``; the best rates are at a corner of these inequalities, and every corner is tried
+* big sequences: those above half of every capacity never share a pack, and each needs one that holds it
+* one capacity and one kind: the bounds of `nopad.planning.bounds`, in packs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import combinations
+
+import numpy as np
+
+from nopad.histogram import Histogram, exact_sum
+from nopad.planning.bounds import lower_bound
+from nopad.planning.several.certificate import PriceCertificate
+from nopad.planning.several.task import Task
+
+__all__ = ["PriceBound", "best_rates", "price_bound"]
+
+
+@dataclass(frozen=True)
+class PriceBound:
+    """A proven lower bound on a price in whole numbers, and what proves it."""
+
+    price: int
+    proof: str
+    certificate: PriceCertificate | None = field(default=None, repr=False)
+
+
+def price_bound(task: Task, certificate: PriceCertificate | None = None) -> PriceBound:
+    """Return the best of the lower bounds, including that of a `certificate`; of equal bounds the simplest."""
+    if not task.counts.size:
+        return PriceBound(0, "sizes")
+    first, second = best_rates(task)
+    one, other = task.loads
+    bounds = [PriceBound(-(-(first * one + second * other) // 1), "sizes"), PriceBound(_big(task), "big sequences")]
+    if len(task.prices) == 1 and (task.kinds == 1):
+        histogram = Histogram(task.sizes[:, 0], task.counts)
+        packs = lower_bound(histogram, int(task.capacities[0, 0]), task.depth)
+        bounds.append(PriceBound(packs.packs * task.prices[0], packs.proof))
+    if certificate is not None:
+        proven = certificate.bound(task.sizes, task.counts.tolist(), _limits(task), task.prices)
+        bounds.append(PriceBound(proven, "certificate", certificate))
+    return max(bounds, key=lambda bound: bound.price)
+
+
+def _limits(task: Task) -> list[tuple[int, int]]:
+    return [(a, b) for a, b in task.capacities.tolist()]
+
+
+def best_rates(task: Task) -> tuple[Fraction, Fraction]:
+    """Return the rates of both sizes that prove most, exactly."""
+    one, other = task.loads
+    return max(_corners(task), key=lambda rates: rates[0] * one + rates[1] * other)
+
+
+def _corners(task: Task) -> Iterator[tuple[Fraction, Fraction]]:
+    """Yield all rates that no capacity's price is below, at the corners of that region."""
+    rows = [(*task.capacities[j].tolist(), task.prices[j]) for j in task.by_price]
+    zero = Fraction(0)
+    yield min(Fraction(price, a) for a, _, price in rows), zero
+    if not task.loads[1]:
+        return
+    yield zero, min((Fraction(price, b) for _, b, price in rows if b), default=zero)
+    for (a, b, price), (c, d, dearer) in combinations(rows, 2):
+        across = a * d - b * c
+        if not across:
+            continue
+        first, second = Fraction(price * d - dearer * b, across), Fraction(a * dearer - c * price, across)
+        if min(first, second) > 0 and all(first * x + second * y <= cost for x, y, cost in rows):
+            yield first, second
+
+
+def _big(task: Task) -> int:
+    """Return the price of packs for all sequences above half of the largest limit of a kind: no two share one."""
+    most = task.capacities.max(axis=0)
+    prices: list[int] = []
+    for kind in (0, 1):
+        big = np.flatnonzero(2 * task.sizes[:, kind] > most[kind])
+        used = task.cheapest(task.sizes[big])
+        prices.append(sum(task.prices[j] * exact_sum(task.counts[big[used == j]]) for j in np.unique(used).tolist()))
+    return max(prices)

@@ -1,0 +1,155 @@
+"""`PriceCertificate`: values of sequences that prove what every plan with several capacities costs at least.
+
+A sequence of sizes (a, b) is worth ``rates . (a, b)``, plus the highest extra ``(from a, from b, value)`` that it is
+no smaller than. Let ``best[j]`` be a value that no pack of capacity j exceeds. As a pack of price ``prices[j]`` is
+worth no more, all sequences together, worth W, cost at least ``min over j of W * prices[j] / best[j]``.
+
+No solver is needed to compute `best`: the rates give at most ``rates . capacity``, since sizes add up; and what extras
+add is found by a knapsack recursion over the sizes at which they begin, one table for all capacities. To keep the table
+small, sizes are counted in units, rounded down for extras and capacities alike: sizes that fit into a capacity also fit
+so rounded, so the knapsack finds at least what any pack can be worth. All sums are exact integers.
+
+A certificate is refused if checking it takes more than `MAX_WORK` comparisons (a minute), a table of more than
+`MAX_TABLE` numbers, or sums beyond 64 bits.
+
+Source: duality of the cutting-stock linear program with several stock lengths, Gilmore and Gomory 1961; Farley, "A note
+on bounding a class of linear programming problems", 1990.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.errors import FormatError
+
+__all__ = ["PriceCertificate"]
+
+MAX_VALUE = 2**50
+MAX_RATE = 2**64
+MAX_UNIT = 2**31
+MAX_TABLE = 2**26  # 64-bit integers, half a gigabyte
+MAX_WORK = 2**36
+_MAX_WORTH = 2**62
+
+
+@dataclass(frozen=True)
+class PriceCertificate:
+    """Rates per unit of both sizes, extras ``((from a, from b, value), ...)`` in rising order, and units of the table.
+
+    >>> proof = PriceCertificate((1, 0), ((5, 0, 2),))  # a token is worth 1, a sequence of 5 tokens or more 2 beyond
+    >>> proof.best([(8, 0), (16, 0)])
+    [10, 22]
+    >>> proof.bound(np.array([[5, 0], [3, 0]]), [4, 1], [(8, 0), (16, 0)], [1, 3])
+    4
+    """
+
+    rates: tuple[int, int]
+    extras: tuple[tuple[int, int, int], ...] = ()
+    units: tuple[int, int] = (1, 1)
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range, and extras that are not in rising order of size."""
+        numbers = [*self.rates, *self.units, *(number for extra in self.extras for number in extra)]
+        if any(type(number) is not int for number in numbers) or any(len(extra) != 3 for extra in self.extras):
+            raise ValueError("a price certificate needs integers, three for each extra")
+        if len(self.rates) != 2 or not all(0 <= rate <= MAX_RATE for rate in self.rates):
+            raise ValueError(f"price certificate: two rates, from 0 to {MAX_RATE}")
+        if len(self.units) != 2 or not all(1 <= unit <= MAX_UNIT for unit in self.units):
+            raise ValueError(f"price certificate: two units, from 1 to {MAX_UNIT}")
+        sizes = [extra[:2] for extra in self.extras]
+        valid = all(0 <= size <= MAX_UNIT for pair in sizes for size in pair)
+        valid = valid and all(1 <= value <= MAX_VALUE for *_, value in self.extras)
+        if not valid or any(a >= b for a, b in pairwise(sizes)):
+            raise ValueError(f"price certificate: sizes of extras must rise, with values from 1 to {MAX_VALUE}")
+
+    def _table(self, capacities: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int, int]], int, int]:
+        """Return the extras that fit into any pack, in units, and both limits of the table."""
+        one, other = self.units
+        rooms, places = max(c[0] for c in capacities) // one, max(c[1] for c in capacities) // other
+        fitting = [
+            (a // one, b // other, value)
+            for a, b, value in self.extras
+            if any(a <= limit[0] and b <= limit[1] for limit in capacities)
+        ]
+        return fitting, rooms, places
+
+    def problem(self, capacities: Sequence[tuple[int, int]]) -> str | None:
+        """Return why this certificate cannot be checked for these capacities; None if it can."""
+        fitting, rooms, places = self._table(capacities)
+        if not fitting:
+            return None
+        if any(a == b == 0 for a, b, _ in fitting):
+            return f"the price certificate has an extra that takes no room in units of {self.units[0]}, {self.units[1]}"
+        table = (rooms + 1) * (places + 1)
+        if table > MAX_TABLE or table * len(fitting) > MAX_WORK:
+            return (
+                f"checking the price certificate takes {table * len(fitting):,} comparisons of {table:,} numbers; "
+                f"nopad makes at most {MAX_WORK:,} of {MAX_TABLE:,}"
+            )
+        pieces = rooms // min((a for a, _, _ in fitting if a), default=rooms + 1)
+        pieces += places // min((b for a, b, _ in fitting if not a), default=places + 1)
+        if pieces * max(value for *_, value in fitting) >= _MAX_WORTH:
+            return "the values of the price certificate add up to more than 64 bits in one pack"
+        return None
+
+    def best(self, capacities: Sequence[tuple[int, int]]) -> list[int]:
+        """Return for each capacity a value that no pack of it exceeds.
+
+        Raises:
+            FormatError: the certificate cannot be checked; `problem` says why.
+        """
+        problem = self.problem(capacities)
+        if problem is not None:
+            raise FormatError(problem)
+        rates = [sum(rate * limit for rate, limit in zip(self.rates, held, strict=True)) for held in capacities]
+        fitting, rooms, places = self._table(capacities)
+        if not fitting:
+            return rates
+        from nopad.planning.several._check_kernels import most_valuable
+
+        table = np.array(sorted(fitting), dtype=np.int64)
+        worth = most_valuable(table[:, :2].copy(), table[:, 2].copy(), rooms, places)
+        one, other = self.units
+        return [rate + int(worth[a // one, b // other]) for rate, (a, b) in zip(rates, capacities, strict=True)]
+
+    def worth(self, sizes: NDArray[np.int64], counts: Sequence[int]) -> int:
+        """Return the total value of sequences of these sizes ``[k, 2]``."""
+        extra = self._extra(sizes)
+        one, other = self.rates
+        rows = zip(sizes.tolist(), extra.tolist(), counts, strict=True)
+        return sum((one * a + other * b + more) * count for (a, b), more, count in rows)
+
+    def _extra(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return what each size is worth beyond the rates; int64 ``[k]``."""
+        extra = np.zeros(len(sizes), dtype=np.int64)
+        begins = np.array(self.extras, dtype=np.int64).reshape(-1, 3)
+        if not begins[:, 1].any():  # extras by the first size alone
+            highest = np.append(0, np.maximum.accumulate(begins[:, 2]))
+            return highest[np.searchsorted(begins[:, 0], sizes[:, 0], side="right")]
+        if len(begins) * len(sizes) > MAX_WORK:
+            raise FormatError(f"the price certificate has {len(begins):,} extras for {len(sizes):,} sizes: too many")
+        for a, b, value in begins[np.argsort(begins[:, 2], kind="stable")].tolist():
+            extra[(sizes[:, 0] >= a) & (sizes[:, 1] >= b)] = value
+        return extra
+
+    def bound(
+        self,
+        sizes: NDArray[np.int64],
+        counts: Sequence[int],
+        capacities: Sequence[tuple[int, int]],
+        prices: Sequence[int],
+    ) -> int:
+        """Return a price that no plan for these sequences goes below, where packs have these prices.
+
+        Raises:
+            FormatError: the certificate cannot be checked; `problem` says why.
+        """
+        worth = self.worth(sizes, counts)
+        best = self.best(capacities)
+        bounds = [-(-worth * price // most) for price, most in zip(prices, best, strict=True) if most]
+        return min(bounds, default=0)

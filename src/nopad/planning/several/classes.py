@@ -1,0 +1,166 @@
+"""`Classes`: sizes grouped for the linear program, and what its table of pricing is counted in.
+
+A class stands for all sizes from its corner up to the next corners; what a sequence has beyond its corner counts as
+*sand*, which may be put anywhere. Sequences below the smallest corner are sand altogether. With every distinct size as
+a class of its own there is no sand, and the program is that of Gilmore and Gomory; with fewer classes it asks for less
+than any plan needs, so what it proves holds. Corners lie where fewer fit into a capacity: just above its halves, thirds
+and so on; and between them at even ratios.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.planning.several.task import Task
+
+__all__ = ["Classes"]
+
+_PARTS = 12  # corners just above 1/1, 1/2, ... of every capacity
+_BESIDE = (0.0, 0.03, 0.15, 0.4)  # of all sequences: there is an edge where only these fit beside
+_SAND = 16  # sizes below this part of the smallest capacity are sand
+_MOST_TABLE = 2**24
+_FEW = 1.3  # times the square root of the number of classes: second sizes that all get an edge
+_BINS = 2000  # that sizes are counted in, to place edges
+
+
+@dataclass(frozen=True, eq=False)
+class Classes:
+    """Classes of sizes.
+
+    Attributes:
+        corners: the sizes that classes begin at, in lexicographic order; int64 ``[m, 2]``.
+        of_size: the class of each distinct size of the task, -1 for sand; int64 ``[k]``.
+        demand: number of sequences of each class; float64 ``[m]``.
+        sand: both sizes of all sand.
+        units: units of the table of pricing.
+        exact: every distinct size is a class, and the table has units of 1.
+    """
+
+    corners: NDArray[np.int64]
+    of_size: NDArray[np.int64]
+    demand: NDArray[np.float64]
+    sand: tuple[float, float]
+    units: NDArray[np.int64]
+    exact: bool
+
+    @classmethod
+    def every(cls, task: Task) -> Classes:
+        """Return every distinct size as a class."""
+        k = task.counts.size
+        one = np.ones(2, dtype=np.int64)
+        return cls(task.sizes, np.arange(k), task.counts.astype(np.float64), (0.0, 0.0), one, True)
+
+    @classmethod
+    def of(cls, task: Task, most: int, cells: int, *, kinds: tuple[int, ...] = (0, 1), middle: bool = False) -> Classes:
+        """Return about `most` classes by these kinds of size, for a table of at most `cells` numbers.
+
+        With `middle`, a class takes what its sequences take on average: a guide to good plans, that proves nothing.
+        """
+        limits = task.capacities.max(axis=0)
+        units = _units(limits, min(cells, _MOST_TABLE))
+        none = np.zeros(1, dtype=np.int64)
+        seconds = _second_edges(task, int(units[1]), most, kinds == (1,)) if 1 in kinds else none
+        firsts = _edges(task, 0, most // seconds.size, int(units[0]), fine=seconds.size > 1) if 0 in kinds else none
+        found = np.zeros_like(task.sizes)
+        for kind, edges in enumerate((firsts, seconds)):
+            found[:, kind] = edges[np.searchsorted(edges, task.sizes[:, kind], side="right") - 1]
+        corners, of_size = np.unique(found, axis=0, return_inverse=True)
+        of_size = of_size.ravel()
+        if len(corners) and not corners[0].any():
+            corners, of_size = corners[1:], of_size - 1
+        weights = task.counts.astype(np.float64)
+        inside = of_size >= 0
+        demand: NDArray[np.float64] = np.bincount(of_size[inside], weights[inside], minlength=len(corners)).astype(
+            float
+        )
+        if middle:
+            return cls._middle(task, of_size, demand, units)
+        one, other = (float(load) for load in task.loads)
+        sand = (max(0.0, one - float(demand @ corners[:, 0])), max(0.0, other - float(demand @ corners[:, 1])))
+        return cls(corners, of_size, demand, sand, units, False)
+
+    @classmethod
+    def _middle(
+        cls, task: Task, of_size: NDArray[np.int64], demand: NDArray[np.float64], units: NDArray[np.int64]
+    ) -> Classes:
+        """Return the same classes, each at the mean of its sizes, rounded to units."""
+        inside = of_size >= 0
+        loads = task.sizes * task.counts[:, None].astype(np.float64)
+        sums = [np.bincount(of_size[inside], loads[inside, kind], minlength=demand.size) for kind in (0, 1)]
+        means = np.stack(sums, axis=1) / demand[:, None]
+        corners = np.rint(means / units).astype(np.int64) * units
+        corners[(corners == 0).all(axis=1), 0] = units[0]
+        one, other = loads[~inside].sum(axis=0).tolist()
+        return cls(corners, of_size, demand, (one, other), units, False)
+
+    def within(self, task: Task) -> Classes:
+        """Return the same classes, none larger than what this task's capacities hold."""
+        limits = task.capacities // self.units * self.units
+        least = np.full(len(self.corners), np.inf)
+        corners = self.corners.copy()
+        for limit in limits:
+            cut = np.minimum(self.corners, limit)
+            lost = (self.corners - cut).sum(axis=1)
+            corners[lost < least] = cut[lost < least]
+            least = np.minimum(least, lost)
+        return replace(self, corners=corners)
+
+
+def _second_edges(task: Task, unit: int, most: int, alone: bool) -> NDArray[np.int64]:
+    """Return the edges of the second size: all that it takes, if they are few; as many as there may be if `alone`."""
+    values = np.unique(np.append(0, task.sizes[:, 1] // unit * unit))
+    if values.size <= (most if alone else most**0.5 * _FEW):
+        return values
+    return _edges(task, 1, most if alone else max(4, round(most**0.5 / 2)), unit)
+
+
+def _units(limits: NDArray[np.int64], cells: int) -> NDArray[np.int64]:
+    """Return units that make a table of at most `cells` numbers, of both limits alike where both are large."""
+    units = np.ones(2, dtype=np.int64)
+    while np.prod(limits // units + 1.0) > cells:
+        units[np.argmax(limits // units)] *= 2
+    return units
+
+
+def _edges(task: Task, kind: int, most: int, unit: int, *, fine: bool = False) -> NDArray[np.int64]:
+    """Return 0 and about `most` edges of one size: multiples of `unit`, from where sand ends, or from `unit` if `fine`.
+
+    The smallest sizes are then told apart too.
+    """
+    limits = np.unique(task.capacities[:, kind])
+    limits = limits[limits > 0]
+    least = unit if fine else max(unit, int(limits[0]) // _SAND)
+    own = task.sizes[:, kind]
+    parts = (limits[:, None] // np.arange(1, max(2, min(_PARTS, most // (3 * limits.size))) + 1) + 1).ravel()
+    small = _small(own, task.counts)
+    fixed = np.concatenate([parts, (limits[:, None] + 1 - small).ravel(), small if fine else small[:0]])
+    edges = np.append(fixed, _even(own, task.counts, least, max(most // 3, most - fixed.size)))
+    edges = -(-edges // unit) * unit
+    return np.unique(np.append(0, edges[(edges >= least) & (edges <= max(least, int(own.max(initial=1))))]))
+
+
+def _small(own: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return some of the smallest sizes."""
+    order = np.argsort(own, kind="stable")
+    upto = np.cumsum(counts[order].astype(np.float64))
+    found: NDArray[np.int64] = own[order][np.searchsorted(upto, np.array(_BESIDE) * upto[-1])]
+    return found
+
+
+def _even(own: NDArray[np.int64], counts: NDArray[np.int64], least: int, most: int) -> NDArray[np.int64]:
+    """Return at most `most` edges, denser where there are more sequences: as the square root of how many there are.
+
+    So chosen, the sum over all sequences of what lies beyond their edge is least.
+    """
+    own, counts = own[own >= least], counts[own >= least]
+    if most < 2 or not own.size:
+        return np.zeros(0, dtype=np.int64)
+    bins = np.unique(np.floor(np.geomspace(int(own.min()), int(own.max()) + 1, _BINS)).astype(np.int64))
+    held = np.bincount(np.searchsorted(bins, own, side="right") - 1, counts.astype(np.float64), minlength=bins.size)
+    wide = np.diff(bins, append=bins[-1] + 1)
+    upto = np.cumsum(np.sqrt(held * wide))
+    edges: NDArray[np.int64] = bins[np.searchsorted(upto, np.linspace(0, upto[-1], most, endpoint=False))]
+    return edges

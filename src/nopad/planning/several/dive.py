@@ -1,0 +1,147 @@
+"""From the linear program with every size as a class to whole packs, one pattern after the other; an integer program.
+
+Each step takes the whole part of every column; where there is none, those with the largest fractions once. Then the
+program is solved again for what is left. After each step the rest is also packed by best-fit, and the cheapest plan so
+far is kept. In the end an integer program chooses among all columns that were found.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import highspy
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.planning.optimal.budget import Budget
+from nopad.planning.optimal.master import SolverError
+from nopad.planning.several.fit import MOST_FITTED, best_fit
+from nopad.planning.several.relax import Column, Master, Relaxed
+from nopad.planning.several.split import pack_each, split_alone
+from nopad.planning.several.task import Pack, Packing, Task
+
+__all__ = ["choose", "dive", "pack_rest"]
+
+_WHOLE = 1e-6
+_ROUNDS = 6  # of pricing for each rest
+_PARTS = 10
+_MOST_COLUMNS = 1500
+_MOST_CELLS = 5 * 10**4  # columns x rows of an integer program
+_MOST_CHOSEN = 5000  # sequences of an integer program
+_NODES = 400  # of the branch-and-bound tree: a budget that does not depend on the machine
+_NODE_CELLS = 10**6  # rows x columns, of all nodes together
+_NODE_STEPS = 300  # operations per row and column, of each node
+
+
+def pack_rest(task: Task, left: NDArray[np.int64]) -> Packing:
+    """Pack ``left[i]`` sequences of each size quickly."""
+    chosen = np.flatnonzero(left)
+    if not chosen.size:
+        return Counter()
+    part = task.part(chosen, left[chosen])
+    made = best_fit(part, part.counts) if part.sequences <= MOST_FITTED else pack_each(part, split_alone(part), 0.1)
+    names = chosen.tolist()
+    return Counter({tuple(names[i] for i in pack): count for pack, count in made.items()})
+
+
+def dive(task: Task, master: Master, relaxed: Relaxed, goal: int, budget: Budget) -> Packing:
+    """Return whole packs of all sequences, of a price near `goal` at best."""
+    left, taken = task.counts.copy(), Packing()
+    best = pack_rest(task, left)
+    price = task.price(best)
+    times = relaxed.times
+    while left.any():
+        whole = np.floor(times + _WHOLE).astype(np.int64)
+        if not whole.any():
+            used = np.flatnonzero(times > _WHOLE)
+            whole[used[np.argsort(-times[used], kind="stable")][: 1 + used.size // _PARTS]] = 1
+        if not _take(master.columns, whole, left, taken):
+            break
+        complete = taken + pack_rest(task, left)
+        found = task.price(complete)
+        if found < price:
+            best, price = complete, found
+        if price <= goal or not left.any():
+            break
+        master.demand(left.astype(np.float64), (0.0, 0.0))
+        try:
+            solved = master.relax(budget, rounds=_ROUNDS)
+        except SolverError as error:
+            budget.trouble = str(error)
+            break
+        if solved is None:
+            break
+        times = solved.times
+    return best
+
+
+def _take(columns: list[Column], times: NDArray[np.int64], left: NDArray[np.int64], taken: Packing) -> bool:
+    """Move packs of these columns from `left` to `taken`; a pack may lack what has run out. Whether any was moved."""
+    before = taken.total()
+    for at in np.flatnonzero(times).tolist():
+        copies = int(times[at])
+        while copies:
+            held = Counter({i: min(n, int(left[i])) for i, n in Counter(columns[at][1]).items()})
+            held = +held
+            if not held:
+                break
+            equal = min(copies, *(int(left[i]) // n for i, n in held.items()))
+            taken[tuple(sorted(held.elements()))] += equal
+            for i, n in held.items():
+                left[i] -= equal * n
+            copies -= equal
+    return taken.total() > before
+
+
+def every_column(task: Task) -> list[Column] | None:
+    """Return each set of sequences that fits into a pack, with its cheapest capacity; None if there are too many."""
+    most = task.capacities.max(axis=0).tolist()
+    sizes, counts = task.sizes.tolist(), task.counts.tolist()
+    found: list[Pack] = []
+    waiting: list[tuple[Pack, int, int]] = [((), most[0], most[1])]
+    while waiting:
+        pack, room, place = waiting.pop()
+        for item in range(pack[-1] if pack else 0, len(sizes)):
+            first, second = sizes[item]
+            if first <= room and second <= place and pack.count(item) < counts[item]:
+                waiting.append(((*pack, item), room - first, place - second))
+        found += [pack] if pack else []
+        if len(found) + len(waiting) > _MOST_COLUMNS:
+            return None
+    fits = zip(task.capacity_of(found).tolist(), found, strict=True)
+    return [(j, pack) for j, pack in fits if j >= 0]  # limits of different capacities
+
+
+def choose(task: Task, columns: list[Column], budget: Budget) -> Packing | None:
+    """Choose among columns by an integer program so that every sequence is covered; None if it finds nothing.
+
+    If there are few enough columns at all, it chooses among all of them.
+    """
+    if task.sequences > _MOST_CHOSEN or budget.spent():
+        return None
+    columns = every_column(task) or columns
+    if len(columns) > _MOST_COLUMNS or len(columns) * task.counts.size > _MOST_CELLS:
+        return None
+    model = highspy.Highs()
+    nodes = min(_NODES, 1 + _NODE_CELLS // (len(columns) * task.counts.size))
+    options = {"output_flag": False, "threads": 1, "random_seed": 0, "mip_max_nodes": nodes, "mip_rel_gap": 0.0}
+    for name, value in options.items():
+        model.setOptionValue(name, value)
+    k, none, c = task.counts.size, np.empty(0, dtype=np.int32), len(columns)
+    model.addRows(k, task.counts.astype(float), np.full(k, highspy.kHighsInf), 0, none, none, np.empty(0))
+    amounts = [Counter(held) for _, held in columns]
+    starts = np.append(0, np.cumsum([len(held) for held in amounts]))[:-1].astype(np.int32)
+    rows = np.array([i for held in amounts for i in held], dtype=np.int32)
+    values = np.array([n for held in amounts for n in held.values()], dtype=float)
+    dearest = max(task.prices)
+    costs = np.array([task.prices[j] / dearest for j, _ in columns])
+    most = np.full(c, float(task.sequences))
+    model.addCols(c, costs, np.zeros(c), most, rows.size, starts, rows, values)
+    model.changeColsIntegrality(c, np.arange(c, dtype=np.int32), np.full(c, highspy.HighsVarType.kInteger))
+    model.run()
+    budget.charge(nodes * _NODE_STEPS * c * k)
+    if model.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+        return None
+    left, taken = task.counts.copy(), Packing()
+    _take(columns, np.round(np.array(model.getSolution().col_value)).astype(np.int64), left, taken)
+    return taken + pack_rest(task, left)

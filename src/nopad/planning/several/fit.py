@@ -1,0 +1,48 @@
+"""Best-fit decreasing into several capacities at once, for a few thousand sequences: a start, and what ends a dive.
+
+Sequences come largest first. Each goes to the fullest open pack that has room for both of its sizes; if there is none,
+a pack of the preferred capacity is opened, or where the sequence is too large for it, of the cheapest that holds it.
+Every capacity is preferred once; in the end each pack is of the cheapest capacity that holds it. O(n x packs) in NumPy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.planning.several.task import Packing, Task
+
+__all__ = ["MOST_FITTED", "best_fit"]
+
+MOST_FITTED = 3000  # sequences
+
+
+def best_fit(task: Task, counts: NDArray[np.int64]) -> Packing:
+    """Return the cheapest packing of ``counts[i]`` sequences of each size, over all preferred capacities."""
+    return min((_prefer(task, counts, j) for j in task.by_price), key=task.price)
+
+
+def _prefer(task: Task, counts: NDArray[np.int64], preferred: int) -> Packing:
+    most = task.capacities.max(axis=0).clip(1)
+    parts = task.sizes / most
+    order = np.lexsort((parts.sum(axis=1), parts.max(axis=1)))[::-1]
+    items = np.repeat(order, counts[order])
+    opens = task.cheapest(task.sizes)
+    opens[(task.sizes <= task.capacities[preferred]).all(axis=1)] = preferred
+    free = np.empty((items.size, 2), dtype=np.int64)
+    held: list[list[int]] = []
+    for item in items.tolist():
+        size = task.sizes[item]
+        room = free[: len(held)]
+        fits = np.flatnonzero((room >= size).all(axis=1))
+        if fits.size:
+            at = int(fits[np.argmin((room[fits] / most).sum(axis=1))])
+        else:
+            at = len(held)
+            free[at] = task.capacities[opens[item]]
+            held.append([])
+        held[at].append(item)
+        free[at] -= size
+    return Counter(tuple(sorted(pack)) for pack in held)

@@ -1,0 +1,182 @@
+"""The front door: `plan_several` and `pack_several`, arguments checked, results checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nopad.errors import LengthError, OptionError
+from nopad.histogram import Histogram, integers
+from nopad.planning.several.bounds import price_bound
+from nopad.planning.several.given import (
+    EFFORT,
+    MOST_SEQUENCES,
+    Capacity,
+    Price,
+    check_capacities,
+    check_depth,
+    check_prices,
+    distinct,
+    histogram_columns,
+    shown,
+    task_of,
+    two_columns,
+)
+from nopad.planning.several.plan import SeveralPlan
+from nopad.planning.several.task import Task
+
+if TYPE_CHECKING:
+    from nopad.packs import Packs
+    from nopad.planning.several.search import Found
+
+__all__ = ["pack_several", "plan_several"]
+
+_MISMATCH = {
+    1: "the sequences have one size each, and a capacity of {0} two limits: give sizes [n, 2], or one limit, {1}",
+    2: "the sequences have two sizes each, and a capacity of {0} one limit: give pairs of limits",
+}
+
+
+def plan_several(
+    sizes: Histogram | ArrayLike,
+    capacities: Any,
+    prices: Any = None,
+    *,
+    counts: ArrayLike | None = None,
+    depth: int | None = None,
+    effort: int = 3,
+) -> SeveralPlan:
+    """Plan packs of several capacities, or for two kinds of size, at the least price in all.
+
+    Args:
+        sizes: integer lengths ``[n]`` or a `Histogram`; or ``[n, 2]`` for two kinds, such as tokens and images, or
+            nodes and edges: the first at least 1, the second at least 0.
+        capacities: what a pack may hold: integers ``[K]``, or pairs ``[K, 2]`` for two kinds; up to 64.
+        prices: what one pack of each capacity costs, such as the seconds of a step; positive numbers ``[K]``. Default:
+            the capacities themselves, so that as few slots as possible are used; 1 where there is one.
+        counts: how many sequences of each of `sizes` there are; None: one.
+        depth: most sequences a pack may hold (one kind only); None: unlimited.
+        effort: budget, in seconds of an ordinary core, counted in operations: every machine makes the same plan.
+
+    Raises:
+        LengthError: a size is no integer or out of range, or a sequence fits into no capacity.
+        OptionError: capacities, prices, depth or effort have invalid values, or do not go together.
+
+    >>> import nopad
+    >>> plan = nopad.plan_several([9, 7, 3, 2, 2], capacities=[8, 16], prices=[1, 2.5])
+    >>> plan.packs, plan.price, plan.lower_bound
+    ({8: 1, 16: 1}, 3.5, 3.5)
+    >>> nopad.plan_several([[5, 1], [4, 0], [3, 2]], capacities=[8, 2]).packs
+    Traceback (most recent call last):
+    nopad.errors.OptionError: the sequences have two sizes each, and a capacity of 8 one limit: give pairs of limits
+    """
+    limits = check_capacities(capacities)
+    costs = check_prices(prices, limits)
+    depth, effort = check_depth(depth, len(limits[0])), EFFORT.check("effort", effort)
+    if isinstance(sizes, Histogram):
+        if counts is not None:
+            raise LengthError("a histogram has counts of its own; give sizes and counts, or a histogram")
+        own, number, kinds = *histogram_columns(sizes), 1
+    else:
+        given, kinds = two_columns(sizes)
+        own, at = distinct(given)
+        number = np.zeros(len(own), dtype=np.int64)
+        np.add.at(number, at, _counted(counts, len(given)))
+        own, number = own[number > 0], number[number > 0]
+    if len(own) and kinds != len(limits[0]):
+        raise OptionError(_MISMATCH[kinds].format(shown(limits[0]), limits[0][0]))
+    task = task_of(own, number, limits, costs, depth)
+    from nopad.planning.several.search import search  # the solver comes in with it
+
+    plan = _plan_of(task, limits, costs, depth, search(task, effort))
+    _check_made(plan, task)
+    return plan
+
+
+def pack_several(
+    sizes: ArrayLike,
+    capacities: Any,
+    prices: Any = None,
+    *,
+    depth: int | None = None,
+    effort: int = 3,
+    seed: int = 0,
+) -> dict[Any, Packs]:
+    """Plan and assign in one call: for each capacity its `Packs`, which index `sizes`.
+
+    The arguments are those of `plan_several` and of `SeveralPlan.assign`; so are the errors.
+
+    >>> import nopad
+    >>> packs = nopad.pack_several([9, 7, 3, 2, 2], capacities=[8, 16], prices=[1, 2.5])
+    >>> sorted(sorted(pack.tolist()) for pack in packs[16])
+    [[0, 1]]
+    """
+    return plan_several(sizes, capacities, prices, depth=depth, effort=effort).assign(sizes, seed=seed)
+
+
+def _counted(counts: ArrayLike | None, n: int) -> NDArray[np.int64]:
+    """Return the number of sequences of each size given."""
+    if counts is None:
+        return np.ones(n, dtype=np.int64)
+    checked = integers(counts)
+    if checked.shape != (n,):
+        raise LengthError(f"there are {n:,} sizes and {checked.size:,} counts; give one for each")
+    if n and not 0 <= int(checked.min()) <= int(checked.max()) <= MOST_SEQUENCES:
+        raise LengthError(f"counts are integers from 0 to {MOST_SEQUENCES:,}")
+    if sum(checked.tolist()) > MOST_SEQUENCES:
+        raise LengthError(f"more than {MOST_SEQUENCES:,} sequences are too many: plans are exact up to there")
+    return checked.astype(np.int64)
+
+
+def _unused(task: Task, capacities: tuple[Capacity, ...]) -> tuple[str, ...]:
+    """Return a note for each capacity that another one makes useless."""
+    found = []
+    for j in range(len(capacities)):
+        if j not in task.by_price:
+            i = int(task.cheapest(task.capacities[j][None])[0])
+            names = shown(capacities[j]), shown(capacities[i])
+            found.append("the capacity {} is not used: {} holds as much and costs no more".format(*names))
+    return tuple(found)
+
+
+def _plan_of(
+    task: Task,
+    capacities: tuple[Capacity, ...],
+    prices: tuple[Price, ...],
+    depth: int | None,
+    found: Found,
+) -> SeveralPlan:
+    """Return the plan of a packing, sorted: by capacity, then by size."""
+    packs = list(found.packing)
+    used = task.capacity_of(packs).tolist()
+    order = sorted(range(len(packs)), key=lambda p: packs[p][::-1], reverse=True)
+    order.sort(key=used.__getitem__)
+    flat = np.array([item for p in order for item in reversed(packs[p])], dtype=np.int64)
+    return SeveralPlan(
+        capacities=capacities,
+        prices=prices,
+        depth=depth,
+        indptr=np.cumsum([0, *(len(packs[p]) for p in order)], dtype=np.int64),
+        sizes=task.sizes[flat][:, : task.kinds],
+        counts=np.array([found.packing[packs[p]] for p in order], dtype=np.int64),
+        used=np.array([used[p] for p in order], dtype=np.int64),
+        bound=price_bound(task, found.certificate),
+        notes=_unused(task, capacities) + found.notes,
+    )
+
+
+def _check_made(plan: SeveralPlan, task: Task) -> None:
+    """Check a plan before anybody sees it: every sequence once, every pack within its limits, no price below the bound.
+
+    Raises:
+        RuntimeError: the plan fails this check, which is a mistake of the search.
+    """
+    made = plan.task
+    covered = np.array_equal(made.sizes, task.sizes) and np.array_equal(made.counts, task.counts)
+    sums = np.add.reduceat(plan.sizes, plan.indptr[:-1], axis=0) if plan.counts.size else plan.sizes
+    fits = (sums <= np.array(plan.capacities, dtype=np.int64)[plan.used]).all()
+    deep = plan.depth is not None and int(np.diff(plan.indptr).max(initial=0)) > plan.depth
+    if not covered or not fits or deep or plan.whole_price < plan.bound.price:
+        raise RuntimeError("the search made a plan that does not pack these sequences; please report it")

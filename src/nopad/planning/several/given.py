@@ -1,0 +1,208 @@
+"""What the user gives: sizes, capacities, prices, depth; checked once, here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nopad.errors import LengthError, OptionError
+from nopad.histogram import Histogram, integers
+from nopad.options import MAX_LENGTH, Option
+from nopad.planning.several.task import Task, whole_prices
+
+__all__ = [
+    "EFFORT",
+    "MOST_SEQUENCES",
+    "Capacity",
+    "Price",
+    "check_capacities",
+    "check_depth",
+    "check_prices",
+    "distinct",
+    "histogram_columns",
+    "shown",
+    "task_of",
+    "two_columns",
+]
+
+Capacity = tuple[int, ...]
+Price = int | float
+
+MOST_CAPACITIES = 64
+MOST_SEQUENCES = 2**62
+MOST_DISTINCT = 2**20  # sizes
+MOST_RATIO = 10**9  # of prices
+EFFORT = Option(default=3, low=0, help="budget, in seconds of an ordinary core, counted in operations")
+
+
+def two_columns(sizes: ArrayLike, name: str = "sizes") -> tuple[NDArray[np.int64], int]:
+    """Return sizes as int64 ``[n, 2]`` (the second 0 where there is one kind), and the number of kinds.
+
+    Raises:
+        LengthError: they are no integers, of another shape, or out of range; the message gives the index.
+    """
+    array = np.ma.asarray(sizes) if isinstance(sizes, np.ma.MaskedArray) else _array(sizes, name)
+    if array.ndim == 2 and array.shape[1] == 2:
+        columns = [array[:, 0], array[:, 1]]
+    elif array.ndim == 1:
+        columns = [array]
+    else:
+        raise LengthError(
+            f"{name} must be integers [n], or [n, 2] for two kinds (tokens and images, nodes and edges), got shape "
+            f"{array.shape}"
+        )
+    whole = np.zeros((array.shape[0], 2), dtype=np.int64)
+    for kind, column in enumerate(columns):
+        checked = integers(column)
+        least = 1 - kind
+        if checked.size and (int(checked.min()) < least or int(checked.max()) > MAX_LENGTH):
+            i = int(np.argmax((checked < least) | (checked > MAX_LENGTH)))
+            what = "second size" if kind else "size" if len(columns) == 2 else "length"
+            raise LengthError(f"{what} {int(checked[i])} at index {i}; it is from {least} to {MAX_LENGTH}")
+        whole[:, kind] = checked
+    return whole, len(columns)
+
+
+def _array(values: ArrayLike, name: str) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except ValueError as error:  # rows of unequal sizes
+        raise LengthError(f"{name} must be integers [n], or [n, 2] for two kinds: {error}") from error
+
+
+def distinct(sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the distinct rows in lexicographic order, and the number of each row among them."""
+    found, at = np.unique(sizes[:, 0] * 2**31 + sizes[:, 1], return_inverse=True)
+    return np.stack([found // 2**31, found % 2**31], axis=1), at.ravel()
+
+
+def check_capacities(capacities: Any) -> tuple[Capacity, ...]:
+    """Return capacities as tuples of one limit or two.
+
+    Raises:
+        OptionError: a limit is no integer or out of range, a capacity comes twice, or there are none or too many.
+    """
+    given = list(capacities) if isinstance(capacities, Sequence | np.ndarray) else [capacities]
+    held = [
+        tuple(one) if isinstance(one, Sequence | np.ndarray) and not isinstance(one, str) else (one,) for one in given
+    ]
+    if not 1 <= len(held) <= MOST_CAPACITIES:
+        raise OptionError(f"there are from 1 to {MOST_CAPACITIES} capacities, got {len(held)}")
+    kinds = len(held[0])
+    if kinds not in (1, 2) or any(len(one) != kinds for one in held):
+        raise OptionError(f"capacities are integers, or pairs of integers for two kinds, all alike; got {given!r}")
+    for one in held:
+        for kind, limit in enumerate(one):
+            if (
+                isinstance(limit, bool)
+                or not isinstance(limit, int | np.integer)
+                or not 1 - kind <= limit <= MAX_LENGTH
+            ):
+                raise OptionError(f"a capacity must be an integer from {1 - kind} to {MAX_LENGTH}, got {limit!r}")
+    checked = tuple(tuple(int(limit) for limit in one) for one in held)
+    if len(set(checked)) < len(checked):
+        twice = next(one for one in checked if checked.count(one) > 1)
+        raise OptionError(f"the capacity {shown(twice)} is given twice; give each once, with its price")
+    if kinds == 2 and not any(one[1] for one in checked):
+        raise OptionError("no capacity has room for the second kind; give one size per sequence instead")
+    return checked
+
+
+def shown(capacity: Capacity) -> str:
+    """Return a capacity as text.
+
+    >>> shown((8192,)), shown((8192, 32))
+    ('8,192', '8,192 x 32')
+    """
+    return " x ".join(f"{limit:,}" for limit in capacity)
+
+
+def check_prices(prices: Any, capacities: tuple[Capacity, ...]) -> tuple[Price, ...]:
+    """Return one price for each capacity; by default 1 for a single one, else the capacities themselves.
+
+    Raises:
+        OptionError: there is not one for each, one is no positive number, or they are too far apart.
+    """
+    if prices is None:
+        if len(capacities) > 1 and len(capacities[0]) > 1:
+            raise OptionError("several capacities of two kinds need prices: what one pack of each costs")
+        prices = [1] if len(capacities) == 1 else [one[0] for one in capacities]
+    given = list(prices) if isinstance(prices, Sequence | np.ndarray) and not isinstance(prices, str) else [prices]
+    if len(given) != len(capacities):
+        raise OptionError(f"there are {len(capacities)} capacities and {len(given)} prices; give one for each")
+    checked: list[Price] = []
+    for price in given:
+        plain = price.item() if isinstance(price, np.generic) else price
+        if type(plain) not in (int, float) or not math.isfinite(plain) or plain <= 0:
+            raise OptionError(f"a price must be a positive number, got {price!r}")
+        checked.append(plain)
+    if max(checked) > MOST_RATIO * min(checked):
+        raise OptionError(
+            f"prices from {min(checked)} to {max(checked)} are more than a factor of {MOST_RATIO:,} apart: leave out a "
+            "capacity, or bring them nearer"
+        )
+    return tuple(checked)
+
+
+def check_depth(depth: Any, kinds: int) -> int | None:
+    """Return the depth as a Python integer.
+
+    Raises:
+        OptionError: it is no integer from 1 up, or given with two kinds.
+    """
+    if depth is None:
+        return None
+    if isinstance(depth, bool) or not isinstance(depth, int | np.integer) or not 1 <= depth <= MAX_LENGTH:
+        raise OptionError(f"depth must be an integer from 1 to {MAX_LENGTH} (None for unlimited), got {depth!r}")
+    if kinds == 2:
+        raise OptionError("a depth goes with one kind of size; with two kinds a pack has two limits already")
+    return int(depth)
+
+
+def task_of(
+    sizes: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    capacities: tuple[Capacity, ...],
+    prices: tuple[Price, ...],
+    depth: int | None,
+) -> Task:
+    """Return the task of packing distinct sizes ``[k, 2]`` in lexicographic order.
+
+    Raises:
+        LengthError: a sequence fits into no capacity, or there are too many sequences or distinct sizes.
+    """
+    kinds = len(capacities[0])
+    limits = np.zeros((len(capacities), 2), dtype=np.int64)
+    limits[:, :kinds] = capacities
+    own = sizes
+    if depth is not None and depth * int(sizes[:, 0].min(initial=1)) < limits[:, 0].max():
+        limits[:, 1] = depth
+        own = np.stack([sizes[:, 0], np.ones(len(sizes), dtype=np.int64)], axis=1)
+    whole, unit = whole_prices(prices)
+    task = Task(own, counts, limits, whole, unit, kinds=kinds, depth=depth)
+    over = task.cheapest(own) < 0
+    if over.any():
+        n = sum(counts[over].tolist())
+        longest = sizes[over].max(axis=0).tolist()[:kinds]
+        raise LengthError(
+            f"{n:,} sequence{' fits' if n == 1 else 's fit'} into no capacity (the largest take{'s' if n == 1 else ''} "
+            f"{shown(tuple(longest))}; capacities: {', '.join(map(shown, capacities))}); truncate, split or drop "
+            f"{'it' if n == 1 else 'them'}, or add a capacity that holds {'it' if n == 1 else 'them'}"
+        )
+    if len(sizes) > MOST_DISTINCT and (kinds > 1 or len(capacities) > 1):
+        raise LengthError(
+            f"{len(sizes):,} distinct sizes are too many for several capacities (limit {MOST_DISTINCT:,}); round sizes "
+            "up to multiples of a few tokens"
+        )
+    if task.sequences > MOST_SEQUENCES:
+        raise LengthError(f"{task.sequences:,} sequences are too many: plans are exact up to {MOST_SEQUENCES:,}")
+    return task
+
+
+def histogram_columns(histogram: Histogram) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the distinct sizes ``[k, 2]`` and counts of a histogram of lengths."""
+    return np.stack([histogram.lengths, np.zeros_like(histogram.lengths)], axis=1), histogram.counts

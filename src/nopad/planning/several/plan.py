@@ -1,0 +1,301 @@
+"""`SeveralPlan`: strategies for several capacities that cover all sequences, their price, and a lower bound on it.
+
+A plan does not name sequences: `SeveralPlan.assign` deals them out. Its file (``*.plan.json``) is small and readable,
+one strategy per line, and has everything that `SeveralPlan.verify` checks without the solver.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nopad.files import write_atomic
+from nopad.histogram import exact_dot, exact_sum
+from nopad.planning.several.bounds import PriceBound, price_bound
+from nopad.planning.several.certificate import PriceCertificate
+from nopad.planning.several.given import Capacity, Price, distinct, shown, task_of
+from nopad.planning.several.task import Task, number, whole_prices
+
+if TYPE_CHECKING:
+    from nopad.packs import Packs
+
+__all__ = ["SeveralPlan"]
+
+Sizes = tuple[Any, ...]
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SeveralPlan:
+    """Strategies with counts for several capacities, which cover all sequences exactly.
+
+    Attributes:
+        capacities: the limit of each capacity, or both limits for two kinds, in the order given.
+        prices: the price of one pack of each.
+        depth: most sequences a pack may hold; None: unlimited.
+        indptr: strategy s holds ``sizes[indptr[s]:indptr[s + 1]]``; int64 ``[strategies + 1]``.
+        sizes: size of each sequence of a strategy, largest first; int64 ``[slots, kinds]``.
+        counts: number of packs of each strategy, >= 1; int64 ``[strategies]``.
+        used: number of the capacity of each strategy, in `capacities`; int64 ``[strategies]``.
+        bound: the proven lower bound on the price, in whole numbers of `unit`, and its proof.
+        notes: sentences for the user.
+
+    >>> import nopad
+    >>> plan = nopad.plan_several([7, 5, 2, 2], capacities=[8, 16], prices=[1, 1.8])
+    >>> plan.price, plan.lower_bound, plan.packs
+    (1.8, 1.8, {8: 0, 16: 1})
+    """
+
+    capacities: tuple[Capacity, ...]
+    prices: tuple[Price, ...]
+    depth: int | None
+    indptr: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    used: NDArray[np.int64]
+    bound: PriceBound
+    notes: tuple[str, ...] = ()
+
+    @property
+    def kinds(self) -> int:
+        """How many sizes a sequence has: 1 or 2."""
+        return len(self.capacities[0])
+
+    @property
+    def strategies(self) -> list[tuple[int, Any, Sizes]]:
+        """The strategies as ``(count, capacity, sizes)``; with two kinds capacity and sizes are pairs."""
+        limits, flat = [self._named(j) for j in range(len(self.capacities))], self.sizes.tolist()
+        rows = [one[0] for one in flat] if self.kinds == 1 else [tuple(one) for one in flat]
+        ends, used = self.indptr.tolist(), self.used.tolist()
+        return [
+            (count, limits[used[s]], tuple(rows[ends[s] : ends[s + 1]])) for s, count in enumerate(self.counts.tolist())
+        ]
+
+    def _named(self, j: int) -> Any:
+        """Return capacity j as an integer, or a pair."""
+        return self.capacities[j] if self.kinds == 2 else self.capacities[j][0]
+
+    @cached_property
+    def _whole(self) -> tuple[tuple[int, ...], Fraction]:
+        return whole_prices(self.prices)
+
+    @property
+    def unit(self) -> Fraction:
+        """What 1 stands for in whole prices: the largest number that every price is a multiple of."""
+        return self._whole[1]
+
+    @cached_property
+    def task(self) -> Task:
+        """What this plan packs, from its own strategies."""
+        own = np.zeros((len(self.sizes), 2), dtype=np.int64)
+        own[:, : self.kinds] = self.sizes
+        found, at = distinct(own)
+        totals = [0] * len(found)
+        repeats = np.repeat(self.counts, np.diff(self.indptr)).tolist()
+        for place, count in zip(at.tolist(), repeats, strict=True):
+            totals[place] += count  # Python integers do not overflow
+        if max(totals, default=0) >= 2**63:
+            raise ValueError("its counts add up to more than 64 bits")
+        return task_of(found, np.array(totals, dtype=np.int64), self.capacities, self.prices, self.depth)
+
+    @cached_property
+    def _packs(self) -> tuple[int, ...]:
+        """Number of packs of each capacity, in their order."""
+        return tuple(exact_sum(self.counts[self.used == j]) for j in range(len(self.capacities)))
+
+    @property
+    def packs(self) -> dict[Any, int]:
+        """Number of packs of each capacity."""
+        return {self._named(j): count for j, count in enumerate(self._packs)}
+
+    @property
+    def sequences(self) -> int:
+        """Number of sequences."""
+        return exact_dot(self.counts, np.diff(self.indptr))
+
+    @property
+    def whole_price(self) -> int:
+        """The price of all packs in whole numbers of `unit`, exactly."""
+        return sum(price * count for price, count in zip(self._whole[0], self._packs, strict=True))
+
+    @property
+    def price(self) -> Price:
+        """The price of all packs: an int where it is whole, else the nearest float."""
+        return number(self.whole_price * self.unit)
+
+    @property
+    def lower_bound(self) -> Price:
+        """The proven lower bound on the price."""
+        return number(self.bound.price * self.unit)
+
+    @property
+    def gap(self) -> Price:
+        """What the plan costs above the lower bound; 0: it is proven optimal."""
+        return number((self.whole_price - self.bound.price) * self.unit)
+
+    @property
+    def gap_share(self) -> float:
+        """The gap as a share of the lower bound."""
+        return (self.whole_price - self.bound.price) / self.bound.price if self.bound.price else 0.0
+
+    @cached_property
+    def loads(self) -> list[tuple[int, ...]]:
+        """What the sequences take in the packs of each capacity: the sum of each kind."""
+        repeats = np.repeat(self.counts, np.diff(self.indptr))
+        where = np.repeat(self.used, np.diff(self.indptr))
+        return [
+            tuple(exact_dot(repeats[where == j], self.sizes[where == j, kind]) for kind in range(self.kinds))
+            for j in range(len(self.capacities))
+        ]
+
+    @property
+    def efficiency(self) -> tuple[float, ...]:
+        """For each kind, what the sequences take of what all packs have room for, from 0 to 1."""
+        room = [
+            sum(c[kind] * n for c, n in zip(self.capacities, self._packs, strict=True)) for kind in range(self.kinds)
+        ]
+        return tuple(
+            sum(load[kind] for load in self.loads) / room[kind] if room[kind] else 1.0 for kind in range(self.kinds)
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """Return the numbers of the plan, JSON-ready: price, bound, and a list of what each capacity holds."""
+        rows = zip(self.capacities, self.prices, self._packs, self.loads, strict=True)
+        return {
+            "depth": self.depth,
+            "sequences": self.sequences,
+            "price": self.price,
+            "lower_bound": self.lower_bound,
+            "gap": self.gap,
+            "proof": self.bound.proof,
+            "efficiency": list(self.efficiency),
+            "capacities": [
+                {
+                    "capacity": list(limits) if self.kinds == 2 else limits[0],
+                    "price": price,
+                    "packs": packs,
+                    "efficiency": [
+                        load / (limit * packs) if limit * packs else 1.0
+                        for load, limit in zip(held, limits, strict=True)
+                    ],
+                }
+                for limits, price, packs, held in rows
+            ],
+        }
+
+    def __repr__(self) -> str:
+        """Return capacities, price and gap in one line."""
+        limits = ", ".join(shown(one) for one in self.capacities)
+        packs = " + ".join(f"{count:,}" for count in self._packs)
+        above = f"{self.gap_share:.4%} above the bound"
+        return f"SeveralPlan(capacities {limits}: {packs} packs, price {self.price:,}, {above})"
+
+    def __str__(self) -> str:
+        """Return a small table: a line for each capacity, then price, bound and notes."""
+        state = f"{self.gap_share:.4%} above" if self.gap else "proven optimal"
+        return "\n".join(
+            [
+                *self._table(),
+                f"{'sequences':<15}{self.sequences:,}",
+                f"{'price':<15}{self.price:,}",
+                f"{'lower bound':<15}{self.lower_bound:,}, by {self.bound.proof} (this plan: {state})",
+                *(f"{'note':<15}{note}" for note in self.notes),
+            ]
+        )
+
+    def _table(self) -> list[str]:
+        """Return the lines of a table of the capacities."""
+        rows = [("capacity", "price", "packs", "efficiency")]
+        for one in zip(self.capacities, self.prices, self._packs, self.summary()["capacities"], strict=True):
+            limits, price, packs, row = one
+            rows.append(
+                (shown(limits), f"{price:,}", f"{packs:,}", ", ".join(f"{share:.3%}" for share in row["efficiency"]))
+            )
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        return ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the plan files of both plans would be equal."""
+        return self.to_json() == other.to_json() if isinstance(other, SeveralPlan) else NotImplemented
+
+    def __hash__(self) -> int:
+        """Hash of the content."""
+        return hash(self.to_json())
+
+    def verify(self) -> list[str]:
+        """Check every pack against its capacity and depth, and prove the bound again; one sentence for each problem."""
+        found = []
+        held = np.diff(self.indptr)
+        sums = np.add.reduceat(self.sizes, self.indptr[:-1], axis=0) if held.size else self.sizes
+        limits = np.array(self.capacities, dtype=np.int64)[self.used]
+        for s in np.flatnonzero((sums > limits).any(axis=1))[:_MOST_NAMED].tolist():
+            taken = shown(tuple(sums[s].tolist()))
+            found.append(f"strategy {s} takes {taken}, above its capacity of {shown(tuple(limits[s].tolist()))}")
+        for s in np.flatnonzero(held > (self.depth or np.inf))[:_MOST_NAMED].tolist():
+            found.append(f"strategy {s} holds {held[s]} sequences, above the depth of {self.depth}")
+        proof = self.bound.certificate
+        task = self.task
+        problem = proof.problem([(a, b) for a, b in task.capacities.tolist()]) if proof is not None else None
+        if problem is not None:
+            return [*found, problem]
+        proven = price_bound(task, proof)
+        if proven.price != self.bound.price:
+            found.append(
+                f"lower bound is stated as {self.lower_bound}, {number(proven.price * self.unit)} can be proven"
+            )
+        elif proven.proof != self.bound.proof:
+            found.append(f"the proof of the lower bound is stated as {self.bound.proof!r}, it is {proven.proof!r}")
+        return found
+
+    @property
+    def certificate(self) -> PriceCertificate | None:
+        """The values that prove the bound, where simpler bounds prove less."""
+        return self.bound.certificate
+
+    def assign(self, sizes: ArrayLike, *, seed: int = 0) -> dict[Any, Packs]:
+        """Assign the sequences with these sizes to the packs: for each capacity its `Packs`, which index `sizes`.
+
+        Every sequence is in exactly one pack over all capacities. Which of the sequences of equal size goes where, and
+        the order of the packs of each capacity, are random by `seed`.
+
+        Raises:
+            PlanMismatchError: the plan does not cover exactly these sizes.
+            LengthError: a size is out of range.
+            OptionError: `seed` is no integer from 0 to 2^64 - 1.
+
+        >>> import nopad
+        >>> plan = nopad.plan_several([7, 5, 3, 1], capacities=[8, 16], prices=[1, 2.1])
+        >>> {capacity: [pack.tolist() for pack in packs] for capacity, packs in plan.assign([7, 5, 3, 1]).items()}
+        {8: [[0, 3], [1, 2]], 16: []}
+        """
+        from nopad.planning.several.dealing import deal
+
+        dealt = deal(self, sizes, seed)
+        return {self._named(j): packs for j, packs in enumerate(dealt)}
+
+    def to_json(self) -> str:
+        """Return the content of a plan file; the same plan always gives the same bytes."""
+        from nopad.planning.several.plan_file import written
+
+        return written(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write a plan file (``*.plan.json``)."""
+        write_atomic(Path(path), self.to_json().encode())
+
+    @classmethod
+    def load(cls, path: str | Path) -> SeveralPlan:
+        """Read a plan file.
+
+        Raises:
+            FormatError: the file is missing, not JSON, no such plan, or its numbers contradict each other.
+        """
+        from nopad.planning.several.plan_file import read
+
+        return cls(**read(path))

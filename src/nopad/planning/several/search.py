@@ -1,0 +1,272 @@
+"""The search for a cheap plan and a proof: bounds, quick ways, the linear program, its split, and the last packs.
+
+1. One capacity and one kind is what `auto` plans.
+2. Quick ways: every sequence to the cheapest capacity that holds it; all to one capacity.
+3. Few distinct sizes: column generation with every size as a class, a dive, an integer program.
+4. Otherwise classes of sizes: the program over corners proves a bound; the one over means says which sequences go to
+   which capacity, where they are packed by themselves.
+5. The packs that waste most are packed again, by step 3, as long as that pays.
+
+The budget is counted in operations, so the result is the same on every machine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.histogram import Histogram
+from nopad.planning.optimal import auto
+from nopad.planning.optimal.budget import Budget
+from nopad.planning.optimal.master import SolverError
+from nopad.planning.several.both import MOST_DEALT, follow
+from nopad.planning.several.bounds import price_bound
+from nopad.planning.several.certificate import PriceCertificate
+from nopad.planning.several.classes import Classes
+from nopad.planning.several.dive import choose, dive
+from nopad.planning.several.relax import Master, Relaxed
+from nopad.planning.several.split import ease, pack_each, shares, split_alone
+from nopad.planning.several.task import Packing, Task
+
+__all__ = ["Found", "search"]
+
+_MOST_EXACT = 400  # distinct sizes
+_EXACT_CELLS = 3 * 10**7  # classes x cells of the table, with every size as a class
+_CLASSES = 160  # times the square root of the effort: what a program takes grows as their square
+_CELLS = 2**17
+_PROVING, _SHARING = 0.45, 0.7  # of the budget that is left, for either program
+_EASING, _PACKING = 0.15, 0.5  # of all, for trials and for packs
+_NEAR = 1e-5  # of the optimum of a program, where it ends
+_SLACK = 1e-3  # of the dearest price: a kind of which a full pack is worth less is not tight
+_EASES = (0.5, 0.1, 0.0)  # of the room of a kind that is not tight, kept free for what sequences differ from means
+_HARDER = 1.003  # a program that needs so much more for it is not followed
+_USABLE = 0.98  # a program whose bound is below this part of its optimum says nothing yet
+_GOOD = 20_000  # one part of the price in so many above the bound is near enough
+_CLOSING = 40  # packs that are packed again at a time
+_MOST_CLOSED = 2**17  # different packs that are looked at
+_TURNS = 6
+_LOOSE = 1e-6  # of what a sequence is worth
+
+
+@dataclass(frozen=True)
+class Found:
+    """A packing of all sequences, and what proves the bound best; `notes` for the user."""
+
+    packing: Packing
+    certificate: PriceCertificate | None
+    notes: tuple[str, ...] = ()
+
+
+def search(task: Task, effort: float) -> Found:
+    """Return the cheapest plan found with a budget of about `effort` seconds of an ordinary core."""
+    if not task.counts.size:
+        return Found(Counter(), None)
+    if task.kinds == 1 and len(task.by_price) == 1:
+        return _one(task, effort)
+    return _Search(task, effort).run()
+
+
+def _one(task: Task, effort: float) -> Found:
+    """Plan one kind for the only capacity that is worth using."""
+    capacity = int(task.capacities[task.by_price[0], 0])
+    made = auto(Histogram(task.sizes[:, 0], task.counts), capacity, task.depth, effort=effort)
+    number = dict(zip(task.sizes[:, 0].tolist(), range(task.counts.size), strict=True))
+    packing: Packing = Counter()
+    for count, held in made.strategies:
+        packing[tuple(sorted(number[length] for length in held))] += count
+    steps = made.certificate.steps if made.certificate is not None else ()
+    extras = tuple((length, 0, value) for length, value in steps)
+    proof = PriceCertificate((0, 0), extras) if extras else None
+    if proof is not None and proof.problem([(a, b) for a, b in task.capacities.tolist()]) is not None:
+        proof = None
+    return Found(packing, proof, made.notes)
+
+
+class _Search:
+    """The state of one search."""
+
+    def __init__(self, task: Task, effort: float) -> None:
+        self.task, self.effort = task, effort
+        self.budget = Budget(effort)
+        self.bound = price_bound(task).price
+        self.certificate: PriceCertificate | None = None
+        self.best: Packing = Counter()
+        self.price: int | None = None
+        self.worth: NDArray[np.float64] | None = None
+        self.extra = np.zeros(task.counts.size)
+        self.notes: list[str] = []
+
+    def run(self) -> Found:
+        """Take every step, until a plan is good or the budget is spent."""
+        self._quick()
+        try:
+            if not self._good():
+                self._exact() if self._few(self.task) else self._classes()
+            self._close()
+        except SolverError as error:
+            self.notes.append(f"the solver gave up ({error}): the plan is the best of the ways that were left")
+        if self.budget.spent() and not self._good():
+            self.notes.append(
+                f"stopped by its budget after {self.budget.programs} linear programs: a larger one (effort) may find a "
+                "better plan, or a better bound"
+            )
+        return Found(self.best, self.certificate, tuple(self.notes))
+
+    def _good(self) -> bool:
+        return self.price is not None and self.price <= self.bound + self.bound // _GOOD
+
+    def _offer(self, packing: Packing) -> None:
+        price = self.task.price(packing)
+        if self.price is None or price < self.price:
+            self.best, self.price = packing, price
+
+    def _prove(self, master: Master, relaxed: Relaxed) -> None:
+        """Keep the duals of a linear program, if they prove more than what is known."""
+        rates, classes = relaxed.rates * master.dearest, master.classes
+        inside = classes.of_size >= 0
+        self.extra = np.zeros(self.task.counts.size)
+        self.extra[inside] = relaxed.extras[classes.of_size[inside]] * master.dearest
+        self.worth = self.task.sizes @ rates + self.extra
+        proof = master.certificate(relaxed)
+        if proof.problem([(a, b) for a, b in self.task.capacities.tolist()]) is None:
+            proven = price_bound(self.task, proof)
+            if proven.price > self.bound:
+                self.bound, self.certificate = proven.price, proof
+
+    def _loose(self) -> NDArray[np.bool_]:
+        """Return which sizes are worth no more than their room: any capacity may hold them at no loss."""
+        if self.worth is None:
+            return np.ones(self.task.counts.size, dtype=bool)
+        found: NDArray[np.bool_] = self.extra <= _LOOSE * self.worth
+        return found
+
+    def _quick(self) -> None:
+        """Try simple splits by best-fit."""
+        task = self.task
+        one = len(task.by_price) == 1
+        self._offer(pack_each(task, split_alone(task), self.effort / 3, quick=True))
+        for j in task.by_price if not one and task.kinds == 1 else []:
+            if not self._good() and (task.sizes <= task.capacities[j]).all():
+                counts = np.zeros((task.counts.size, len(task.prices)), dtype=np.int64)
+                counts[:, j] = task.counts
+                self._offer(pack_each(task, counts, 0, quick=True))
+
+    @staticmethod
+    def _few(task: Task) -> bool:
+        cells = np.prod(task.capacities.max(axis=0) + 1.0)
+        return bool(task.counts.size <= _MOST_EXACT and cells * task.counts.size <= _EXACT_CELLS)
+
+    def _exact(self) -> None:
+        """Solve with every size as a class."""
+        master = Master(self.task, Classes.every(self.task))
+        relaxed = master.relax(self.budget, near=1e-9)
+        if relaxed is None:
+            return
+        self._prove(master, relaxed)
+        self._offer(_whole_packs(self.task, master, relaxed, self.bound, self.budget, self.best))
+
+    def _classes(self) -> None:
+        """Solve with classes of sizes: one program proves a bound, another says what each capacity gets."""
+        task, most = self.task, int(_CLASSES * max(self.effort, 0.1) ** 0.5)
+        proven = 0.0
+        best: tuple[int, ...] = (0, 1)
+        used = np.ones(2)
+        for kinds in [(0, 1)] if task.kinds == 1 else [(0,), (1,), (0, 1)]:
+            with self.budget.part(_PROVING):
+                master = Master(task, Classes.of(task, most, _CELLS, kinds=kinds))
+                relaxed = master.relax(self.budget, near=_NEAR)
+            if relaxed is not None:
+                self._prove(master, relaxed)
+                if relaxed.proven > proven * (1 - _NEAR if len(kinds) > 1 else 1 + _NEAR):
+                    proven, best, used = relaxed.proven, kinds, _used(task, master, relaxed)
+            if self._good():
+                return
+        for ease_ in _EASES if task.kinds > 1 else (0.0,):
+            limits = np.floor(task.capacities * (1 - ease_ * (1 - used))).astype(np.int64)
+            with self.budget.part(_SHARING):
+                eased = replace(task, capacities=limits)
+                classes = Classes.of(task, most, _CELLS, kinds=best, middle=True).within(eased)
+                master = Master(eased, classes)
+                relaxed = master.relax(self.budget, near=_NEAR)
+            if relaxed is not None and (relaxed.price < proven * _HARDER or not ease_):
+                self._follow(classes, master, relaxed)
+                break
+
+    def _follow(self, classes: Classes, master: Master, relaxed: Relaxed) -> None:
+        """Make plans that follow a program over the means of classes."""
+        task = self.task
+        if relaxed.proven < relaxed.price * _USABLE:
+            return
+        if task.kinds > 1 and task.sequences <= MOST_DEALT:
+            self._offer(follow(task, classes, master.columns, relaxed))
+        if len(task.by_price) > 1 and not self._good():
+            counts = shares(task, classes, master.columns, relaxed.times)
+            if task.kinds == 1:
+                counts = ease(task, counts, self._loose(), self.effort * _EASING)
+            self._offer(pack_each(task, counts, self.effort * _PACKING))
+
+    def _close(self) -> None:
+        """Pack the packs that waste most again, a few at a time."""
+        task = self.task
+        for turn in range(_TURNS):
+            if self._good() or self.budget.spent() or len(self.best) > _MOST_CLOSED:
+                break
+            inside = _wasteful(task, self.best, self.worth, _CLOSING * (1 + turn % 2))
+            counts = np.zeros(task.counts.size, dtype=np.int64)
+            for pack, count in inside.items():
+                np.add.at(counts, list(pack), count)
+            chosen = np.flatnonzero(counts)
+            part = task.part(chosen, counts[chosen])
+            if not self._few(part):
+                break
+            master = Master(part, Classes.every(part))
+            with self.budget.part(0.3):
+                relaxed = master.relax(self.budget)
+                if relaxed is None:
+                    break
+                made = _whole_packs(part, master, relaxed, int(relaxed.proven), self.budget, None)
+            if part.price(made) >= task.price(inside):
+                break
+            names = chosen.tolist()
+            outside = self.best - inside
+            self._offer(outside + Counter({tuple(names[i] for i in pack): n for pack, n in made.items()}))
+
+
+def _used(task: Task, master: Master, relaxed: Relaxed) -> NDArray[np.float64]:
+    """Return how much of the packs of a program each kind takes; 1 for a kind that is tight."""
+    room = np.zeros(2)
+    for (j, _), time in zip(master.columns, relaxed.times.tolist(), strict=False):
+        room += time * task.capacities[j]
+    used = np.array([float(load) for load in task.loads]) / room.clip(1)
+    return np.where(relaxed.rates * task.capacities.max(axis=0) < _SLACK, used.clip(0, 1), 1.0)
+
+
+def _whole_packs(
+    task: Task, master: Master, relaxed: Relaxed, goal: int, budget: Budget, best: Packing | None
+) -> Packing:
+    """Return the cheapest of a dive, an integer program, and `best`."""
+    found = [dive(task, master, relaxed, goal, budget)] + ([best] if best else [])
+    cheapest = min(found, key=task.price)
+    if task.price(cheapest) > goal:
+        chosen = choose(task, master.columns, budget)
+        if chosen is not None and task.price(chosen) < task.price(cheapest):
+            cheapest = chosen
+    return cheapest
+
+
+def _wasteful(task: Task, packing: Packing, worth: NDArray[np.float64] | None, most: int) -> Packing:
+    """Return about `most` packs that cost most beyond what their sequences are worth."""
+    packs = list(packing)
+    prices = np.array(task.prices, dtype=np.float64)[task.capacity_of(packs)]
+    own = worth if worth is not None else (task.sizes / task.capacities.max(axis=0).clip(1)).max(axis=1) * prices.max()
+    held = np.array([own[list(pack)].sum() for pack in packs])
+    chosen: Packing = Counter()
+    for at in np.argsort(held - prices, kind="stable").tolist():
+        take = min(packing[packs[at]], most - chosen.total())
+        if take <= 0:
+            break
+        chosen[packs[at]] = take
+    return chosen

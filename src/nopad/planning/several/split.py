@@ -1,0 +1,170 @@
+"""From the linear program to packs: which sequences go to which capacity, then the packs of each by themselves.
+
+The program says how many places of each class every capacity offers, and how much room for sand. Sequences are dealt
+out to capacities in these shares, so each gets its part of every size. What is left is packing into one capacity, which
+`auto` does nearly without loss for one kind, and `nopad.planning.costs.spread` for two.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.histogram import Histogram
+from nopad.planning.lpfhp import lpfhp
+from nopad.planning.optimal import nearly
+from nopad.planning.several.both import pack_both
+from nopad.planning.several.classes import Classes
+from nopad.planning.several.relax import Column
+from nopad.planning.several.task import Packing, Task
+
+__all__ = ["ease", "pack_each", "shares", "split_alone"]
+
+_SMALL = 8  # of the smallest capacity, that a sequence is at most so large a part of
+_FINE = (0.0, 0.01, 0.03)  # of the tokens of a capacity, in small sequences
+_FEW = 4  # capacities, for which each of these is tried
+_MANY = 10_000  # packs of a capacity, from which the shares of the linear program are left alone
+_SLACK = 5e-4
+_NEAR = 2e-5  # of the packs of a capacity, above their bound
+
+
+def split_alone(task: Task) -> NDArray[np.int64]:
+    """Return counts ``[k, K]``: every sequence goes to the cheapest capacity that holds it."""
+    counts = np.zeros((task.counts.size, len(task.prices)), dtype=np.int64)
+    counts[np.arange(task.counts.size), task.cheapest(task.sizes)] = task.counts
+    return counts
+
+
+def shares(task: Task, classes: Classes, columns: list[Column], times: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return counts ``[k, K]``: how many sequences of each size go to each capacity, by a solved linear program."""
+    places, room = np.zeros((len(classes.corners), len(task.prices))), np.zeros((len(task.prices), 2))
+    for (j, held), time in zip(columns, times.tolist(), strict=False):
+        if time > 0:
+            free = task.capacities[j].astype(np.float64)
+            for i, copies in Counter(held).items():
+                places[i, j] += copies * time
+                free -= copies * classes.corners[i]
+            room[j] += time * free
+    inside = classes.of_size >= 0
+    of_size = np.zeros((task.counts.size, len(task.prices)))
+    of_size[inside] = _of_classes(places)[classes.of_size[inside]]
+    loose = (room.clip(0) / task.capacities.max(axis=0).clip(1)).sum(axis=1)
+    of_size[~inside] = loose / loose.sum() if loose.sum() > 0 else 0.0
+    return _whole(task, of_size)
+
+
+def _of_classes(places: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the share of each class that goes to each capacity."""
+    total = places.sum(axis=1, keepdims=True)
+    return np.where(total > 0, places / np.where(total > 0, total, 1.0), 0.0)
+
+
+def _whole(task: Task, share: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return whole counts in about these shares, size by size; a capacity gets only what it holds."""
+    holds = (task.sizes[:, None, :] <= task.capacities[None]).all(axis=2)
+    share = np.where(holds, share, 0.0)
+    alone = np.zeros_like(share)
+    alone[np.arange(len(share)), task.cheapest(task.sizes)] = 1.0
+    total = share.sum(axis=1, keepdims=True)
+    share = np.where(total > 1e-12, share / np.where(total > 1e-12, total, 1.0), alone)
+    # Rounded as running sums over sizes and capacities, so that nothing adds up
+    upto = np.cumsum(share, axis=1)
+    running = np.floor(np.cumsum(upto * task.counts[:, None].astype(np.float64), axis=0) + 0.5)
+    taken = np.diff(running, axis=0, prepend=0.0).astype(np.int64)
+    taken = np.maximum.accumulate(np.clip(taken, 0, task.counts[:, None]), axis=1)
+    taken[:, -1] = task.counts
+    counts = np.diff(taken, axis=1, prepend=0)
+    wrong = counts * ~holds  # by rounding
+    counts -= wrong
+    counts[np.arange(len(share)), task.cheapest(task.sizes)] += wrong.sum(axis=1)
+    return counts
+
+
+def ease(task: Task, counts: NDArray[np.int64], loose: NDArray[np.bool_], effort: float) -> NDArray[np.int64]:
+    """Return the counts ``[k, K]`` after exchanges that make packs easier to fill, of one kind.
+
+    `loose` sequences may be in packs of any capacity at no loss. Each capacity but the one that has most of them gets a
+    few more of the smallest, which fill what room is left in packs, against larger ones; and in all a little less than
+    its whole packs hold. How many is tried, with about `effort` seconds in all.
+    """
+    counts = counts.copy()
+    lengths = task.sizes[:, 0].astype(np.float64)
+    giver = int(np.argmax(lengths @ (counts * loose[:, None])))
+    rate = task.prices[giver] / float(task.capacities[giver, 0])
+    packs = (lengths @ counts) / task.capacities[:, 0]
+    order = np.argsort(-task.capacities[:, 0], kind="stable").tolist()
+    used = [j for j in order if j != giver and 0 < packs[j] < _MANY]
+    tries = _FINE if len(used) <= _FEW else _FINE[1:2]
+    each = effort / max(1, len(used) * len(tries))
+    for j in used:
+        ways = [_moved(task, counts, j, giver, loose, fine) for fine in tries]
+        if len(ways) > 1:
+            found = [_by_lengths(_given(task, way, j), j, each).total() for way in ways]
+            costs = [n * task.prices[j] - rate * float(lengths @ way[:, j]) for n, way in zip(found, ways, strict=True)]
+            counts = ways[int(np.argmin(costs))]
+        else:
+            counts = ways[0]
+    return counts
+
+
+def _given(task: Task, counts: NDArray[np.int64], j: int) -> Task:
+    """Return the task of packing what capacity j is given."""
+    chosen = np.flatnonzero(counts[:, j])
+    return task.part(chosen, counts[chosen, j])
+
+
+def _moved(
+    task: Task, counts: NDArray[np.int64], j: int, giver: int, loose: NDArray[np.bool_], fine: float
+) -> NDArray[np.int64]:
+    """Return counts where small sequences make up a share `fine` of what capacity j has, out of what `giver` has."""
+    counts = counts.copy()
+    lengths = task.sizes[:, 0].astype(np.float64)
+    small = loose & (task.sizes[:, 0] * _SMALL <= int(task.capacities[:, 0].min()))
+    load, capacity = float(lengths @ counts[:, j]), float(task.capacities[j, 0])
+    target = max(1.0, np.floor(load / capacity + 0.5)) * capacity * (1 - _SLACK)
+    own, spare = float(lengths[small] @ counts[small, j]), float(lengths[small] @ counts[small, giver])
+    wanted = min(max(fine * target - own, target - load, 0.0), spare / 2)
+    taken = _part(counts[:, giver], small, wanted / spare if spare else 0.0)
+    back = load + float(lengths @ taken) - target
+    large = loose & ~small & (task.sizes <= task.capacities[giver]).all(axis=1)
+    held = float(lengths[large] @ counts[large, j])
+    given = _part(counts[:, j], large, min(1.0, max(0.0, back) / held) if held else 0.0)
+    counts[:, j] += taken - given
+    counts[:, giver] += given - taken
+    return counts
+
+
+def _part(counts: NDArray[np.int64], chosen: NDArray[np.bool_], share: float) -> NDArray[np.int64]:
+    """Return about this share of the chosen counts, rounded as a running sum."""
+    running = np.floor(np.cumsum(np.where(chosen, counts, 0) * share) + 0.5).astype(np.int64)
+    return np.clip(np.diff(running, prepend=0), 0, np.where(chosen, counts, 0))
+
+
+def pack_each(task: Task, counts: NDArray[np.int64], effort: float, *, quick: bool = False) -> Packing:
+    """Pack what each capacity is given, with a budget of about `effort` seconds in all; `quick` by best-fit alone."""
+    packing: Packing = Counter()
+    used = np.flatnonzero(counts.any(axis=0)).tolist()
+    for j in used:
+        part, names = _given(task, counts, j), np.flatnonzero(counts[:, j]).tolist()
+        each = effort / len(used)
+        made = pack_both(part, j, each) if task.kinds > 1 else _by_lengths(part, j, each, quick)
+        for held, count in made.items():
+            packing[tuple(names[i] for i in held)] += count
+    return packing
+
+
+def _by_lengths(task: Task, j: int, effort: float, quick: bool = False) -> Packing:
+    """Pack one kind into capacity j."""
+    capacity, lengths = int(task.capacities[j, 0]), task.sizes[:, 0]
+    histogram = Histogram(lengths, task.counts)
+    if quick:
+        made = lpfhp(histogram, capacity, task.depth)
+    else:
+        made = nearly(histogram, capacity, task.depth, effort=effort, share=_NEAR)
+    number = dict(zip(lengths.tolist(), range(lengths.size), strict=True))
+    packing: Packing = Counter()
+    for count, held in made:
+        packing[tuple(sorted(number[length] for length in held))] += count
+    return packing
