@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from nopad.histogram import Histogram
 from nopad.planning.costs.spread import UNLIMITED, Load, Packed, spread
 from nopad.planning.optimal import nearly
+from nopad.planning.optimal.budget import Budget
 from nopad.planning.several.classes import Classes
 from nopad.planning.several.relax import Column, Relaxed
 from nopad.planning.several.task import Packing, Task
@@ -49,7 +50,7 @@ def _spread(task: Task, limits: NDArray[np.int64], bound: int, effort: float) ->
     """Deal out with both kinds in sight."""
     parts = task.sizes / limits
     order = np.lexsort((parts.sum(axis=1), parts.max(axis=1)))
-    made = spread(_load(task, limits, order), bound, bound, int(effort * 10**9))
+    made = spread(_load(task, limits, order), bound, bound, Budget(effort))
     return _packing(made, order)
 
 

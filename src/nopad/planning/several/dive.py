@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.master import SolverError
+from nopad.planning.optimal.solver import run
 from nopad.planning.several.fit import MOST_FITTED, best_fit
 from nopad.planning.several.relax import Column, Master, Relaxed
 from nopad.planning.several.split import pack_each, split_alone
@@ -124,7 +125,14 @@ def choose(task: Task, columns: list[Column], budget: Budget) -> Packing | None:
         return None
     model = highspy.Highs()
     nodes = min(_NODES, 1 + _NODE_CELLS // (len(columns) * task.counts.size))
-    options = {"output_flag": False, "threads": 1, "random_seed": 0, "mip_max_nodes": nodes, "mip_rel_gap": 0.0}
+    options = {
+        "output_flag": False,
+        "threads": 1,
+        "parallel": "off",
+        "random_seed": 0,
+        "mip_max_nodes": nodes,
+        "mip_rel_gap": 0.0,
+    }
     for name, value in options.items():
         model.setOptionValue(name, value)
     k, none, c = task.counts.size, np.empty(0, dtype=np.int32), len(columns)
@@ -138,7 +146,7 @@ def choose(task: Task, columns: list[Column], budget: Budget) -> Packing | None:
     most = np.full(c, float(task.sequences))
     model.addCols(c, costs, np.zeros(c), most, rows.size, starts, rows, values)
     model.changeColsIntegrality(c, np.arange(c, dtype=np.int32), np.full(c, highspy.HighsVarType.kInteger))
-    model.run()
+    run(model)
     budget.charge(nodes * _NODE_STEPS * c * k)
     if model.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
         return None

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.master import OPTIONS, SolverError
+from nopad.planning.optimal.solver import run
 from nopad.planning.several.certificate import MAX_VALUE, PriceCertificate
 from nopad.planning.several.classes import Classes
 from nopad.planning.several.task import Task
@@ -172,7 +173,7 @@ class Master:
         budget.programs += 1
         per_iteration = _ROW_STEPS * (len(self._asked) + 50)
         self._highs.setOptionValue("simplex_iteration_limit", _ITERATIONS + budget.left // per_iteration)
-        self._highs.run()
+        run(self._highs)
         info, status = self._highs.getInfo(), self._highs.getModelStatus()
         budget.charge(per_iteration * max(info.simplex_iteration_count, 1))
         if status == highspy.HighsModelStatus.kIterationLimit:
