@@ -48,8 +48,8 @@ __all__ = [
     "within_squares",
 ]
 
-_MOST_NAMED = 3
-_MOST_LOOKS = 10**8  # at packs, to pack again what was too dear: a tenth of a second
+_MOST_NAMED = 3  # sentences about broken conditions
+_MOST_LOOKS = 10**8  # classes that `_packed_again` looks at, about a nanosecond each; then it only opens new packs
 CONDITIONS = {
     "align": Option(default=1, help="sequences padded to multiples of this still fit their pack"),
     "even": Option(
@@ -151,9 +151,9 @@ def broken_conditions(
     counts: NDArray[np.int64],
     capacity: int,
 ) -> list[str]:
-    """Return one sentence for each condition in `options` that the strategies do not meet; at most three.
+    """Return sentences on how the strategies break conditions in `options`, all but `even`; at most three.
 
-    The strategies are given as in `nopad.planning.Plan`.
+    Strategy s holds ``lengths[indptr[s]:indptr[s + 1]]``, at least one, and is used for ``counts[s]`` packs; int64.
     """
     align, squares, multiple = _values(options)
     found = []
@@ -201,14 +201,19 @@ def within_squares(strategies: Strategies, capacity: int, depth: int | None, mos
 
 
 def _packed_again(out: Mapping[int, int], capacity: int, depth: int | None, most: int, align: int) -> Strategies:
-    """Pack these counts of lengths by best-fit decreasing; the squared lengths of a pack add up to at most `most`."""
+    """Pack `out` (length -> number of sequences) by best-fit decreasing; return strategies.
+
+    A pack holds at most `depth` sequences (None: unlimited), `capacity` tokens with each length rounded up to a
+    multiple of `align`, and a sum of squared lengths of `most`. A sequence goes to the pack in which this sum is
+    highest, of those that it fits into.
+    """
     if not out:
         return []
     from nopad.planning.costs import _kernels
 
     load = load_of(Histogram.from_counts(out), capacity, depth, most, align)
     classes, links = np.empty((len(out) + 16, 5), np.int64), np.empty((len(out) + 16, 3), np.int64)
-    limits = load.limits[[1, 0, 2]]  # squares first: the fullest pack is the dearest, since squares are what is short
+    limits = load.limits[[1, 0, 2]]  # squares first: they are what is short, so they say how full a pack is
     made: Any = _kernels.best_fit(load.costs, load.sizes, load.counts.copy(), classes, 0, links, 0, limits, _MOST_LOOKS)
     return Packed(made[0][: made[1]], made[2][: made[3]]).strategies(load.lengths)
 

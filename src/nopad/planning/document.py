@@ -25,7 +25,7 @@ _KINDS = {"options": dict, "facts": dict, "notes": list, "strategies": list, "al
 
 
 def read_json(text: str) -> Any:
-    """Parse JSON in which no key is given twice, and every number is one.
+    """Parse JSON in which no object has a key twice, and no number is NaN or infinite.
 
     Raises:
         ValueError: the text is not such JSON.
@@ -69,7 +69,7 @@ def parsed(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _strategy(at: int, strategy: Mapping[str, Any], capacity: int) -> tuple[int, list[int]]:
-    """Return count and lengths of strategy number `at`."""
+    """Return count and lengths of strategy number `at`; a malformed one raises KeyError, TypeError or ValueError."""
     count, lengths = strategy["count"], strategy["lengths"]
     own = strategy.get("capacity", capacity)
     if type(own) is not int or own != capacity:
@@ -83,7 +83,7 @@ def _strategy(at: int, strategy: Mapping[str, Any], capacity: int) -> tuple[int,
 
 
 def _certificate(document: Mapping[str, Any]) -> Certificate | CostCertificate | None:
-    """Parse the certificate of a plan; None if it has none."""
+    """Parse the certificate of a plan (None: it has none); a malformed one raises KeyError, TypeError or ValueError."""
     steps, both = document.get("certificate"), document.get("cost_certificate")
     if both is None:
         return None if steps is None else Certificate(_pairs("certificate", steps))
@@ -94,7 +94,7 @@ def _certificate(document: Mapping[str, Any]) -> Certificate | CostCertificate |
 
 
 def _pairs(name: str, steps: Any) -> tuple[tuple[int, int], ...]:
-    """Return a list of lists of two integers as tuples."""
+    """Return a list of lists of two integers as tuples; a ValueError for anything else begins with `name`."""
     if type(steps) is not list or not all(
         type(step) is list and len(step) == 2 and all(type(v) is int for v in step) for step in steps
     ):

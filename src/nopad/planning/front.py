@@ -113,13 +113,14 @@ ARRIVAL_ALGORITHMS: dict[str, Algorithm] = {
 ALGORITHMS = tuple(sorted([*HISTOGRAM_ALGORITHMS, *ARRIVAL_ALGORITHMS]))
 QUICK_ALGORITHMS = ("auto", "ffd", "greedy", "lpfhp", "spfhp")  # the default algorithms of a table
 
-_BY_COST = {"auto": 4, "optimal": 20}  # plan by tokens and cost; attempts at even packs that solve linear programs
-_BEFORE = 0.5  # share of the budget for the best plan by packs, before it is made even
+# Algorithms that plan by tokens and cost at once: how many attempts of `even_out` may solve linear programs
+_BY_COST = {"auto": 4, "optimal": 20}
+_BEFORE = 0.5  # share of the budget for a plan with few packs, before it is made even
 _STOPPED = "evenness was stopped by its budget: a larger one (effort) may find packs more alike"
 _TIME = "stopped by the limit in seconds: another run may find another plan"
-MAX_DRAWN = 2**28  # 1 GiB of lengths
-MAX_COUNT = 2**62  # of one length, so that a share of them, rounded from a float, still fits in 64 bits
-MAX_LISTED = 2**22  # sequences of one pack
+MAX_DRAWN = 2**28  # sequences whose order may be drawn: 1 GiB of lengths
+MAX_COUNT = 2**62  # sequences of one length, so that a share of them, rounded from a float, still fits in 64 bits
+MAX_LISTED = 2**22  # sequences that may fit into one pack: a plan lists the lengths of every strategy
 
 
 def plan(
@@ -225,10 +226,12 @@ def _given(conditions: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_depth(histogram: Histogram, capacity: int, depth: int | None) -> None:
-    """Refuse packs of so many sequences that a plan cannot list them.
+    """Refuse limits under which a pack can hold so many sequences that a plan cannot list them.
+
+    `depth` None is unlimited.
 
     Raises:
-        OptionError: more than `MAX_LISTED` of the shortest sequences fit into one pack.
+        OptionError: more than `MAX_LISTED` of these sequences, shortest first, fit into one pack and its depth.
     """
     shortest = int(histogram.lengths[0]) if histogram.lengths.size else capacity
     if min(capacity // shortest, capacity if depth is None else depth, histogram.sequences) <= MAX_LISTED:
@@ -288,11 +291,17 @@ class _Run:
         return _check_made(plan, self.histogram)
 
     def _budget(self) -> Budget:
-        """Return the budget that the options allow; algorithms that know of none do not look at it."""
+        """Return the budget of the options `effort` and `seconds`, which all steps of this run share.
+
+        Without the option `effort` it is empty; the algorithms that have no such option do not look at it.
+        """
         return Budget(self.own.get("effort", 0), self.own.get("seconds"))
 
     def _by_both(self, budget: Budget) -> Planned:
-        """Plan by tokens and squares where the algorithm can and the squares limit anything; otherwise by tokens."""
+        """Plan with the condition `max_squares` from the start if the algorithm can; otherwise plan, then cut packs.
+
+        A `max_squares` of at least the squared capacity limits no pack, and is left out of planning.
+        """
         align, squares = self.conditions["align"], self.conditions["max_squares"]
         if squares is None or squares >= self.capacity**2 or self.algorithm not in _BY_COST:
             return self._by_tokens(self.depth, squares, budget)
@@ -308,7 +317,7 @@ class _Run:
         )
 
     def _evener(self, made: Planned, budget: Budget) -> Planned:
-        """Return an evener plan than `made`, with facts about both."""
+        """Return a plan whose packs are more alike in cost and depth than those of `made`, with facts about both."""
         load = load_of(self.histogram, self.capacity, self.depth, *even_limits(self.conditions, self.capacity))
         strategies, facts = even_out(
             load,
@@ -327,7 +336,11 @@ class _Run:
         return replace(made, strategies=strategies, facts={**made.facts, "even": facts}, notes=tuple(notes))
 
     def _by_tokens(self, depth: int | None, squares: int | None, budget: Budget) -> Planned:
-        """Run the algorithm, which knows of tokens alone, then cut what is too dear."""
+        """Run the algorithm, which does not know `squares`, then cut packs to this sum of squared lengths.
+
+        `depth` and `squares` None are unlimited. With `align`, the algorithm plans the rounded lengths. Only `auto` and
+        `optimal` take the `budget`, and charge it.
+        """
         align = self.conditions["align"]
         seen = rounded_histogram(self.histogram, align, self.capacity) if align > 1 else self.histogram
         shared = {"budget": budget} if self.algorithm in _BY_COST else {}
@@ -342,7 +355,9 @@ class _Run:
 
 
 def _check_made(plan: Plan, histogram: Histogram) -> Plan:
-    """Return the plan of any algorithm if every sequence is in it once, and every limit and condition is kept.
+    """Check the plan of any algorithm, and return it.
+
+    Every sequence is in it once, it keeps capacity, depth and all conditions but `even`, and is not below its bound.
 
     Raises:
         RuntimeError: the plan fails this check, which is a mistake of the algorithm.

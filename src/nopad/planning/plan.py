@@ -254,7 +254,10 @@ class Plan:
         return found
 
     def broken_limits(self) -> list[str]:
-        """Return one sentence for each limit that a strategy breaks: capacity, depth and the conditions."""
+        """Return one sentence for each limit that a strategy breaks: capacity, depth, and conditions other than `even`.
+
+        At most three sentences for each kind of limit.
+        """
         found = [f"strategy {s} is used {self.counts[s]} times" for s in np.flatnonzero(self.counts < 1)[:3]]
         sizes = np.diff(self.indptr)
         if not sizes.all():

@@ -18,11 +18,11 @@ from nopad.planning.optimal.budget import Budget
 
 __all__ = ["Packed", "bound_of", "broken_evenness", "described", "even_out", "load_of", "spreads", "within"]
 
-_NEAR = 10_000  # one pack in so many above the bound is near enough for `auto`
-_GOOD = 2_000  # and where it is one in so many, slower methods are not tried
-_WORTHWHILE = 2_000  # a certificate is made where the linear program promises so much
-_FAR = 100  # where it is more, few sequences share a pack: dealing out is not for them
-_SPREADING, _BY_TOKENS, _GUIDING, _CERTIFYING = 0.3, 0.35, 0.65, 0.9  # shares of what is left of the budget
+_NEAR = 10_000  # `auto` ends at 1 + bound // _NEAR packs above the bound
+_GOOD = 2_000  # no slower method is tried for a plan at most bound // _GOOD packs above the bound
+_WORTHWHILE = 2_000  # a certificate is made where the linear program needs bound // _WORTHWHILE packs above the bound
+_FAR = 100  # `by_tokens` is tried where `spread` needs bound // _FAR packs more: then few sequences share a pack
+_SPREADING, _BY_TOKENS, _GUIDING, _CERTIFYING = 0.3, 0.35, 0.65, 0.9  # of the budget left when each method begins
 
 
 def within(
@@ -38,12 +38,14 @@ def within(
 ) -> Planned:
     """Return the best plan found whose packs have at most `capacity` tokens, and `squares` as sum of squared lengths.
 
-    The search ends within one pack in 10,000 of the bound; with `exact` at the bound; or when the budget is spent, of
-    which each method gets a part. `by_tokens` makes a plan by tokens, cut to both limits: the better one where few
-    packs are too dear.
+    Each sequence takes its length rounded up to a multiple of `align` tokens. The search ends early at a plan of at
+    most ``1 + bound // 10,000`` packs above the lower bound, with `exact` only at the bound. Each method gets a share
+    of what is left of the `budget`, and no slower one begins once that is spent. `by_tokens` plans without the limit on
+    squares and then cuts packs to it, which is better where few packs need a cut; it charges the same budget itself.
+    The plan's facts name the method that made it.
 
-    >>> load = Histogram.from_lengths([5, 5, 2, 2, 2, 2])
-    >>> within(load, 9, None, 33, budget=Budget(1), exact=True).strategies
+    >>> made = within(Histogram.from_lengths([5, 5, 2, 2, 2, 2]), 9, None, 33, budget=Budget(1), exact=True)
+    >>> made.strategies
     [(2, (5, 2, 2))]
     """
     load = load_of(histogram, capacity, depth, squares, align)
@@ -80,7 +82,11 @@ def within(
 
 
 def _guided(load: Load, budget: Budget) -> Guide | None:
-    """Return a plan in units, if the budget allows to give its slots real lengths, too."""
+    """Return a plan in units (`guide`); None if there is none, or to fill its slots takes over half of the budget.
+
+    The operations of filling are charged here, before the plan is made. Where they are too many, all that is left of
+    the budget is charged.
+    """
     filling = FILLING * int(load.counts.sum())
     if filling > budget.left // 2:
         budget.charge(budget.left)

@@ -21,15 +21,17 @@ from nopad.planning.optimal.budget import Budget
 
 __all__ = ["broken_evenness", "described", "even_out", "least_cap", "packs_allowed", "spreads"]
 
-_ALLOWED = 1000
-_MOST = 2**127  # what a sum of costs stays below
-_LOOK = 200  # operations per distinct length, for a bound
-_ATTEMPTS, _SLOW_ATTEMPTS = 8, 4  # the part of the budget for each is one of so many
-_FINE = 500  # the bisection of the limit ends at one part in so many
+_ALLOWED = 1000  # an even plan may have one pack in so many more than the plan before
+_MOST = 2**127  # the costs of all packs of a plan add up to less: facts with larger numbers are wrong
+_LOOK = 200  # operations per distinct length for one lower bound
+_ATTEMPTS, _SLOW_ATTEMPTS = 8, 4  # one attempt by `spread`, or by linear programs, gets a part in so many of the budget
+_FINE = 500  # the bisection ends when the limit on cost is known to one part in so many
 
 
 def packs_allowed(packs: int, sequences: int, multiple: int) -> int:
-    """Return the most packs of an even plan: a multiple of `multiple`, where the best plan has `packs`.
+    """Return the most packs that an even plan may have, if the plan before has `packs`: one in 1,000 more.
+
+    `packs` is first rounded up to a multiple of `multiple`; the result is such a multiple too, of at most `sequences`.
 
     >>> packs_allowed(5000, 10**6, 1), packs_allowed(5000, 10**6, 7), packs_allowed(3, 10, 2), packs_allowed(7, 7, 1)
     (5005, 5005, 4, 7)
@@ -71,9 +73,9 @@ class _Search:
         load: the sequences, and the limits of a pack to begin with.
         align: lengths are padded to multiples of this.
         packs: most packs of a plan.
-        work: about how many nanoseconds of steps one attempt may take.
+        by_tokens: returns the strategies of a plan without a limit on cost, for a depth; it charges `budget` itself.
+        budget: what all attempts together may take; each of them gets a part of what was left at the start, `all`.
         slow: number of further attempts that may solve linear programs.
-        by_tokens: returns the strategies of a plan without a limit on cost, for a depth.
     """
 
     load: Load
@@ -87,7 +89,10 @@ class _Search:
         self.all = self.budget.left
 
     def attempt(self, most: int, depth: int) -> Strategies | None:
-        """Return a plan within these limits; None if none is found, or the budget is spent."""
+        """Return a plan whose packs cost at most `most` and hold at most `depth` sequences; None if none is found.
+
+        `spread` is tried first, then linear programs if `slow` is not 0. None also if the budget is spent.
+        """
         load = _capped(self.load, most, depth)
         bound = bound_of(load)
         self.budget.charge(_LOOK * load.sizes.size)
@@ -103,6 +108,10 @@ class _Search:
             return self._by_programs(load, most, depth)
 
     def _by_programs(self, load: Load, most: int, depth: int) -> Strategies | None:
+        """Do as `attempt` does, by linear programs; None also if filling slots takes too much memory or budget.
+
+        `load` has the limits `most` and `depth`. Where `most` limits no pack, `by_tokens` makes the plan.
+        """
         if most >= load.limits[0] ** 2:
             self.slow -= 1
             strategies = self.by_tokens(depth)
@@ -129,8 +138,10 @@ def even_out(
 ) -> tuple[Strategies, dict[str, Any]]:
     """Return the most even plan found that has at most one pack in 1,000 more than `start`, and facts for `described`.
 
-    The number of packs allowed is a multiple of `multiple`. `by_tokens` plans without a limit on squares, at a depth.
-    At most `slow` attempts, for the limit and for the depth each, use linear programs.
+    The number of packs allowed is a multiple of `multiple` (`packs_allowed`); if no other plan is found, `start` is
+    returned. The facts are ``most_packs``, the packs allowed; ``least_cap``, the cost that no plan of so many packs can
+    go below; ``before``, the `spreads` of `start`. `align`, `by_tokens` and `budget` are those of `_Search`; `slow`
+    attempts may solve linear programs while the limit on cost is searched, and again `slow` for the depth.
     """
     sequences = int(load.counts.sum())
     allowed = packs_allowed(sum(count for count, _ in start), sequences, multiple)
@@ -165,7 +176,11 @@ def _squares(lengths: tuple[int, ...]) -> int:
 
 
 def spreads(strategies: Strategies) -> dict[str, Any]:
-    """Return packs, the dearest and the deepest pack, and how far each of both is above the mean (1.0: all alike)."""
+    """Return the number of packs, the highest cost and the most sequences of a pack, and both divided by their means.
+
+    The keys are packs, cap (highest cost), cost_to_mean, depth (most sequences) and depth_to_mean; a ratio of 1.0 means
+    that all packs are alike. The cost of a pack is the sum of its squared lengths.
+    """
     return _to_mean(
         packs=sum(count for count, _ in strategies),
         cap=max(_squares(lengths) for _, lengths in strategies),
@@ -176,6 +191,7 @@ def spreads(strategies: Strategies) -> dict[str, Any]:
 
 
 def _to_mean(packs: int, cap: int, depth: int, cost: int, sequences: int) -> dict[str, Any]:
+    """Return what `spreads` returns; `cost` and `sequences` are those of all `packs` packs together."""
     return {
         "packs": packs,
         "cap": cap,
@@ -200,9 +216,12 @@ def described(facts: Mapping[str, Any]) -> str:
 def broken_evenness(
     options: Mapping[str, Any], facts: Mapping[str, Any], notes: Sequence[str], load: Load, strategies: Strategies
 ) -> list[str]:
-    """Return one sentence for each claim about evenness that these strategies, or the bounds, do not bear out.
+    """Check what a plan says about its evenness; return one sentence for each claim that is wrong.
 
-    The numbers of the plan that was made even are history: they only have to be possible.
+    `options`, `facts`, `notes` and `strategies` are those of the plan. ``facts["even"]`` are those of `even_out` and,
+    as ``after``, the `spreads` of the plan; they must equal what these strategies and the lower bounds for `load` give.
+    The plan before is not known any more: its numbers (``before``) only have to be possible, and agree with each other.
+    The note of `described` must be among the notes. A plan without the option `even` must have no such facts.
     """
     even: Any = facts.get("even")
     if not strategies or (even is None and not options.get("even")):
@@ -231,7 +250,10 @@ def broken_evenness(
 
 
 def _complete(even: Any, true: Mapping[str, Any]) -> bool:
-    """Whether facts have all their numbers, positive and of the right type."""
+    """Whether the facts `even` have all their numbers, of the types that `spreads` gives in `true`.
+
+    Whole numbers must be from 1 to `_MOST` (exclusive).
+    """
     if type(even) is not dict or any(type(even.get(name)) is not dict for name in ("before", "after")):
         return False
     whole = [even.get("least_cap"), even.get("most_packs")]

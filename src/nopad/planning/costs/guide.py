@@ -25,25 +25,25 @@ from nopad.planning.optimal.budget import Budget
 
 __all__ = ["FILLING", "MOST_CAPACITY", "MOST_FILLED", "Guide", "certify", "fill", "fits_memory", "guide"]
 
-_MOST_SIZES = 700
-_MOST_CELLS = 2**28  # sizes x units x units of cost x layers: what pricing once costs
-_RESOLUTIONS = ((1024, 256), (512, 256), (512, 128), (256, 128), (128, 64))
-_COLUMNS = 80
-_ROUNDS, _AGAIN = 200, 3  # of pricing: at first, and for each remainder
-_NEAR = 2e-5
-_WHOLE = 1e-6
-_SCALE = 2**40
-_FILLS, _FEW = 4, 40  # plans in units, one for what the other leaves over; ends at so few sequences
-_AGAIN_SHARE = 0.25  # of the budget, for each of the others
-_LEAST_LOOKS = 10**6
-_MOST_LAYERS = 32
-_SHALLOW = 2  # a depth of so many times the usual one is looked at only when slots are filled
+_MOST_SIZES = 700  # most distinct rounded lengths
+_MOST_CELLS = 2**28  # sizes x units of tokens x units of cost x layers: what pricing once costs, at most
+_RESOLUTIONS = ((1024, 256), (512, 256), (512, 128), (256, 128), (128, 64))  # units of tokens and of cost per pack
+_COLUMNS = 80  # most patterns added per round of pricing
+_ROUNDS, _AGAIN = 200, 3  # rounds of pricing: for the first linear program, and for each later one
+_NEAR = 2e-5  # pricing ends when no pattern is worth this much more than a pack
+_WHOLE = 1e-6  # a number this close to an integer counts as one
+_SCALE = 2**40  # the integer for a dual value of 1
+_FILLS, _FEW = 4, 40  # most plans in units, each for the sequences left over before; none for fewer than _FEW of these
+_AGAIN_SHARE = 0.25  # share of the budget that is left, for each of these plans but the first
+_LEAST_LOOKS = 10**6  # classes that the final best-fit may always look at
+_MOST_LAYERS = 32  # of the knapsack: one for each number of sequences in a pack
+_SHALLOW = 2  # a depth of so many times the usual number of sequences is left to the filling of slots
 
 _UNITS = ((2048, 1024), (2048, 512), (1024, 512), (512, 256))  # of tokens and squares, in a certificate
 _SHORT = 32  # lengths below a pack's tokens / 32 lose much weight by rounding down
 MOST_CAPACITY = 2**24  # filling slots takes 40 bytes per token of capacity
 MOST_FILLED = 2**22  # sequences, of 64 bytes each
-FILLING = 300  # operations of the budget for each of them
+FILLING = 300  # operations per sequence for filling slots; whoever calls `fill` charges them before
 
 Pattern = tuple[int, ...]
 
@@ -144,7 +144,11 @@ class Guide:
 
 
 def guide(load: Load, budget: Budget) -> Guide | None:
-    """Return a plan in units; None if it takes more than the budget allows, or the solver fails."""
+    """Return a plan in units; None if no units are coarse enough for the budget, or the solver fails at once.
+
+    If the budget is spent or the solver fails later, the plan leaves sequences out. Why the solver failed is then in
+    ``budget.trouble``.
+    """
     from nopad.planning.optimal.master import Master, Optimum, SolverError
     from nopad.planning.optimal.pricing import Items
     from nopad.planning.optimal.rounding import fill_demand
@@ -196,9 +200,10 @@ def guide(load: Load, budget: Budget) -> Guide | None:
 
 
 def certify(plan: Guide, load: Load, align: int, budget: Budget) -> CostCertificate | None:
-    """Return a certificate made of the values of a plan in units; None if checking one takes more than the budget.
+    """Return a certificate made of the values of a plan; None if checking it would take more than the budget.
 
-    None also if it could not be checked for another reason. Between the mean lengths of the items, values are
+    The operations of the check are charged here. None also if it could not be checked for another reason (`problem` of
+    the certificate). Its units are the finest that the budget allows. Between the mean lengths of the items, values are
     interpolated. A certificate weighs lengths in units, rounded down; for a short length that is much less than its
     share of a pack, so its value is lowered to this weight.
     """
@@ -219,10 +224,11 @@ def certify(plan: Guide, load: Load, align: int, budget: Budget) -> CostCertific
 
 
 def fill(plan: Guide, load: Load, align: int, budget: Budget) -> Packed:
-    """Return a plan of real lengths that follows a plan in units.
+    """Return a plan of all sequences of `load` that follows a plan in units.
 
-    Sequences that found no slot are planned in units again, a few times; the last ones are placed by best-fit. Each of
-    these steps takes at most about `work` nanoseconds.
+    Sequences that found no slot are planned in units again, a few times; the last ones are placed by best-fit. Both are
+    charged here, `FILLING` by the caller. Best-fit always places all sequences; with no budget left it soon opens new
+    packs instead of looking for room (`_LEAST_LOOKS`).
     """
     from nopad.planning.costs import _kernels
 

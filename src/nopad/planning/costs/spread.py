@@ -25,15 +25,15 @@ from nopad.planning.optimal.budget import Budget
 
 __all__ = ["Load", "Packed", "bound_of", "load_of", "spread"]
 
-UNLIMITED = 2**31 - 1  # as a depth
-_MOST_DEALT = 10**7  # steps of one try, of about 50 nanoseconds
-_MOST_LOOKS = 2 * 10**7  # packs looked at in one try, of about one nanosecond
-_DEAL, _START = 50, 10**5  # operations of a step, and of beginning a try
-_SHARES = (0.0, 0.01, 0.03, 0.1, 0.2, 0.3)  # of the tokens, in the shortest sequences: placed by best-fit
-_SCORES = ((0, 0.5), (0, 0.7), (0, 1.0), (0, 1.5), (0, 3.0), (1, 0.5), (1, 1.0), (2, 1.0))
-_LOOK, _HOPELESS = 9, 1.05  # after so many tries a plan so far above the bound is not for this method
-_BEST_WAYS = 12
-_MORE = (0.0, 1e-4, 2e-4, 3e-4, 5e-4, 7e-4, 1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2)
+UNLIMITED = 2**31 - 1  # the depth of a load without a limit
+_MOST_DEALT = 10**7  # most steps of dealing out in one try
+_MOST_LOOKS = 2 * 10**7  # most classes looked at by best-fit in one try, one operation each
+_DEAL, _START = 50, 10**5  # operations of a step of dealing out, and of beginning a try
+_SHARES = (0.0, 0.01, 0.03, 0.1, 0.2, 0.3)  # of all tokens: the shortest sequences with this share are not dealt out
+_SCORES = ((0, 0.5), (0, 0.7), (0, 1.0), (0, 1.5), (0, 3.0), (1, 0.5), (1, 1.0), (2, 1.0))  # (kind, weight) of a score
+_LOOK, _HOPELESS = 9, 1.05  # from try _LOOK on, the search ends if the best plan has _HOPELESS times the bound
+_BEST_WAYS = 12  # ways that are tried again with more packs opened:
+_MORE = (0.0, 1e-4, 2e-4, 3e-4, 5e-4, 7e-4, 1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2)  # shares of the bound
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ class Packed:
 
 
 def spread(load: Load, bound: int, enough: int, budget: Budget) -> Packed:
-    """Return the best plan found; ends at `enough` packs or when the budget is spent.
+    """Return the best plan found; ends at a plan of at most `enough` packs, or when the budget is spent.
 
-    `bound` is a number of packs that no plan can go below.
+    `bound` is a number of packs that no plan can go below. A spent budget still allows one plan.
     """
     least = np.cumsum(load.sizes * (load.counts / load.counts.sum()))
     starts = [int(np.searchsorted(least, share * least[-1])) if share else 0 for share in _SHARES]
@@ -127,7 +127,7 @@ def spread(load: Load, bound: int, enough: int, budget: Budget) -> Packed:
 
 
 class _Tries:
-    """The best plan so far, and the budget for others."""
+    """All tries so far: the best plan (`best`), its number of packs (`packs`), and the `budget` for further ones."""
 
     def __init__(self, load: Load, bound: int, enough: int, budget: Budget) -> None:
         self.loads = (load.sizes, load.costs, np.ones_like(load.sizes))
@@ -137,7 +137,7 @@ class _Tries:
 
     @property
     def over(self) -> bool:
-        """Whether the plan is good enough, or the budget is spent."""
+        """Whether the best plan has few enough packs, or the budget is spent."""
         return self.packs <= self.enough or self.budget.spent()
 
     def deal(self, packs: int, way: tuple[int, int, float], *, patient: bool = False) -> int:

@@ -42,14 +42,14 @@ __all__ = ["auto", "nearly", "optimal"]
 
 _MOST_TABLE = 2**27  # entries, 8 bytes each, of the table of pricing; no exact program where it would be larger
 _MOST_SEEDS = 4_000  # strategies of the best plan that are added to the exact program
-_SHORT = 3 * 10**9  # a larger budget first spends this on all steps, so its plan is no worse than that of effort=3
+_SHORT = 3 * 10**9  # a budget twice as large first spends this on all steps: its plan is no worse than that of effort=3
 _LAST = 4 * 10**8  # operations for the pack that `auto` may leave above the bound
 _BEGINNING = 0.4  # share of the budget for a first attempt at the exact program
 _MOST_BEGINNING = 0.9  # that share where even a bad case (`_LENGTH_STEPS`) takes less than half of the budget
 _LENGTH_STEPS = 1_700  # times (distinct lengths)^2: operations of the simplex iterations in a bad case
 _UNLIKE = 3e-3  # a plan above the bound by more than this share is not improved by gathering free space
 _PARTS = (10, 25, 5, 60, 15, 40, 8, 100)  # `parts` of `dive_through`, one value for each dive from the exact program
-_CONTINUING = 0.8  # that share after the program in units; the rest is to gather free space afterwards
+_CONTINUING = 0.8  # share of the budget for the exact program after the one in units; the rest is to gather free space
 _RELAXING = 0.7  # share of the budget for solving the linear program; the rest is for rounding it
 _ROW_STEPS = 100  # operations per entry of a `Listed`, to divide it in two and to join the parts again
 _MOST_LEFT = 500  # sequences left at a stage of a dive, up to which the integer program is tried on them
@@ -69,8 +69,9 @@ def optimal(
 ) -> Planned:
     """Return the best plan found; its certificate is None if no linear program proved more than the cheap lower bounds.
 
-    `effort` is the budget: about so many seconds of an ordinary core, counted in operations. No new step begins after
-    `seconds` on the clock (None: no time limit). A `budget` shared with other steps replaces both.
+    `effort` is the budget: seconds of an ordinary core, counted as 10^9 operations each. No new step begins when
+    `seconds` have passed on the clock (None: no time limit). A `budget` that other steps of planning share replaces
+    both. The plan's facts give the number of linear programs solved, all that the budget has counted included.
 
     >>> made = optimal(Histogram.from_lengths([5, 5, 4, 4, 3, 3, 3, 3, 2]), 10, None)
     >>> sum(count for count, _ in made.strategies), made.facts
@@ -100,7 +101,11 @@ def auto(
 
 
 def nearly(histogram: Histogram, capacity: int, depth: int | None, *, effort: float, share: float) -> Strategies:
-    """Return the first plan found at most this share above its lower bound, or the best one within `effort`."""
+    """Return the first plan found that is near its lower bound, or the best one when the budget is spent.
+
+    Near: at most one pack above the bound, or this `share` of the cheap lower bound if that is more. `effort` is that
+    of `optimal`.
+    """
     search = _Search(histogram, capacity, depth, Budget(effort), within=1)
     search.within = max(1, int(share * search.bound))
     return list(search.run().strategies)
@@ -163,7 +168,10 @@ class _Search:
             self.bound, self.certificate = bound, certificate
 
     def _search(self) -> None:
-        """Run `_steps` and `_shallower`, and note what ended them; a large budget first runs both on a part of it."""
+        """Run `_steps`, `_shallower` and `_last_pack`, and note what ended them.
+
+        A large budget first runs `_steps` and `_shallower` on a part of it (`_SHORT`).
+        """
         if self.capacity > _MOST_CAPACITY:
             self.notes.append(f"best-fit, and the cheap bounds: the capacity is above {_MOST_CAPACITY:,}")
             return
@@ -190,7 +198,12 @@ class _Search:
             )
 
     def _steps(self) -> None:
-        """Take the steps of the search in their order, until a plan is good or the budget is spent."""
+        """Take the steps of the search in their order, until a plan is good or the budget is spent.
+
+        The exact program is tried before that in units only where the plan is near the bound, or where the budget is
+        enough for twice the estimated work of a hard input. Until a dive from the exact program was finished, one is
+        allowed; a later call allows one for each of `_PARTS` that is left.
+        """
         self.dives = 1 if not self.dived else len(_PARTS) - self.dived
         close, gather = self._close, self._gather
         bad = _LENGTH_STEPS * self.histogram.lengths.size**2
@@ -215,7 +228,7 @@ class _Search:
             self._offer(other.best)
 
     def _last_pack(self) -> None:
-        """Try for a moment to remove the one pack above the bound that `auto` may leave."""
+        """Spend up to `_LAST` operations on removing the one pack above the bound that `auto` may leave."""
         if self._good() and self.best.packs > self.bound and self.budget.left > _LAST:
             self.within = 0
             with self.budget.part(_LAST / self.budget.left):
@@ -244,8 +257,9 @@ class _Search:
     def _exact(self, *, whole: bool = True) -> None:
         """Solve and round the exact program, whose items are the distinct lengths; keep its bound and plan if better.
 
-        A later call continues the program of an earlier one; once it is solved to optimality, each call rounds it in
-        ways that were not tried yet. If not `whole`, the program is rounded only if it was solved to optimality.
+        A later call continues the program of an earlier one. Once it is solved to optimality, each dive rounds it with
+        the next of `_PARTS`, and `dives` limits their number. If not `whole`, the program is rounded only if it was
+        solved to optimality.
         """
         from nopad.planning.optimal.search import relax, round_off
 
@@ -274,7 +288,10 @@ class _Search:
             relaxed = relax(master, self.budget, enough=self.bound)
 
     def _exact_master(self) -> Master:
-        """Return the exact program, with the strategies of the best plan among its patterns until it is solved."""
+        """Return the exact program; the first call makes it.
+
+        Until it is solved to optimality, each call adds the most common strategies of the best plan to its patterns.
+        """
         from nopad.planning.optimal.master import Master
         from nopad.planning.optimal.rounding import best_fit
 
@@ -310,7 +327,8 @@ class _Search:
     def _gather(self) -> None:
         """Gather the free space of the best plan in few packs (`gathering`), unless this plan was gathered before.
 
-        A plan far above the bound is left as it is: there the patterns are wrong, not only their free space.
+        A plan far above the bound is left as it is: there the patterns are wrong, not only their free space. A plan one
+        pack above the bound is left to `_close`.
         """
         from nopad.planning.optimal.gathering import gather
 
@@ -322,7 +340,8 @@ class _Search:
     def _in_units(self) -> None:
         """Plan with lengths rounded to few sizes (see `units`).
 
-        If the plan is not good then, also try to prove a bound from the same linear program.
+        A large histogram is planned in parts (`divide`), each rest being divided again. If the plan is not good then,
+        also try to prove a bound from the first linear program that was solved.
         """
         if self.solved:
             return

@@ -12,7 +12,9 @@ _PER_SECOND = 10**9  # operations; one is about a nanosecond of an ordinary core
 
 
 class Budget:
-    """Counts operations; the budget is spent when none is left or the time is up.
+    """Counts operations, each about a nanosecond of an ordinary core; spent when none is left or the time is up.
+
+    The steps of planning charge what they take, and look whether the budget is spent before they begin.
 
     Attributes:
         left: operations that are left; below 0 if the last step took more than was left.
@@ -36,13 +38,13 @@ class Budget:
 
     @contextmanager
     def part(self, share: float) -> Iterator[None]:
-        """Set all but a share of what is left aside; what is not used of the share comes back."""
+        """Leave only this share (0 to 1) of the operations to the body of a ``with``; the others come back after it."""
         with self.at_most(self.left - int(self.left * (1 - share))):
             yield
 
     @contextmanager
     def at_most(self, operations: int) -> Iterator[None]:
-        """Set aside what is left above so many operations; what is not used of them comes back."""
+        """Leave at most so many operations to the body of a ``with``; the others come back after it."""
         aside = max(0, self.left - operations)
         self.left -= aside
         try:

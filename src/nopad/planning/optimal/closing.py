@@ -34,13 +34,13 @@ __all__ = ["close", "patterns_above", "residuals"]
 _MOST_PATTERNS = 20_000  # the most that are listed
 _MOST_ITEMS = 2**22  # the most in all listed patterns together
 _SEARCHED = 2 * 10**7  # most steps of listing patterns
-_NODES = 2_000  # of the branch-and-bound tree: a budget that does not depend on the machine
-_BEGIN_ITERATIONS = 10_000  # simplex iterations that the budget must allow, or the program is not begun
-_NODE_ITERATIONS = 100  # that a node takes
-_ENTRY_STEPS = 50  # operations per pattern and item, in each of them
-_OPEN = 30  # packs with free space that are packed again, at most
-_FULL = (10, 20, 40, 80, 20, 40, 80)  # full packs beside them, in each turn
-_WHOLE = 400  # packs of a plan that is packed again as a whole in the end
+_NODES = 2_000  # most nodes of the branch-and-bound tree: a limit that does not depend on the machine
+_BEGIN_ITERATIONS = 10_000  # the integer program is not begun where the budget allows fewer simplex iterations
+_NODE_ITERATIONS = 100  # simplex iterations that a node is expected to take
+_ENTRY_STEPS = 50  # operations of a simplex iteration, for each pattern and for each item
+_OPEN = 30  # most packs with free space that are packed again together
+_FULL = (10, 20, 40, 80, 20, 40, 80)  # full packs that are packed again with them, in one attempt after the other
+_WHOLE = 400  # a plan of at most so many packs is at last packed again as a whole
 
 
 def close(items: Items, target: int, budget: Budget) -> Packing | None:
@@ -72,7 +72,7 @@ def close(items: Items, target: int, budget: Budget) -> Packing | None:
 def _loss(items: Items, target: int, values: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], int, int]:
     """Return ``(values, most, loss)``; loss is how much less than ``target * most`` all items together are worth.
 
-    ``values[i]`` is the value of item i; `most` is the most that a pattern can be worth.
+    ``values[i]`` is the value of item i; no pattern is worth more than `most`.
     """
     return values, most, target * most - exact_dot(values, items.demand)
 
@@ -99,7 +99,10 @@ def patterns_above(items: Items, values: NDArray[np.int64], least: int) -> list[
 
 
 def _integer_program(patterns: list[Pattern], items: Items, target: int, budget: Budget) -> Packing | None:
-    """Choose among patterns so that all items are covered by at most `target` packs; None if that fails."""
+    """Return a packing of all items by these patterns, in at most `target` packs; None if HiGHS finds none.
+
+    None also if the budget allows fewer than `_BEGIN_ITERATIONS` simplex iterations. The simplex iterations taken are charged.
+    """
     step = _ENTRY_STEPS * (len(patterns) + items.sizes.size)  # operations of a simplex iteration
     if budget.left < step * _BEGIN_ITERATIONS:
         return None

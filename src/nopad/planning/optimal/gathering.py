@@ -22,16 +22,13 @@ from nopad.planning.optimal.listed import Listed
 __all__ = ["gather"]
 
 _MOST = 2**21  # sequences that are searched at a time, about 40 bytes each
-_SHARE, _LAST_SHARE = (
-    0.3,
-    0.6,
-)  # shares of the budget that is left, for one level with c > 1 (see `gather`) and with c = 1
-_PROGRESS = 0.3  # share of the packs above its goal that a level must remove, or the search ends
+_SHARE, _LAST_SHARE = 0.3, 0.6  # shares of the budget left, for one level with c > 1 (see `gather`), and with c = 1
+_PROGRESS = 0.3  # a level that removes less than this share of its packs above its goal is the last one
 _LEVEL = 8  # c of one level, divided by that of the next
 _HELPERS, _LEAST_HELPERS = 8, 2_000  # full packs that are searched too: for each pack with free space; at least
 _MOST_HELPERS = 2**18  # sequences in these full packs, at most
 _ALIKE = 4  # full packs of one kind, at most
-_SWEEPS, _SWEEP_SHARE = 12, 10**8  # sweeps over all packs, and one more for so many operations of the budget
+_SWEEPS, _SWEEP_SHARE = 12, 10**8  # most sweeps over all packs; one more for so many operations left, up to six times
 _STEPS = 1_000  # most steps per sequence
 _STEP = 25  # operations per step
 _LISTING = 300  # operations per sequence, to set up the search and to read its result
@@ -42,7 +39,7 @@ def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: B
 
     Packs with many copies are searched first, as if each stood for c of its copies, and the result is used c times.
     What is left free then has c copies too; it is searched again with a smaller c, together with the packs that have
-    fewer copies, and so on until c is 1.
+    fewer copies, and so on until c is 1, or a level gets nowhere (`_PROGRESS`), or the budget is spent.
     """
     level = int(packs.copies[packs.tokens < capacity].max(initial=1))
     while packs.packs > goal and not budget.spent():
@@ -86,6 +83,7 @@ def _chosen(packs: Listed, capacity: int, level: int) -> NDArray[np.int64]:
 
 
 def _shuffled(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Shuffle `numbers` in place, in every run alike, and return them."""
     from nopad import _kernels
 
     _kernels.shuffle(numbers, np.uint64(random.key(0, random.STREAM_WITHIN_LENGTH)))
@@ -93,7 +91,10 @@ def _shuffled(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _search(packs: Listed, capacity: int, depth: int | None, goal: int, budget: Budget) -> Listed:
-    """Run the compiled search on packs that occur once each; return the same sequences in at most as many packs."""
+    """Run the compiled search on packs that occur once each; return the same sequences in at most as many packs.
+
+    It ends at `goal` packs, when nothing helps, or after as many steps and sweeps as the budget allows.
+    """
     from nopad._bit_kernels import empty_set
     from nopad.planning.optimal import _gather_kernels
 

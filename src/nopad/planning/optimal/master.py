@@ -124,10 +124,14 @@ class Master:
         return len(new)
 
     def improve(self, values: NDArray[np.int64], most: int, budget: Budget, *, strict: bool = True) -> tuple[int, int]:
-        """Add up to `most` patterns that improve the program under `values`; return (upper bound on a pattern, number).
+        """Add up to `most` patterns worth more than a pack under `values`; return ``(worth, number added)``.
 
-        A limit on depth multiplies the cost of pricing, and rarely excludes a good pattern. So the limit is left out of
-        pricing (`price` with `loose`) until that finds no new pattern; from then on, if `strict`, it is observed.
+        `values` are the dual values of the items as integers (`as_values`); int64 ``[k]``. No pattern is worth more
+        than the worth returned, so it proves a bound.
+
+        A limit on depth multiplies the work of pricing, and rarely excludes a good pattern. So it is left out (`loose`
+        of `price`) until no new pattern is found without it. If `strict`, it is observed from then on; otherwise
+        nothing is added then, although patterns may be missing.
         """
         if self._loose:
             budget.charge(self.items.steps(loose=True))

@@ -60,8 +60,8 @@ def price(items: Items, values: NDArray[np.int64], most: int, *, loose: bool = F
     `values` are int64 ``[k]``, >= 0. A pattern is a tuple of item numbers, largest first; each is the most valuable one
     that contains some item.
 
-    If `loose`, the depth does not limit the best pattern, so
-    its value is an upper bound on what the depth allows; the patterns still keep the depth, but better ones may exist.
+    If `loose`, the depth is left out of the search, which takes less work: the value returned is then only an upper
+    bound, and of the patterns found those that keep the depth are returned, although better ones may exist.
     """
     from nopad.planning.optimal import _kernels
 

@@ -69,6 +69,7 @@ def dive_through(
 def _dive(
     master: Master, times: NDArray[np.float64], bound: int, budget: Budget, parts: int
 ) -> tuple[Packing, list[tuple[Packing, NDArray[np.int64]]]]:
+    """Do as `dive_through` does, but leave the demand of the last step in the master."""
     items = master.items
     left = items.demand.copy()
     taken: Packing = Counter()

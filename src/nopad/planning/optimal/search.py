@@ -36,7 +36,7 @@ class Relaxed:
         times: how often the last solution uses each pattern; float64 ``[patterns]``.
         bound: the best lower bound of any round, in packs.
         values: the value of each of the k items, which prove the bound (`as_values`); int64 ``[k]``.
-        most: the highest sum of these values that the items in one pack can have.
+        most: a number that the sum of these values in one pack cannot exceed.
         converged: whether no new pattern can improve the linear program, or the number of packs that the program needs
             is at most `bound` or `enough` (see `relax`).
     """

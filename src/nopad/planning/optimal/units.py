@@ -66,7 +66,11 @@ class Units:
 
 
 def patterns_of(packing: Packing, before: Units, units: Units) -> Iterator[Pattern]:
-    """Yield the patterns of a packing made in the units `before` as patterns in `units`, where these have all sizes."""
+    """Yield those patterns of a packing in the units `before` whose sizes all occur in `units`, as patterns of these.
+
+    Item numbers differ, as each has its own distinct sizes. Nothing is yielded if their packs have different numbers of
+    units.
+    """
     number = {size: item for item, size in enumerate(units.items.sizes.tolist())}
     sizes = before.items.sizes.tolist()
     if before.items.capacity == units.items.capacity:
@@ -79,8 +83,8 @@ def divide(histogram: Histogram) -> tuple[int, Histogram, Histogram]:
     """Divide a histogram into equal copies of a smaller one, and a rest; return (number of copies, copy, rest).
 
     A copy has about `_MOST_FILLED` sequences at most, or a few of each length, so its slots can be filled one sequence
-    at a time. The rest has a share of every length, so it can be packed as well as the whole; it holds at most half of
-    all sequences, and none if there is one copy.
+    at a time. The rest has about one sequence in `_REST` of each length, and what the number of copies does not divide,
+    so it can be packed as well as the whole; it holds at most half of all sequences, and none if there is one copy.
     """
     copies = 1
     while histogram.sequences > copies * _MOST_FILLED:
