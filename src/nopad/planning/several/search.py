@@ -108,10 +108,16 @@ class _Search:
             self._close()
         except SolverError as error:
             self.notes.append(f"the solver gave up ({error}): the plan is the best of the ways that were left")
-        if self.budget.spent() and not self._good():
+        if self._good():
+            pass
+        elif self.budget.spent():
             self.notes.append(
                 f"stopped by its budget after {self.budget.programs} linear programs: a larger one (effort) may find a "
                 "better plan, or a better bound"
+            )
+        elif not self._few(self.task):
+            self.notes.append(
+                "sizes were grouped for the linear program: a larger effort groups them finer, and may get nearer"
             )
         return Found(self.best, self.certificate, tuple(self.notes))
 
