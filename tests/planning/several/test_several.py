@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import random
 from collections import Counter
 from fractions import Fraction
@@ -136,10 +137,26 @@ def test_every_sequence_once_within_both_limits(instance, seed):
     assert sorted(seen) == list(range(len(sizes)))
 
 
-@given(st.from_type(Histogram))
+@pytest.mark.parametrize("kinds", [1, 2])
+@pytest.mark.parametrize("most", [3, 20])
+def test_classes_are_sound_too(monkeypatch, kinds, most):
+    """The way of large inputs, on small ones: few classes, most of it sand, patterns followed, packs mended."""
+    module = importlib.import_module("nopad.planning.several.search")
+    monkeypatch.setattr(module, "_MOST_EXACT", 0)
+    monkeypatch.setattr(module, "_CLASSES", most)
+    monkeypatch.setattr(module, "_CELLS", 40)
+    for seed in range(1000, 1060):
+        sizes, capacities, prices = drawn(seed, kinds)
+        plan = nopad.plan_several(sizes, capacities, prices)
+        least = cheapest(sizes, capacities, prices)
+        price = judge(plan, sizes, capacities, prices)
+        assert plan.bound.price * plan.unit <= least <= price
+
+
+@given(st.from_type(Histogram), st.sampled_from([None, 2, 5]))
 @settings(max_examples=30)
-def test_one_capacity_is_what_auto_plans(histogram):
-    ours, theirs = nopad.plan_several(histogram, [40]), nopad.plan(histogram, 40)
+def test_one_capacity_is_what_auto_plans(histogram, depth):
+    ours, theirs = nopad.plan_several(histogram, [40], depth=depth), nopad.plan(histogram, 40, depth=depth)
     assert (ours.price, ours.lower_bound) == (theirs.packs, theirs.lower_bound)
     assert [(count, sizes) for count, _, sizes in ours.strategies] == theirs.strategies
 

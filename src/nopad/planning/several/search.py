@@ -78,7 +78,8 @@ def _one(task: Task, effort: float) -> Found:
     for count, held in made.strategies:
         packing[tuple(sorted(number[length] for length in held))] += count
     steps = made.certificate.steps if made.certificate is not None else ()
-    extras = tuple((length, 0, value) for length, value in steps)
+    places = int(task.capacities[task.by_price[0], 1] > 0)  # where a depth counts, each sequence takes one
+    extras = tuple((length, places, value) for length, value in steps if value)
     proof = PriceCertificate((0, 0), extras) if extras else None
     if proof is not None and proof.problem([(a, b) for a, b in task.capacities.tolist()]) is not None:
         proof = None
