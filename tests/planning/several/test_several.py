@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import random
 from collections import Counter
 from fractions import Fraction
@@ -136,10 +137,26 @@ def test_every_sequence_once_within_both_limits(instance, seed):
     assert sorted(seen) == list(range(len(sizes)))
 
 
-@given(st.from_type(Histogram))
+@pytest.mark.parametrize("kinds", [1, 2])
+@pytest.mark.parametrize("most", [3, 20])
+def test_classes_are_sound_too(monkeypatch, kinds, most):
+    """The way of large inputs, on small ones: few classes, most of it sand, patterns followed, packs mended."""
+    module = importlib.import_module("nopad.planning.several.search")
+    monkeypatch.setattr(module, "_MOST_EXACT", 0)
+    monkeypatch.setattr(module, "_CLASSES", most)
+    monkeypatch.setattr(module, "_CELLS", 40)
+    for seed in range(1000, 1060):
+        sizes, capacities, prices = drawn(seed, kinds)
+        plan = nopad.plan_several(sizes, capacities, prices)
+        least = cheapest(sizes, capacities, prices)
+        price = judge(plan, sizes, capacities, prices)
+        assert plan.bound.price * plan.unit <= least <= price
+
+
+@given(st.from_type(Histogram), st.sampled_from([None, 2, 5]))
 @settings(max_examples=30)
-def test_one_capacity_is_what_auto_plans(histogram):
-    ours, theirs = nopad.plan_several(histogram, [40]), nopad.plan(histogram, 40)
+def test_one_capacity_is_what_auto_plans(histogram, depth):
+    ours, theirs = nopad.plan_several(histogram, [40], depth=depth), nopad.plan(histogram, 40, depth=depth)
     assert (ours.price, ours.lower_bound) == (theirs.packs, theirs.lower_bound)
     assert [(count, sizes) for count, _, sizes in ours.strategies] == theirs.strategies
 
@@ -155,6 +172,8 @@ def test_a_ladder(ladder):
     judge(plan, lengths.tolist(), [512, 2048, 8192], [1, 4.3, 19])
     assert plan.gap_share < 0.01
     assert plan.bound.proof == "certificate"
+    assert len(plan.notes) == 1
+    assert "a larger effort" in plan.notes[0] or "a larger one (effort)" in plan.notes[0]
     alone = sum(
         price * nopad.plan(lengths[(lengths > low) & (lengths <= most)], most, algorithm="lpfhp").packs
         for low, most, price in [(0, 512, 1), (512, 2048, 4.3), (2048, 8192, 19)]
@@ -174,10 +193,10 @@ def two_kinds(n):
 
 
 @pytest.mark.parametrize(
-    ("capacities", "prices", "most"), [([(8192, 32)], None, 0.005), ([(2048, 16), (8192, 32)], [1, 4.2], 0.01)]
+    ("capacities", "prices", "most"), [([(8192, 32)], None, 0.01), ([(2048, 16), (8192, 32)], [1, 4.2], 0.02)]
 )
 def test_two_kinds(capacities, prices, most):
-    sizes = two_kinds(10_000)
+    sizes = two_kinds(4_000)
     plan = nopad.plan_several(sizes, capacities, prices, effort=1)
     judge(plan, list(map(tuple, sizes.tolist())), capacities, prices or [1])
     assert plan.gap_share < most
@@ -185,7 +204,7 @@ def test_two_kinds(capacities, prices, most):
 
 def test_nodes_and_edges():
     rng = np.random.default_rng(2)
-    nodes = rng.integers(10, 201, 10_000)
+    nodes = rng.integers(10, 201, 5_000)
     edges = np.clip((nodes * rng.uniform(1.5, 4, nodes.size)).astype(int), 20, 600)
     plan = nopad.plan_several(np.stack([nodes, edges], axis=1), [(1024, 2400)], effort=1)  # both are tight
     assert plan.gap_share < 0.005

@@ -78,7 +78,8 @@ def _one(task: Task, effort: float) -> Found:
     for count, held in made.strategies:
         packing[tuple(sorted(number[length] for length in held))] += count
     steps = made.certificate.steps if made.certificate is not None else ()
-    extras = tuple((length, 0, value) for length, value in steps)
+    places = int(task.capacities[task.by_price[0], 1] > 0)  # where a depth counts, each sequence takes one
+    extras = tuple((length, places, value) for length, value in steps if value)
     proof = PriceCertificate((0, 0), extras) if extras else None
     if proof is not None and proof.problem([(a, b) for a, b in task.capacities.tolist()]) is not None:
         proof = None
@@ -108,10 +109,16 @@ class _Search:
             self._close()
         except SolverError as error:
             self.notes.append(f"the solver gave up ({error}): the plan is the best of the ways that were left")
-        if self.budget.spent() and not self._good():
+        if self._good():
+            pass
+        elif self.budget.spent():
             self.notes.append(
                 f"stopped by its budget after {self.budget.programs} linear programs: a larger one (effort) may find a "
                 "better plan, or a better bound"
+            )
+        elif not self._few(self.task):
+            self.notes.append(
+                "sizes were grouped for the linear program: a larger effort groups them finer, and may get nearer"
             )
         return Found(self.best, self.certificate, tuple(self.notes))
 
