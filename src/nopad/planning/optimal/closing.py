@@ -101,7 +101,7 @@ def patterns_above(items: Items, values: NDArray[np.int64], least: int) -> list[
 def _integer_program(patterns: list[Pattern], items: Items, target: int, budget: Budget) -> Packing | None:
     """Return a packing of all items by these patterns, in at most `target` packs; None if HiGHS finds none.
 
-    None also if the budget allows fewer than `_BEGIN_ITERATIONS` simplex iterations. The simplex iterations taken are charged.
+    None also if the budget allows fewer than `_BEGIN_ITERATIONS` simplex iterations. Those taken are charged.
     """
     step = _ENTRY_STEPS * (len(patterns) + items.sizes.size)  # operations of a simplex iteration
     if budget.left < step * _BEGIN_ITERATIONS:
