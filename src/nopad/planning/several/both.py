@@ -187,8 +187,9 @@ def _finished(task: Task, slots: _Slots, items: NDArray[np.int64], limits: NDArr
     kept = _mended(task, limits, items, pack)
     items, pack = items[kept], pack[kept]
     left = task.counts - np.bincount(items, minlength=task.counts.size)
-    found = [_completed(task, limits, items, pack, left, evenly=evenly) for evenly in (False, True)]
-    return min(found, key=task.price)
+    tries = [_completed(task, limits, items, pack, left, evenly=evenly) for evenly in (False, True)]
+    packing = _packing(*min(tries, key=lambda one: one[0].packs))
+    return _within_one(task, packing)
 
 
 def _swapped(
@@ -251,8 +252,11 @@ def _completed(
     left: NDArray[np.int64],
     *,
     evenly: bool = False,
-) -> Packing:
-    """Put what is left over into the fullest packs with room (`evenly`: the emptiest), and pack the rest by itself."""
+) -> tuple[Packed, NDArray[np.int64]]:
+    """Put what is left over into the fullest packs with room (`evenly`: the emptiest), and the rest into new ones.
+
+    Returns packs, and the size that each item of theirs is. New packs have the largest limits of any capacity.
+    """
     from nopad.planning.costs import _kernels
 
     most = task.capacities.max(axis=0).clip(1)
@@ -278,17 +282,20 @@ def _completed(
             load.sizes, load.costs, left, classes, used, links, linked, load.limits, 0, _kernels.SMALLEST, 1.0, _LOOKS
         )
         classes, used, links, linked, _ = made
-    begun = used
     made = _kernels.best_fit(load.sizes, load.costs, left, classes, used, links, linked, load.limits, _LOOKS)
     classes, used, links, linked, _ = made
-    packing = _packing(Packed(classes[:begun], links[:linked]), order)
-    opened = _packing(Packed(classes[begun:used], links[:linked]), order)
-    rest = list(opened)
-    if (task.capacity_of(rest) >= 0).all():
-        return packing + opened
+    return Packed(classes[:used], links[:linked]), order
+
+
+def _within_one(task: Task, packing: Packing) -> Packing:
+    """Pack again what no capacity holds, where the largest limits are those of different ones."""
+    packs = list(packing)
+    outside = np.flatnonzero(task.capacity_of(packs) < 0).tolist()
+    if not outside:
+        return packing
     counts = np.zeros(task.counts.size, dtype=np.int64)
-    for held, count in opened.items():
-        np.add.at(counts, list(held), count)
+    for at in outside:
+        np.add.at(counts, list(packs[at]), packing.pop(packs[at]))
     return packing + _alone(task, counts)
 
 
@@ -302,7 +309,7 @@ def _alone(task: Task, counts: NDArray[np.int64]) -> Packing:
             names = chosen.tolist()
             part = task.part(chosen, counts[chosen])
             limits = np.broadcast_to(part.capacities[j], (0, 2))
-            made = _completed(_only(part, j), limits, chosen[:0], chosen[:0], part.counts)
+            made = _packing(*_completed(_only(part, j), limits, chosen[:0], chosen[:0], part.counts))
             packing.update({tuple(names[i] for i in held): count for held, count in made.items()})
     return packing
 
