@@ -41,7 +41,7 @@ def test_synthetic(capacity, seed, depth, options, before, after):
     assert made.packs == pytest.approx(after, abs=3)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # one call of SciPy's solver, 25 s
 @pytest.mark.shared
 def test_squad(squad):
     made = plan(squad, 384, depth=3, algorithm="ennlshp")

@@ -27,8 +27,7 @@ CONDITIONS = pytest.mark.parametrize("condition", [{"max_squares": 21_000_000}, 
 
 
 @CONDITIONS
-@pytest.mark.parametrize("algorithm", ["auto", "optimal"])
-@pytest.mark.parametrize(("effort", "most"), [(0, 2), (1, 4)])
+@pytest.mark.parametrize(("algorithm", "effort", "most"), [("auto", 0, 2), ("auto", 1, 4), ("optimal", 0, 2)])
 def test_an_effort_is_kept(lengths, condition, algorithm, effort, most):
     made, seconds = planned(lengths, algorithm=algorithm, effort=effort, **condition)
     assert seconds < most

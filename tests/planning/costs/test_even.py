@@ -62,6 +62,12 @@ def test_only_where_cost_is_planned():
     assert plan([], 8, even=True).packs == 0
 
 
+@pytest.fixture(scope="module")
+def evened():
+    """An even plan as the text of its file."""
+    return plan(np.random.default_rng(0).integers(1, 40, 300), 100, even=True).to_json()
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -78,9 +84,9 @@ def test_only_where_cost_is_planned():
         (lambda even: even.update(most_packs=2**90), "are not what"),
     ],
 )
-def test_facts_that_are_not_true(tmp_path, change, problem):
+def test_facts_that_are_not_true(tmp_path, evened, change, problem):
     path = tmp_path / "p.plan.json"
-    plan(np.random.default_rng(0).integers(1, 40, 300), 100, even=True).save(path)
+    path.write_text(evened)
     assert nopad.verify(path) == []
     document = json.loads(path.read_text())
     change(document["facts"]["even"])
@@ -97,8 +103,8 @@ def test_facts_that_are_not_true(tmp_path, change, problem):
         (lambda document: document["notes"].clear(), "the plan lacks the note that describes its evenness"),
     ],
 )
-def test_facts_that_stand_alone(change, problem):
-    document = json.loads(plan(np.random.default_rng(0).integers(1, 40, 300), 100, even=True).to_json())
+def test_facts_that_stand_alone(evened, change, problem):
+    document = json.loads(evened)
     change(document)
     assert Plan.from_json(json.dumps(document)).problems() == [problem]
 
