@@ -131,12 +131,13 @@ def packed_attention(
 
 
 def _keep_of(module: nn.Module, mask: Tensor, query: Tensor, key: Tensor, heads: Heads) -> Tensor:
-    """Return which keys each query sees, from the numbers in a mask that has lost its layout.
+    """Return which keys each query sees, for a mask that lost its layout, so that only its numbers are left.
 
-    Bool, broadcastable to ``[R, H, query slots, key slots]``.
+    Bool, broadcastable to ``[R, H, L of the queries, L of the keys]``. A `DENSE` mask says it itself; with a `NUMBERS`
+    mask, slots of the same number see each other, as far as `heads` (causality, window) allows it.
 
     Raises:
-        UnsupportedModelError: the numbers do not say it: the mask's dtype or shape is another one.
+        UnsupportedModelError: the mask has another dtype, or its shape does not fit the queries and keys.
     """
     if mask.dtype == DENSE and tuple(mask.shape[-2:]) == (query.shape[2], key.shape[2]):
         return mask != 0

@@ -72,10 +72,14 @@ class Head:
                     yield from self._feed(cell, name, module, dims, inner)
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
-        """Check the shapes of labels before the model runs.
+        """Check the shapes of labels before the model runs; `named` are the model's arguments by name.
 
-        Where the model would compute a wrong loss from some labels, subclasses change these labels in `named`, or
-        remove them.
+        Where a sequence's result is read from its end-of-sequence token (CLIP), the places of these tokens are kept in
+        `call.seen` for `leave`. Where the model would compute a wrong loss from some labels, subclasses change these
+        labels in `named`, or remove them.
+
+        Raises:
+            BatchError: labels have another shape than the batch needs.
         """
         for name in self.per_token:
             _check_shape(named, name, [call.side.layout.shape])

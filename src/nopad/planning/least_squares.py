@@ -151,9 +151,11 @@ def _whole(
 
 
 def _everything(solution: Strategies, histogram: Histogram, capacity: int, depth: int, choices: Choices) -> Strategies:
-    """Return packs that cover the histogram exactly: those of the solution, then packs of sequences without a slot.
+    """Return packs that cover the histogram exactly: the solution, filled, and the sequences that found no slot in it.
 
-    `solution` are ``(count, slots longest first)`` pairs, with lengths rounded up to the granularity.
+    `solution` are ``(count, slots longest first)`` pairs; a slot takes one sequence whose length, rounded up to the
+    granularity, is the slot's. `choices.remainder` says where sequences without a slot go: into packs of their own
+    after the others, or wherever they fit tightest.
     """
     rounded = Counter(rounded_histogram(histogram, choices.granularity, capacity).to_dict())
     packs = real_strategies(fill(solution, rounded), histogram, choices.granularity, capacity)
