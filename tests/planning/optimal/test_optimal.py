@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from nopad import Histogram, plan
 from nopad.planning.optimal import master, units
-from nopad.planning.optimal.master import SolverError
+from nopad.planning.optimal.solver import SolverError
 
 DEPTH = st.none() | st.integers(1, 4)
 

@@ -149,9 +149,10 @@ def guide(load: Load, budget: Budget) -> Guide | None:
     If the budget is spent or the solver fails later, the plan leaves sequences out. Why the solver failed is then in
     ``budget.trouble``.
     """
-    from nopad.planning.optimal.master import Master, Optimum, SolverError
+    from nopad.planning.optimal.master import Master, Optimum
     from nopad.planning.optimal.pricing import Items
     from nopad.planning.optimal.rounding import fill_demand
+    from nopad.planning.optimal.solver import SolverError
 
     units = None if budget.spent() else Units.of(load, min(_MOST_CELLS, budget.left // 50))
     if units is None:

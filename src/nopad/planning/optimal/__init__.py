@@ -175,7 +175,7 @@ class _Search:
         if self.capacity > _MOST_CAPACITY:
             self.notes.append(f"best-fit, and the cheap bounds: the capacity is above {_MOST_CAPACITY:,}")
             return
-        from nopad.planning.optimal.master import SolverError
+        from nopad.planning.optimal.solver import SolverError
 
         try:
             if not self._good() and self.budget.left > 2 * _SHORT:

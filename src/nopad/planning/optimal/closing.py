@@ -27,7 +27,7 @@ from nopad.planning.optimal.master import Master
 from nopad.planning.optimal.pricing import Items, Pattern
 from nopad.planning.optimal.rounding import Packing, best_fit, dive, fill_demand
 from nopad.planning.optimal.search import relax
-from nopad.planning.optimal.solver import run
+from nopad.planning.optimal.solver import columns_of, new_model, run
 
 __all__ = ["close", "patterns_above", "residuals"]
 
@@ -107,25 +107,11 @@ def _integer_program(patterns: list[Pattern], items: Items, target: int, budget:
     if budget.left < step * _BEGIN_ITERATIONS:
         return None
     nodes = min(_NODES, budget.left // (step * _NODE_ITERATIONS))
-    model = highspy.Highs()
-    options = {
-        "output_flag": False,
-        "threads": 1,
-        "parallel": "off",
-        "random_seed": 0,
-        "mip_max_nodes": nodes,
-        "mip_max_improving_sols": 1,
-        "mip_rel_gap": 0.0,
-    }
-    for name, value in options.items():
-        model.setOptionValue(name, value)
+    model = new_model(mip_max_nodes=nodes, mip_max_improving_sols=1, mip_rel_gap=0.0)
     k, none = items.sizes.size, np.empty(0, dtype=np.int32)
     demand = items.demand.astype(float)
     model.addRows(k, demand, demand, 0, none, none, np.empty(0))
-    amounts = [Counter(pattern) for pattern in patterns]
-    starts = np.append(0, np.cumsum([len(held) for held in amounts]))[:-1].astype(np.int32)
-    rows = np.array([item for held in amounts for item in held], dtype=np.int32)
-    values = np.array([count for held in amounts for count in held.values()], dtype=float)
+    starts, rows, values = columns_of(patterns)
     m = len(patterns)
     model.addCols(m, np.ones(m), np.zeros(m), np.full(m, float(target)), rows.size, starts, rows, values)
     every = np.arange(m, dtype=np.int32)

@@ -21,16 +21,12 @@ from numpy.typing import NDArray
 
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.pricing import Items, Pattern, price
-from nopad.planning.optimal.solver import run
+from nopad.planning.optimal.solver import new_model, solve_linear
 
-__all__ = ["OPTIONS", "Master", "Optimum", "SolverError"]
+__all__ = ["OPTIONS", "Master", "Optimum"]
 
 OPTIONS = {
-    "output_flag": False,
     "presolve": "off",
-    "threads": 1,
-    "parallel": "off",
-    "random_seed": 0,
     "primal_feasibility_tolerance": 1e-9,
     "dual_feasibility_tolerance": 1e-9,
     # No perturbation: it takes a quarter of the time, and these programs do not cycle without it
@@ -41,11 +37,6 @@ OPTIONS = {
 
 _DUAL, _PRIMAL = 1, 4  # values of HiGHS' option simplex_strategy
 _ROW_STEPS = 48  # operations per row and simplex iteration
-_ITERATIONS = 200  # simplex iterations that are always allowed: as many as a small change of a solved program takes
-
-
-class SolverError(Exception):
-    """HiGHS ended without an optimum; the caller uses the best plan so far, and a note says so."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +64,7 @@ class Master:
         self.patterns: list[Pattern] = []
         self._known: set[Pattern] = set()
         self._exchanges = k = items.sizes.size - 1
-        self._highs = highspy.Highs()
-        for name, value in OPTIONS.items():
-            self._highs.setOptionValue(name, value)
+        self._highs = new_model(**OPTIONS)
         self._scale = 1.0
         none = np.empty(0, dtype=np.int32)
         upper = np.full(k + 1, highspy.kHighsInf)
@@ -150,19 +139,9 @@ class Master:
         Raises:
             SolverError: HiGHS did not reach an optimum for another reason.
         """
-        if budget.spent():
+        if not solve_linear(self._highs, budget, _ROW_STEPS * self.items.sizes.size):
             return None
-        budget.programs += 1
-        per_iteration = _ROW_STEPS * self.items.sizes.size
-        self._highs.setOptionValue("simplex_iteration_limit", _ITERATIONS + budget.left // per_iteration)
-        run(self._highs)
-        info, status = self._highs.getInfo(), self._highs.getModelStatus()
-        budget.charge(per_iteration * max(info.simplex_iteration_count, 1))
-        if status == highspy.HighsModelStatus.kIterationLimit:
-            return None
-        if status != highspy.HighsModelStatus.kOptimal:
-            raise SolverError(self._highs.modelStatusToString(status))
-        solution = self._highs.getSolution()
+        info, solution = self._highs.getInfo(), self._highs.getSolution()
         # A tolerance may leave a value just below 0; scaled up, that would be packs to be taken away
         times = np.array(solution.col_value)[self._exchanges :].clip(0) / self._scale
         return Optimum(float(info.objective_function_value) / self._scale, times, np.array(solution.row_dual))

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from nopad.planning.lpfhp import best_fit_decreasing
 from nopad.planning.optimal.budget import Budget
-from nopad.planning.optimal.master import Master, SolverError
+from nopad.planning.optimal.master import Master
 from nopad.planning.optimal.pricing import SCALE, Items, Pattern
+from nopad.planning.optimal.solver import SolverError
 
 __all__ = ["Packing", "as_values", "best_fit", "dive", "dive_through", "fill_demand"]
 

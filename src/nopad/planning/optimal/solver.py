@@ -1,4 +1,4 @@
-"""`run`: solve a HiGHS model, whatever other HiGHS models of this process are set to.
+"""HiGHS models as nopad uses them: serial, repeatable, and solved within a budget.
 
 All models of a process share one pool of threads, sized by the first that is solved; a later one that asks for another
 number of threads is not solved at all. nopad's models ask for one. Where another library came first, they are solved in
@@ -7,9 +7,57 @@ its pool; nopad's options keep the algorithms serial, so the result is the same.
 
 from __future__ import annotations
 
-import highspy
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
-__all__ = ["run"]
+import highspy
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.planning.optimal.budget import Budget
+
+__all__ = ["SolverError", "columns_of", "new_model", "run", "solve_linear"]
+
+_ITERATIONS = 200  # simplex iterations that are always allowed: about what a small change of a solved program takes
+
+
+class SolverError(Exception):
+    """HiGHS ended without an optimum; the caller uses the best plan so far, and a note says so."""
+
+
+def new_model(**options: Any) -> highspy.Highs:
+    """Return an empty model that is silent, serial and repeatable, with these options of HiGHS."""
+    model = highspy.Highs()
+    for name, value in {"output_flag": False, "threads": 1, "parallel": "off", "random_seed": 0, **options}.items():
+        model.setOptionValue(name, value)
+    return model
+
+
+def columns_of(patterns: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64]]:
+    """Return patterns of item numbers as columns of a model: (where each begins, rows, how often the item occurs)."""
+    amounts = [Counter(pattern) for pattern in patterns]
+    starts = np.append(0, np.cumsum([len(held) for held in amounts]))[:-1].astype(np.int32)
+    rows = np.array([item for held in amounts for item in held], dtype=np.int32)
+    return starts, rows, np.array([count for held in amounts for count in held.values()], dtype=float)
+
+
+def solve_linear(model: highspy.Highs, budget: Budget, per_iteration: int) -> bool:
+    """Solve a linear program by simplex iterations of `per_iteration` operations; False if the budget ends first.
+
+    Raises:
+        SolverError: HiGHS did not reach an optimum for another reason.
+    """
+    if budget.spent():
+        return False
+    budget.programs += 1
+    model.setOptionValue("simplex_iteration_limit", _ITERATIONS + budget.left // per_iteration)
+    run(model)
+    budget.charge(per_iteration * max(model.getInfo().simplex_iteration_count, 1))
+    status = model.getModelStatus()
+    if status not in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kIterationLimit):
+        raise SolverError(model.modelStatusToString(status))
+    return bool(status == highspy.HighsModelStatus.kOptimal)
 
 
 def run(model: highspy.Highs) -> None:

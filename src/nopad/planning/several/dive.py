@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.planning.optimal.budget import Budget
-from nopad.planning.optimal.master import SolverError
-from nopad.planning.optimal.solver import run
+from nopad.planning.optimal.solver import SolverError, columns_of, new_model, run
 from nopad.planning.several.fit import MOST_FITTED, best_fit
 from nopad.planning.several.relax import Column, Master, Relaxed
 from nopad.planning.several.split import pack_each, split_alone
@@ -123,24 +122,11 @@ def choose(task: Task, columns: list[Column], budget: Budget) -> Packing | None:
     columns = every_column(task) or columns
     if len(columns) > _MOST_COLUMNS or len(columns) * task.counts.size > _MOST_CELLS:
         return None
-    model = highspy.Highs()
     nodes = min(_NODES, 1 + _NODE_CELLS // (len(columns) * task.counts.size))
-    options = {
-        "output_flag": False,
-        "threads": 1,
-        "parallel": "off",
-        "random_seed": 0,
-        "mip_max_nodes": nodes,
-        "mip_rel_gap": 0.0,
-    }
-    for name, value in options.items():
-        model.setOptionValue(name, value)
+    model = new_model(mip_max_nodes=nodes, mip_rel_gap=0.0)
     k, none, c = task.counts.size, np.empty(0, dtype=np.int32), len(columns)
     model.addRows(k, task.counts.astype(float), np.full(k, highspy.kHighsInf), 0, none, none, np.empty(0))
-    amounts = [Counter(held) for _, held in columns]
-    starts = np.append(0, np.cumsum([len(held) for held in amounts]))[:-1].astype(np.int32)
-    rows = np.array([i for held in amounts for i in held], dtype=np.int32)
-    values = np.array([n for held in amounts for n in held.values()], dtype=float)
+    starts, rows, values = columns_of([held for _, held in columns])
     dearest = max(task.prices)
     costs = np.array([task.prices[j] / dearest for j, _ in columns])
     most = np.full(c, float(task.sequences))

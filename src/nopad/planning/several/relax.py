@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.planning.optimal.budget import Budget
-from nopad.planning.optimal.master import OPTIONS, SolverError
-from nopad.planning.optimal.solver import run
+from nopad.planning.optimal.master import OPTIONS
+from nopad.planning.optimal.solver import new_model, solve_linear
 from nopad.planning.several.certificate import MAX_VALUE, PriceCertificate
 from nopad.planning.several.classes import Classes
 from nopad.planning.several.task import Task
@@ -35,7 +35,6 @@ _SCALE = 2.0**40  # the dearest price, in a table of pricing
 _COLUMNS = 60  # of each round
 _DEMAND = 1e4  # what demands are scaled to add up to: tolerances are absolute
 _ROW_STEPS = 36  # operations per row and simplex iteration
-_ITERATIONS = 200  # always allowed
 _CELL_STEPS = (1.5, 0.4)  # operations per class and cell of the table, for one kind and for two
 _LONGEST = 4096  # classes of one pattern
 
@@ -72,9 +71,7 @@ class Master:
         self._order = np.argsort(self._corners[:, 0], kind="stable")
         self._table = np.empty(self.limits.max(axis=0) + 1, dtype=np.int64)
         self._most = task.capacities.max(axis=0).clip(1).astype(np.float64)
-        self._highs = highspy.Highs()
-        for name, value in OPTIONS.items():
-            self._highs.setOptionValue(name, value)
+        self._highs = new_model(**OPTIONS)
         m, none = len(classes.corners), np.empty(0, dtype=np.int32)
         self._highs.addRows(m + 2, np.zeros(m + 2), np.full(m + 2, highspy.kHighsInf), 0, none, none, np.empty(0))
         self.demand(classes.demand, classes.sand)
@@ -168,19 +165,9 @@ class Master:
         return best
 
     def _solve(self, budget: Budget) -> tuple[float, NDArray[np.float64], NDArray[np.float64]] | None:
-        if budget.spent():
+        if not solve_linear(self._highs, budget, _ROW_STEPS * (len(self._asked) + 50)):
             return None
-        budget.programs += 1
-        per_iteration = _ROW_STEPS * (len(self._asked) + 50)
-        self._highs.setOptionValue("simplex_iteration_limit", _ITERATIONS + budget.left // per_iteration)
-        run(self._highs)
-        info, status = self._highs.getInfo(), self._highs.getModelStatus()
-        budget.charge(per_iteration * max(info.simplex_iteration_count, 1))
-        if status == highspy.HighsModelStatus.kIterationLimit:
-            return None
-        if status != highspy.HighsModelStatus.kOptimal:
-            raise SolverError(self._highs.modelStatusToString(status))
-        solution = self._highs.getSolution()
+        info, solution = self._highs.getInfo(), self._highs.getSolution()
         times = np.array(solution.col_value).clip(0) / self._scale
         price = float(info.objective_function_value) / self._scale * self.dearest
         return price, times, np.array(solution.row_dual)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from nopad.histogram import Histogram
 from nopad.planning.optimal import auto
 from nopad.planning.optimal.budget import Budget
-from nopad.planning.optimal.master import SolverError
+from nopad.planning.optimal.solver import SolverError
 from nopad.planning.several.both import MOST_DEALT, follow
 from nopad.planning.several.bounds import price_bound
 from nopad.planning.several.certificate import PriceCertificate
