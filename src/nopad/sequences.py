@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Sequences"]
+__all__ = ["Sequences", "as_integers"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,3 +93,8 @@ def _as_index(column: Any, numbers: NDArray[np.int64]) -> Any:
     import pyarrow as pa
 
     return pa.array(numbers)
+
+
+def as_integers(column: NDArray[Any]) -> NDArray[Any]:
+    """View values of any fixed width as integers of the same width, so that a kernel is compiled once per width."""
+    return column.view(f"i{column.dtype.itemsize}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +18,83 @@ from nopad.corpus.source import BLOCK_BYTES
 from nopad.corpus.tables import TableSource
 from nopad.errors import SourceError
 
-__all__ = ["ArrayFolder"]
+__all__ = ["ArrayFolder", "ArrayLayout"]
 
 _OFFSETS_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class ArrayLayout:
+    """Which arrays of a folder are what: ``offsets.npy``, and columns by name, ``ids`` among them.
+
+    Attributes:
+        folder: the folder.
+        offsets: where sequences begin in the per-token columns, and where the last one ends; ``[n + 1]``.
+        columns: the other arrays by name, in the order of their names.
+        per_token: names of the columns with one value per token; the others have one per sequence.
+    """
+
+    folder: Path
+    offsets: NpyFile
+    columns: Mapping[str, NpyFile]
+    per_token: tuple[str, ...]
+
+    @classmethod
+    def of(cls, folder: Path) -> ArrayLayout:
+        """Read the headers of all arrays, and the first and last offset.
+
+        Raises:
+            SourceError: an array is missing or has a wrong shape or type; a column has neither one value per token nor
+                one per sequence.
+        """
+        arrays = {path.stem: NpyFile(path) for path in sorted(folder.glob("*.npy"))}
+        for array in arrays.values():
+            if len(array.shape) != 1 or array.dtype.kind not in "iufb" or array.dtype.itemsize > 8:
+                raise SourceError(
+                    f"{array.path}: an array of shape {array.shape} and type {array.dtype}; "
+                    "columns are one-dimensional numbers"
+                )
+        for name in ("ids", "offsets"):
+            if name not in arrays or arrays[name].dtype.kind not in "iu":
+                raise SourceError(f"{folder}: no array of integers {name}.npy; a folder of arrays has ids and offsets")
+        offsets = arrays.pop("offsets")
+        tokens, sequences = arrays["ids"].size, offsets.size - 1
+        with offsets.opened() as read:
+            first, last = read(0, min(1, offsets.size)), read(max(offsets.size - 1, 0), offsets.size)
+        if first.tolist() != [0] or last.tolist() != [tokens]:
+            raise SourceError(
+                f"{folder}: offsets.npy goes from {first.tolist()} to {last.tolist()}, and must go "
+                f"from 0 to the {tokens} values of ids.npy"
+            )
+        per_token = tuple(name for name, array in arrays.items() if array.size == tokens)
+        for name, array in arrays.items():
+            if name not in per_token and array.size != sequences:
+                raise SourceError(
+                    f"{folder}: {name}.npy has {array.size} values; one per token would be "
+                    f"{tokens}, one per sequence {sequences}"
+                )
+        return cls(folder, offsets, arrays, per_token)
+
+    @property
+    def files(self) -> list[NpyFile]:
+        """All arrays, in the order of their names."""
+        return sorted([self.offsets, *self.columns.values()], key=lambda array: array.path.name)
+
+    def check_clear(self, all_of_one: bool, carried: Sequence[str] | None = None) -> None:
+        """Refuse a column that could be per token or per sequence, unless all sequences have one token.
+
+        `carried`: names of the per-token columns that are used beside the ids; None: all.
+
+        Raises:
+            SourceError: there are as many sequences as tokens, but not one token in each.
+        """
+        unclear = [name for name in self.per_token if name != "ids"] if carried is None else carried
+        if unclear and not all_of_one and self.columns["ids"].size == self.offsets.size - 1:
+            raise SourceError(
+                f"{self.folder}: {unclear[0]}.npy has {self.offsets.size - 1} values, and there are as many "
+                "sequences as tokens: one per token, or one per sequence? Leave out the empty sequences, or that "
+                "column with --carry"
+            )
 
 
 class ArrayFolder(TableSource):
@@ -37,41 +111,16 @@ class ArrayFolder(TableSource):
 
     def __init__(self, folder: Path, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
         """Read the headers of all arrays, and the first and last offset."""
-        self._arrays = {path.stem: NpyFile(path) for path in sorted(folder.glob("*.npy"))}
-        self._files = [(array.path.name, array.bytes) for array in self._arrays.values()]
-        for array in self._arrays.values():
-            if len(array.shape) != 1 or array.dtype.kind not in "iufb" or array.dtype.itemsize > 8:
-                raise SourceError(
-                    f"{array.path}: an array of shape {array.shape} and type {array.dtype}; "
-                    "columns are one-dimensional numbers"
-                )
-        for name in ("ids", "offsets"):
-            if name not in self._arrays or self._arrays[name].dtype.kind not in "iu":
-                raise SourceError(f"{folder}: no array of integers {name}.npy; a folder of arrays has ids and offsets")
-        offsets = self._arrays.pop("offsets")
-        with offsets.opened() as read:
-            first, last = read(0, min(1, offsets.size)), read(max(offsets.size - 1, 0), offsets.size)
-        if first.tolist() != [0] or last.tolist() != [self._arrays["ids"].size]:
-            raise SourceError(
-                f"{folder}: offsets.npy goes from {first.tolist()} to {last.tolist()}, and must go "
-                f"from 0 to the {self._arrays['ids'].size} values of ids.npy"
-            )
-        self._offsets = offsets
+        layout = ArrayLayout.of(folder)
+        self._layout, self._offsets, self._arrays = layout, layout.offsets, layout.columns
+        self._tokens = set(layout.per_token)
         self._block_tokens = max(block_bytes // 8, 1)
-        self._tokens = {name for name, array in self._arrays.items() if array.size == self._arrays["ids"].size}
-        for name, array in self._arrays.items():
-            if name not in self._tokens and array.size != offsets.size - 1:
-                raise SourceError(
-                    f"{folder}: {name}.npy has {array.size} values; one per token would be "
-                    f"{self._arrays['ids'].size}, one per sequence {offsets.size - 1}"
-                )
         kinds = {n: pa.from_numpy_dtype(array.dtype.newbyteorder("=")) for n, array in self._arrays.items()}
         schema = pa.schema({n: pa.list_(kind) if n in self._tokens else kind for n, kind in kinds.items()})
         if options.ids_field is None and options.text_field is None:
             options = replace(options, ids_field="ids")
         super().__init__(folder.name, str(folder), schema, options)
-        per_token = [column.name for column in self.carried if column.per == "token"]
-        self._unclear = per_token if self._arrays["ids"].size == offsets.size - 1 else []
+        self._carried_per_token = [column.name for column in self.carried if column.per == "token"]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield batches of as many whole sequences as hold about half a million tokens (by default)."""
@@ -82,7 +131,7 @@ class ArrayFolder(TableSource):
 
     def inventory(self) -> list[tuple[str, int]]:
         """Return the name and size of each array's file."""
-        return self._files
+        return [(array.path.name, array.bytes) for array in self._layout.files]
 
     def _cuts(self, read: Read) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """Yield (number of its first sequence, offsets) for each batch; offsets are read a million at a time.
@@ -93,12 +142,7 @@ class ArrayFolder(TableSource):
         for first in range(0, sequences, _OFFSETS_AT_ONCE):
             offsets = read(first, min(first + _OFFSETS_AT_ONCE, sequences) + 1).astype(np.int64)
             lengths = np.diff(offsets)
-            if self._unclear and (lengths != 1).any():
-                raise SourceError(
-                    f"{self._path}: {self._unclear[0]}.npy has {self._offsets.size - 1} values, and there are as many "
-                    "sequences as tokens: one per token, or one per sequence? Leave out the empty sequences, or that "
-                    "column with --carry"
-                )
+            self._layout.check_clear(bool((lengths == 1).all()), self._carried_per_token)
             if (lengths < 0).any() or (lengths > MAX_ID).any():
                 at = int(np.argmax((lengths < 0) | (lengths > MAX_ID)))
                 how = "falls" if lengths[at] < 0 else "rises by more than a sequence can hold,"

@@ -32,6 +32,7 @@ class NpyFile:
         shape: shape in the header; only one-dimensional arrays can be read.
         size: number of values.
         bytes: size of the file in bytes.
+        begin: where the values begin, in bytes.
 
     Raises:
         SourceError: the file is missing, unreadable, no ``.npy`` file, or truncated.
@@ -51,9 +52,9 @@ class NpyFile:
                     raise ValueError("it holds pickled objects")
             except Exception as error:  # NumPy may raise anything for bytes that are no header
                 raise SourceError(f"{path}: not an .npy file of numbers ({error}); save it with numpy.save") from error
-            self._begin = opened.tell()
+            self.begin = opened.tell()
         self.size = math.prod(self.shape)
-        need = self._begin + self.size * self.dtype.itemsize
+        need = self.begin + self.size * self.dtype.itemsize
         if need > self.bytes:
             raise SourceError(
                 f"{path}: cut short: {self.size:,} values take {need:,} bytes, and it has {self.bytes:,}; save it again"
@@ -66,7 +67,7 @@ class NpyFile:
         with self._file.random() as file:
 
             def read(begin: int, end: int) -> NDArray[Any]:
-                file.seek(self._begin + begin * width)
+                file.seek(self.begin + begin * width)
                 data = file.read_buffer((end - begin) * width)  # from Arrow's memory pool, which reuses its memory
                 if len(data) != (end - begin) * width:
                     raise SourceError(f"{self.path}: cut short at value {begin + len(data) // width:,}; save it again")

@@ -1,4 +1,4 @@
-"""The compiled loops of the store: copying tokens into shards, and checksums of sequences.
+"""The compiled loops of the store: checksums of sequences.
 
 Conventions as in `nopad._kernels`.
 """
@@ -12,26 +12,6 @@ from numba import njit
 from numpy.typing import NDArray
 
 from nopad._kernels import GOLDEN, mix
-
-
-@njit(cache=True, nogil=True)
-def gather_tokens(source: NDArray[Any], starts: NDArray[Any], lengths: NDArray[Any], out: NDArray[Any]) -> int:
-    """Copy ``source[starts[i] : starts[i] + lengths[i]]`` back to back into `out`.
-
-    Sequences lie anywhere in `source`, so each copy would wait for memory. Reading one token of each cache line of the
-    next 32 sequences beforehand lets those waits overlap, which halves the time. The sum of these tokens is returned
-    only so that the compiler keeps the loop.
-    """
-    at, touched = 0, 0
-    for window in range(0, starts.shape[0], 32):
-        end = min(window + 32, starts.shape[0])
-        for i in range(window, end):
-            for j in range(starts[i], starts[i] + min(lengths[i], 1024), 16):
-                touched += source[j]
-        for i in range(window, end):
-            out[at : at + lengths[i]] = source[starts[i] : starts[i] + lengths[i]]
-            at += lengths[i]
-    return touched
 
 
 @njit(cache=True, nogil=True)

@@ -26,7 +26,7 @@ from nopad.corpus.selection import FORMAT_KEY, OWN, is_string
 from nopad.errors import OptionError
 from nopad.files import preparing, replacing, sha256_file
 from nopad.packs import Packs
-from nopad.sequences import Sequences
+from nopad.sequences import Sequences, as_integers
 from nopad.store.manifest import FORMAT, FORMAT_VERSION, Shard
 
 __all__ = ["ShardLayout", "gather", "schema_of", "write_shards"]
@@ -205,7 +205,7 @@ def gather(
     The table uses the memory of `scratch`, so the next call with the same `scratch` overwrites it. (Fresh memory for
     every row group would take a third more time, because of page faults.)
     """
-    from nopad.store._kernels import gather_tokens
+    from nopad._kernels import gather_tokens
 
     chosen = sequences.take(packs.sequence)
     indptr = packs.indptr.astype(np.int32)
@@ -234,11 +234,6 @@ def _check_text(name: str, column: pa.Array, packs: int) -> None:
             f"the column {name!r} has {size:,} bytes of text in {packs:,} packs that are written together, above the "
             f"{MAX_TEXT:,} that fit; leave it out with --carry, or make row groups smaller with --shard-tokens"
         )
-
-
-def as_integers(column: NDArray[Any]) -> NDArray[Any]:
-    """View values of any fixed width as integers of the same width, so that a kernel is compiled once per width."""
-    return column.view(f"i{column.dtype.itemsize}")
 
 
 def _encoding(kind: pa.DataType) -> str:

@@ -21,12 +21,11 @@ from nopad.histogram import Histogram
 from nopad.packs import index_dtype
 from nopad.planning.front import ARRIVAL_ALGORITHMS
 from nopad.planning.plan import Plan
-from nopad.sequences import Sequences
+from nopad.sequences import Sequences, as_integers
 from nopad.store.manifest import MANIFEST, PLAN, Manifest
 from nopad.store.monitor import Monitor
 from nopad.store.reader import PackedDataset
 from nopad.store.row_groups import RowGroup, row_group_problems
-from nopad.store.shards import as_integers
 
 LOST = ("dropped", "empty_skipped", "bad_skipped", "other_split", "left_by_weight")  # counts of records not packed
 _CHUNK = 1 << 16  # sequences processed together

@@ -1,0 +1,1 @@
+"""Loading: tokens by number, dealt to ranks in batches of equal cost."""

@@ -1,0 +1,105 @@
+"""Files mapped into memory, and proven to be the ones that were opened.
+
+A mapped file is read at the speed of memory, and processes share its pages. Two things can go wrong with it: a file
+that is cut short kills the process that reads behind its new end, and one that is written to changes under its reader.
+So size, time of the last write and inode are noted when the file is found; `prove` compares size and time of the open
+file (1 µs), before and after each read, and `prove_path` those of the file that now has the name. A file that is
+removed or replaced by a new one of the same name stays readable as it was, by all that have it open.
+
+What this cannot see: a file cut short within the microseconds of one read (the process is killed), a write within the
+same tick of the file system's clock as the opening (up to 10 ms), and a write whose time was set back.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.corpus.inputs import InputFile, reading
+from nopad.errors import SourceError
+
+__all__ = ["MappedArray", "MappedFile"]
+
+_AGAIN = "open it again when nothing writes to it"
+
+
+class MappedFile:
+    """A file that is mapped when it is first read. Threads may share it; a pickled one is mapped anew, if unchanged.
+
+    Attributes:
+        path: path of the file.
+        size: its size in bytes.
+
+    Raises:
+        SourceError: the file is missing, no regular file or unreadable; or, when it is mapped, changed since then.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Note what the file is now."""
+        found = InputFile.found(path, path.name)
+        self.path, self.size, self._stamp = path.absolute(), found.size, found.stamp
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return path, size and stamp; a worker maps the file itself."""
+        return {name: value for name, value in vars(self).items() if name != "_opened"}
+
+    @cached_property
+    def _opened(self) -> tuple[BinaryIO, Any]:
+        with reading(self.path):
+            file = open(self.path, "rb")  # noqa: SIM115 - lives as long as the mapping
+            self._compare(os.fstat(file.fileno()), inode=True)
+            # Python refuses to map an empty file
+            return file, mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ) if self.size else b""
+
+    def array(self, dtype: np.dtype[Any], begin: int, count: int) -> NDArray[Any]:
+        """Return `count` values from byte `begin` on, as a read-only view of the mapping."""
+        return np.frombuffer(self._opened[1], dtype, count, begin) if count else np.empty(0, dtype)
+
+    def prove(self) -> None:
+        """Refuse a file that was written to or cut short since it was found.
+
+        Raises:
+            SourceError: its size or the time of its last write changed.
+        """
+        self._compare(os.fstat(self._opened[0].fileno()))
+
+    def prove_path(self) -> None:
+        """Refuse a file that was written to, replaced or removed since it was found.
+
+        Raises:
+            SourceError: there is no file of that name, or another one.
+        """
+        with reading(self.path):
+            self._compare(os.stat(self.path), inode=True)
+
+    def _compare(self, info: os.stat_result, *, inode: bool = False) -> None:
+        if info.st_size != self.size:
+            raise SourceError(
+                f"{self.path}: changed since it was opened, from {self.size:,} bytes to {info.st_size:,}; {_AGAIN}"
+            )
+        written, number = self._stamp or (info.st_mtime_ns, info.st_ino)
+        if info.st_mtime_ns != written or (inode and info.st_ino != number):
+            raise SourceError(f"{self.path}: written again or replaced since it was opened; {_AGAIN}")
+
+
+class MappedArray:
+    """A one-dimensional array in a mapped file: `size` values of `dtype` from byte `begin` on."""
+
+    def __init__(self, file: MappedFile, dtype: np.dtype[Any], begin: int, size: int) -> None:
+        """Describe the array; the file is mapped at the first use of `values`."""
+        self.file, self.dtype, self.begin, self.size = file, dtype, begin, size
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the description alone."""
+        return {name: value for name, value in vars(self).items() if name != "values"}
+
+    @cached_property
+    def values(self) -> NDArray[Any]:
+        """The values; read-only, ``[size]``."""
+        return self.file.array(self.dtype, self.begin, self.size)

@@ -1,0 +1,239 @@
+"""`TokenSource`: the seam between stored tokens and the loader, which gathers any sequences by number.
+
+What every source promises is checked here once, in `gather`: numbers in range, files unchanged before and after, no
+empty sequence, ids from 0 to 2^31 - 1, no padding. A source adds only where its sequences lie and how they are copied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nopad.corpus.records import MAX_ID
+from nopad.corpus.selection import MASK
+from nopad.errors import LengthError, NopadError, OptionError, SourceError
+from nopad.loading.sources.mapped import MappedFile
+from nopad.options import Option
+from nopad.sequences import Sequences, as_integers
+
+__all__ = ["EMPTY", "TokenSource"]
+
+EMPTY = Option(default="refuse", choices=("refuse", "skip"), help="what to do with sequences that have no token")
+
+_SAMPLED_TOKENS = 1 << 22  # of a fingerprint
+_SAMPLED = 4096  # sequences of a fingerprint
+_BLOCK = 1 << 14  # sequences that are hashed at once
+
+
+class TokenSource(ABC):
+    """n sequences of tokens, gathered by number. Threads may share a source; worker processes get it pickled.
+
+    Attributes:
+        name: what messages call the source.
+        skipped: number of sequences without a token that were left out; the others are numbered from 0.
+    """
+
+    def __init__(self, name: str, *, empty: str = "refuse", files: Sequence[MappedFile] = ()) -> None:
+        """Take the lengths of all sequences, O(n); `files` are proven to be unchanged at every gathering.
+
+        Raises:
+            LengthError: a sequence has no token, and `empty` is "refuse".
+            SourceError: there is no sequence, or a file cannot be read.
+        """
+        self.name, self._files = name, tuple(files)
+        EMPTY.check("empty", empty)
+        self._fingerprint: str | None = None
+        lengths = self._stored_lengths()
+        self.skipped = int(lengths.size - np.count_nonzero(lengths))
+        if self.skipped and empty == "refuse":
+            raise LengthError(
+                f"{name}: sequence {int(np.argmin(lengths))} has no token, as {self.skipped:,} of {lengths.size:,}; "
+                'leave them out, or skip them with empty="skip"'
+            )
+        if self.skipped == lengths.size:
+            raise SourceError(f"{name}: holds no sequence with a token; give at least one")
+        self._stored = lengths.size
+        self._take_lengths(lengths)
+        self._prove()
+
+    def _take_lengths(self, lengths: NDArray[np.int32]) -> None:
+        """Keep the lengths; where empty sequences are skipped, also which of the stored ones are numbered."""
+        self._kept = np.flatnonzero(lengths) if self.skipped else None
+        self._lengths: NDArray[np.int32] | None = lengths if self._kept is None else lengths[self._kept]
+        self._lengths.flags.writeable = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without the arrays of n values, which a worker computes again if it asks for them."""
+        return {**vars(self), "_lengths": None, "_kept": None}
+
+    def __len__(self) -> int:
+        """Number of sequences."""
+        return self._stored - self.skipped
+
+    def __repr__(self) -> str:
+        """Return name and size, in one line."""
+        return f"{type(self).__name__}({self.name!r}, {len(self):,} sequences)"
+
+    @property
+    def seq_lengths(self) -> NDArray[np.int32]:
+        """Length of each sequence in tokens, at least 1; int32 ``[n]``, read-only."""
+        if self._lengths is None:
+            self._take_lengths(self._stored_lengths())
+            self._prove()
+        assert self._lengths is not None
+        return self._lengths
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the content, in hex, the same however the tokens are stored; computed at its first use.
+
+        It covers all lengths, the names and kinds of the columns, and the tokens and values of up to 4,096 sequences
+        spread evenly over the source, the first and the last among them, as far as they have 4 million tokens: all
+        sequences of a small source. So it tells other data, another order, other lengths; it does not tell data in
+        which only tokens of other sequences were changed, one for one. Writes while the source is open are noticed by
+        `gather` and `check_unchanged` whatever they change.
+        """
+        if self._fingerprint is None:
+            digest = hashlib.sha256(f"nopad tokens 1\0{len(self)}\0".encode())
+            digest.update(np.ascontiguousarray(self.seq_lengths, "<i4").data)
+            numbers = _spread(self.seq_lengths)
+            for begin in range(0, numbers.size, _BLOCK):
+                for part in _content(self.gather(numbers[begin : begin + _BLOCK])):
+                    digest.update(part)
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+    def check_unchanged(self) -> None:
+        """Refuse files that were written to, replaced or removed since the source was opened; for between epochs.
+
+        Raises:
+            SourceError: a file changed; the message names it.
+        """
+        for file in self._files:
+            file.prove()
+            file.prove_path()
+
+    def gather(self, numbers: ArrayLike) -> Sequences:
+        """Return the sequences with these numbers, in this order, with all columns; per-token ones are concatenated.
+
+        `numbers`: integers from 0 to n - 1, ``[k]``; a number may come more than once. ``input_ids`` and other columns
+        have the type in which they are stored; strings are object arrays.
+
+        Raises:
+            OptionError: a number is no integer or out of range.
+            SourceError: a file changed since it was opened, or what it holds is no sequence of ids without padding.
+        """
+        chosen = self._chosen(numbers)
+        self._prove()
+        try:
+            found = self._gather(chosen)
+        except NopadError:
+            self._prove()  # if a file has changed, report that as the cause
+            raise
+        self._prove()
+        return self._without_mask(found, chosen)
+
+    def _chosen(self, numbers: ArrayLike) -> NDArray[np.int64]:
+        """Return the numbers as those of the stored sequences."""
+        wanted = np.asarray(numbers)
+        if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
+            raise OptionError(f"numbers of sequences are integers [k], got {wanted.dtype} {list(wanted.shape)}")
+        if wanted.size:
+            low, high = int(wanted.min()), int(wanted.max())
+            if low < 0 or high >= len(self):
+                raise OptionError(f"sequence {low if low < 0 else high} of {self.name}; there are 0 to {len(self) - 1}")
+        chosen = wanted.astype(np.int64, copy=False)
+        if not self.skipped:
+            return chosen
+        if self._kept is None:
+            self._take_lengths(self._stored_lengths())
+        assert self._kept is not None
+        return self._kept[chosen]
+
+    def _prove(self) -> None:
+        for file in self._files:
+            file.prove()
+
+    def _without_mask(self, found: Sequences, chosen: NDArray[np.int64]) -> Sequences:
+        """Refuse padding, and drop the mask that would mark it."""
+        mask = found.tokens.get(MASK)
+        if mask is None:
+            return found
+        if not (mask == 1).all():
+            at = int(np.searchsorted(np.cumsum(found.seq_lengths), int(np.argmax(mask != 1)), side="right"))
+            raise SourceError(
+                f"{self.name}: sequence {int(chosen[at])} is padded: its {MASK} is not all 1, and padding would be "
+                "trained on as content; cut it off before"
+            )
+        tokens = {name: column for name, column in found.tokens.items() if name != MASK}
+        return Sequences(seq_lengths=found.seq_lengths, tokens=tokens, values=found.values)
+
+    @abstractmethod
+    def _stored_lengths(self) -> NDArray[np.int32]:
+        """Return the lengths of all stored sequences, 0 or more; int32 ``[stored]``, a new or a read-only array."""
+
+    @abstractmethod
+    def _gather(self, numbers: NDArray[np.int64]) -> Sequences:
+        """Return stored sequences by number, concatenated; numbers are in range, int64 ``[k]``."""
+
+
+def _spread(lengths: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return the numbers of the sequences whose tokens a fingerprint covers: the first, the last, others evenly."""
+    n = lengths.size
+    if int(lengths.sum(dtype=np.int64)) <= _SAMPLED_TOKENS:
+        return np.arange(n)
+    numbers = np.unique(np.linspace(0, n - 1, min(n, _SAMPLED)).astype(np.int64))
+    # Coarse to fine, so that what is left out is left out evenly: ends, middle, quarters, ...
+    places = np.arange(numbers.size)
+    rank = np.array([int(f"{place:013b}"[::-1], 2) for place in places.tolist()])
+    order = np.concatenate([[0, numbers.size - 1], np.argsort(rank, kind="stable")])
+    order = order[np.sort(np.unique(order, return_index=True)[1])]
+    fits = np.cumsum(lengths[numbers[order]], dtype=np.int64) <= _SAMPLED_TOKENS
+    fits[:2] = True
+    return np.sort(numbers[order[fits]])
+
+
+def _content(found: Sequences) -> Iterator[bytes | memoryview]:
+    """Yield the columns of sequences as bytes that do not depend on the types in which they are stored."""
+    for per, columns in (("token", found.tokens), ("sequence", found.values)):
+        for name in sorted(columns):
+            column = columns[name]
+            kind = {"u": "i", "b": "i", "O": "U"}.get(column.dtype.kind, column.dtype.kind)
+            yield f"{per}\0{name}\0{kind}\0".encode()
+            if kind == "U":
+                for text in column.tolist():
+                    data = str(text).encode("utf-8", "surrogatepass")
+                    yield len(data).to_bytes(8, "little") + data
+            else:
+                yield np.ascontiguousarray(column, "<i8" if kind == "i" else "<f8").data
+
+
+def check_ids(bits: int, dtype: np.dtype[Any], name: str) -> None:
+    """Refuse ids that are negative or above `MAX_ID`.
+
+    `bits` is the bitwise OR of all ids, viewed as signed integers of the same width (`as_integers`).
+
+    Raises:
+        SourceError: an id is out of range.
+    """
+    if bits > MAX_ID or (bits < 0 and (dtype.kind == "i" or dtype.itemsize > 2)):
+        raise SourceError(f"{name}: holds an id that is negative or above {MAX_ID}; ids are integers from 0 to that")
+
+
+def gather_runs(
+    source: NDArray[Any], begins: NDArray[np.int64], lengths: NDArray[np.int32]
+) -> tuple[NDArray[Any], int]:
+    """Copy runs of a flat array; return them concatenated, and the bitwise OR of all values (`as_integers`).
+
+    The runs must lie in `source`: the compiled loop does not check.
+    """
+    from nopad._kernels import gather_tokens
+
+    out = np.empty(int(lengths.sum(dtype=np.int64)), source.dtype)
+    bits = gather_tokens(as_integers(source), begins, lengths, as_integers(out))
+    return out, int(bits)
