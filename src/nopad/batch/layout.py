@@ -36,6 +36,7 @@ class Layout:
         causal: whether the labels of first tokens were left out: a causal language model predicts no first token.
         records: where each sequence of a packed dataset comes from, in the order given: ``seq_index``, and
             ``seq_start`` and ``seq_source`` if the dataset has them; ``[S]`` each.
+        stand_in: whether the batch only keeps a rank in step that has no sequence left; it has the weight 0.
     """
 
     form: Literal["rows", "flat"]
@@ -46,6 +47,7 @@ class Layout:
     crossing: bool = False
     causal: bool = False
     records: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    stand_in: bool = False
 
     @classmethod
     def flat(cls, seq_lengths: NDArray[Any]) -> Layout:

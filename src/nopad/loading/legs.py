@@ -1,0 +1,166 @@
+"""Legs: the parts of an epoch that were dealt to one number of ranks each, and the steps of the one under way.
+
+An epoch is one leg, unless training stops in the middle and goes on with other ranks, nodes or accumulation: then a new
+leg begins with exactly the units that no earlier leg has taken. Nothing but a few integers per leg is needed to know
+which those are, since a leg's order is a function of (seed, epoch, number of the leg, units left) and computed again.
+
+Cost: O(units) when a leg begins, and once more for every earlier leg; O(units of a step) per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad import random
+from nopad.balance import Balance, CostModel, Shape, deal, draw
+from nopad.errors import OptionError
+from nopad.loading.units import Units
+from nopad.packs import index_dtype
+
+__all__ = ["Course", "Last", "Leg", "check_last"]
+
+EQUAL = Balance()  # Karmarkar-Karp among all ranks
+
+Last = Literal["drop", "fill", "refuse"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leg:
+    """A part of an epoch that was dealt to one number of ranks.
+
+    Attributes:
+        shape: how many units a step has, and for which ranks.
+        balance: how units are drawn and dealt.
+        steps: how many whole steps it took.
+    """
+
+    shape: Shape
+    balance: Balance
+    steps: int
+
+
+class Course:
+    """The leg under way: which units each rank gets in each step, computed alike on every rank.
+
+    Attributes:
+        steps: number of steps from the beginning of this leg to the end of the epoch.
+        units_left: units that no earlier leg has taken.
+        dropped: how many of them are left over at the end, because they make no whole step.
+        empty: how many places of the last step stay empty.
+    """
+
+    def __init__(
+        self,
+        units: Units,
+        *,
+        seed: int,
+        epoch: int,
+        past: Sequence[Leg],
+        shape: Shape,
+        balance: Balance,
+        cost: CostModel,
+        last: Last,
+    ) -> None:
+        """Replay the legs in `past`, and order what they left.
+
+        Raises:
+            OptionError: the units do not make whole steps and `last` is "refuse", or not a single step can be made.
+        """
+        self._units, self._cost, self.shape, self.balance = units, cost, shape, balance
+        left = np.arange(len(units), dtype=index_dtype(len(units))) if units.order is None else units.order
+        for number, leg in enumerate(past):
+            order = _drawn(units, left, leg, cost, random.key(seed, random.STREAM_LEG, epoch, number))
+            left = _without(left, order[: leg.steps * leg.shape.per_step], len(units))
+        mine = Leg(shape=shape, balance=balance, steps=0)
+        self._order = _drawn(units, left, mine, cost, random.key(seed, random.STREAM_LEG, epoch, len(past)))
+        self.units_left = left.size
+        self.steps, self.dropped, self.empty = _whole_steps(left.size, shape, check_last(last), bool(past))
+
+    def units_of(self, step: int) -> NDArray[np.int64]:
+        """Return the units that step number `step` of this leg takes; int64 ``[per_step]``, fewer in a filled step."""
+        per_step = self.shape.per_step
+        return self._order[step * per_step : min((step + 1) * per_step, self._order.size)].astype(np.int64)
+
+    def dealt(self, step: int) -> NDArray[np.int64]:
+        """Return the units of step number `step` by rank, micro-step and place, or -1 where a place stays empty.
+
+        int64 ``[world_size, accumulation, per_rank]``; places are in the order of the epoch, empty ones last.
+        """
+        if not 0 <= step < self.steps:
+            raise IndexError(f"step {step} of {self.steps} steps")
+        units = self.units_of(step)
+        missing = self.shape.per_step - units.size
+        costs = np.zeros(self.shape.per_step, dtype=np.int64)
+        costs[: units.size] = self._units.costs(units, self._cost)
+        if missing:  # spread the empty places over all micro-steps of all ranks, whatever the balance
+            every = Shape(
+                world_size=self.shape.world_size * self.shape.accumulation,
+                node_size=1,
+                accumulation=1,
+                per_rank=self.shape.per_rank,
+            )
+            places = deal(costs, every, EQUAL).reshape(self.shape.world_size, self.shape.accumulation, -1)
+        else:
+            places = deal(costs, self.shape, self.balance)
+        return np.concatenate([units, np.full(missing, -1)])[np.sort(places, axis=-1)]
+
+    def costs_by_rank(self, step: int) -> NDArray[np.int64]:
+        """Return what step number `step` costs each rank in each micro-step; int64 ``[world_size, accumulation]``."""
+        found = self.dealt(step)
+        costs = np.zeros(found.shape, dtype=np.int64)
+        real = found >= 0
+        costs[real] = self._units.costs(found[real], self._cost)
+        sums: NDArray[np.int64] = costs.sum(axis=-1)
+        return sums
+
+
+def _drawn(units: Units, left: NDArray[Any], leg: Leg, cost: CostModel, key: int) -> NDArray[Any]:
+    """Return the units that are left in the order in which this leg takes them."""
+    if leg.balance.draw == "random":  # the epoch's own order is random already
+        return left
+    costs = units.costs(left.astype(np.int64), cost)
+    order: NDArray[Any] = left[draw(costs, leg.shape, leg.balance, key)]
+    return order
+
+
+def _without(left: NDArray[Any], taken: NDArray[Any], units: int) -> NDArray[Any]:
+    """Return `left` without the units in `taken`, in the same order."""
+    is_taken = np.zeros(units, dtype=bool)
+    is_taken[taken] = True
+    rest: NDArray[Any] = left[~is_taken[left]]
+    return rest
+
+
+def check_last(last: Any) -> Last:
+    """Return `last` after checking it.
+
+    Raises:
+        OptionError: it is none of "drop", "fill" and "refuse".
+    """
+    for choice in get_args(Last):
+        if last == choice:
+            return choice  # type: ignore[no-any-return]
+    raise OptionError(f"last is {last!r}; it is 'drop', 'fill' or 'refuse'")
+
+
+def _whole_steps(units: int, shape: Shape, last: Last, resumed: bool) -> tuple[int, int, int]:
+    """Return (steps, units dropped, places left empty) of a leg with this many units."""
+    steps, over = divmod(units, shape.per_step)
+    if over and last == "refuse":
+        raise OptionError(
+            f"{units:,} units do not make whole steps of {shape.per_step:,}: {over:,} would be left over; choose "
+            "last='drop' or 'fill', or another step"
+        )
+    if over and last == "fill":
+        return steps + 1, 0, shape.per_step - over
+    if not steps and not resumed:
+        raise OptionError(
+            f"{units:,} units make no step of {shape.per_step:,} ({shape.world_size:,} ranks x {shape.accumulation:,} "
+            f"micro-steps x {shape.per_rank:,}); choose last='fill', or a smaller step"
+        )
+    return steps, over, 0
