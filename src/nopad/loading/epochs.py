@@ -37,7 +37,7 @@ class Epochs:
 
     def _forget(self) -> None:
         self._units: tuple[int, Units] | None = None
-        self._course: tuple[Position, Course] | None = None
+        self._course: tuple[tuple[Any, ...], Course] | None = None
         self._ahead: tuple[int, Future[Units]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -64,11 +64,11 @@ class Epochs:
         Raises:
             OptionError: the units left do not make whole steps, and that is not allowed.
         """
-        start = at.at_start_of_leg()
-        if self._course is None or self._course[0] != start:
+        which = at.epoch, at.past, at.leg.shape, at.leg.balance
+        if self._course is None or self._course[0] != which:
             units = self.units(at.epoch)
             self._course = (
-                start,
+                which,
                 Course(
                     units,
                     seed=self.feed.seed,
@@ -106,16 +106,7 @@ class Epochs:
             raise OptionError(f"epoch {at.epoch} has no batch after its {at.leg.steps} steps")
         if at.batches + 1 < at.leg.shape.accumulation:
             return replace(at, batches=at.batches + 1)
-        units = self.units(at.epoch)
-        taken = self.course(at).units_of(at.leg.steps)
-        return replace(
-            at,
-            leg=replace(at.leg, steps=at.leg.steps + 1),
-            batches=0,
-            steps_seen=at.steps_seen + 1,
-            sequences_seen=at.sequences_seen + int(units.sizes(taken).sum()),
-            tokens_seen=at.tokens_seen + int(units.tokens(taken).sum()),
-        )
+        return at.after_step(*self.course(at).seen(at.leg.steps))
 
     def deal_ahead(self, at: Position) -> None:
         """Deal the next epoch in the background if this one is nearly over."""

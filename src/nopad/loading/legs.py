@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,9 @@ from nopad.errors import OptionError
 from nopad.loading.units import Units
 from nopad.packs import index_dtype
 
-__all__ = ["Course", "Last", "Leg", "check_last"]
+__all__ = ["Course", "Last", "Leg", "Step", "check_last"]
 
+_KEPT = 4  # steps
 EQUAL = Balance()  # Karmarkar-Karp among all ranks
 
 Last = Literal["drop", "fill", "refuse"]
@@ -42,6 +43,20 @@ class Leg:
     shape: Shape
     balance: Balance
     steps: int
+
+
+class Step(NamedTuple):
+    """What one step takes.
+
+    Attributes:
+        units: unit numbers; int64 ``[units]``.
+        sequences: the sequences in these units, unit after unit; int64 ``[k]``.
+        sizes: how many sequences each unit holds; int64 ``[units]``.
+    """
+
+    units: NDArray[np.int64]
+    sequences: NDArray[np.int64]
+    sizes: NDArray[np.int64]
 
 
 class Course:
@@ -72,6 +87,7 @@ class Course:
             OptionError: the units do not make whole steps and `last` is "refuse", or not a single step can be made.
         """
         self._units, self._cost, self.shape, self.balance = units, cost, shape, balance
+        self._steps: dict[int, Step] = {}
         left = np.arange(len(units), dtype=index_dtype(len(units))) if units.order is None else units.order
         for number, leg in enumerate(past):
             order = _drawn(units, left, leg, cost, random.key(seed, random.STREAM_LEG, epoch, number))
@@ -81,22 +97,41 @@ class Course:
         self.units_left = left.size
         self.steps, self.dropped, self.empty = _whole_steps(left.size, shape, check_last(last), bool(past))
 
-    def units_of(self, step: int) -> NDArray[np.int64]:
-        """Return the units that step number `step` of this leg takes; int64 ``[per_step]``, fewer in a filled step."""
-        per_step = self.shape.per_step
-        return self._order[step * per_step : min((step + 1) * per_step, self._order.size)].astype(np.int64)
+    def step(self, number: int) -> Step:
+        """Return what step `number` of this leg takes, fewer units in a filled step. The last few are kept.
+
+        Raises:
+            IndexError: the leg has no such step.
+        """
+        found = self._steps.get(number)
+        if found is None:
+            if not 0 <= number < self.steps:
+                raise IndexError(f"step {number} of {self.steps} steps")
+            per_step = self.shape.per_step
+            units = self._order[number * per_step : (number + 1) * per_step].astype(np.int64)
+            found = Step(units, *self._units.members(units))
+            if len(self._steps) >= _KEPT:
+                self._steps.clear()
+            self._steps[number] = found
+        return found
+
+    def seen(self, number: int) -> tuple[int, int]:
+        """Return how many sequences and tokens step `number` takes on all ranks."""
+        step = self.step(number)
+        return step.sequences.size, int(self._units.seq_lengths[step.sequences].sum(dtype=np.int64))
 
     def dealt(self, step: int) -> NDArray[np.int64]:
         """Return the units of step number `step` by rank, micro-step and place, or -1 where a place stays empty.
 
         int64 ``[world_size, accumulation, per_rank]``; places are in the order of the epoch, empty ones last.
         """
-        if not 0 <= step < self.steps:
-            raise IndexError(f"step {step} of {self.steps} steps")
-        units = self.units_of(step)
+        taken = self.step(step)
+        units = taken.units
         missing = self.shape.per_step - units.size
+        if self.shape.world_size == self.shape.accumulation == 1:
+            return np.concatenate([units, np.full(missing, -1)])[None, None]
         costs = np.zeros(self.shape.per_step, dtype=np.int64)
-        costs[: units.size] = self._units.costs(units, self._cost)
+        costs[: units.size] = self._units.costs_of(taken.sequences, taken.sizes, self._cost)
         if missing:  # spread the empty places over all micro-steps of all ranks, whatever the balance
             every = Shape(
                 world_size=self.shape.world_size * self.shape.accumulation,

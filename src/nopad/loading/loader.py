@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +25,15 @@ from nopad.batch.form import Form, check_form
 from nopad.errors import OptionError
 from nopad.loading.agreement import check_agreement, exchange_of
 from nopad.loading.epochs import Epochs
-from nopad.loading.legs import Last, Leg, check_last
+from nopad.loading.legs import Course, Last, Leg, check_last
 from nopad.loading.opening import open_feed
 from nopad.loading.ranks import Ranks
 from nopad.loading.state import Position, check_same, read_state
 from nopad.options import Option
 from nopad.sequences import Sequences
+
+if TYPE_CHECKING:
+    from nopad.loading.torch import TorchLoader
 
 __all__ = ["Collate", "PackedLoader"]
 
@@ -129,7 +132,7 @@ class PackedLoader:
     def _begin_again(self) -> None:
         """Forget the iteration under way, and what was computed for it."""
         self._running: object | None = None
-        self._dealt: tuple[Any, NDArray[np.int64]] | None = None
+        self._dealt: tuple[Course, int, NDArray[np.int64]] | None = None
         self._agreed = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -219,9 +222,48 @@ class PackedLoader:
                 this loader began meanwhile.
             CorruptError: the tokens changed since the loader was made.
         """
+        return self._moved_on(self._batches)
+
+    def dataloader(self, *, num_workers: int = 0, **options: Any) -> TorchLoader:
+        """Return a torch `DataLoader` of these batches, which `num_workers` processes build; it moves this loader on.
+
+        `options` are the DataLoader's: pin_memory, prefetch_factor, timeout, ...
+
+        Raises:
+            MissingExtraError: torch is not installed.
+            OptionError: an option would change which batches there are.
+        """
+        from nopad.loading.torch import TorchLoader
+
+        return TorchLoader(self, num_workers=num_workers, **options)
+
+    def share(self, worker: int, workers: int) -> Iterator[PackedBatch]:
+        """Yield batch number `worker` of those that are left of this epoch, and every `workers`-th after it.
+
+        For worker processes; the loader itself stays where it is.
+        """
+        return (batch for _, batch in self._batches(worker, workers))
+
+    def follow(self, batches: Callable[[], Iterator[PackedBatch]]) -> Iterator[PackedBatch]:
+        """Iterate over what is left of this epoch, with batches that other processes build (`share`), in order.
+
+        Raises:
+            OptionError: as `__iter__`; or the other processes gave too few batches.
+        """
+        return self._moved_on(lambda: self._paired(batches()))
+
+    def _paired(self, batches: Iterator[PackedBatch]) -> Iterator[tuple[Position, PackedBatch]]:
+        for number, (_, after) in enumerate(self._places()):
+            batch = next(batches, None)
+            if batch is None:
+                raise OptionError(f"the worker processes gave {number} batches and then no more; see their messages")
+            yield after, batch
+
+    def _moved_on(self, batches: Callable[[], Iterator[tuple[Position, PackedBatch]]]) -> Iterator[PackedBatch]:
+        """Yield the batches, and stand after each of them when the loop has got it."""
         self._agree()
         running = self._running = object()
-        for after, batch in self._batches():
+        for after, batch in batches():
             self._check_running(running)
             self._at = after
             yield batch
@@ -271,13 +313,12 @@ class PackedLoader:
     def _built(self, at: Position) -> PackedBatch:
         """Build this rank's batch at a position."""
         units, course = self._epochs.units(at.epoch), self._epochs.course(at)
-        step = at.at_start_of_step()
-        if self._dealt is None or self._dealt[0] != step:
-            self._dealt = step, course.dealt(at.leg.steps)[self.ranks.rank]
-        chosen = self._dealt[1][at.batches]
+        if self._dealt is None or self._dealt[0] is not course or self._dealt[1] != at.leg.steps:
+            self._dealt = course, at.leg.steps, course.dealt(at.leg.steps)[self.ranks.rank]
+        chosen = self._dealt[2][at.batches]
         chosen = chosen[chosen >= 0]
         if not chosen.size:  # in the last step, where there are fewer units than micro-steps of all ranks
-            sequences, _ = self._epochs.feed.gather(units, course.units_of(at.leg.steps)[:1])
+            sequences, _ = self._epochs.feed.gather(units, course.step(at.leg.steps).units[:1])
             return self._collate(sequences.part(0, 1), self._form, np.ones(1, dtype=np.int64)).as_stand_in()
         sequences, per_row = self._epochs.feed.gather(units, chosen)
         return self._collate(sequences, self._form, per_row)

@@ -44,14 +44,16 @@ class Position:
         """Return the position where an epoch begins, with the same ranks."""
         return replace(self, epoch=epoch, past=(), leg=replace(self.leg, steps=0), batches=0)
 
-    def at_start_of_leg(self) -> Position:
-        """Return the position where this leg began, without what was seen in all."""
-        start = replace(self, leg=replace(self.leg, steps=0), batches=0)
-        return replace(start, steps_seen=0, sequences_seen=0, tokens_seen=0)
-
-    def at_start_of_step(self) -> Position:
-        """Return the position where the step under way began."""
-        return replace(self, batches=0)
+    def after_step(self, sequences: int, tokens: int) -> Position:
+        """Return the position after a whole step with so many sequences and tokens on all ranks."""
+        return Position(
+            epoch=self.epoch,
+            past=self.past,
+            leg=Leg(shape=self.leg.shape, balance=self.leg.balance, steps=self.leg.steps + 1),
+            steps_seen=self.steps_seen + 1,
+            sequences_seen=self.sequences_seen + sequences,
+            tokens_seen=self.tokens_seen + tokens,
+        )
 
     def resumed(self, leg: Leg) -> Position:
         """Return this position for a loader whose leg is `leg`: in the same leg, or at the beginning of a new one.

@@ -54,19 +54,12 @@ class Units:
             return chosen, np.ones(chosen.size, dtype=np.int64)
         if self.sequence is not None:
             bounds, sequence = take_lists(self.indptr, self.sequence, chosen)
-            return sequence.astype(np.int64), np.diff(bounds).astype(np.int64)
+            return sequence.astype(np.int64), (bounds[1:] - bounds[:-1]).astype(np.int64)
         begin = self.indptr[chosen].astype(np.int64)
         sizes = self.indptr[chosen + 1] - begin
         ends = np.cumsum(sizes)
         total = int(ends[-1]) if ends.size else 0
         return np.arange(total) + np.repeat(begin - ends + sizes, sizes), sizes
-
-    def sizes(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many sequences each of the chosen units holds; int64 ``[chosen]``."""
-        if self.indptr is None:
-            return np.ones(chosen.size, dtype=np.int64)
-        sizes: NDArray[Any] = self.indptr[chosen + 1] - self.indptr[chosen]
-        return sizes.astype(np.int64)
 
     def tokens(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the tokens of each of the chosen units; int64 ``[chosen]``."""
@@ -79,7 +72,10 @@ class Units:
         Raises:
             OptionError: a cost is beyond 64 bits.
         """
-        numbers, sizes = self.members(chosen)
+        return self.costs_of(*self.members(chosen), model)
+
+    def costs_of(self, numbers: NDArray[np.int64], sizes: NDArray[np.int64], model: CostModel) -> NDArray[np.int64]:
+        """Do as `costs` does, for what `members` returned."""
         if self.indptr is None:
             return model.of(self.seq_lengths[numbers])
         bounds = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
