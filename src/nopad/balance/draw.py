@@ -56,7 +56,7 @@ def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[
         return _stratified(order, checked, shape, balance, key)
     whole = order.size - order.size % shape.per_step
     if balance.draw == "sorted":
-        window = (balance.window or whole) * shape.per_step
+        window = balance.window * shape.per_step if balance.window else max(whole, 1)
         for number, begin in enumerate(range(0, whole, window)):
             part = order[begin : min(begin + window, whole)]
             part[:] = _sorted_window(part, checked, shape, balance, random.key(key, 1, number))
