@@ -5,11 +5,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nopad import random
-from nopad.balance import METHODS, Balance, Shape, draw
+from nopad.balance import METHODS, Balance, Shape, draw, whole_steps
 from nopad.errors import BalanceError
 
 shapes = st.builds(
@@ -31,9 +31,11 @@ balances = st.sampled_from(
 def test_every_unit_is_drawn_once(data, shape, balance, key):
     n = data.draw(st.integers(shape.world_size, 4 * shape.per_step + 7))
     costs = np.random.default_rng(key).integers(0, data.draw(st.sampled_from([1, 3, 2**40])), n)
-    if balance.draw == "stratified":  # quarters of the largest cost: some may be empty, and then have no quota
-        costs[-1] = max(costs[-1], 1)
-    order = draw(costs, shape, balance, key)
+    try:
+        order = draw(costs, shape, balance, key)
+    except BalanceError as error:
+        assert balance.draw == "stratified", error
+        assume(False)
     assert order.dtype == np.int32
     assert sorted(order.tolist()) == list(range(n))
     np.testing.assert_array_equal(order, draw(costs, shape, balance, key))
@@ -112,13 +114,15 @@ def test_sorted_steps_come_in_random_order():
 def test_quotas_are_kept_by_every_rank():
     shape = Shape(4, 2, 2, 8)
     costs = np.random.default_rng(2).integers(1, 401, 3000)
-    order = draw(costs, shape, Balance.named("stratified", edges=(100, 200, 300), quotas=(3, 1, 1, 3)), 1)
+    balance = Balance.named("stratified", edges=(100, 200, 300), quotas=(3, 1, 1, 3))
+    order = draw(costs, shape, balance, 1)
     strata = (costs[order] - 1) // 100
     kept = min(
         int(count // (quota * shape.world_size * shape.accumulation))
         for count, quota in zip(np.bincount(strata), (3, 1, 1, 3), strict=True)
     )
     assert kept > 5
+    assert whole_steps(costs, shape, balance) == kept < whole_steps(costs, shape, Balance()) == 3000 // 64
     for micro_step in strata[: kept * shape.per_step].reshape(-1, shape.per_rank):
         assert np.bincount(micro_step, minlength=4).tolist() == [3, 1, 1, 3]
 
@@ -143,6 +147,11 @@ def test_quotas_that_are_not_given_are_the_shares():
         ([9] * 40, {"edges": (3,), "quotas": (2, 1)}, r"stratum 1 \(costs above none, up to 3\) has a quota of 2"),
         ([1] * 40, {"edges": (3,), "quotas": (2, 1)}, r"stratum 2 \(costs above 3, up to the largest\)"),
         (
+            [1] * 39 + [9],
+            {"edges": (3,)},
+            r"3 units per rank are too few for strata of \[39, 1\] units: the quotas would be \(3, 0\); give edges",
+        ),
+        (
             [1] * 20 + [9] * 20,
             {"edges": (3,), "quotas": (2, 2)},
             r"quotas \(2, 2\) add up to 4, but each rank takes 3 units; change one of them",
@@ -157,5 +166,6 @@ def test_what_cannot_be_drawn(costs, balance, message):
 
 def test_too_few_for_a_step_are_still_drawn():
     for name, accumulation in itertools.product(METHODS, (1, 3)):
+        assert whole_steps([3, 1, 2, 4], Shape(4, 2, accumulation, 4), Balance.named(name)) == 0
         order = draw([3, 1, 2, 4], Shape(4, 2, accumulation, 4), Balance.named(name), 0)
         assert sorted(order.tolist()) == [0, 1, 2, 3]

@@ -24,6 +24,7 @@ def test_no_deal_is_below_the_floor(costs, world):
 def test_the_floor_of_one_long_unit():
     assert floor([30, 10, 10, 10], 4) == 1.0
     assert floor([10, 10, 10, 10], 4) == 0.0
+    assert floor([1] * 5, 4) == pytest.approx(2 / 1.25 - 1)
     assert floor([0, 0], 2) == 0.0
 
 
