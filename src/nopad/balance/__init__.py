@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from nopad.balance.costs import Attention, CostModel, Measured, Tokens, round_up
 from nopad.balance.deal import deal, deal_under_cap
-from nopad.balance.draw import draw
+from nopad.balance.draw import draw, whole_steps
 from nopad.balance.floor import Report, floor, needs_context_parallelism, report
 from nopad.balance.methods import METHODS, Balance
 from nopad.balance.shape import Shape
@@ -36,4 +36,5 @@ __all__ = [
     "needs_context_parallelism",
     "report",
     "round_up",
+    "whole_steps",
 ]

@@ -76,7 +76,7 @@ class Attention(CostModel):
     """Tokens and attention: ``6 * hidden_size * length + length**2``.
 
     A transformer layer with a feed-forward part four times as wide as its hidden size H takes 24 H^2 operations per
-    token and sequence-independent, and 4 H length for its attention to the sequence: in the ratio of 6 H to length.
+    token for its matrices, and 4 H length for its attention to the sequence: in the ratio of 6 H to length.
 
     Attributes:
         hidden_size: width of the model. For a layer of other proportions, see `of_model`.
@@ -99,35 +99,49 @@ class Attention(CostModel):
         return _polynomial(seq_lengths, 6 * self.hidden_size, 1)
 
     @classmethod
-    def of_model(cls, config: Any) -> Attention:
+    def of_model(cls, config: Any, *, causal: bool | None = None) -> Attention:
         """Return the cost model of a transformers config, or of anything with its attributes.
 
-        Counts the matrices of a layer: queries, keys, values and output (with fewer heads for keys and values, if so),
-        the feed-forward part (three matrices if it is gated, and as many experts as a token visits). A layer that is
-        causal attends to half as many tokens. The result has the hidden size at which the plain layer has the same
-        ratio of the two. Sliding windows and linear attention are not considered: their attention costs less.
+        It has the hidden size at which the plain layer has the same ratio of attention to all else as the layer of the
+        config: with fewer heads for keys and values, a feed-forward part that is gated (SiLU, or `hidden_activation`)
+        or of another width, as many experts as a token visits. A causal layer attends to half as many tokens. Sliding
+        windows and linear attention are not considered: their attention costs less.
+
+        Args:
+            config: the config; of a model of several kinds of input, its `text_config` counts.
+            causal: whether tokens attend only to those before them; None: if the config says so, by `is_decoder` or
+                the name of an architecture.
 
         Raises:
-            OptionError: the config lacks a hidden size.
+            OptionError: the config has no hidden size.
         """
         config = getattr(config, "text_config", None) or config
         hidden = _attribute(config, "hidden_size", "n_embd", "d_model", "dim")
         if hidden is None:
             raise OptionError(f"{type(config).__name__} has no hidden_size; give Attention(hidden_size=...)")
         heads = _attribute(config, "num_attention_heads", "n_head", "num_heads", "n_heads") or 1
-        head_size = _attribute(config, "head_dim") or hidden // heads
-        key_heads = _attribute(config, "num_key_value_heads") or heads
-        wide = _attribute(config, "intermediate_size", "n_inner", "d_ff", "hidden_dim") or 4 * hidden
-        visited = _attribute(config, "num_experts_per_tok", "num_experts_per_token")
-        if visited:
-            wide = visited * (_attribute(config, "moe_intermediate_size") or wide)
-        gated = _attribute(config, "hidden_act", "hidden_activation") in _GATED
-        matrices = 2 * hidden * head_size * (heads + key_heads) + (3 if gated else 2) * hidden * wide
-        attended = heads * head_size * (1 if gated else 2)  # gated models are decoders, causal
-        return cls(max(1, round(matrices / (3 * attended))))
+        width = heads * (_attribute(config, "head_dim") or hidden // heads)
+        key_width = width * (_attribute(config, "num_key_value_heads") or heads) // heads
+        matrices = 2 * hidden * (width + key_width) + _feed_forward(config, hidden)
+        attended = width if (_is_causal(config) if causal is None else causal) else 2 * width
+        return cls(max(1, round(matrices / (6 * attended))))
 
 
-_GATED = ("silu", "swish", "gelu_pytorch_tanh")
+def _feed_forward(config: Any, hidden: int) -> int:
+    """Return how many weights of the feed-forward part a token meets."""
+    wide = _attribute(config, "intermediate_size", "n_inner", "d_ff", "hidden_dim") or 4 * hidden
+    visited = _attribute(config, "num_experts_per_tok", "num_experts_per_token")
+    if visited:
+        wide = visited * (_attribute(config, "moe_intermediate_size") or wide)
+    gated = _attribute(config, "hidden_act") in ("silu", "swish") or _attribute(config, "hidden_activation")
+    return int((3 if gated else 2) * hidden * wide)
+
+
+def _is_causal(config: Any) -> bool:
+    names = getattr(config, "architectures", None) or ()
+    return bool(getattr(config, "is_decoder", False)) or any(
+        name.endswith(("CausalLM", "LMHeadModel")) for name in names
+    )
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,8 @@ class Report:
 def floor(costs: ArrayLike, world_size: int) -> float:
     """Return the lowest waste that a deal of these units to `world_size` ranks could have.
 
-    It is ``max(costliest unit, mean of the ranks) / mean of the ranks - 1``; 0 where no unit is too costly.
+    It is ``max(costliest unit, mean of the ranks) / mean of the ranks - 1``, the mean in the numerator rounded up, since
+    costs are integers.
 
     Args:
         costs: cost of each unit that is dealt between two points where ranks wait; ``[n]``.
@@ -59,8 +60,8 @@ def floor(costs: ArrayLike, world_size: int) -> float:
     (0.5, 0.0)
     """
     checked = _some(costs)
-    mean = int(checked.sum()) / _world(world_size)
-    return max(int(checked.max()) / mean - 1, 0.0) if mean else 0.0
+    total, world = int(checked.sum()), _world(world_size)
+    return max(int(checked.max()), -(-total // world)) * world / total - 1 if total else 0.0
 
 
 def needs_context_parallelism(costs: ArrayLike, world_size: int, above: float = 0.10) -> NDArray[np.int64]:
