@@ -88,6 +88,11 @@ class FileSource(Source):
         """Return (name, bytes) of each file, in reading order."""
         return [entry for file in self._files for entry in file.inventory()]
 
+    def files(self) -> list[InputFile] | None:
+        """Return the files, in reading order; None if a part of it comes from elsewhere."""
+        found = [file.files() for file in self._files]
+        return None if None in found else [one for files in found for one in files or ()]
+
     def settings(self) -> dict[str, Any]:
         """Return the `ReaderOptions` by name."""
         return self._settings

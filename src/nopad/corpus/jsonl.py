@@ -82,6 +82,10 @@ class JsonlFile(Source):
         """Return this file's name and size."""
         return [(self._file.name, self._file.size)]
 
+    def files(self) -> list[InputFile]:
+        """Return this file."""
+        return [self._file]
+
 
 def _named_field(options: ReaderOptions) -> Field | None:
     if options.ids_field is not None:

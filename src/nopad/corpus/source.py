@@ -28,6 +28,8 @@ from nopad.options import Option
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from nopad.corpus.inputs import InputFile
+
 BLOCK_BYTES = 4 << 20
 CHAIN_START = bytes(32)
 
@@ -113,6 +115,10 @@ class Source(ABC):
     def inventory(self) -> list[tuple[str, int]]:
         """Return (name, bytes) per file in reading order, so that a refused resume can say which file changed."""
         return []
+
+    def files(self) -> list[InputFile] | None:
+        """Return the files, in reading order, as they were when they were found; None if not all is read from files."""
+        return None
 
     def settings(self) -> dict[str, Any]:
         """Return how the bytes are read (fields, units), which is part of the source's identity.

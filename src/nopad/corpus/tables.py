@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ from nopad.corpus.selection import Selection, select
 from nopad.corpus.source import BLOCK_BYTES, Block, Source
 from nopad.errors import NopadError, SourceError
 
-__all__ = ["ArrowFile", "ParquetFile", "TableSource"]
+__all__ = ["ArrowFile", "ParquetFile", "TableSource", "library_errors", "opened_arrow"]
 
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 ARROW_FILE = b"ARROW1"
@@ -78,14 +79,14 @@ class ParquetFile(TableSource):
         """Read the footer."""
         self._file = file
         self._block_bytes = block_bytes
-        with file.random() as opened, _library_errors(file, "Parquet"):
+        with file.random() as opened, library_errors(file, "Parquet"):
             self._metadata = pq.read_metadata(opened)
             schema = self._metadata.schema.to_arrow_schema()
         super().__init__(file.name, str(file.path), schema, options)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield batches of about `block_bytes` from each row group."""
-        with self._file.random() as opened, _library_errors(self._file, "Parquet"):
+        with self._file.random() as opened, library_errors(self._file, "Parquet"):
             parquet = pq.ParquetFile(opened, page_checksum_verification=True)
             if not parquet.metadata.equals(self._metadata):
                 raise SourceError(f"{self._path}: replaced while the job was running; run again when nothing writes")
@@ -104,6 +105,10 @@ class ParquetFile(TableSource):
         """Return this file's name and size."""
         return [(self._file.name, self._file.size)]
 
+    def files(self) -> list[InputFile]:
+        """Return this file."""
+        return [self._file]
+
 
 class ArrowFile(TableSource):
     """One Arrow (Feather) file, or a stream as `datasets` saves it."""
@@ -112,17 +117,15 @@ class ArrowFile(TableSource):
         """Read the schema of the file."""
         self._file = file
         self._block_bytes = block_bytes
-        with file.random() as opened, _library_errors(file, "Arrow"):
-            schema = _opened(opened).schema
+        with file.random() as opened, library_errors(file, "Arrow"):
+            schema = opened_arrow(opened).schema
         super().__init__(file.name, str(file.path), schema, options)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the file's own record batches."""
-        with self._file.random() as opened, _library_errors(self._file, "Arrow"):
-            found = _opened(opened)
+        with self._file.random() as opened, library_errors(self._file, "Arrow"):
+            found = opened_arrow(opened, self._file.path)
             numbered = isinstance(found, pa.RecordBatchFileReader)
-            if not numbered:
-                self._check_end(opened)
             for batch in map(found.get_batch, range(found.num_record_batches)) if numbered else found:
                 self._file.prove(opened)
                 yield batch
@@ -131,25 +134,17 @@ class ArrowFile(TableSource):
         """Yield slices of about `block_bytes` each."""
         return cut(batch, self._block_bytes)
 
-    def _check_end(self, opened: Any) -> None:
-        """Refuse a stream without its end mark: one cut between two batches would otherwise read as complete."""
-        at = opened.tell()
-        opened.seek(max(opened.size() - len(END_OF_STREAM), 0))
-        end = opened.read(len(END_OF_STREAM))
-        opened.seek(at)
-        if end != END_OF_STREAM:
-            raise SourceError(
-                f"{self._path}: an Arrow stream without its end mark, so it was cut short, or is still being written; "
-                "make it again, or leave it out"
-            )
-
     def inventory(self) -> list[tuple[str, int]]:
         """Return this file's name and size."""
         return [(self._file.name, self._file.size)]
 
+    def files(self) -> list[InputFile]:
+        """Return this file."""
+        return [self._file]
+
 
 @contextmanager
-def _library_errors(file: InputFile, kind: str) -> Iterator[None]:
+def library_errors(file: InputFile, kind: str) -> Iterator[None]:
     """Turn any error of Arrow about a damaged file into a SourceError that names the file."""
     try:
         yield
@@ -168,12 +163,26 @@ def _damaged(file: InputFile, kind: str, error: Exception) -> SourceError:
     return SourceError(f"{file.path}: not a whole {kind} file ({reason}); make it again, or leave it out")
 
 
-def _opened(file: Any) -> Any:
-    """Open an Arrow file, or else an Arrow stream.
+def opened_arrow(file: Any, path: Path | str | None = None) -> Any:
+    """Open an Arrow file, or else an Arrow stream; with `path`, a stream without its end mark is refused.
 
     All columns are read, because Arrow does not notice a short read when it reads only some columns: it then takes
     leftover memory for values.
+
+    Raises:
+        SourceError: a stream has no end mark: one cut between two batches would otherwise read as complete.
     """
     start = file.read(len(ARROW_FILE))
     file.seek(0)
-    return (pa.ipc.open_file if start == ARROW_FILE else pa.ipc.open_stream)(file)
+    if start == ARROW_FILE:
+        return pa.ipc.open_file(file)
+    if path is not None:
+        file.seek(max(file.size() - len(END_OF_STREAM), 0))
+        end = file.read(len(END_OF_STREAM))
+        file.seek(0)
+        if end != END_OF_STREAM:
+            raise SourceError(
+                f"{path}: an Arrow stream without its end mark, so it was cut short, or is still being written; "
+                "make it again, or leave it out"
+            )
+    return pa.ipc.open_stream(file)

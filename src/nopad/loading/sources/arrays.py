@@ -7,6 +7,7 @@ stored, at two to three times the speed of NumPy's own gathering; nothing else i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,43 +19,78 @@ from nopad.corpus.npy import NpyFile
 from nopad.corpus.records import MAX_TOKENS
 from nopad.errors import SourceError
 from nopad.loading.sources.mapped import MappedArray, MappedFile
-from nopad.loading.sources.source import TokenSource, check_ids, gather_runs
+from nopad.loading.sources.source import Located, TokenSource
 from nopad.sequences import Sequences
 
-__all__ = ["ArrayTokens", "MemoryTokens"]
+__all__ = ["ArrayTokens", "folder_tokens", "lengths_of", "memory_tokens"]
 
 _AT_ONCE = 1 << 20  # offsets
+_NAMES = {"ids": "input_ids"}
+
+
+@dataclass(frozen=True)
+class _Held:
+    """An array in memory, in place of a `MappedArray`."""
+
+    values: NDArray[Any]
+
+
+Array = MappedArray | _Held
 
 
 class ArrayTokens(TokenSource):
-    """A folder of arrays, ``ids.npy`` and ``offsets.npy`` and perhaps further columns, mapped into memory.
+    """Flat columns and the offsets of the sequences in them, mapped or in memory.
+
+    Raises:
+        SourceError: offsets fall, or rise by more than a sequence can hold.
+        LengthError: a sequence has no token, and `empty` is "refuse".
+    """
+
+    def __init__(
+        self,
+        name: str,
+        offsets: Array,
+        tokens: Mapping[str, Array],
+        values: Mapping[str, Array],
+        *,
+        empty: str = "refuse",
+        left_out: tuple[str, ...] = (),
+    ) -> None:
+        """Read all offsets, ``[n + 1]``; `tokens` are per-token columns by name, `values` per-sequence ones."""
+        self._offsets, self._tokens, self._values, self.left_out = offsets, dict(tokens), dict(values), left_out
+        columns = [offsets, *self._tokens.values(), *self._values.values()]
+        super().__init__(name, empty=empty, files=[c.file for c in columns if isinstance(c, MappedArray)])
+
+    def stored_lengths(self) -> NDArray[np.int32]:
+        """Return the lengths of all stored sequences."""
+        return lengths_of(self._offsets.values, self.name)
+
+    def located(self, numbers: NDArray[np.int64]) -> Located:
+        """Return where stored sequences lie."""
+        offsets = self._offsets.values
+        begins = offsets[numbers].astype(np.int64, copy=False)
+        lengths = offsets[numbers + 1].astype(np.int64, copy=False) - begins
+        return Located(
+            lengths,
+            {name: (column.values, begins) for name, column in self._tokens.items()},
+            {name: column.values[numbers] for name, column in self._values.items()},
+        )
+
+
+def folder_tokens(folder: Path, *, empty: str = "refuse") -> ArrayTokens:
+    """Map a folder of arrays: ``ids.npy``, ``offsets.npy`` ``[n + 1]``, and a column per further ``NAME.npy``.
 
     Raises:
         SourceError: an array is missing or has a wrong shape or type, or offsets do not rise from 0 to the number of
             ids.
         LengthError: a sequence has no token, and `empty` is "refuse".
     """
-
-    def __init__(self, folder: Path, *, empty: str = "refuse") -> None:
-        """Map the arrays, and read all offsets."""
-        layout = ArrayLayout.of(folder)
-        self._offsets = _mapped(layout.offsets)
-        self._columns = {name: _mapped(array) for name, array in layout.columns.items()}
-        self._per_token = layout.per_token
-        files = [self._offsets.file, *(array.file for array in self._columns.values())]
-        super().__init__(str(folder), empty=empty, files=files)
-        layout.check_clear(bool((self.seq_lengths == 1).all()) and not self.skipped)
-
-    def _stored_lengths(self) -> NDArray[np.int32]:
-        return lengths_of(self._offsets.values, self.name)
-
-    def _gather(self, numbers: NDArray[np.int64]) -> Sequences:
-        columns = {name: array.values for name, array in self._columns.items()}
-        tokens = {_NAMES.get(name, name): columns.pop(name) for name in self._per_token}
-        return from_flat(numbers, self._offsets.values, tokens, columns, self.name)
-
-
-_NAMES = {"ids": "input_ids"}
+    layout = ArrayLayout.of(folder)
+    columns = {name: _mapped(array) for name, array in layout.columns.items()}
+    tokens = {_NAMES.get(name, name): columns.pop(name) for name in layout.per_token}
+    made = ArrayTokens(str(folder), _mapped(layout.offsets), tokens, columns, empty=empty)
+    layout.check_clear(bool((made.seq_lengths == 1).all()) and not made.skipped)
+    return made
 
 
 def _mapped(array: NpyFile) -> MappedArray:
@@ -63,21 +99,18 @@ def _mapped(array: NpyFile) -> MappedArray:
     return MappedArray(MappedFile(array.path), array.dtype, array.begin, array.size)
 
 
-class MemoryTokens(TokenSource):
-    """Sequences in memory, concatenated; a worker process gets a copy."""
+def memory_tokens(
+    sequences: Sequences, name: str = "memory", *, empty: str = "refuse", left_out: tuple[str, ...] = ()
+) -> ArrayTokens:
+    """Return sequences in memory as a source; a worker process gets a copy. Their values are NumPy arrays.
 
-    def __init__(self, sequences: Sequences, name: str = "memory", *, empty: str = "refuse") -> None:
-        """Keep the sequences; their values are NumPy arrays."""
-        made = sequences.gathered()
-        self._offsets = np.concatenate([[0], np.cumsum(made.seq_lengths, dtype=np.int64)])
-        self._sequences = made
-        super().__init__(name, empty=empty)
-
-    def _stored_lengths(self) -> NDArray[np.int32]:
-        return np.diff(self._offsets).astype(np.int32)
-
-    def _gather(self, numbers: NDArray[np.int64]) -> Sequences:
-        return from_flat(numbers, self._offsets, self._sequences.tokens, self._sequences.values, self.name)
+    Raises:
+        LengthError: a sequence has no token, and `empty` is "refuse".
+    """
+    made = sequences.gathered()
+    offsets = np.concatenate([[0], np.cumsum(made.seq_lengths, dtype=np.int64)])
+    tokens, values = ({n: _Held(column) for n, column in columns.items()} for columns in (made.tokens, made.values))
+    return ArrayTokens(name, _Held(offsets), tokens, values, empty=empty, left_out=left_out)
 
 
 def lengths_of(offsets: NDArray[Any], name: str) -> NDArray[np.int32]:
@@ -97,30 +130,3 @@ def lengths_of(offsets: NDArray[Any], name: str) -> NDArray[np.int32]:
             raise SourceError(f"{name}: the offsets {how} from {part[at]} to {part[at + 1]} at sequence {first + at}")
         out[first : first + lengths.size] = lengths
     return out
-
-
-def from_flat(
-    numbers: NDArray[np.int64],
-    offsets: NDArray[Any],
-    tokens: Mapping[str, NDArray[Any]],
-    values: Mapping[str, NDArray[Any]],
-    name: str,
-) -> Sequences:
-    """Gather sequences of flat columns: sequence i lies at ``offsets[i]:offsets[i + 1]`` of each per-token column.
-
-    Raises:
-        SourceError: offsets fall or lie beyond the tokens, or an id is out of range.
-    """
-    begins = offsets[numbers].astype(np.int64, copy=False)
-    ends = offsets[numbers + 1].astype(np.int64, copy=False)
-    lengths = ends - begins
-    if numbers.size:
-        size = tokens["input_ids"].size
-        if begins.min() < 0 or ends.max() > size or lengths.min() < 0 or lengths.max() > MAX_TOKENS:
-            raise SourceError(f"{name}: the offsets fall, or lie beyond its {size:,} tokens; make them again")
-    short, made = lengths.astype(np.int32), {}
-    for column, flat in tokens.items():
-        made[column], bits = gather_runs(flat, begins, short)
-        if column == "input_ids":
-            check_ids(bits, flat.dtype, name)
-    return Sequences(seq_lengths=short, tokens=made, values={column: flat[numbers] for column, flat in values.items()})

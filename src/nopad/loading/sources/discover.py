@@ -1,36 +1,128 @@
-"""`open_tokens`: from what a user gives to a source of tokens."""
+"""`open_tokens`: from what a user gives, a path or an object, to a source of tokens."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nopad.corpus.discover import BESIDE, MANIFEST, open_source
 from nopad.corpus.inputs import reading
-from nopad.errors import SourceError
-from nopad.loading.sources.arrays import ArrayTokens
-from nopad.loading.sources.source import TokenSource
+from nopad.corpus.options import ReaderOptions
+from nopad.errors import OptionError, SourceError
+from nopad.loading.sources.arrays import folder_tokens, memory_tokens
+from nopad.loading.sources.arrow import dataset_tokens, file_tokens
+from nopad.loading.sources.corpora import corpus_tokens
+from nopad.loading.sources.megatron import UNIT, MegatronTokens, megatron_prefix
+from nopad.loading.sources.packed import IndexTokens, packed_tokens
+from nopad.loading.sources.source import EMPTY, TokenSource
+from nopad.sequences import Sequences
 
 __all__ = ["open_tokens"]
 
+_ARROW = (".arrow", ".feather")
 
-def open_tokens(inputs: Any, *, empty: str = "refuse") -> TokenSource:
+
+def open_tokens(
+    inputs: Any,
+    options: ReaderOptions | None = None,
+    *,
+    empty: str = "refuse",
+    unit: str = "sequences",
+    source: Any = None,
+    spool: str | os.PathLike[str] | None = None,
+) -> TokenSource:
     """Open stored tokens as a source that gathers any sequences by number.
 
     Args:
-        inputs: a folder of ``ids.npy`` and ``offsets.npy``.
+        inputs: a folder of ``ids.npy`` and ``offsets.npy``; a Megatron pair, by ``NAME``, ``NAME.bin`` or ``NAME.idx``;
+            a `datasets.Dataset`, one that was saved, or Arrow files; a packed dataset of nopad; or whatever
+            `nopad.open_source` reads ready-made ids from: Parquet, JSON Lines, lists of ids, dicts.
+        options: which columns are read, of tables and records.
         empty: what to do with sequences that have no token: "refuse", or "skip" (`TokenSource.skipped` counts them).
+        unit: what a number of a Megatron pair counts: "sequences" or "documents".
+        source: the source of an index-only dataset: anything that this function opens.
+        spool: the folder for copies of what has no access by number (Parquet, JSON Lines, a packed dataset); None:
+            ``$XDG_CACHE_HOME/nopad/tokens``, and up to 4 million tokens stay in memory. With a folder, Arrow files are
+            copied too, which cuts off padding.
 
     Raises:
         SourceError: the input is missing, damaged, or not of a kind that is read.
+        FormatError, CorruptError: a Megatron pair, or a packed dataset, is not what it claims to be.
+        RecordError: a record is bad.
         LengthError: a sequence has no token, and `empty` is "refuse".
+        OptionError: an option has an invalid value, or is not for this input.
+
+    >>> from nopad.loading.sources import open_tokens
+    >>> tokens = open_tokens([[7, 8, 9], [5], [1, 2]])
+    >>> tokens.seq_lengths.tolist(), tokens.gather([2, 0]).tokens["input_ids"].tolist()
+    ([3, 1, 2], [1, 2, 7, 8, 9])
     """
+    EMPTY.check("empty", empty)
+    UNIT.check("unit", unit)
+    unused: dict[str, Any] = {"options": options, "source": source, "spool": spool}
+    unused["unit"] = None if unit == UNIT.default else unit
     if isinstance(inputs, TokenSource):
+        _refuse("an open source", unused)
         return inputs
+    options = options or ReaderOptions()
     if isinstance(inputs, str | os.PathLike):
-        path = Path(inputs)
-        with reading(path):
-            os.stat(path)
-        if (path / "offsets.npy").is_file():
-            return ArrayTokens(path, empty=empty)
-    raise SourceError(f"{inputs!r} holds no tokens that can be read by number")
+        return _at_path(inputs, options, empty, unused)
+    if isinstance(inputs, Sequences):
+        _refuse("sequences in memory", unused)
+        return memory_tokens(inputs, empty=empty)
+    if hasattr(inputs, "with_format"):
+        _refuse("a dataset", unused, "options")
+        return dataset_tokens(inputs, options, empty=empty)
+    if isinstance(inputs, Mapping):
+        raise SourceError("a mapping names several sources, which are opened one by one; give one of them, or a list")
+    _refuse("records", unused, "options", "spool")
+    return corpus_tokens(open_source(inputs, options), "records", empty=empty, spool=spool)
+
+
+def _at_path(given: str | os.PathLike[str], options: ReaderOptions, empty: str, unused: dict[str, Any]) -> TokenSource:
+    path, spool = Path(given), unused["spool"]
+    prefix = megatron_prefix(path)
+    if prefix is not None:
+        _refuse("a Megatron pair", unused, "unit")
+        return MegatronTokens(prefix, unit=unused["unit"] or UNIT.default, empty=empty)
+    if (path / MANIFEST).is_file():
+        if unused["source"] is None:
+            _refuse("a packed dataset", unused, "spool")
+            return packed_tokens(path, spool=spool)
+        _refuse("an index-only dataset", {**unused, "options": None}, "source", "spool")
+        inner = open_tokens(unused["source"], options, empty="skip", spool=spool)
+        return IndexTokens(path, inner)
+    if (path / "offsets.npy").is_file():
+        _refuse("a folder of arrays", unused)
+        return folder_tokens(path, empty=empty)
+    arrow = _arrow_files(path)
+    if arrow and spool is None:
+        _refuse("an Arrow file", unused, "options")
+        return file_tokens(arrow, options, empty=empty)
+    _refuse("files of records", unused, "options", "spool")
+    return corpus_tokens(open_source(given, options), os.fspath(given), empty=empty, spool=spool)
+
+
+def _arrow_files(path: Path) -> list[Path]:
+    """Return the Arrow files of a saved dataset, or the file itself if it is one; none for anything else."""
+    if path.suffix in _ARROW and path.is_file():
+        return [path]
+    state = path / BESIDE[0]
+    if not state.is_file():
+        return []
+    with reading(state):
+        content = state.read_bytes()
+    try:
+        return [path / str(part["filename"]) for part in json.loads(content)["_data_files"]]
+    except (ValueError, KeyError, TypeError):
+        return []
+
+
+def _refuse(what: str, given: Mapping[str, Any], *used: str) -> None:
+    """Refuse options that this kind of input would pass over."""
+    for name, value in given.items():
+        if value is not None and name not in used:
+            raise OptionError(f"{name} is {value!r}, and is not for {what}; leave it out")

@@ -46,20 +46,24 @@ class MappedFile:
         self.path, self.size, self._stamp = path.absolute(), found.size, found.stamp
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return path, size and stamp; a worker maps the file itself."""
-        return {name: value for name, value in vars(self).items() if name != "_opened"}
+        """Return path, size and stamp; a worker opens the file itself."""
+        return {name: value for name, value in vars(self).items() if name not in ("_file", "_mapping")}
 
     @cached_property
-    def _opened(self) -> tuple[BinaryIO, Any]:
+    def _file(self) -> BinaryIO:
         with reading(self.path):
-            file = open(self.path, "rb")  # noqa: SIM115 - lives as long as the mapping
+            file = open(self.path, "rb")  # noqa: SIM115 - stays open, so that `prove` looks at what is mapped
             self._compare(os.fstat(file.fileno()), inode=True)
-            # Python refuses to map an empty file
-            return file, mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ) if self.size else b""
+            return file
+
+    @cached_property
+    def _mapping(self) -> Any:
+        with reading(self.path):
+            return mmap.mmap(self._file.fileno(), self.size, access=mmap.ACCESS_READ)
 
     def array(self, dtype: np.dtype[Any], begin: int, count: int) -> NDArray[Any]:
         """Return `count` values from byte `begin` on, as a read-only view of the mapping."""
-        return np.frombuffer(self._opened[1], dtype, count, begin) if count else np.empty(0, dtype)
+        return np.frombuffer(self._mapping, dtype, count, begin) if count else np.empty(0, dtype)
 
     def prove(self) -> None:
         """Refuse a file that was written to or cut short since it was found.
@@ -67,7 +71,7 @@ class MappedFile:
         Raises:
             SourceError: its size or the time of its last write changed.
         """
-        self._compare(os.fstat(self._opened[0].fileno()))
+        self._compare(os.fstat(self._file.fileno()))
 
     def prove_path(self) -> None:
         """Refuse a file that was written to, replaced or removed since it was found.

@@ -1,27 +1,29 @@
 """`TokenSource`: the seam between stored tokens and the loader, which gathers any sequences by number.
 
 What every source promises is checked here once, in `gather`: numbers in range, files unchanged before and after, no
-empty sequence, ids from 0 to 2^31 - 1, no padding. A source adds only where its sequences lie and how they are copied.
+empty sequence, runs within their columns, ids from 0 to 2^31 - 1, no padding. A source adds only where its sequences
+lie; tokens are copied here, once, in the type in which they are stored.
 """
 
 from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nopad.corpus.records import MAX_ID
+from nopad.corpus.records import MAX_ID, MAX_TOKENS
 from nopad.corpus.selection import MASK
 from nopad.errors import LengthError, NopadError, OptionError, SourceError
 from nopad.loading.sources.mapped import MappedFile
 from nopad.options import Option
 from nopad.sequences import Sequences, as_integers
 
-__all__ = ["EMPTY", "TokenSource"]
+__all__ = ["EMPTY", "Bits", "Located", "TokenSource"]
 
 EMPTY = Option(default="refuse", choices=("refuse", "skip"), help="what to do with sequences that have no token")
 
@@ -30,13 +32,72 @@ _SAMPLED = 4096  # sequences of a fingerprint
 _BLOCK = 1 << 14  # sequences that are hashed at once
 
 
+@dataclass(frozen=True)
+class Bits:
+    """Flat booleans, stored as bits; `words` is uint8, and value i is bit ``i % 8`` of byte ``i // 8``."""
+
+    words: NDArray[np.uint8]
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return 8 * self.words.size
+
+    def runs(self, begins: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Return runs of values, concatenated."""
+        ends = np.cumsum(lengths, dtype=np.int64)
+        at = np.arange(int(ends[-1]) if ends.size else 0) + np.repeat(begins - ends + lengths, lengths)
+        found: NDArray[np.bool_] = (self.words[at >> 3] >> (at & 7).astype(np.uint8) & 1).astype(np.bool_)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Where k sequences lie.
+
+    Attributes:
+        lengths: their lengths in tokens; int64 ``[k]``.
+        tokens: per-token columns by name, ``input_ids`` among them: a flat array, and where each sequence begins in it,
+            int64 ``[k]``.
+        values: per-sequence columns by name; ``[k]``.
+    """
+
+    lengths: NDArray[np.int64]
+    tokens: Mapping[str, tuple[NDArray[Any] | Bits, NDArray[np.int64]]]
+    values: Mapping[str, NDArray[Any]]
+
+    def gathered(self, name: str) -> Sequences:
+        """Copy the tokens; `name` is that of the source.
+
+        Raises:
+            SourceError: a run lies outside of its column, or an id is negative or above `MAX_ID`.
+        """
+        if self.lengths.min(initial=0) < 0 or self.lengths.max(initial=0) > MAX_TOKENS:
+            raise SourceError(f"{name}: lengths fall below 0, or exceed {MAX_TOKENS}; make its offsets again")
+        lengths = self.lengths.astype(np.int32)
+        made = {}
+        for column, (flat, begins) in self.tokens.items():
+            if begins.size and (begins.min() < 0 or int((begins + lengths).max()) > flat.size):
+                raise SourceError(f"{name}: sequences lie beyond the {flat.size:,} values of {column}; make it again")
+            if isinstance(flat, Bits):
+                made[column] = flat.runs(begins, lengths)
+                continue
+            made[column], bits = _runs(flat, begins, lengths)
+            if column == "input_ids":
+                _check_ids(bits, flat.dtype, name)
+        return Sequences(seq_lengths=lengths, tokens=made, values=self.values)
+
+
 class TokenSource(ABC):
     """n sequences of tokens, gathered by number. Threads may share a source; worker processes get it pickled.
 
     Attributes:
         name: what messages call the source.
         skipped: number of sequences without a token that were left out; the others are numbered from 0.
+        left_out: names of columns that are not gathered: neither numbers nor lists of numbers.
     """
+
+    left_out: tuple[str, ...] = ()
 
     def __init__(self, name: str, *, empty: str = "refuse", files: Sequence[MappedFile] = ()) -> None:
         """Take the lengths of all sequences, O(n); `files` are proven to be unchanged at every gathering.
@@ -48,7 +109,7 @@ class TokenSource(ABC):
         self.name, self._files = name, tuple(files)
         EMPTY.check("empty", empty)
         self._fingerprint: str | None = None
-        lengths = self._stored_lengths()
+        lengths = self.stored_lengths()
         self.skipped = int(lengths.size - np.count_nonzero(lengths))
         if self.skipped and empty == "refuse":
             raise LengthError(
@@ -83,7 +144,7 @@ class TokenSource(ABC):
     def seq_lengths(self) -> NDArray[np.int32]:
         """Length of each sequence in tokens, at least 1; int32 ``[n]``, read-only."""
         if self._lengths is None:
-            self._take_lengths(self._stored_lengths())
+            self._take_lengths(self.stored_lengths())
             self._prove()
         assert self._lengths is not None
         return self._lengths
@@ -131,7 +192,7 @@ class TokenSource(ABC):
         chosen = self._chosen(numbers)
         self._prove()
         try:
-            found = self._gather(chosen)
+            found = self.located(chosen).gathered(self.name)
         except NopadError:
             self._prove()  # if a file has changed, report that as the cause
             raise
@@ -151,9 +212,14 @@ class TokenSource(ABC):
         if not self.skipped:
             return chosen
         if self._kept is None:
-            self._take_lengths(self._stored_lengths())
+            self._take_lengths(self.stored_lengths())
         assert self._kept is not None
         return self._kept[chosen]
+
+    @property
+    def files(self) -> tuple[MappedFile, ...]:
+        """The files that must not change while the source is open."""
+        return self._files
 
     def _prove(self) -> None:
         for file in self._files:
@@ -174,12 +240,12 @@ class TokenSource(ABC):
         return Sequences(seq_lengths=found.seq_lengths, tokens=tokens, values=found.values)
 
     @abstractmethod
-    def _stored_lengths(self) -> NDArray[np.int32]:
+    def stored_lengths(self) -> NDArray[np.int32]:
         """Return the lengths of all stored sequences, 0 or more; int32 ``[stored]``, a new or a read-only array."""
 
     @abstractmethod
-    def _gather(self, numbers: NDArray[np.int64]) -> Sequences:
-        """Return stored sequences by number, concatenated; numbers are in range, int64 ``[k]``."""
+    def located(self, numbers: NDArray[np.int64]) -> Located:
+        """Return where stored sequences lie; numbers, int64 ``[k]``, are in range and count the empty ones too."""
 
 
 def _spread(lengths: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -213,27 +279,15 @@ def _content(found: Sequences) -> Iterator[bytes | memoryview]:
                 yield np.ascontiguousarray(column, "<i8" if kind == "i" else "<f8").data
 
 
-def check_ids(bits: int, dtype: np.dtype[Any], name: str) -> None:
-    """Refuse ids that are negative or above `MAX_ID`.
-
-    `bits` is the bitwise OR of all ids, viewed as signed integers of the same width (`as_integers`).
-
-    Raises:
-        SourceError: an id is out of range.
-    """
+def _check_ids(bits: int, dtype: np.dtype[Any], name: str) -> None:
+    """Refuse ids out of range; `bits` is the bitwise OR of all, as signed integers of the same width."""
     if bits > MAX_ID or (bits < 0 and (dtype.kind == "i" or dtype.itemsize > 2)):
         raise SourceError(f"{name}: holds an id that is negative or above {MAX_ID}; ids are integers from 0 to that")
 
 
-def gather_runs(
-    source: NDArray[Any], begins: NDArray[np.int64], lengths: NDArray[np.int32]
-) -> tuple[NDArray[Any], int]:
-    """Copy runs of a flat array; return them concatenated, and the bitwise OR of all values (`as_integers`).
-
-    The runs must lie in `source`: the compiled loop does not check.
-    """
+def _runs(source: NDArray[Any], begins: NDArray[np.int64], lengths: NDArray[np.int32]) -> tuple[NDArray[Any], int]:
+    """Return runs of a flat array, concatenated, and the bitwise OR of all values; the runs must lie in it."""
     from nopad._kernels import gather_tokens
 
     out = np.empty(int(lengths.sum(dtype=np.int64)), source.dtype)
-    bits = gather_tokens(as_integers(source), begins, lengths, as_integers(out))
-    return out, int(bits)
+    return out, gather_tokens(as_integers(source), begins, lengths, as_integers(out))

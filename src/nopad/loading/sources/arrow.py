@@ -1,0 +1,303 @@
+"""Arrow tables as a source of tokens: a `datasets.Dataset`, or uncompressed Arrow files, used where they lie.
+
+A table on disk is mapped by Arrow, in thousands of chunks. Nothing is copied but what is gathered: for each column
+the addresses of its chunks are listed once (about 20 µs per chunk and column), and one flat view over all of them lets
+the compiled loop copy runs from any chunk. Booleans per sequence are the exception: they are unpacked, one byte each.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from nopad.corpus.inputs import InputFile, reading
+from nopad.corpus.objects import as_arrow
+from nopad.corpus.options import ReaderOptions
+from nopad.corpus.selection import Selection, select
+from nopad.corpus.tables import library_errors, opened_arrow
+from nopad.errors import SourceError
+from nopad.loading.sources.arrays import lengths_of
+from nopad.loading.sources.mapped import MappedFile
+from nopad.loading.sources.source import Bits, Located, TokenSource
+
+__all__ = ["ArrowTokens", "dataset_tokens", "file_tokens"]
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A table, and which of its rows are the sequences: int64 or uint64 ``[n]``; None: all rows, in their order."""
+
+    table: pa.Table
+    rows: NDArray[Any] | None = None
+
+
+def dataset_tokens(dataset: Any, options: ReaderOptions, *, empty: str = "refuse") -> ArrowTokens:
+    """Return the rows of a `datasets.Dataset` as a source; what ``select`` or ``shuffle`` chose, in that order.
+
+    The dataset itself, and the format in which it shows its rows, stay as they are.
+
+    Raises:
+        SourceError: the dataset has a transform, streams, or is a dict of splits; or its columns cannot be used.
+        LengthError: a row has no token, and `empty` is "refuse".
+    """
+    name = "dataset"
+    if not hasattr(dataset, "cache_files"):
+        kind = type(dataset).__name__
+        raise SourceError(f"a {kind} has no rows by number; give a datasets.Dataset, one split of it, or its files")
+    shown = as_arrow(dataset, name)
+    paths = list(dict.fromkeys(Path(part["filename"]) for part in dataset.cache_files))
+    return ArrowTokens(partial(_of_dataset, shown), paths, name, options, empty=empty)
+
+
+def file_tokens(paths: Sequence[Path], options: ReaderOptions, *, empty: str = "refuse") -> ArrowTokens:
+    """Return the rows of Arrow files or streams, one file after the other, as a source.
+
+    Raises:
+        SourceError: a file is missing, damaged, or has other columns than the first.
+        LengthError: a row has no token, and `empty` is "refuse".
+    """
+    name = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} Arrow files)"
+    return ArrowTokens(partial(_of_files, tuple(paths)), paths, name, options, empty=empty)
+
+
+def _of_dataset(dataset: Any) -> _Table:
+    chosen = dataset._indices  # datasets has no public name for it; flatten_indices would copy all rows
+    rows = None if chosen is None else chosen.column(0).to_numpy()
+    return _Table(dataset.data.table.select(dataset.format["columns"]), rows)
+
+
+def _of_files(paths: Sequence[Path]) -> _Table:
+    tables = []
+    for path in paths:
+        file = InputFile.found(path, path.name)
+        with reading(path), library_errors(file, "Arrow"):
+            mapped = pa.memory_map(os.fsencode(path).decode())
+            tables.append(opened_arrow(mapped, path).read_all())
+    for path, table in zip(paths, tables, strict=True):
+        if not table.schema.equals(tables[0].schema):
+            raise SourceError(f"{path}: has other columns than {paths[0]}; make them alike, or give one of them")
+    return _Table(pa.concat_tables(tables))
+
+
+class ArrowTokens(TokenSource):
+    """The rows of a table, one sequence each; columns of numbers and lists of numbers are gathered.
+
+    Raises:
+        SourceError: there is no column of ids, a column holds nulls, or a list is not as long as its row's ids.
+        LengthError: a row has no token, and `empty` is "refuse".
+    """
+
+    def __init__(
+        self,
+        opening: Callable[[], _Table],
+        paths: Sequence[Path],
+        name: str,
+        options: ReaderOptions,
+        *,
+        empty: str = "refuse",
+    ) -> None:
+        """Choose the columns, and read the offsets of all lists; a worker calls `opening` again."""
+        self._opening, self._options = opening, options
+        self.name = name
+        files = [MappedFile(path) for path in paths]
+        self._selection = _selection(self._table.table.schema, options, name)
+        strings = [column.name for column in self._selection.carried if column.type == "string"]
+        self.left_out = (*self._selection.left_out, *strings)
+        super().__init__(name, empty=empty, files=files)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without what is derived from the table."""
+        return {name: value for name, value in super().__getstate__().items() if name not in ("_table", "_columns")}
+
+    @cached_property
+    def _table(self) -> _Table:
+        return self._opening()
+
+    @cached_property
+    def _columns(self) -> tuple[dict[str, _Lists], dict[str, _Numbers]]:
+        """Per-token and per-sequence columns by name."""
+        chosen, table = self._selection, self._table.table
+        masks = [chosen.mask] if chosen.mask else []
+        beside = [column.name for column in chosen.carried if column.per == "token"]
+        lists = {name: _Lists(table.column(name), name, self.name) for name in (chosen.content, *masks, *beside)}
+        numbers = {
+            column.name: _Numbers(table.column(column.name), column.name, self.name)
+            for column in chosen.carried
+            if column.per == "sequence" and column.name not in self.left_out
+        }
+        renamed = {
+            "attention_mask" if n == chosen.mask else "input_ids" if n == chosen.content else n: c
+            for n, c in lists.items()
+        }
+        return renamed, numbers
+
+    def stored_lengths(self) -> NDArray[np.int32]:
+        """Return the lengths of all stored sequences."""
+        lists = self._columns[0]
+        lengths = lists["input_ids"].lengths()
+        for name, column in lists.items():
+            other = column.lengths() if name != "input_ids" else lengths
+            if not np.array_equal(other, lengths):
+                row = int(np.argmax(other != lengths))
+                raise SourceError(
+                    f"{self.name}: {column.name!r} has {other[row]} values beside {lengths[row]} ids in row {row}; "
+                    "leave this column out with carry, or repair it"
+                )
+        rows = self._table.rows
+        return lengths if rows is None else lengths[rows]
+
+    def located(self, numbers: NDArray[np.int64]) -> Located:
+        """Return where stored sequences lie."""
+        rows = numbers if self._table.rows is None else self._table.rows[numbers].astype(np.int64, copy=False)
+        lists, columns = self._columns
+        tokens: dict[str, tuple[NDArray[Any] | Bits, NDArray[np.int64]]] = {}
+        lengths = np.zeros(0, np.int64)
+        for name, column in lists.items():
+            begins, here = column.located(rows)
+            if not tokens:
+                lengths = here
+            elif not np.array_equal(here, lengths):
+                raise SourceError(f"{self.name}: {column.name!r} is no longer as long as the ids; open it again")
+            tokens[name] = column.flat, begins
+        return Located(lengths, tokens, {name: column.values(rows) for name, column in columns.items()})
+
+
+def _selection(schema: pa.Schema, options: ReaderOptions, name: str) -> Selection:
+    chosen = select(schema, options, name)
+    if chosen.kind == "text":
+        raise SourceError(f"{name}: holds text, and no column of ids; tokenise it first, or name one with ids_field")
+    if chosen.pad_id is not None:
+        raise SourceError(f"{name}: padding by pad_id is not cut off tokens that are used where they lie; give spool")
+    return chosen
+
+
+class _Rows:
+    """In which chunk of a column a row lies; `begins`: the first row of each chunk, and the end, ``[chunks + 1]``."""
+
+    def __init__(self, chunks: Sequence[pa.Array]) -> None:
+        self.begins = np.cumsum([0, *map(len, chunks)], dtype=np.int64)
+
+    def __call__(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the chunk of each row, and its row within that chunk."""
+        chunk = np.searchsorted(self.begins, rows, side="right") - 1
+        return chunk, rows - self.begins[chunk]
+
+
+class _Numbers:
+    """A column of numbers or booleans, one per row."""
+
+    def __init__(self, column: pa.ChunkedArray, name: str, place: str) -> None:
+        chunks = _whole(column, name, place)
+        self._rows = _Rows(chunks)
+        if pa.types.is_boolean(column.type):  # as bits; few enough to unpack
+            parts = [np.empty(0, bool), *(chunk.to_numpy(zero_copy_only=False) for chunk in chunks)]
+            self._flat, self._at = np.concatenate(parts), self._rows.begins[:-1]
+        else:
+            self._flat, self._at = _window(chunks, np.dtype(column.type.to_pandas_dtype()), place)
+
+    def values(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the values of these rows."""
+        chunk, row = self._rows(rows)
+        found: NDArray[Any] = self._flat[self._at[chunk] + row]
+        return found
+
+
+class _Lists:
+    """A column of lists; `flat` is a view over the values of all chunks, and more: only runs within them are read."""
+
+    def __init__(self, column: pa.ChunkedArray, name: str, place: str) -> None:
+        self.name, self._place = name, place
+        chunks = _whole(column, name, place)
+        self._rows, kind = _Rows(chunks), column.type
+        self._width = kind.list_size if pa.types.is_fixed_size_list(kind) else None
+        inner = [chunk.values for chunk in chunks]
+        self._sizes = np.array([len(values) for values in inner], np.int64)
+        self.flat: NDArray[Any] | Bits
+        if pa.types.is_boolean(kind.value_type):
+            words, self._at = _window(inner, np.dtype(bool), place)
+            self.flat = Bits(words)
+        else:
+            self.flat, self._at = _window(inner, np.dtype(kind.value_type.to_pandas_dtype()), place)
+        if self._width is None:
+            self._parts = [chunk.offsets for chunk in chunks]
+            dtype = np.dtype(np.int64 if pa.types.is_large_list(kind) else np.int32)
+            self._offsets, self._offsets_at = _window(self._parts, dtype, place)
+        else:
+            self._first = np.array([chunk.offset for chunk in chunks], np.int64)
+
+    def lengths(self) -> NDArray[np.int32]:
+        """Return the lengths of all lists, after checking all offsets; int32 ``[rows]``."""
+        if self._width is not None:
+            return np.full(self._rows.begins[-1], self._width, np.int32)
+        out = np.empty(self._rows.begins[-1], np.int32)
+        for chunk, part in enumerate(self._parts):
+            offsets = part.to_numpy()
+            out[self._rows.begins[chunk] : self._rows.begins[chunk + 1]] = lengths_of(offsets, self._place)
+            if offsets[0] < 0 or offsets[-1] > self._sizes[chunk]:
+                raise SourceError(f"{self._place}: lists of {self.name!r} lie beyond their values; make it again")
+        return out
+
+    def located(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where the lists of these rows begin in `flat`, and their lengths; int64 ``[k]`` each."""
+        chunk, row = self._rows(rows)
+        if self._width is None:
+            at = self._offsets_at[chunk] + row
+            begins = self._offsets[at].astype(np.int64)
+            lengths = self._offsets[at + 1].astype(np.int64) - begins
+        else:
+            begins = (self._first[chunk] + row) * self._width
+            lengths = np.full(rows.size, self._width, np.int64)
+        if ((begins < 0) | (lengths < 0) | (begins + lengths > self._sizes[chunk])).any():
+            raise SourceError(f"{self._place}: lists of {self.name!r} lie beyond their values; make it again")
+        return begins + self._at[chunk], lengths
+
+
+def _whole(column: pa.ChunkedArray, name: str, place: str) -> list[pa.Array]:
+    """Return the chunks that hold rows; refuse nulls."""
+    row = 0
+    for chunk in column.chunks:
+        nested = hasattr(chunk, "values") and chunk.flatten().null_count
+        if chunk.null_count or nested:
+            raise SourceError(
+                f"{place}: {name!r} has a null in rows {row} to {row + len(chunk) - 1}; fill it, or leave the rows out"
+            )
+        row += len(chunk)
+    return [chunk for chunk in column.chunks if len(chunk)]
+
+
+class _Memory:
+    """Memory that Arrow holds, as NumPy asks for it; the array keeps `owner` alive."""
+
+    def __init__(self, owner: Any, address: int, dtype: np.dtype[Any], count: int) -> None:
+        self.owner = owner
+        self.__array_interface__ = {"data": (address, True), "shape": (count,), "typestr": dtype.str, "version": 3}
+
+
+def _window(arrays: Sequence[pa.Array], dtype: np.dtype[Any], place: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return one flat view over the memory from the first to the last of these arrays, and where each begins in it.
+
+    Between the arrays lies other memory, which must not be read. Booleans are viewed as bytes, and begin at bits.
+    """
+    bits = 1 if dtype.kind == "b" else 8 * dtype.itemsize
+    buffers = [array.buffers()[1] if len(array) else None for array in arrays]
+    held = [(buffer.address, buffer.size) for buffer in buffers if buffer is not None]
+    kind = np.dtype(np.uint8) if dtype.kind == "b" else dtype
+    if not held:
+        return np.empty(0, kind), np.zeros(len(arrays), np.int64)
+    first, last = min(address for address, _ in held), max(address + size for address, size in held)
+    if any(address % kind.itemsize for address, _ in held):
+        raise SourceError(f"{place}: its numbers are not aligned in memory; write it again with pyarrow")
+    flat = np.asarray(_Memory(buffers, first, kind, (last - first) // kind.itemsize))
+    at = [
+        0 if buffer is None else (buffer.address - first) * 8 // bits + array.offset
+        for array, buffer in zip(arrays, buffers, strict=True)
+    ]
+    return flat, np.array(at, np.int64)

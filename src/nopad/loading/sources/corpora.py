@@ -1,0 +1,70 @@
+"""Whatever `nopad.corpus` reads ready-made ids from, as a source of tokens: Parquet, JSON Lines, lists, dicts.
+
+Records are decoded and validated once, as for packing: ids must be integers, lists of a row equally long, padding is
+cut off where ``attention_mask`` marks it. What that gives is copied (`nopad.loading.sources.spool`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from nopad.corpus.options import CorpusOptions
+from nopad.corpus.pipeline import sequences
+from nopad.corpus.records import MAX_ID
+from nopad.corpus.source import Source
+from nopad.errors import SourceError
+from nopad.loading.sources.arrays import ArrayTokens
+from nopad.loading.sources.spool import spooled
+from nopad.sequences import Sequences
+
+__all__ = ["corpus_tokens"]
+
+_OWN = ("seq_index", "seq_start")
+
+
+def corpus_tokens(
+    source: Source, name: str, *, empty: str = "refuse", spool: str | os.PathLike[str] | None = None
+) -> ArrayTokens:
+    """Return the records of a source of ready-made ids, one sequence each; strings are left out.
+
+    Raises:
+        SourceError: it holds text, a file is damaged or changes while it is read, or there is no sequence.
+        RecordError: a record is bad; the message names it.
+        LengthError: a record has no token, and `empty` is "refuse".
+        StorageError: the copy cannot be written.
+    """
+    if source.kind == "text":
+        raise SourceError(f"{name}: holds text, and no ids; tokenise it first, or name the column with ids_field")
+    options = CorpusOptions(capacity=MAX_ID)
+    strings = tuple(column.name for column in source.carried if column.type == "string")
+    files = source.files()
+    identity = None
+    if files:
+        paths = [str(file.path) if file.remote else os.path.realpath(file.path) for file in files]
+        stamps = [[path, file.size, file.stamp] for path, file in zip(paths, files, strict=True)]
+        identity = {"files": stamps, "settings": source.settings()}
+
+    def parts() -> Iterator[Sequences]:
+        first = 0
+        for group in sequences(source.blocks(), None, options):
+            yield _with_empty(group.batch, first, group.counts.records, strings)
+            first += group.counts.records
+
+    return spooled(parts, identity, name, spool, empty=empty, left_out=(*source.left_out, *strings))
+
+
+def _with_empty(found: Sequences, first: int, records: int, left_out: tuple[str, ...]) -> Sequences:
+    """Return all `records` from number `first` on, those without a token too, so that numbers are record numbers."""
+    at = found.values["seq_index"] - first
+    lengths = np.zeros(records, np.int32)
+    lengths[at] = found.seq_lengths
+    values = {}
+    for name, column in found.values.items():
+        if name not in (*_OWN, *left_out):
+            array = column if isinstance(column, np.ndarray) else column.to_numpy(zero_copy_only=False)
+            values[name] = np.zeros(records, array.dtype)
+            values[name][at] = array
+    return Sequences(seq_lengths=lengths, tokens=found.tokens, values=values)

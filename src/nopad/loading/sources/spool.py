@@ -1,0 +1,233 @@
+"""Tokens that cannot be gathered where they lie are copied once: into memory if few, else to a folder that is mapped.
+
+Parquet and JSON Lines have no access by number: one sequence costs the decoding of a whole row group or file. So what
+they hold is decoded once, in order, validated by `nopad.corpus` as for packing (padding is cut off, too), and written
+as flat arrays: ids in 2 bytes where all fit, else in 4. Up to 4 million tokens stay in memory.
+
+A folder of copies is named by what was copied: the files' paths, sizes and times of writing, and how they are read. The
+next process finds it and maps it; processes that come at the same time wait for the first (a lock on a file beside it).
+The copy appears under its name only when it is whole, so a kill leaves nothing that could be taken for one. Its
+``spool.json`` carries the fingerprint of the tokens, which is compared when it is opened.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.corpus.inputs import reading
+from nopad.errors import SourceError
+from nopad.files import fsync_folder, fsync_path, storage_errors, write_atomic
+from nopad.loading.sources.arrays import ArrayTokens, memory_tokens
+from nopad.loading.sources.mapped import MappedArray, MappedFile
+from nopad.sequences import Sequences
+from nopad.store.seal import sealed, unsealed
+
+__all__ = ["IN_MEMORY", "Parts", "spooled"]
+
+IN_MEMORY = 1 << 22  # tokens
+FORMAT = 1
+_NARROW = 1 << 16
+_BLOCK = 1 << 22  # tokens that are widened at once
+_IDS = ("token", "input_ids")
+DESCRIPTION = "spool.json"
+
+Parts = Callable[[], Iterable[Sequences]]
+log = logging.getLogger("nopad")
+
+
+def spooled(
+    parts: Parts,
+    identity: Mapping[str, Any] | None,
+    name: str,
+    folder: str | os.PathLike[str] | None,
+    *,
+    empty: str = "refuse",
+    left_out: tuple[str, ...] = (),
+) -> ArrayTokens:
+    """Return all sequences of `parts` as a source: in memory, or copied to a folder and mapped.
+
+    Args:
+        parts: a function that yields all sequences, in order, concatenated; columns are NumPy arrays of numbers, the
+            same in each part. It is called only if there is no copy yet.
+        identity: what the copy is a copy of, ready for JSON; None: it is not kept, and stays in memory.
+        name: the source's name in messages.
+        folder: the folder for copies; None: ``$XDG_CACHE_HOME/nopad/tokens``, and few tokens stay in memory.
+        empty: what to do with sequences that have no token; the copy holds them too.
+        left_out: names of columns that the parts leave out.
+
+    Raises:
+        LengthError: a sequence has no token, and `empty` is "refuse".
+        SourceError: there is no sequence, or the copy is damaged.
+        StorageError: the copy cannot be written.
+    """
+    if identity is None:
+        return memory_tokens(_joined(list(parts())), name, empty=empty, left_out=left_out)
+    key = hashlib.sha256(json.dumps([FORMAT, identity], sort_keys=True).encode()).hexdigest()[:32]
+    root = Path(folder) if folder is not None else _default_root()
+    place = root / key
+    if place.is_dir():
+        return _opened(place, name, empty, left_out)
+    source = iter(parts())
+    if folder is None:
+        few = _taken(source, IN_MEMORY)
+        rest = next(source, None)
+        if rest is None:
+            return memory_tokens(_joined(few), name, empty=empty, left_out=left_out)
+        source = chain(few, [rest], source)
+    with storage_errors("writing", root):
+        root.mkdir(parents=True, exist_ok=True)
+    with _locked(root / f"{key}.lock"):
+        if not place.is_dir():
+            log.warning("nopad: copying the tokens of %s once to %s, so that they can be read by number", name, place)
+            _write(source, root / f"{key}.partial", place, name)
+    return _opened(place, name, empty, left_out)
+
+
+def _default_root() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nopad" / "tokens"
+
+
+def _taken(parts: Iterator[Sequences], limit: int) -> list[Sequences]:
+    """Take parts until they have more than `limit` tokens."""
+    taken, tokens = [], 0
+    for part in parts:
+        taken.append(part)
+        tokens += part.tokens["input_ids"].size
+        if tokens > limit:
+            break
+    return taken
+
+
+def _joined(parts: list[Sequences]) -> Sequences:
+    if not parts:
+        parts = [Sequences(seq_lengths=np.empty(0, np.int32), tokens={"input_ids": np.empty(0, np.int32)})]
+    first = parts[0]
+    return Sequences(
+        seq_lengths=np.concatenate([part.seq_lengths for part in parts]),
+        tokens={name: np.concatenate([part.tokens[name] for part in parts]) for name in first.tokens},
+        values={name: np.concatenate([part.values[name] for part in parts]) for name in first.values},
+    )
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock that other processes of this machine wait for; the system frees it when its process ends."""
+    with storage_errors("locking", path), open(path, "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _write(parts: Iterable[Sequences], partial: Path, place: Path, name: str) -> None:
+    """Write a copy under a temporary name, and rename it when it is whole."""
+    with storage_errors("writing", partial):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        try:
+            columns = _write_columns(parts, partial, name)
+            tokens = _described(partial, columns, name)
+            description = {"format": FORMAT, "columns": columns, "fingerprint": tokens.fingerprint}
+            write_atomic(partial / DESCRIPTION, json.dumps(sealed(description), indent=1).encode())
+            fsync_folder(partial)
+            os.replace(partial, place)
+            fsync_folder(place.parent)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+
+def _write_columns(parts: Iterable[Sequences], folder: Path, name: str) -> list[dict[str, Any]]:
+    """Write one file per column; return their descriptions: name, per token or sequence, file, dtype, size."""
+    columns: dict[tuple[str, str], _Column] = {}
+    end = 0
+    with ExitStack() as stack:
+        for part in parts:
+            given = {("token", column): values for column, values in part.tokens.items()}
+            given |= {("sequence", column): values for column, values in part.values.items()}
+            given["offsets", ""] = end + np.cumsum(part.seq_lengths, dtype=np.int64)
+            end += int(part.seq_lengths.sum(dtype=np.int64))
+            if not columns:
+                for key, values in given.items():
+                    dtype = np.dtype(np.uint16) if key == _IDS else values.dtype
+                    columns[key] = _Column(folder / f"{len(columns)}.bin", dtype)
+                    stack.callback(columns[key].close)
+                columns["offsets", ""].write(np.zeros(1, np.int64))
+            for key, values in given.items():
+                columns[key].write(values)
+    if not columns:
+        raise SourceError(f"{name}: holds no sequence; give at least one")
+    for one in columns.values():
+        fsync_path(one.path)
+    return [
+        {"name": column, "per": per, "file": one.path.name, "dtype": one.dtype.str, "size": one.size}
+        for (per, column), one in columns.items()
+    ]
+
+
+class _Column:
+    """A file of numbers that is appended to; 16-bit ids are widened to 32 bits when the first one does not fit."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        self.path, self.dtype, self.size = path, dtype, 0
+        self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 - closed by `close`
+
+    def write(self, values: NDArray[Any]) -> None:
+        if self.dtype == np.uint16 and values.dtype != np.uint16 and values.max(initial=0) >= _NARROW:
+            self._widen()
+        self._file.write(np.ascontiguousarray(values, self.dtype).data)
+        self.size += values.size
+
+    def _widen(self) -> None:
+        self._file.close()
+        narrow = self.path.with_suffix(".narrow")
+        os.replace(self.path, narrow)
+        self.dtype = np.dtype(np.int32)
+        self._file = open(self.path, "wb")  # noqa: SIM115 - closed by `close`
+        with open(narrow, "rb") as file:
+            while (part := np.fromfile(file, np.uint16, _BLOCK)).size:
+                self._file.write(part.astype(np.int32).data)
+        narrow.unlink()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _opened(place: Path, name: str, empty: str, left_out: tuple[str, ...]) -> ArrayTokens:
+    """Map a copy, after comparing its fingerprint."""
+    path = place / DESCRIPTION
+    try:
+        with reading(path):
+            found = unsealed(json.loads(path.read_bytes()))
+        made = _described(place, found["columns"], name, left_out)
+        if made.fingerprint != found["fingerprint"]:
+            raise ValueError("it holds other tokens than were written")
+    except (SourceError, ValueError, LookupError, TypeError) as error:
+        raise SourceError(
+            f"{place}: this copy of {name} is damaged ({error}); delete it, and it is made again"
+        ) from error
+    return _described(place, found["columns"], name, left_out, empty) if made.skipped else made
+
+
+def _described(
+    place: Path, columns: list[dict[str, Any]], name: str, left_out: tuple[str, ...] = (), empty: str = "skip"
+) -> ArrayTokens:
+    """Map the columns of a copy."""
+    arrays: dict[str, dict[str, MappedArray]] = {"offsets": {}, "token": {}, "sequence": {}}
+    for column in columns:
+        file, dtype = MappedFile(place / column["file"]), np.dtype(column["dtype"])
+        if file.size != column["size"] * dtype.itemsize:
+            raise SourceError(f"{file.path}: has {file.size:,} bytes, not {column['size'] * dtype.itemsize:,}")
+        arrays[column["per"]][column["name"]] = MappedArray(file, dtype, 0, column["size"])
+    return ArrayTokens(name, arrays["offsets"][""], arrays["token"], arrays["sequence"], empty=empty, left_out=left_out)
