@@ -34,6 +34,7 @@ __all__ = ["close", "patterns_above", "residuals"]
 _MOST_PATTERNS = 20_000  # the most that are listed
 _MOST_ITEMS = 2**22  # the most in all listed patterns together
 _SEARCHED = 2 * 10**7  # most steps of listing patterns
+_SEARCH_STEP = 13  # operations for each of them
 _NODES = 2_000  # most nodes of the branch-and-bound tree: a limit that does not depend on the machine
 _BEGIN_ITERATIONS = 10_000  # the integer program is not begun where the budget allows fewer simplex iterations
 _NODE_ITERATIONS = 100  # simplex iterations that a node is expected to take
@@ -62,8 +63,7 @@ def close(items: Items, target: int, budget: Budget) -> Packing | None:
         _loss(items, target, items.sizes, items.capacity),
         key=lambda of: of[2] / of[1],
     )
-    patterns = patterns_above(items, values, most - slack)
-    budget.charge(_SEARCHED)
+    patterns = patterns_above(items, values, most - slack, budget)
     if patterns is None:
         return None
     return _integer_program(patterns, items, target, budget)
@@ -77,11 +77,11 @@ def _loss(items: Items, target: int, values: NDArray[np.int64], most: int) -> tu
     return values, most, target * most - exact_dot(values, items.demand)
 
 
-def patterns_above(items: Items, values: NDArray[np.int64], least: int) -> list[Pattern] | None:
+def patterns_above(items: Items, values: NDArray[np.int64], least: int, budget: Budget) -> list[Pattern] | None:
     """Return all patterns that are worth at least `least` and hold no item more often than its demand.
 
     A pattern is a tuple of item numbers, worth the sum of their `values` (int64 ``[k]``). None if there are more than
-    `_MOST_PATTERNS`, or listing them takes too long.
+    `_MOST_PATTERNS`, or listing them takes too long for the budget, or at all.
     """
     from nopad.planning.optimal import _kernels
 
@@ -89,9 +89,11 @@ def patterns_above(items: Items, values: NDArray[np.int64], least: int) -> list[
     _kernels.knapsack(items.sizes, values, items.unlimited, table)
     flat = np.empty(min(_MOST_ITEMS, _MOST_PATTERNS * items.depth), dtype=np.int32)
     ends = np.empty(_MOST_PATTERNS + 1, dtype=np.int64)
-    found = _kernels.patterns_above(
-        items.sizes, items.demand, values, items.depth, items.unlimited, table, least, _SEARCHED, flat, ends
+    steps = max(1, min(_SEARCHED, budget.most // _SEARCH_STEP))
+    found, taken = _kernels.patterns_above(
+        items.sizes, items.demand, values, items.depth, items.unlimited, table, least, steps, flat, ends
     )
+    budget.charge(items.steps() + taken * _SEARCH_STEP)
     if found < 0:
         return None
     held, cuts = flat[: ends[found]].tolist(), ends[: found + 1].tolist()
@@ -104,9 +106,9 @@ def _integer_program(patterns: list[Pattern], items: Items, target: int, budget:
     None also if the budget allows fewer than `_BEGIN_ITERATIONS` simplex iterations. Those taken are charged.
     """
     step = _ENTRY_STEPS * (len(patterns) + items.sizes.size)  # operations of a simplex iteration
-    if budget.left < step * _BEGIN_ITERATIONS:
+    if budget.most < step * _BEGIN_ITERATIONS:
         return None
-    nodes = min(_NODES, budget.left // (step * _NODE_ITERATIONS))
+    nodes = min(_NODES, budget.most // (step * _NODE_ITERATIONS))
     model = new_model(mip_max_nodes=nodes, mip_max_improving_sols=1, mip_rel_gap=0.0)
     k, none = items.sizes.size, np.empty(0, dtype=np.int32)
     demand = items.demand.astype(float)
