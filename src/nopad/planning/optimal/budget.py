@@ -68,6 +68,12 @@ class Budget:
         finally:
             self.left += aside
 
+    def begin_program(self) -> None:
+        """Count a linear program, in the budget that this is a child of too."""
+        self.programs += 1
+        if self._of is not None:
+            self._of.begin_program()
+
     def charge(self, operations: int) -> None:
         """Subtract the operations of a step from those left, in the budget that this is a child of too."""
         self.left -= operations

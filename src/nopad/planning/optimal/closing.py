@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad import random
-from nopad.histogram import exact_dot
+from nopad.histogram import Histogram, exact_dot
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.listed import Listed
 from nopad.planning.optimal.master import Master
@@ -29,7 +29,7 @@ from nopad.planning.optimal.rounding import Packing, best_fit, dive, fill_demand
 from nopad.planning.optimal.search import relax
 from nopad.planning.optimal.solver import columns_of, new_model, run
 
-__all__ = ["close", "patterns_above", "residuals"]
+__all__ = ["NEAR", "close", "pack_again", "patterns_above", "residuals"]
 
 _MOST_PATTERNS = 20_000  # the most that are listed
 _MOST_ITEMS = 2**22  # the most in all listed patterns together
@@ -41,6 +41,8 @@ _NODE_ITERATIONS = 100  # simplex iterations that a node is expected to take
 _ENTRY_STEPS = 50  # operations of a simplex iteration, for each pattern and for each item
 _OPEN = 30  # most packs with free space that are packed again together
 _FULL = (10, 20, 40, 80, 20, 40, 80)  # full packs that are packed again with them, in one attempt after the other
+_ROW_STEPS = 100  # operations per entry of a `Listed`, to divide it in two and to join the parts again
+NEAR = 64  # packs above the bound, up to which packs are packed again
 _WHOLE = 400  # a plan of at most so many packs is at last packed again as a whole
 
 
@@ -132,6 +134,27 @@ def _integer_program(patterns: list[Pattern], items: Items, target: int, budget:
             whole[item] += count
     complete = all(whole[item] == count for item, count in enumerate(items.demand.tolist()))
     return packing if complete and packing.total() <= target else None
+
+
+def pack_again(packs: Listed, capacity: int, depth: int | None, bound: int, budget: Budget) -> Listed | None:
+    """Return the same sequences in one pack fewer; None if no way is found or the budget ends first.
+
+    `residuals` gives the choices of packs to pack again. None also for more than `NEAR` packs above the bound.
+    """
+    if packs.packs > bound + NEAR:
+        return None
+    for inside, outside in residuals(packs, capacity):
+        if budget.spent():
+            break
+        histogram = Histogram.from_lengths(np.repeat(inside.lengths, np.repeat(inside.copies, inside.sizes)))
+        items = Items.of(histogram.lengths, histogram.counts, capacity, depth)
+        budget.charge(_ROW_STEPS * packs.copies.size)
+        packing = close(items, inside.packs - 1, budget)
+        if packing is not None:
+            lengths = histogram.lengths.tolist()
+            closed = [(count, tuple(lengths[item] for item in pattern)) for pattern, count in packing.items()]
+            return Listed.joined([outside, Listed.of(closed)])
+    return None
 
 
 def residuals(packs: Listed, capacity: int) -> Iterator[tuple[Listed, Listed]]:

@@ -37,8 +37,9 @@ OPTIONS = {
 
 _DUAL, _PRIMAL = 1, 4  # values of HiGHS' option simplex_strategy
 _ITERATION_STEPS = 12_000  # operations of a simplex iteration
-_FEW, _MANY = 6, 30  # operations for each row besides: in a new program, whose basis is sparse; and in the end
-_FILLED = 8  # iterations per row until `_MANY` is reached
+_FEW, _MANY = 6, 32  # operations for each row besides: where the basis is sparse, and where it is not
+_PAIRS, _TRIPLETS = 2.2, 3.1  # mean items of a full pack up to which a new basis is sparse, and from which on it is not
+_FILLED = 8  # iterations per row until no basis is sparse
 
 
 @dataclass(frozen=True)
@@ -152,8 +153,11 @@ class Master:
 
     def _steps(self) -> int:
         """Return the operations of one simplex iteration now."""
-        rows = self.items.sizes.size
-        return _ITERATION_STEPS + rows * _FEW + min(rows, self._iterations // _FILLED) * (_MANY - _FEW)
+        items, rows = self.items, self.items.sizes.size
+        held = float(items.demand.sum()) * items.capacity / float(items.sizes @ items.demand.astype(float))
+        dense = (held - _PAIRS) / (_TRIPLETS - _PAIRS)
+        filled = self._iterations / (_FILLED * rows)
+        return _ITERATION_STEPS + int(rows * (_FEW + (_MANY - _FEW) * min(1.0, max(dense, filled))))
 
     def trim(self, times: NDArray[np.float64], slack: float) -> NDArray[np.float64]:
         """Remove unused patterns whose reduced cost is above `slack`; return `times` without the patterns removed.

@@ -20,7 +20,7 @@ from nopad.planning.optimal.budget import Budget
 __all__ = ["SolverError", "columns_of", "new_model", "run", "solve_linear"]
 
 _ITERATIONS = 200  # simplex iterations that are always allowed: about what a small change of a solved program takes
-_STALLED, _STALLED_EACH = 1_000, 3  # iterations after which a program counts as stalled; so many more per row and column
+_STALLED, _STALLED_EACH = 1_000, 3  # iterations after which a program counts as stalled; more per row and column
 _PERTURBATIONS = ("dual_simplex_cost_perturbation_multiplier", "primal_simplex_bound_perturbation_multiplier")
 
 
@@ -55,7 +55,7 @@ def solve_linear(model: highspy.Highs, budget: Budget, per_iteration: int) -> bo
     """
     if budget.spent():
         return False
-    budget.programs += 1
+    budget.begin_program()
     stalled = _STALLED + _STALLED_EACH * (model.getNumRow() + model.getNumCol())
     if _solved_within(model, budget, per_iteration, stalled):
         return True
