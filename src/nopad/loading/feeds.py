@@ -19,6 +19,8 @@ from nopad import random
 from nopad.assignment import assign, check_cover
 from nopad.batch.columns import from_rows
 from nopad.errors import CorruptError, LengthError, OptionError, PlanMismatchError
+from nopad.histogram import as_lengths
+from nopad.loading.groups import Groups, Together
 from nopad.loading.sources import TokenSource
 from nopad.loading.units import Units
 from nopad.packs import index_dtype
@@ -35,12 +37,14 @@ class Feed(ABC):
     """What a loader deals.
 
     Attributes:
-        unit: what a unit is called in messages and summaries: "pack" or "sequence".
+        unit: what a unit is called in messages and summaries: "pack", "sequence" or "group".
+        group_size: how many sequences a unit has that is a group of sequences; 1 for others.
         capacity: most tokens of a unit.
         seed: of all random choices.
     """
 
     unit: str
+    group_size: int = 1
     capacity: int
     seed: int
 
@@ -74,31 +78,63 @@ class StoredTokens(Feed):
     Without a plan, n sequences per rank make a flat batch without padding (Samsung's un-padding).
     """
 
-    def __init__(self, source: TokenSource, plan: Plan | None, *, seed: int = 0) -> None:
-        """Deal the sequences of `source`; `plan` covers exactly their lengths (`planned`); None: no packs."""
-        self._source, self._plan, self.seed = source, plan, seed
-        self.unit = "sequence" if plan is None else "pack"
+    def __init__(
+        self,
+        source: TokenSource,
+        plan: Plan | None,
+        *,
+        groups: Groups | None = None,
+        together: Together = "rank",
+        seed: int = 0,
+    ) -> None:
+        """Deal the sequences of `source`.
+
+        Args:
+            source: the tokens.
+            plan: covers exactly their lengths, or those of the groups (`planned`); None: no packs.
+            groups: sequences that share a step, a rank or a pack; None: none do.
+            together: what they share without a plan: "step" or "rank"; with a plan they share a pack.
+            seed: of the deal.
+
+        Raises:
+            OptionError: groups differ in size, and there is no plan.
+        """
+        self._source, self._plan, self._groups, self.seed = source, plan, groups, seed
+        self._apart = plan is None and groups is not None and together == "step"
         self.capacity = int(source.seq_lengths.max(initial=1)) if plan is None else plan.capacity
+        self.unit = "pack" if plan is not None else "sequence" if groups is None else "group"
+        if plan is None and groups is not None:
+            self.group_size = groups.one_size()
 
     def facts(self) -> dict[str, Any]:
-        """Return the fingerprints of data and plan, and the seed."""
-        packing = {} if self._plan is None else {"capacity": self.capacity, "plan": self._plan.fingerprint}
-        return {"unit": self.unit, "seed": self.seed, "data": self._source.fingerprint, **packing}
+        """Return the fingerprints of data, groups and plan, and the seed."""
+        found: dict[str, Any] = {"unit": self.unit, "seed": self.seed, "data": self._source.fingerprint}
+        if self._groups is not None:
+            found["groups"] = self._groups.fingerprint
+        if self._plan is not None:
+            found |= {"capacity": self.capacity, "plan": self._plan.fingerprint}
+        return found
 
     def units(self, epoch: int) -> Units:
         """Deal the sequences to the packs: which share a pack, and the order of packs, are new in every epoch."""
-        lengths = self._source.seq_lengths
+        lengths, groups = self._source.seq_lengths, self._groups
         key = random.key(self.seed, random.STREAM_EPOCH, epoch)
         if self._plan is not None:
-            packs = assign(self._plan, lengths, seed=key)
-            return Units(seq_lengths=lengths, indptr=packs.indptr, sequence=packs.sequence)
-        order = np.arange(lengths.size, dtype=index_dtype(lengths.size))
+            packs = assign(self._plan, lengths if groups is None else groups.tokens(lengths), seed=key)
+            indptr, sequence = (packs.indptr, packs.sequence) if groups is None else groups.expanded(packs)
+            return Units(seq_lengths=lengths, indptr=indptr, sequence=sequence)
+        n = lengths.size if groups is None else len(groups)
+        order = np.arange(n, dtype=index_dtype(lengths.size))
         _kernels().shuffle(order, np.uint64(key))
-        return Units(seq_lengths=lengths, order=order)
+        if groups is None:
+            return Units(seq_lengths=lengths, order=order)
+        return Units(
+            seq_lengths=lengths, indptr=groups.indptr, sequence=groups.sequence, order=order, apart=self._apart
+        )
 
     def gather(self, units: Units, chosen: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
         """Return the sequences of the chosen units."""
-        numbers, sizes = units.members(chosen)
+        numbers, sizes = units.held(chosen)
         found = self._source.gather(numbers)
         return replace(found, values={**found.values, "seq_index": numbers}), sizes
 
@@ -107,22 +143,29 @@ class StoredTokens(Feed):
         self._source.check_unchanged()
 
 
-def planned(source: TokenSource, capacity: int, plan: Plan | None = None, **options: Any) -> Plan:
+def planned(
+    source: TokenSource, capacity: int, *, groups: Groups | None = None, plan: Plan | None = None, **options: Any
+) -> Plan:
     """Return the plan for the sequences of `source`: `plan` if it is given, or a new one (`nopad.plan`).
 
+    With `groups`, it is a plan for the groups, each as long as all its sequences.
+
     Raises:
-        LengthError: a sequence is longer than `capacity`; the message counts them.
+        LengthError: a sequence or group is longer than `capacity`; the message counts them.
         PlanMismatchError: `plan` is for other lengths or another capacity.
         OptionError: an option has an invalid value.
     """
-    lengths = source.seq_lengths
+    lengths = source.seq_lengths if groups is None else groups.tokens(source.seq_lengths)
+    what = "sequence" if groups is None else "group"
     over = int(np.count_nonzero(lengths > capacity))
     if over:
         raise LengthError(
-            f"{over:,} of {lengths.size:,} sequences are longer than the capacity of {capacity:,}, the first is "
-            f"sequence {int(np.argmax(lengths > capacity)):,}, the longest has {int(lengths.max()):,} tokens; give a "
+            f"{over:,} of {lengths.size:,} {what}s are longer than the capacity of {capacity:,}, the first is "
+            f"{what} {int(np.argmax(lengths > capacity)):,}, the longest has {int(lengths.max()):,} tokens; give a "
             "capacity of at least that, or cut them first (`nopad pack --over-long`)"
         )
+    if groups is not None and options.get("depth") is not None:
+        raise OptionError("depth limits sequences per pack, and packs are made of whole groups; leave it out")
     if plan is None:
         return new_plan(lengths, capacity, **options)
     if options:
@@ -131,7 +174,7 @@ def planned(source: TokenSource, capacity: int, plan: Plan | None = None, **opti
         )
     if plan.capacity != capacity:
         raise PlanMismatchError(f"the plan is for a capacity of {plan.capacity}, and {capacity} is given")
-    check_cover(plan, lengths)
+    check_cover(plan, as_lengths(lengths))
     return plan
 
 

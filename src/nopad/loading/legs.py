@@ -10,7 +10,7 @@ Cost: O(units) when a leg begins, and once more for every earlier leg; O(units o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -88,6 +88,8 @@ class Course:
         """
         self._units, self._cost, self.shape, self.balance = units, cost, shape, balance
         self._steps: dict[int, Step] = {}
+        # How many sequences of a unit are dealt apart: the same number for all units.
+        self._parts = units.members(np.zeros(1, dtype=np.int64))[0].size if units.apart else 1
         left = np.arange(len(units), dtype=index_dtype(len(units))) if units.order is None else units.order
         for number, leg in enumerate(past):
             order = _drawn(units, left, leg, cost, random.key(seed, random.STREAM_LEG, epoch, number))
@@ -115,43 +117,40 @@ class Course:
             self._steps[number] = found
         return found
 
+    def units_of_all(self) -> NDArray[np.int64]:
+        """Return all units of this leg in the order in which its steps take them; the last ones may make no step."""
+        return self._order.astype(np.int64)
+
     def seen(self, number: int) -> tuple[int, int]:
         """Return how many sequences and tokens step `number` takes on all ranks."""
         step = self.step(number)
         return step.sequences.size, int(self._units.seq_lengths[step.sequences].sum(dtype=np.int64))
 
     def dealt(self, step: int) -> NDArray[np.int64]:
-        """Return the units of step number `step` by rank, micro-step and place, or -1 where a place stays empty.
+        """Return what step number `step` deals, by rank, micro-step and place, or -1 where a place stays empty.
 
-        int64 ``[world_size, accumulation, per_rank]``; places are in the order of the epoch, empty ones last.
+        These are units, or sequences if the units' sequences are dealt apart;
+        int64 ``[world_size, accumulation, per_rank]``. Places are in the order of the epoch, empty ones last.
         """
         taken = self.step(step)
-        units = taken.units
-        missing = self.shape.per_step - units.size
-        if self.shape.world_size == self.shape.accumulation == 1:
-            return np.concatenate([units, np.full(missing, -1)])[None, None]
-        costs = np.zeros(self.shape.per_step, dtype=np.int64)
-        costs[: units.size] = self._units.costs_of(taken.sequences, taken.sizes, self._cost)
+        if self._units.apart:
+            dealt, sizes = taken.sequences, np.ones(taken.sequences.size, dtype=np.int64)
+        else:
+            dealt, sizes = taken.units, taken.sizes
+        shape = replace(self.shape, per_rank=self.shape.per_rank * self._parts)
+        missing = shape.per_step - dealt.size
+        if shape.world_size == shape.accumulation == 1:
+            return np.concatenate([dealt, np.full(missing, -1)])[None, None]
+        costs = np.zeros(shape.per_step, dtype=np.int64)
+        costs[: dealt.size] = self._units.costs_of(taken.sequences, sizes, self._cost)
         if missing:  # spread the empty places over all micro-steps of all ranks, whatever the balance
             every = Shape(
-                world_size=self.shape.world_size * self.shape.accumulation,
-                node_size=1,
-                accumulation=1,
-                per_rank=self.shape.per_rank,
+                world_size=shape.world_size * shape.accumulation, node_size=1, accumulation=1, per_rank=shape.per_rank
             )
-            places = deal(costs, every, EQUAL).reshape(self.shape.world_size, self.shape.accumulation, -1)
+            places = deal(costs, every, EQUAL).reshape(shape.world_size, shape.accumulation, -1)
         else:
-            places = deal(costs, self.shape, self.balance)
-        return np.concatenate([units, np.full(missing, -1)])[np.sort(places, axis=-1)]
-
-    def costs_by_rank(self, step: int) -> NDArray[np.int64]:
-        """Return what step number `step` costs each rank in each micro-step; int64 ``[world_size, accumulation]``."""
-        found = self.dealt(step)
-        costs = np.zeros(found.shape, dtype=np.int64)
-        real = found >= 0
-        costs[real] = self._units.costs(found[real], self._cost)
-        sums: NDArray[np.int64] = costs.sum(axis=-1)
-        return sums
+            places = deal(costs, shape, self.balance)
+        return np.concatenate([dealt, np.full(missing, -1)])[np.sort(places, axis=-1)]
 
 
 def _drawn(units: Units, left: NDArray[Any], leg: Leg, cost: CostModel, key: int) -> NDArray[Any]:

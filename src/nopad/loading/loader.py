@@ -17,7 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from nopad.balance import Balance, CostModel, Shape, Tokens
 from nopad.batch import Flat, PackedBatch, Rows
@@ -25,10 +25,12 @@ from nopad.batch.form import Form, check_form
 from nopad.errors import OptionError
 from nopad.loading.agreement import check_agreement, exchange_of
 from nopad.loading.epochs import Epochs
+from nopad.loading.groups import Together
 from nopad.loading.legs import Course, Last, Leg, check_last
 from nopad.loading.opening import open_feed
 from nopad.loading.ranks import Ranks
 from nopad.loading.state import Position, check_same, read_state
+from nopad.loading.summary import Summary, summarise
 from nopad.options import Option
 from nopad.sequences import Sequences
 
@@ -66,6 +68,9 @@ class PackedLoader:
         balance: how units are drawn and dealt to ranks; a `Balance` or the name of one.
         cost: what is balanced; None: tokens.
         seed: of all random choices.
+        groups: the group of each sequence, integers ``[n]``, for sequences that stay together (preference pairs,
+            answers to one prompt); or a number k: every k sequences are a group.
+        together: what a group shares: a "step"; a "rank" of it; a "pack". In packs, a group always shares one.
         form: how a batch lies in memory; None: `Rows` for packs of a capacity, `Flat` for others.
         collate: makes a batch of ``(sequences, form, per_row)``; None: `PackedBatch.from_columns`.
         rank, world_size, node_size, group: this process's place (`Ranks.found`); None: from torch.distributed, or the
@@ -99,6 +104,8 @@ class PackedLoader:
         balance: str | Balance = "karmarkar_karp",
         cost: CostModel | None = None,
         seed: int = 0,
+        groups: int | ArrayLike | None = None,
+        together: Together = "rank",
         form: Form | None = None,
         collate: Collate | None = None,
         rank: int | None = None,
@@ -111,18 +118,25 @@ class PackedLoader:
         per_rank = _per_rank(rows, tokens, sequences, capacity)
         self.ranks = Ranks.found(rank=rank, world_size=world_size, node_size=node_size, group=group)
         self._prefetch = _PREFETCH.check("prefetch", prefetch)
+        feed = open_feed(
+            data,
+            capacity if tokens is None else tokens,
+            unpacked=sequences is not None,
+            seed=seed,
+            groups=groups,
+            together=together,
+            **options,
+        )
         shape = Shape(
             world_size=self.ranks.world_size,
             node_size=self.ranks.node_size,
             accumulation=_ACCUMULATION.check("accumulation", accumulation),
-            per_rank=per_rank,
+            per_rank=_groups_per_rank(per_rank, feed.group_size),
         )
         self._at = Position(leg=Leg(shape=shape, balance=Balance.named(balance), steps=0))
         last = check_last(last)
-        feed = open_feed(
-            data, capacity if tokens is None else tokens, unpacked=sequences is not None, seed=seed, **options
-        )
         self._epochs = Epochs(feed, cost or Tokens(), last)
+        self._rows = rows is not None
         self._form: Form = Rows(feed.capacity, rows=per_rank) if rows is not None else Flat()
         self._form = check_form(form) if form is not None else self._form
         self._collate = collate or _collated
@@ -168,6 +182,21 @@ class PackedLoader:
     def __len__(self) -> int:
         """Batches that a rank takes in the whole epoch; after a change of ranks, in what this change left of it."""
         return self._epochs.course(self._at).steps * self._at.leg.shape.accumulation
+
+    def summary(self) -> Summary:
+        """Return what the epoch under way is: steps, sequences, tokens, what is left out, how evenly ranks work.
+
+        >>> import nopad
+        >>> data = [[1, 2, 3], [4], [5, 6], [7, 8]]
+        >>> print(nopad.PackedLoader(data, capacity=4, rows=1, rank=0, world_size=2).summary())
+        step     2 ranks x 1 micro-steps x 1 packs: 4 sequences, 8 tokens
+        epoch    1 steps: 4 sequences, 8 tokens (100.00% of the slots)
+                 one sequence per row would take 2 steps: a schedule in steps sees 2.00 times as many ...
+        balance  the slowest rank of a step costs 0.00% more than the mean (floor 0.00%), by Tokens()
+        """
+        at, epochs = self._at, self._epochs
+        capacity = epochs.feed.capacity if self._rows else None
+        return summarise(epochs.course(at), epochs.units(at.epoch), epochs.feed.unit, epochs.cost, capacity)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of another epoch; nothing happens if it is the one under way.
@@ -354,3 +383,10 @@ def _per_rank(rows: int | None, tokens: int | None, sequences: int | None, capac
     if name != "rows" and capacity is not None:
         raise OptionError(f"{name} per rank make one stream, which has no rows of a capacity; leave capacity out")
     return 1 if name == "tokens" else number
+
+
+def _groups_per_rank(per_rank: int, size: int) -> int:
+    """Return how many groups of `size` sequences make `per_rank` sequences."""
+    if per_rank % size:
+        raise OptionError(f"a rank takes {per_rank} sequences, and groups have {size}; give a multiple of {size}")
+    return per_rank // size

@@ -1,6 +1,7 @@
-"""`Units`: what an epoch deals to ranks, each unit a pack or a single sequence, as an index over sequences.
+"""`Units`: what an epoch deals to ranks, as an index over sequences: packs, single sequences, or groups of them.
 
-A unit stays whole: one rank gets all of it. The index takes 4 bytes per sequence and 4 per pack, up to 2^31 sequences.
+A unit is in one step, and one rank gets all of it, unless its sequences are dealt apart. The index takes 4 bytes per
+sequence and 4 per pack, up to 2^31 sequences.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Units:
         sequence: sequence numbers, unit after unit; ``[sequences]``; None: ascending, so that unit u holds the
             sequences ``indptr[u]`` to ``indptr[u + 1]``.
         order: the units in the epoch's random order; ``[units]``; None: they are numbered in that order.
+        apart: whether ranks get the sequences of a step's units one by one, and not whole units.
 
     >>> lengths = np.array([5, 3, 4], np.int32)
     >>> units = Units(seq_lengths=lengths, indptr=np.array([0, 2, 3]), sequence=np.array([0, 2, 1]))
@@ -38,6 +40,7 @@ class Units:
     indptr: NDArray[Any] | None = None
     sequence: NDArray[Any] | None = None
     order: NDArray[Any] | None = None
+    apart: bool = False
 
     def __len__(self) -> int:
         """Number of units."""
@@ -61,6 +64,12 @@ class Units:
         total = int(ends[-1]) if ends.size else 0
         return np.arange(total) + np.repeat(begin - ends + sizes, sizes), sizes
 
+    def held(self, dealt: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return what `members` returns, for what a rank got: units, or single sequences where they are `apart`."""
+        if self.apart:
+            return dealt, np.ones(dealt.size, dtype=np.int64)
+        return self.members(dealt)
+
     def tokens(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the tokens of each of the chosen units; int64 ``[chosen]``."""
         numbers, sizes = self.members(chosen)
@@ -76,7 +85,7 @@ class Units:
 
     def costs_of(self, numbers: NDArray[np.int64], sizes: NDArray[np.int64], model: CostModel) -> NDArray[np.int64]:
         """Do as `costs` does, for what `members` returned."""
-        if self.indptr is None:
+        if numbers.size == sizes.size:  # one sequence each
             return model.of(self.seq_lengths[numbers])
         bounds = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
         return model.of_packs(bounds, self.seq_lengths[numbers])
