@@ -45,8 +45,7 @@ def check_agreement(ranks: Ranks, facts: Mapping[str, Any], exchange: Exchange |
     if exchange is None:
         return
     everyone = exchange({"rank": ranks.rank, "facts": dict(facts)})
-    first = everyone[0]["facts"]
-    for name in first:
+    for name in dict.fromkeys(name for one in everyone for name in one["facts"]):
         values = [one["facts"].get(name) for one in everyone]
         odd = [place for place, value in enumerate(values) if value != values[0]]
         if odd:
