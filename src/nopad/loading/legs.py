@@ -155,7 +155,7 @@ class Course:
 
 def _drawn(units: Units, left: NDArray[Any], leg: Leg, cost: CostModel, key: int) -> NDArray[Any]:
     """Return the units that are left in the order in which this leg takes them."""
-    if leg.balance.draw == "random":  # the epoch's own order is random already
+    if leg.balance.draw == "random" or left.size < leg.shape.per_step:  # the epoch's own order is random already
         return left
     costs = units.costs(left.astype(np.int64), cost)
     order: NDArray[Any] = left[draw(costs, leg.shape, leg.balance, key)]

@@ -215,7 +215,8 @@ class PackedLoader:
     def state_dict(self, *, batches: int = 0) -> dict[str, Any]:
         """Return where the loader stands, or will stand after that many further batches of this epoch.
 
-        The result is plain JSON. A batch counts as seen from when the loop gets it.
+        The result is plain JSON. A batch counts as seen from when the loop gets it; after the last one of an epoch, the
+        loader stands at the beginning of the next.
 
         Raises:
             OptionError: this epoch has fewer batches left.
@@ -223,6 +224,8 @@ class PackedLoader:
         at = self._at
         for _ in range(_NUMBER.check("batches", batches)):
             at = self._epochs.after(at)
+        if self._epochs.is_over(at):
+            at = at.at_start_of(at.epoch + 1)
         return at.state(self.facts())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
