@@ -5,19 +5,24 @@ The next epoch is dealt in the background while the last tenth of the one before
 
 from __future__ import annotations
 
+import hashlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+from numpy.typing import NDArray
+
 from nopad.balance import CostModel
 from nopad.errors import FormatError, OptionError
 from nopad.loading.feeds import Feed
-from nopad.loading.legs import Course, Last
+from nopad.loading.legs import Course, Last, ordered
+from nopad.loading.sharing import HostArrays
 from nopad.loading.state import Position
 from nopad.loading.units import Units
 
 __all__ = ["Epochs"]
 
+_KEPT = 2  # epochs whose shared arrays stay
 _NEARLY = 0.9  # how much of an epoch is over when the next one is dealt
 
 
@@ -30,9 +35,9 @@ class Epochs:
         last: what happens with units that make no whole step.
     """
 
-    def __init__(self, feed: Feed, cost: CostModel, last: Last) -> None:
-        """Deal nothing yet."""
-        self.feed, self.cost, self.last = feed, cost, last
+    def __init__(self, feed: Feed, cost: CostModel, last: Last, shared: HostArrays | None = None) -> None:
+        """Deal nothing yet; `shared`: where the ranks of this host keep what all of them need; None: in memory."""
+        self.feed, self.cost, self.last, self._shared = feed, cost, last, shared
         self._forget()
 
     def _forget(self) -> None:
@@ -42,7 +47,7 @@ class Epochs:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what other processes need; each deals for itself."""
-        return {"feed": self.feed, "cost": self.cost, "last": self.last}
+        return {"feed": self.feed, "cost": self.cost, "last": self.last, "_shared": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore, with nothing dealt."""
@@ -54,9 +59,19 @@ class Epochs:
         if self._units is None or self._units[0] != epoch:
             ahead, self._ahead = self._ahead, None
             self._units = None  # free the last epoch's before the next is made
-            found = ahead[1].result() if ahead is not None and ahead[0] == epoch else self.feed.units(epoch)
+            found = ahead[1].result() if ahead is not None and ahead[0] == epoch else self._made(epoch)
             self._units = epoch, found
         return self._units[1]
+
+    def _made(self, epoch: int) -> Units:
+        if self._shared is None:
+            return self.feed.units(epoch)
+        arrays = self._shared.arrays(f"epoch-{epoch:010d}", lambda: self.feed.units(epoch).arrays())
+        if epoch >= _KEPT:
+            self._shared.forget(f"epoch-{epoch - _KEPT:010d}*")
+        units = Units(**arrays, apart=self.feed.apart)
+        self.feed.hold(units)
+        return units
 
     def course(self, at: Position) -> Course:
         """Return the leg that is under way at this position.
@@ -67,20 +82,25 @@ class Epochs:
         which = at.epoch, at.past, at.leg.shape, at.leg.balance
         if self._course is None or self._course[0] != which:
             units = self.units(at.epoch)
-            self._course = (
-                which,
-                Course(
-                    units,
-                    seed=self.feed.seed,
-                    epoch=at.epoch,
-                    past=at.past,
-                    shape=at.leg.shape,
-                    balance=at.leg.balance,
-                    cost=self.cost,
-                    last=self.last,
-                ),
-            )
+            order = self._ordered(units, at)
+            course = Course(units, order, at.leg, cost=self.cost, last=self.last, resumed=bool(at.past))
+            self._course = which, course
         return self._course[1]
+
+    def _ordered(self, units: Units, at: Position) -> NDArray[Any] | None:
+        def order() -> NDArray[Any] | None:
+            return ordered(units, at.leg, at.past, seed=self.feed.seed, epoch=at.epoch, cost=self.cost)
+
+        if self._shared is None or (at.leg.balance.draw == "random" and not at.past):
+            return order()
+        key = hashlib.sha256(repr((at.past, at.leg.shape, at.leg.balance, self.cost)).encode()).hexdigest()[:16]
+
+        def make() -> dict[str, NDArray[Any]]:
+            found = order()
+            assert found is not None
+            return {"order": found}
+
+        return self._shared.arrays(f"epoch-{at.epoch:010d}-{key}", make)["order"]
 
     def is_over(self, at: Position) -> bool:
         """Whether the epoch has no batch after this position."""

@@ -40,12 +40,16 @@ class Feed(ABC):
         unit: what a unit is called in messages and summaries: "pack", "sequence" or "group".
         group_size: how many sequences a unit has that is a group of sequences; 1 for others.
         capacity: most tokens of a unit.
+        sequences: number of sequences.
         seed: of all random choices.
+        apart: whether the sequences of a unit are dealt one by one.
     """
 
+    apart: bool = False
     unit: str
     group_size: int = 1
     capacity: int
+    sequences: int
     seed: int
 
     @abstractmethod
@@ -55,6 +59,10 @@ class Feed(ABC):
     @abstractmethod
     def units(self, epoch: int) -> Units:
         """Return the units of an epoch: the same on every rank."""
+
+    @abstractmethod
+    def hold(self, units: Units) -> None:
+        """Keep the arrays of `units`, which other processes have mapped too, in place of equal ones of its own."""
 
     @abstractmethod
     def gather(self, units: Units, chosen: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
@@ -100,7 +108,8 @@ class StoredTokens(Feed):
             OptionError: groups differ in size, and there is no plan.
         """
         self._source, self._plan, self._groups, self.seed = source, plan, groups, seed
-        self._apart = plan is None and groups is not None and together == "step"
+        self.apart = plan is None and groups is not None and together == "step"
+        self.sequences = len(source)
         self.capacity = int(source.seq_lengths.max(initial=1)) if plan is None else plan.capacity
         self.unit = "pack" if plan is not None else "sequence" if groups is None else "group"
         if plan is None and groups is not None:
@@ -128,9 +137,11 @@ class StoredTokens(Feed):
         _kernels().shuffle(order, np.uint64(key))
         if groups is None:
             return Units(seq_lengths=lengths, order=order)
-        return Units(
-            seq_lengths=lengths, indptr=groups.indptr, sequence=groups.sequence, order=order, apart=self._apart
-        )
+        return Units(seq_lengths=lengths, indptr=groups.indptr, sequence=groups.sequence, order=order, apart=self.apart)
+
+    def hold(self, units: Units) -> None:
+        """Let the source have the lengths."""
+        self._source.hold_lengths(units.seq_lengths)
 
     def gather(self, units: Units, chosen: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
         """Return the sequences of the chosen units."""
@@ -194,8 +205,9 @@ class StoredRows(Feed):
                 f"{dataset.path} holds an index without tokens; give the source of its tokens, and a capacity"
             )
         self._dataset, self.seed = dataset, seed
-        self._indptr, self._lengths = dataset.seq_lengths()
-        self.capacity = dataset.capacity
+        indptr, self._lengths = dataset.seq_lengths()
+        self._indptr: NDArray[Any] = indptr.astype(index_dtype(self._lengths.size))
+        self.capacity, self.sequences = dataset.capacity, self._lengths.size
 
     def facts(self) -> dict[str, Any]:
         """Return the fingerprint of the dataset, and the seed."""
@@ -204,6 +216,11 @@ class StoredRows(Feed):
     def units(self, epoch: int) -> Units:
         """Return the rows in a random order that is fast to read."""
         return Units(seq_lengths=self._lengths, indptr=self._indptr, order=self._dataset.order(self.seed, epoch))
+
+    def hold(self, units: Units) -> None:
+        """Have lengths and rows."""
+        assert units.indptr is not None
+        self._indptr, self._lengths = units.indptr, units.seq_lengths
 
     def gather(self, units: Units, chosen: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
         """Return the sequences of the chosen rows."""

@@ -22,7 +22,7 @@ from nopad.errors import OptionError
 from nopad.loading.units import Units
 from nopad.packs import index_dtype
 
-__all__ = ["Course", "Last", "Leg", "Step", "check_last"]
+__all__ = ["Course", "Last", "Leg", "Step", "check_last", "ordered"]
 
 _KEPT = 4  # steps
 EQUAL = Balance()  # Karmarkar-Karp among all ranks
@@ -70,34 +70,35 @@ class Course:
     """
 
     def __init__(
-        self,
-        units: Units,
-        *,
-        seed: int,
-        epoch: int,
-        past: Sequence[Leg],
-        shape: Shape,
-        balance: Balance,
-        cost: CostModel,
-        last: Last,
+        self, units: Units, order: NDArray[Any] | None, leg: Leg, *, cost: CostModel, last: Last, resumed: bool = False
     ) -> None:
-        """Replay the legs in `past`, and order what they left.
+        """Deal units in this order (`ordered`).
+
+        Args:
+            units: the units of the epoch.
+            order: those that are left, in the order in which this leg takes them; None: all, as they are numbered.
+            leg: shape and balance of the steps.
+            cost: what is balanced.
+            last: what happens with units that make no whole step.
+            resumed: whether earlier legs took some units, so that a leg without a step is no mistake.
 
         Raises:
             OptionError: the units do not make whole steps and `last` is "refuse", or not a single step can be made.
         """
-        self._units, self._cost, self.shape, self.balance = units, cost, shape, balance
+        self._units, self._order, self._cost = units, order, cost
+        self.shape, self.balance = leg.shape, leg.balance
+        self.units_left = len(units) if order is None else order.size
         self._steps: dict[int, Step] = {}
         # How many sequences of a unit are dealt apart: the same number for all units.
         self._parts = units.members(np.zeros(1, dtype=np.int64))[0].size if units.apart else 1
-        left = np.arange(len(units), dtype=index_dtype(len(units))) if units.order is None else units.order
-        for number, leg in enumerate(past):
-            order = _drawn(units, left, leg, cost, random.key(seed, random.STREAM_LEG, epoch, number))
-            left = _without(left, order[: leg.steps * leg.shape.per_step], len(units))
-        mine = Leg(shape=shape, balance=balance, steps=0)
-        self._order = _drawn(units, left, mine, cost, random.key(seed, random.STREAM_LEG, epoch, len(past)))
-        self.units_left = left.size
-        self.steps, self.dropped, self.empty = _whole_steps(left.size, shape, check_last(last), bool(past))
+        self.steps, self.dropped, self.empty = _whole_steps(self.units_left, leg.shape, check_last(last), resumed)
+
+    def units_at(self, begin: int, end: int) -> NDArray[np.int64]:
+        """Return units number `begin` to `end` (exclusive) in the order of this leg; int64."""
+        end = min(end, self.units_left)
+        if self._order is None:
+            return np.arange(begin, end)
+        return self._order[begin:end].astype(np.int64)
 
     def step(self, number: int) -> Step:
         """Return what step `number` of this leg takes, fewer units in a filled step. The last few are kept.
@@ -110,16 +111,12 @@ class Course:
             if not 0 <= number < self.steps:
                 raise IndexError(f"step {number} of {self.steps} steps")
             per_step = self.shape.per_step
-            units = self._order[number * per_step : (number + 1) * per_step].astype(np.int64)
+            units = self.units_at(number * per_step, (number + 1) * per_step)
             found = Step(units, *self._units.members(units))
             if len(self._steps) >= _KEPT:
                 self._steps.clear()
             self._steps[number] = found
         return found
-
-    def units_of_all(self) -> NDArray[np.int64]:
-        """Return all units of this leg in the order in which its steps take them; the last ones may make no step."""
-        return self._order.astype(np.int64)
 
     def seen(self, number: int) -> tuple[int, int]:
         """Return how many sequences and tokens step `number` takes on all ranks."""
@@ -153,21 +150,24 @@ class Course:
         return np.concatenate([dealt, np.full(missing, -1)])[np.sort(places, axis=-1)]
 
 
-def _drawn(units: Units, left: NDArray[Any], leg: Leg, cost: CostModel, key: int) -> NDArray[Any]:
-    """Return the units that are left in the order in which this leg takes them."""
-    if leg.balance.draw == "random" or left.size < leg.shape.per_step:  # the epoch's own order is random already
-        return left
-    costs = units.costs(left.astype(np.int64), cost)
-    order: NDArray[Any] = left[draw(costs, leg.shape, leg.balance, key)]
-    return order
+def ordered(
+    units: Units, leg: Leg, past: Sequence[Leg], *, seed: int, epoch: int, cost: CostModel
+) -> NDArray[Any] | None:
+    """Return the units that the legs in `past` left, in the order in which `leg` takes them; ``[units left]``.
 
-
-def _without(left: NDArray[Any], taken: NDArray[Any], units: int) -> NDArray[Any]:
-    """Return `left` without the units in `taken`, in the same order."""
-    is_taken = np.zeros(units, dtype=bool)
-    is_taken[taken] = True
-    rest: NDArray[Any] = left[~is_taken[left]]
-    return rest
+    None: all units, as they are numbered. O(units) for every leg.
+    """
+    left = units.order
+    for number, other in enumerate((*past, leg)):
+        if other.balance.draw != "random":  # otherwise the epoch's own order, which is random already
+            left = np.arange(len(units), dtype=index_dtype(len(units))) if left is None else left
+            if left.size >= other.shape.per_step:
+                key = random.key(seed, random.STREAM_LEG, epoch, number)
+                left = left[draw(units.costs(left.astype(np.int64), cost), other.shape, other.balance, key)]
+        if number < len(past) and other.steps:
+            left = np.arange(len(units), dtype=index_dtype(len(units))) if left is None else left
+            left = left[other.steps * other.shape.per_step :]
+    return left
 
 
 def check_last(last: Any) -> Last:

@@ -10,10 +10,12 @@ ranks; O(tokens) per batch. Batches are built ahead in a thread.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,10 +27,12 @@ from nopad.batch.form import Form, check_form
 from nopad.errors import OptionError
 from nopad.loading.agreement import check_agreement, exchange_of
 from nopad.loading.epochs import Epochs
+from nopad.loading.feeds import Feed
 from nopad.loading.groups import Together
 from nopad.loading.legs import Course, Last, Leg, check_last
 from nopad.loading.opening import open_feed
 from nopad.loading.ranks import Ranks
+from nopad.loading.sharing import HostArrays
 from nopad.loading.state import Position, check_same, read_state
 from nopad.loading.summary import Summary, summarise
 from nopad.options import Option
@@ -42,6 +46,7 @@ __all__ = ["Collate", "PackedLoader"]
 _ACCUMULATION = Option(default=1, help="micro-steps of an optimiser step")
 _PER_RANK = Option(default=1, help="units per rank and micro-step")
 _PREFETCH = Option(default=2, low=0, high=1024, help="batches built ahead")
+_SHARED_FROM = 1 << 20  # sequences
 _NUMBER = Option(default=0, low=0, help="of an epoch, or of batches")
 
 # Makes a batch of sequences in columns; the last argument says how many of them lie in each row, int64 ``[rows]``.
@@ -76,6 +81,8 @@ class PackedLoader:
         rank, world_size, node_size, group: this process's place (`Ranks.found`); None: from torch.distributed, or the
             environment.
         prefetch: batches that are built ahead in a thread; 0: none.
+        host_dir: a folder where the ranks of a host share what all of them need, so that their memory does not grow
+            with their number; None: from a million sequences and two ranks on, a folder for temporary files.
         options: of the plan: depth, algorithm, effort, ... (see `nopad.plan`); or ``plan``, a `Plan` that is made.
 
     Attributes:
@@ -113,6 +120,7 @@ class PackedLoader:
         node_size: int | None = None,
         group: Any = None,
         prefetch: int = 2,
+        host_dir: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
         per_rank = _per_rank(rows, tokens, sequences, capacity)
@@ -135,13 +143,19 @@ class PackedLoader:
         )
         self._at = Position(leg=Leg(shape=shape, balance=Balance.named(balance), steps=0))
         last = check_last(last)
-        self._epochs = Epochs(feed, cost or Tokens(), last)
+        self._epochs = Epochs(feed, cost or Tokens(), last, self._shared(feed, host_dir))
         self._rows = rows is not None
         self._form: Form = Rows(feed.capacity, rows=per_rank) if rows is not None else Flat()
         self._form = check_form(form) if form is not None else self._form
         self._collate = collate or _collated
         self._begin_again()
         self._epochs.course(self._at)  # refuses an impossible step now
+
+    def _shared(self, feed: Feed, host_dir: str | os.PathLike[str] | None) -> HostArrays | None:
+        """Return where the ranks of this host share arrays, if that is worth it or wanted."""
+        if host_dir is None and (self.ranks.node_size == 1 or feed.sequences < _SHARED_FROM):
+            return None
+        return HostArrays(feed.facts(), None if host_dir is None else Path(host_dir))
 
     def _begin_again(self) -> None:
         """Forget the iteration under way, and what was computed for it."""

@@ -92,7 +92,7 @@ def summarise(course: Course, units: Units, unit: str, cost: CostModel, capacity
 
     O(units), and a deal of up to 32 steps.
     """
-    shape, places = course.shape, course.units_of_all()
+    shape, places = course.shape, course.units_at(0, course.units_left)
     taken = places[: course.steps * shape.per_step]
     sequences, tokens = _counts(units, taken)
     left = places[taken.size :]

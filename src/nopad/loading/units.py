@@ -51,6 +51,11 @@ class Units:
         """Number of sequences in all units."""
         return self.seq_lengths.size
 
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays that are there, by name."""
+        found = {name: getattr(self, name) for name in ("seq_lengths", "indptr", "sequence", "order")}
+        return {name: array for name, array in found.items() if array is not None}
+
     def members(self, chosen: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the sequences of the chosen units and how many each holds; int64 ``[k]`` and ``[chosen]``."""
         if self.indptr is None:
