@@ -8,7 +8,7 @@ the compiled loop copy runs from any chunk. Booleans per sequence are the except
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -49,7 +49,7 @@ def dataset_tokens(dataset: Any, options: ReaderOptions, *, empty: str = "refuse
         LengthError: a row has no token, and `empty` is "refuse".
     """
     name = "dataset"
-    if not hasattr(dataset, "cache_files"):
+    if isinstance(dataset, Mapping) or not hasattr(dataset, "cache_files"):
         kind = type(dataset).__name__
         raise SourceError(f"a {kind} has no rows by number; give a datasets.Dataset, one split of it, or its files")
     shown = as_arrow(dataset, name)

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from nopad.corpus.discover import BESIDE, MANIFEST, open_source
+from nopad.corpus.hub import HUB
 from nopad.corpus.inputs import reading
 from nopad.corpus.options import ReaderOptions
+from nopad.corpus.remote import is_url
 from nopad.errors import OptionError, SourceError
 from nopad.loading.sources.arrays import folder_tokens, memory_tokens
 from nopad.loading.sources.arrow import dataset_tokens, file_tokens
@@ -93,11 +95,14 @@ def _at_path(given: str | os.PathLike[str], options: ReaderOptions, empty: str, 
             _refuse("a packed dataset", unused, "spool")
             return packed_tokens(path, spool=spool)
         _refuse("an index-only dataset", {**unused, "options": None}, "source", "spool")
-        inner = open_tokens(unused["source"], options, empty="skip", spool=spool)
+        inner = open_tokens(unused["source"], unused["options"], empty="skip", spool=spool)
         return IndexTokens(path, inner)
     if (path / "offsets.npy").is_file():
         _refuse("a folder of arrays", unused)
         return folder_tokens(path, empty=empty)
+    if not is_url(os.fspath(given)) and not os.fspath(given).startswith(HUB):
+        with reading(path):
+            os.stat(path)
     arrow = _arrow_files(path)
     if arrow and spool is None:
         _refuse("an Arrow file", unused, "options")

@@ -16,7 +16,7 @@ import mmap
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,16 @@ from nopad.errors import SourceError
 __all__ = ["MappedArray", "MappedFile"]
 
 _AGAIN = "open it again when nothing writes to it"
+
+
+class _Descriptor:
+    """An open file, closed with its last owner."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
 
 
 class MappedFile:
@@ -50,16 +60,17 @@ class MappedFile:
         return {name: value for name, value in vars(self).items() if name not in ("_file", "_mapping")}
 
     @cached_property
-    def _file(self) -> BinaryIO:
+    def _file(self) -> _Descriptor:
+        """The open file, by which `prove` looks at what is mapped, whatever has its name by now."""
         with reading(self.path):
-            file = open(self.path, "rb")  # noqa: SIM115 - stays open, so that `prove` looks at what is mapped
-            self._compare(os.fstat(file.fileno()), inode=True)
+            file = _Descriptor(os.open(self.path, os.O_RDONLY))
+            self._compare(os.fstat(file.number), inode=True)
             return file
 
     @cached_property
     def _mapping(self) -> Any:
         with reading(self.path):
-            return mmap.mmap(self._file.fileno(), self.size, access=mmap.ACCESS_READ)
+            return mmap.mmap(self._file.number, self.size, access=mmap.ACCESS_READ)
 
     def array(self, dtype: np.dtype[Any], begin: int, count: int) -> NDArray[Any]:
         """Return `count` values from byte `begin` on, as a read-only view of the mapping."""
@@ -71,7 +82,7 @@ class MappedFile:
         Raises:
             SourceError: its size or the time of its last write changed.
         """
-        self._compare(os.fstat(self._file.fileno()))
+        self._compare(os.fstat(self._file.number))
 
     def prove_path(self) -> None:
         """Refuse a file that was written to, replaced or removed since it was found.

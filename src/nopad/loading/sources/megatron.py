@@ -89,7 +89,10 @@ class MegatronTokens(TokenSource):
             what = "floating-point numbers, which are no ids" if code in _FLOATS else "unknown"
             raise FormatError(f"{self._idx_path}: its code {code} for the type of the ids is {what}; write it again")
         if max(n, bounds) > idx.size:
-            raise FormatError(f"{self._idx_path}: states {n:,} sequences in {idx.size:,} bytes; write the pair again")
+            raise FormatError(
+                f"{self._idx_path}: states {n:,} sequences and {bounds:,} document bounds in {idx.size:,} bytes; write "
+                "the pair again"
+            )
         return np.dtype(_DTYPES[code]), n, bounds
 
     def _check(self) -> None:

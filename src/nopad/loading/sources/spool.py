@@ -81,11 +81,10 @@ def spooled(
         return _opened(place, name, empty, left_out)
     source = iter(parts())
     if folder is None:
-        few = _taken(source, IN_MEMORY)
-        rest = next(source, None)
-        if rest is None:
+        few = _taken(source)
+        if sum(part.tokens["input_ids"].size for part in few) <= IN_MEMORY:
             return memory_tokens(_joined(few), name, empty=empty, left_out=left_out)
-        source = chain(few, [rest], source)
+        source = chain(few, source)
     with storage_errors("writing", root):
         root.mkdir(parents=True, exist_ok=True)
     with locked(root / f"{key}.lock"):
@@ -99,13 +98,13 @@ def _default_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nopad" / "tokens"
 
 
-def _taken(parts: Iterator[Sequences], limit: int) -> list[Sequences]:
-    """Take parts until they have more than `limit` tokens."""
+def _taken(parts: Iterator[Sequences]) -> list[Sequences]:
+    """Take parts until they have more than `IN_MEMORY` tokens; with no more, they are all."""
     taken, tokens = [], 0
     for part in parts:
         taken.append(part)
         tokens += part.tokens["input_ids"].size
-        if tokens > limit:
+        if tokens > IN_MEMORY:
             break
     return taken
 

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+from nopad import ReaderOptions
+from nopad.errors import OptionError, SourceError
+from nopad.loading.sources import TokenSource, open_tokens
+
+
+@pytest.mark.parametrize("name", ["gone", "gone.parquet", "gone.npy", "gone/"])
+def test_a_missing_path(tmp_path, name):
+    with pytest.raises(SourceError, match="no such file or folder"):
+        open_tokens(tmp_path / name)
+
+
+def test_an_open_source_is_itself():
+    source = open_tokens([[1, 2]])
+    assert isinstance(source, TokenSource)
+    assert open_tokens(source) is source
+
+
+@pytest.mark.parametrize("given", [5, None, b"ab", {1, 2}, object()])
+def test_what_is_no_input(given):
+    with pytest.raises(SourceError, match="is no input; give a path"):
+        open_tokens(given)
+
+
+def test_an_empty_list():
+    with pytest.raises(SourceError, match="no input was given"):
+        open_tokens([])
+
+
+def test_a_mapping_names_several_sources():
+    with pytest.raises(SourceError, match="opened one by one"):
+        open_tokens({"a": [[1]], "b": [[2]]})
+
+
+def test_an_unknown_kind_of_file(tmp_path):
+    (tmp_path / "a.npy").write_bytes(b"x")
+    with pytest.raises(SourceError, match=r"a \.npy file would be read as plain text"):
+        open_tokens(tmp_path / "a.npy")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"empty": "drop"}, "empty must be one of 'refuse', 'skip', got 'drop'"),
+        ({"unit": "tokens"}, "unit must be one of 'sequences', 'documents', got 'tokens'"),
+        ({"unit": "documents"}, "unit is 'documents', and is not for records; leave it out"),
+        ({"source": "a"}, "source is 'a', and is not for records; leave it out"),
+    ],
+)
+def test_options_that_are_wrong_or_would_be_passed_over(refuses, wrong, message):
+    with refuses(OptionError, message):
+        open_tokens([[1, 2]], **wrong)
+
+
+def test_no_option_is_passed_over(tmp_path, write_arrays, write_megatron):
+    folder = write_arrays(tmp_path / "a", [{"input_ids": [1, 2]}])
+    pair = write_megatron(tmp_path / "b", [[1, 2]])
+    for path, option in (
+        (folder, {"options": ReaderOptions(pad_id=0)}),
+        (folder, {"spool": "s"}),
+        (folder, {"unit": "documents"}),
+        (pair, {"spool": "s"}),
+        (pair, {"options": ReaderOptions(pad_id=0)}),
+        (open_tokens(folder), {"spool": "s"}),
+    ):
+        with pytest.raises(OptionError, match="and is not for"):
+            open_tokens(path, **option)
