@@ -87,8 +87,10 @@ def lists_in_chunks(
     for i in range(rows.shape[0]):
         chunk = _chunk_of(rows[i], bounds)
         entry = offsets_at[chunk] + rows[i] - bounds[chunk]
-        begin = np.int64(entry * width if width else offsets[entry])
-        end = np.int64(begin + width if width else offsets[entry + 1])
+        if width:
+            begin, end = np.int64(entry * width), np.int64(entry * width + width)
+        else:
+            begin, end = np.int64(offsets[entry]), np.int64(offsets[entry + 1])
         outside += begin < 0 or end < begin or end > sizes[chunk]
         begins[i], lengths[i] = begin + at[chunk], end - begin
     return outside == 0

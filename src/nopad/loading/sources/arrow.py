@@ -24,7 +24,7 @@ from nopad.corpus.options import ReaderOptions
 from nopad.corpus.selection import Selection, select
 from nopad.corpus.tables import library_errors, opened_arrow
 from nopad.errors import SourceError
-from nopad.loading._kernels import lists_in_chunks, places_in_chunks
+from nopad.loading import _kernels
 from nopad.loading.sources.arrays import lengths_of
 from nopad.loading.sources.mapped import MappedFile
 from nopad.loading.sources.source import Bits, Located, TokenSource
@@ -200,7 +200,7 @@ class _Numbers:
     def values(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Return the values of these rows."""
         places = np.empty(rows.size, np.int64)
-        places_in_chunks(rows, self._bounds, self._at, places)
+        _kernels.places_in_chunks(rows, self._bounds, self._at, places)
         found: NDArray[Any] = self._flat[places]
         return found
 
@@ -245,7 +245,7 @@ class _Lists:
         """Return where the lists of these rows begin in `flat`, and their lengths; int64 ``[k]`` each."""
         begins, lengths = np.empty(rows.size, np.int64), np.empty(rows.size, np.int64)
         places = self._bounds, self._at, self._sizes, self._offsets, self._offsets_at, self._width
-        if not lists_in_chunks(rows, *places, begins, lengths):
+        if not _kernels.lists_in_chunks(rows, *places, begins, lengths):
             raise SourceError(f"{self._place}: lists of {self.name!r} lie beyond their values; make it again")
         return begins, lengths
 

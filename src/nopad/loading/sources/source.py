@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nopad._kernels import gather_tokens
+from nopad import _kernels
 from nopad.corpus.records import MAX_ID, MAX_TOKENS
 from nopad.corpus.selection import MASK
 from nopad.errors import LengthError, NopadError, OptionError, SourceError
-from nopad.loading._kernels import total_of_runs, within
+from nopad.loading import _kernels as _loading_kernels
 from nopad.loading.sources.mapped import MappedFile
 from nopad.options import Option
 from nopad.sequences import Sequences, as_integers
@@ -77,7 +77,10 @@ class Located(NamedTuple):
         lengths, total, checked = np.empty(self.lengths.size, np.int32), 0, (-1, -1)
         for column, (flat, begins) in self.tokens.items():
             if checked != (id(begins), flat.size):  # columns may share where sequences begin
-                total, checked = total_of_runs(begins, self.lengths, flat.size, lengths), (id(begins), flat.size)
+                total, checked = (
+                    _loading_kernels.total_of_runs(begins, self.lengths, flat.size, lengths),
+                    (id(begins), flat.size),
+                )
             if total < 0:
                 raise SourceError(
                     f"{name}: a sequence has a length below 0 or above {MAX_TOKENS}, or lies beyond the {flat.size:,} "
@@ -87,7 +90,7 @@ class Located(NamedTuple):
                 made[column] = flat.runs(begins, lengths)
                 continue
             made[column] = out = np.empty(total, flat.dtype)
-            bits = gather_tokens(as_integers(flat), begins, lengths, as_integers(out))
+            bits = _kernels.gather_tokens(as_integers(flat), begins, lengths, as_integers(out))
             if column == "input_ids":
                 _check_ids(bits, flat.dtype, name)
         return Sequences(seq_lengths=lengths, tokens=made, values=self.values)
@@ -211,7 +214,7 @@ class TokenSource(ABC):
         if wanted.ndim != 1 or (wanted.dtype.kind not in "iu" and wanted.size):
             raise OptionError(f"numbers of sequences are integers [k], got {wanted.dtype} {list(wanted.shape)}")
         chosen: NDArray[np.int64] = wanted if wanted.dtype == np.int64 else wanted.astype(np.int64)
-        if not within(chosen, self._stored - self.skipped):
+        if not _loading_kernels.within(chosen, self._stored - self.skipped):
             odd = wanted[(wanted < 0) | (wanted >= len(self))][0]
             raise OptionError(f"sequence {odd} of {self.name}; there are 0 to {len(self) - 1}")
         if not self.skipped:
