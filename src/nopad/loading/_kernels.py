@@ -91,6 +91,7 @@ def lists_in_chunks(
             begin, end = np.int64(entry * width), np.int64(entry * width + width)
         else:
             begin, end = np.int64(offsets[entry]), np.int64(offsets[entry + 1])
-        outside += begin < 0 or end < begin or end > sizes[chunk]
+        if begin < 0 or end < begin or end > sizes[chunk]:
+            outside += 1
         begins[i], lengths[i] = begin + at[chunk], end - begin
     return outside == 0
