@@ -20,6 +20,7 @@ def test_the_public_names():
         "NopadError",
         "PackOptions",
         "PackedBatch",
+        "PackedLoader",
         "Packs",
         "Plan",
         "ReaderOptions",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nopad.auditing import audit
     from nopad.batch import Flat, PackedBatch, Rows
     from nopad.corpus import CorpusOptions, ReaderOptions, load_tokenizer, open_source
+    from nopad.loading import PackedLoader
     from nopad.model import packed, unpacked
     from nopad.online import StreamPacker, stream_pack
     from nopad.planning.several import SeveralPlan, pack_several, plan_several
@@ -34,6 +35,7 @@ __all__ = [
     "NopadError",
     "PackOptions",
     "PackedBatch",
+    "PackedLoader",
     "Packs",
     "Plan",
     "ReaderOptions",
@@ -63,6 +65,7 @@ _LAZY = {
     "Flat": "nopad.batch",
     "PackedBatch": "nopad.batch",
     "Rows": "nopad.batch",
+    "PackedLoader": "nopad.loading",
     "packed": "nopad.model",
     "unpacked": "nopad.model",
     "CorpusOptions": "nopad.corpus",

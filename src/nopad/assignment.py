@@ -23,7 +23,7 @@ from nopad.planning.conditions import check_conditions
 from nopad.planning.front import ARRIVAL_ALGORITHMS, check_algorithm, complete_options, pack_arrivals, plan
 from nopad.planning.plan import Plan
 
-__all__ = ["Order", "assign", "pack"]
+__all__ = ["Order", "assign", "check_cover", "pack"]
 
 Order = Literal["random", "source"]
 
@@ -97,7 +97,7 @@ def assign(plan: Plan, lengths: ArrayLike, *, seed: int = 0, order: Order = "ran
 
 def _assigned(plan: Plan, checked: NDArray[np.int32], seed: int, order: Order) -> Packs:
     """Do as `assign` does, for lengths and options that were checked already."""
-    _check_cover(plan, checked)
+    check_cover(plan, checked)
     dtype = index_dtype(checked.size)
     indptr = np.zeros(plan.packs + 1, dtype=dtype)
     sequence = np.empty(checked.size, dtype=dtype)
@@ -158,8 +158,12 @@ def _packs_by_rank(
     return begin[:-1].copy(), packs
 
 
-def _check_cover(plan: Plan, lengths: NDArray[np.int32]) -> None:
-    """Refuse a plan made for other lengths; the error names the first difference."""
+def check_cover(plan: Plan, lengths: NDArray[np.int32]) -> None:
+    """Refuse a plan made for other lengths.
+
+    Raises:
+        PlanMismatchError: the plan covers others; the message names the first difference.
+    """
     covered, given = plan.histogram, Histogram.from_lengths(lengths)
     if covered == given:
         return

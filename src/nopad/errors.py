@@ -8,6 +8,7 @@ NopadError
 │   ├── PlanMismatchError   a plan does not cover exactly these lengths
 │   ├── SourceError         an input path is missing, unreadable, or holds nothing usable
 │   ├── RecordError         one record of a corpus is bad: file, line, reason
+│   ├── BalanceError        units cannot be dealt to the ranks as asked: too few, an empty stratum, over the cap
 │   ├── BatchError          a packed batch does not fit the model: device, dtype, positions, labels
 │   └── UnsupportedModelError   sequences of this model cannot be kept apart, or this is not proven
 ├── NotPackSafeError        a packed batch was given to a model that is not pack-safe   exit 2
@@ -27,6 +28,7 @@ an `InputError`, of whichever class, is also a `ValueError`.
 from __future__ import annotations
 
 __all__ = [
+    "BalanceError",
     "BatchError",
     "CorruptError",
     "FormatError",
@@ -81,6 +83,10 @@ class SourceError(InputError):
 
 class RecordError(InputError):
     """One record of a corpus is bad."""
+
+
+class BalanceError(InputError):
+    """Units cannot be dealt to the ranks as asked."""
 
 
 class BatchError(InputError):

@@ -7,6 +7,7 @@ is fsynced.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import re
@@ -24,6 +25,7 @@ __all__ = [
     "fsync_folder",
     "fsync_path",
     "local_path",
+    "locked",
     "once_each",
     "preparing",
     "replacing",
@@ -56,6 +58,18 @@ def local_path(given: str | os.PathLike[str]) -> Path:
         shown = text.encode("utf-8", "backslashreplace").decode()
         raise OptionError(f"{shown}: this name is no UTF-8; choose another") from None
     return Path(text)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock that other processes of this machine wait for; the system frees it when its process ends.
+
+    Raises:
+        StorageError: the lock file cannot be written.
+    """
+    with storage_errors("locking", path), open(path, "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager

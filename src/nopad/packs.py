@@ -285,7 +285,8 @@ def take_lists(
     from nopad import _kernels
 
     new = np.zeros(chosen.size + 1, dtype=indptr.dtype)
-    taken = np.empty(int(np.diff(indptr)[chosen].sum(dtype=np.int64)), dtype=values.dtype)
+    sizes = indptr[chosen + 1] - indptr[chosen]
+    taken = np.empty(int(sizes.sum(dtype=np.int64)), dtype=values.dtype)
     _kernels.permute_packs(indptr, values, chosen, new, taken)
     return new, taken
 

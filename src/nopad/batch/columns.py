@@ -22,7 +22,7 @@ from nopad.sequences import Sequences
 if TYPE_CHECKING:
     from nopad.store.reader import PackedRow
 
-__all__ = ["Records", "from_features", "from_rows", "from_sequences", "per_sequence"]
+__all__ = ["Records", "from_columns", "from_features", "from_rows", "from_sequences", "per_sequence"]
 
 LENGTHS = "seq_lengths"  # the column of lengths in a row of a packed dataset
 RECORDS = ("seq_index", "seq_start", "seq_source")  # where a sequence of a packed dataset comes from
@@ -242,6 +242,28 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np
     return _labelled(_without_positions(stacked)), records, per_row
 
 
+def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
+    """Return sequences in columns as a batch takes them: concatenated, integers as int64, ``labels`` by that name.
+
+    The second result says where each sequence comes from, as far as the values do.
+
+    Raises:
+        BatchError: there is no sequence, or there are no ``input_ids``.
+    """
+    if not len(sequences):
+        raise BatchError("a batch needs at least one sequence, and there is none")
+    if "input_ids" not in sequences.tokens:
+        raise BatchError(f"sequences have no input_ids; columns per token: {', '.join(sequences.tokens) or 'none'}")
+    gathered = sequences.gathered()
+    values = dict(gathered.values)
+    records = {name: values.pop(name) for name in RECORDS if name in values}
+    tokens = {name: _wide(column) for name, column in gathered.tokens.items()}
+    stacked = Sequences(
+        seq_lengths=gathered.seq_lengths, tokens=tokens, values={name: _wide(column) for name, column in values.items()}
+    )
+    return _labelled(_without_positions(stacked)), records
+
+
 def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any]:
     """Stack one array per sequence, all of one shape, to ``[S, ...]``.
 
@@ -328,7 +350,7 @@ def _values(given: Sequence[Any], name: str) -> NDArray[Any]:
 
 def _wide(column: NDArray[Any]) -> NDArray[Any]:
     """Convert integers to int64, as embeddings and losses require; return other dtypes unchanged."""
-    return column.astype(np.int64) if column.dtype.kind in "iu" else column
+    return column.astype(np.int64, copy=False) if column.dtype.kind in "iu" else column
 
 
 def _span(mask: Any, n: int) -> tuple[int, int]:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.batch.columns import Records, from_features, from_rows, from_sequences, per_sequence
+from nopad.batch.columns import Records, from_columns, from_features, from_rows, from_sequences, per_sequence
 from nopad.batch.form import Flat, Form, check_form
 from nopad.batch.guard import PackedMask, layout_of, mark
 from nopad.batch.layout import Layout
-from nopad.batch.values import check_fill, index_like, named, shape_of
+from nopad.batch.values import check_fill, ignored, index_like, named, shape_of
 from nopad.errors import BatchError, OptionError
 from nopad.sequences import Sequences
 
@@ -55,6 +55,8 @@ class PackedBatch(MutableMapping[str, Any]):
         records: where each sequence of a packed dataset comes from: ``seq_index``, and ``seq_start`` and ``seq_source``
             if the dataset has them; ``[S]`` each, on the host. Records are not items, so a model never gets them.
         position_ids, sequence_ids: one number per slot, see `Layout`.
+        weight: 1, or 0 for a stand-in: a loader's batch for a rank that has no sequence left in the last step of an
+            epoch. Its labels are -100 (NaN where they are no integers), and its sequence counts nowhere.
 
     >>> from nopad import PackedBatch, Rows
     >>> batch = PackedBatch.from_sequences([[7, 8, 9], [5], [1, 2]], Rows(4))
@@ -173,11 +175,46 @@ class PackedBatch(MutableMapping[str, Any]):
         form = check_form(form)
         stacked, records = from_features(features)
         layout = form.layout(stacked.seq_lengths)
-        if causal:
-            layout = replace(layout, causal=True)
-            if "labels" in stacked.tokens:
-                stacked.tokens["labels"][stacked.begins] = -100
-        return cls._filled(stacked, layout, pad_id, fill, records)
+        return cls._filled(stacked, cls._causal(stacked, layout) if causal else layout, pad_id, fill, records)
+
+    @classmethod
+    def from_columns(
+        cls,
+        sequences: Sequences,
+        form: Form = FLAT,
+        *,
+        per_row: NDArray[np.int64] | None = None,
+        causal: bool = False,
+        pad_id: int = 0,
+        fill: Mapping[str, Any] | None = None,
+    ) -> PackedBatch:
+        """Build a batch of sequences in columns, as a loader gathers them.
+
+        Args:
+            sequences: the sequences; their values may say where each comes from (``seq_index``, ...: `records`).
+            form: `nopad.Flat()`, or `nopad.Rows(capacity)`.
+            per_row: how many of the sequences share each row, int64 ``[R]``, in the order given; None: `form` decides.
+            causal: as in `from_features`.
+            pad_id: as in `from_sequences`.
+            fill: as in `from_sequences`.
+
+        Raises:
+            LengthError: a row has more tokens than the capacity.
+            OptionError: `form` is invalid or would move sequences to other rows, or `fill` names no column.
+            BatchError: there is no sequence, or there are no ``input_ids``.
+        """
+        form = check_form(form)
+        stacked, records = from_columns(sequences)
+        lens = stacked.seq_lengths
+        layout = form.layout(lens) if per_row is None else form.keep(lens, per_row)
+        return cls._filled(stacked, cls._causal(stacked, layout) if causal else layout, pad_id, fill, records)
+
+    @staticmethod
+    def _causal(stacked: Sequences, layout: Layout) -> Layout:
+        """Leave out the labels of first tokens, which a causal language model does not predict."""
+        if "labels" in stacked.tokens:
+            stacked.tokens["labels"][stacked.begins] = -100
+        return replace(layout, causal=True)
 
     @classmethod
     def _filled(
@@ -283,6 +320,21 @@ class PackedBatch(MutableMapping[str, Any]):
     def max_seqlen(self) -> int:
         """Length of the longest sequence."""
         return self.layout.max_seqlen
+
+    @property
+    def weight(self) -> int:
+        """1, or 0 for a stand-in (`as_stand_in`)."""
+        return int(not self.layout.stand_in)
+
+    def as_stand_in(self) -> PackedBatch:
+        """Return this batch with weight 0, with nothing to learn from it, and without records.
+
+        It keeps a rank in step that has no sequence left. Labels become -100, or NaN where they are no integers, so
+        that a loss that does not know of stand-ins becomes NaN, and not a little wrong.
+        """
+        layout = replace(self.layout, stand_in=True, records={})
+        fields = {name: ignored(value) if name.endswith("labels") else value for name, value in self._fields.items()}
+        return PackedBatch({**fields, MASK: PackedMask(layout)})
 
     @property
     def sources(self) -> PackedBatch:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nopad.errors import BatchError, OptionError
 
-__all__ = ["check_fill", "index_like", "named", "shape_of"]
+__all__ = ["check_fill", "ignored", "index_like", "named", "shape_of"]
 
 
 def index_like(stream: Any, index: NDArray[np.int64]) -> Any:
@@ -37,6 +37,15 @@ def shape_of(values: Any) -> Any:
             ".last_hidden_state or .logits"
         )
     return values.shape
+
+
+def ignored(labels: Any) -> Any:
+    """Return labels of the same shape and dtype that losses leave out: -100, or NaN where they are no integers."""
+    if isinstance(labels, np.ndarray):
+        return np.full_like(labels, -100 if labels.dtype.kind in "iu" else np.nan)
+    import torch
+
+    return torch.full_like(labels, float("nan") if labels.is_floating_point() else -100)
 
 
 def named(what: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:

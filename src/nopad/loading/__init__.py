@@ -1,1 +1,6 @@
-"""Loading: tokens by number, dealt to ranks in batches of equal cost."""
+"""Loading: packs, rows or sequences dealt to ranks in equal steps of equal cost, with exact resume."""
+
+from nopad.loading.loader import PackedLoader
+from nopad.loading.ranks import Ranks
+
+__all__ = ["PackedLoader", "Ranks"]

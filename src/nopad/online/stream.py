@@ -75,24 +75,17 @@ class StreamPacker:
         self._clear(arrived=0)
 
     def _clear(self, arrived: int) -> None:
-        from nopad._bit_kernels import empty_set
-
-        self._state = np.array([0, 0, arrived, -1, -1], dtype=np.int64)
-        self._slots = np.full((self.buffer, 5), -1, dtype=np.int64)
-        self._slots[:-1, 2] = np.arange(1, self.buffer)  # the unused rows, linked
-        self._queues = np.zeros((self.capacity + 2, 3), dtype=np.int32)
-        self._lengths = np.zeros(empty_set(self.capacity).size + 1, dtype=np.uint64)
-        self._mirror = np.zeros(self.capacity // 64 + 2, dtype=np.uint64)
+        self._held = _kernels().empty_buffer(self.capacity, self.buffer, arrived)
 
     @property
     def held(self) -> int:
         """Number of sequences held back now, at most `buffer`."""
-        return int(self._state[0])
+        return int(self._held[0][0])
 
     @property
     def arrived(self) -> int:
         """Number of sequences that have arrived so far, which is the number of the next one."""
-        return int(self._state[2])
+        return int(self._held[0][2])
 
     def __repr__(self) -> str:
         """Return the options and the numbers of arrived and held sequences, in one line."""
@@ -114,10 +107,6 @@ class StreamPacker:
     def finish(self) -> Packs:
         """Return all sequences held back as packs. `push` may be called again afterwards, and the numbers go on."""
         return self._packs(0, _kernels().drain, self._most)
-
-    @property
-    def _held(self) -> tuple[NDArray[Any], ...]:
-        return self._state, self._slots, self._queues, self._lengths, self._mirror
 
     @property
     def _most(self) -> int:
@@ -144,9 +133,10 @@ class StreamPacker:
         those of the sequences held back, in order of arrival: keep their contents, or read them again.
         """
         numbers, lengths = [], []
-        slot = int(self._state[3])
+        state, slots = self._held[:2]
+        slot = int(state[3])
         while slot >= 0:
-            number, length, _, _, slot = self._slots[slot].tolist()
+            number, length, _, _, slot = slots[slot].tolist()
             numbers.append(number)
             lengths.append(length)
         return {
@@ -246,6 +236,6 @@ def _whole(name: str, value: int, most: int) -> int:
 
 def _kernels() -> Any:
     """Import the compiled loops at their first use, since importing numba takes longer than all of nopad."""
-    from nopad.online import _kernels
+    from nopad import _stream_kernels
 
-    return _kernels
+    return _stream_kernels

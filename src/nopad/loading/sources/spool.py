@@ -12,14 +12,13 @@ The copy appears under its name only when it is whole, so a kill leaves nothing 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,7 +28,7 @@ from numpy.typing import NDArray
 
 from nopad.corpus.inputs import reading
 from nopad.errors import SourceError
-from nopad.files import fsync_folder, fsync_path, storage_errors, write_atomic
+from nopad.files import fsync_folder, fsync_path, locked, storage_errors, write_atomic
 from nopad.loading.sources.arrays import ArrayTokens, memory_tokens
 from nopad.loading.sources.mapped import MappedArray, MappedFile
 from nopad.sequences import Sequences
@@ -88,7 +87,7 @@ def spooled(
         source = chain(few, source)
     with storage_errors("writing", root):
         root.mkdir(parents=True, exist_ok=True)
-    with _locked(root / f"{key}.lock"):
+    with locked(root / f"{key}.lock"):
         if not place.is_dir():
             log.warning("nopad: copying the tokens of %s once to %s, so that they can be read by number", name, place)
             _write(source, root / f"{key}.partial", place, name)
@@ -119,14 +118,6 @@ def _joined(parts: list[Sequences]) -> Sequences:
         tokens={name: np.concatenate([part.tokens[name] for part in parts]) for name in first.tokens},
         values={name: np.concatenate([part.values[name] for part in parts]) for name in first.values},
     )
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock that other processes of this machine wait for; the system frees it when its process ends."""
-    with storage_errors("locking", path), open(path, "wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _write(parts: Iterable[Sequences], partial: Path, place: Path, name: str) -> None:

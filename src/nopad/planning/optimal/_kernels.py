@@ -178,8 +178,10 @@ def patterns_above(
     steps: int,
     flat: NDArray[Any],
     ends: NDArray[Any],
-) -> int:
-    """Write all patterns with a total value of at least `least`; return their number, -1 if there are too many.
+) -> tuple[int, int]:
+    """Write all patterns with a total value of at least `least`; return ``(their number, steps taken)``.
+
+    The number is -1 if there are too many.
 
     Pattern p gets ``flat[ends[p]:ends[p + 1]]``: item numbers, largest first, item i at most ``demand[i]`` times. Too
     many: `flat` or `ends` is full, or the search took `steps` steps. `table` is that of `knapsack` for these values; it
@@ -190,11 +192,11 @@ def patterns_above(
     held = np.empty(depth, np.int64)
     used = np.zeros(sizes.size, np.int64)
     room, worth = table.shape[1] - 1, 0
-    item = sizes.size - 1
+    item, taken = sizes.size - 1, 0
     while True:
-        steps -= 1
-        if steps < 0:
-            return -1
+        taken += 1
+        if taken > steps:
+            return -1, taken
         rest = table[0 if unlimited else depth - at, room]
         if worth + rest < least or at == depth:
             item = -1
@@ -208,7 +210,7 @@ def patterns_above(
             worth += values[item]
             if worth >= least:
                 if found + 1 == ends.size or size + at > flat.size:
-                    return -1
+                    return -1, taken
                 for slot in range(at):
                     flat[size + slot] = held[slot]
                 size += at
@@ -216,7 +218,7 @@ def patterns_above(
                 ends[found] = size
             continue
         if at == 0:
-            return found
+            return found, taken
         at -= 1
         item = held[at]
         used[item] -= 1

@@ -30,11 +30,27 @@ class Budget:
         self._deadline = None if seconds is None else time.monotonic() + seconds
         self.out_of_time = False
         self.trouble = ""
+        self._of: Budget | None = None
 
     def spent(self) -> bool:
         """Whether no further step may begin."""
         self.out_of_time = self._deadline is not None and time.monotonic() > self._deadline
-        return self.left <= 0 or self.out_of_time
+        return self.most <= 0 or self.out_of_time
+
+    @property
+    def most(self) -> int:
+        """The operations that the next step may take: what is left, here and in the budget that this is a child of."""
+        return self.left if self._of is None else min(self.left, self._of.most)
+
+    def child(self, effort: float) -> Budget:
+        """Return a budget of its own for a search that is to run as if it were alone; this one is charged as well.
+
+        The steps of a search look at what is left of its budget. With a child they decide as with a fresh budget, and
+        are only cut short where this budget ends first.
+        """
+        child = Budget(effort)
+        child._deadline, child._of = self._deadline, self
+        return child
 
     @contextmanager
     def part(self, share: float) -> Iterator[None]:
@@ -52,6 +68,14 @@ class Budget:
         finally:
             self.left += aside
 
+    def begin_program(self) -> None:
+        """Count a linear program, in the budget that this is a child of too."""
+        self.programs += 1
+        if self._of is not None:
+            self._of.begin_program()
+
     def charge(self, operations: int) -> None:
-        """Subtract the operations of a step from those left."""
+        """Subtract the operations of a step from those left, in the budget that this is a child of too."""
         self.left -= operations
+        if self._of is not None:
+            self._of.charge(operations)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad import random
-from nopad.histogram import exact_dot
+from nopad.histogram import Histogram, exact_dot
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.listed import Listed
 from nopad.planning.optimal.master import Master
@@ -29,17 +29,20 @@ from nopad.planning.optimal.rounding import Packing, best_fit, dive, fill_demand
 from nopad.planning.optimal.search import relax
 from nopad.planning.optimal.solver import columns_of, new_model, run
 
-__all__ = ["close", "patterns_above", "residuals"]
+__all__ = ["NEAR", "close", "pack_again", "patterns_above", "residuals"]
 
 _MOST_PATTERNS = 20_000  # the most that are listed
 _MOST_ITEMS = 2**22  # the most in all listed patterns together
 _SEARCHED = 2 * 10**7  # most steps of listing patterns
+_SEARCH_STEP = 13  # operations for each of them
 _NODES = 2_000  # most nodes of the branch-and-bound tree: a limit that does not depend on the machine
 _BEGIN_ITERATIONS = 10_000  # the integer program is not begun where the budget allows fewer simplex iterations
 _NODE_ITERATIONS = 100  # simplex iterations that a node is expected to take
 _ENTRY_STEPS = 50  # operations of a simplex iteration, for each pattern and for each item
 _OPEN = 30  # most packs with free space that are packed again together
 _FULL = (10, 20, 40, 80, 20, 40, 80)  # full packs that are packed again with them, in one attempt after the other
+_ROW_STEPS = 100  # operations per entry of a `Listed`, to divide it in two and to join the parts again
+NEAR = 64  # packs above the bound, up to which packs are packed again
 _WHOLE = 400  # a plan of at most so many packs is at last packed again as a whole
 
 
@@ -62,8 +65,7 @@ def close(items: Items, target: int, budget: Budget) -> Packing | None:
         _loss(items, target, items.sizes, items.capacity),
         key=lambda of: of[2] / of[1],
     )
-    patterns = patterns_above(items, values, most - slack)
-    budget.charge(_SEARCHED)
+    patterns = patterns_above(items, values, most - slack, budget)
     if patterns is None:
         return None
     return _integer_program(patterns, items, target, budget)
@@ -77,11 +79,11 @@ def _loss(items: Items, target: int, values: NDArray[np.int64], most: int) -> tu
     return values, most, target * most - exact_dot(values, items.demand)
 
 
-def patterns_above(items: Items, values: NDArray[np.int64], least: int) -> list[Pattern] | None:
+def patterns_above(items: Items, values: NDArray[np.int64], least: int, budget: Budget) -> list[Pattern] | None:
     """Return all patterns that are worth at least `least` and hold no item more often than its demand.
 
     A pattern is a tuple of item numbers, worth the sum of their `values` (int64 ``[k]``). None if there are more than
-    `_MOST_PATTERNS`, or listing them takes too long.
+    `_MOST_PATTERNS`, or listing them takes too long for the budget, or at all.
     """
     from nopad.planning.optimal import _kernels
 
@@ -89,9 +91,11 @@ def patterns_above(items: Items, values: NDArray[np.int64], least: int) -> list[
     _kernels.knapsack(items.sizes, values, items.unlimited, table)
     flat = np.empty(min(_MOST_ITEMS, _MOST_PATTERNS * items.depth), dtype=np.int32)
     ends = np.empty(_MOST_PATTERNS + 1, dtype=np.int64)
-    found = _kernels.patterns_above(
-        items.sizes, items.demand, values, items.depth, items.unlimited, table, least, _SEARCHED, flat, ends
+    steps = max(1, min(_SEARCHED, budget.most // _SEARCH_STEP))
+    found, taken = _kernels.patterns_above(
+        items.sizes, items.demand, values, items.depth, items.unlimited, table, least, steps, flat, ends
     )
+    budget.charge(items.steps() + taken * _SEARCH_STEP)
     if found < 0:
         return None
     held, cuts = flat[: ends[found]].tolist(), ends[: found + 1].tolist()
@@ -104,9 +108,9 @@ def _integer_program(patterns: list[Pattern], items: Items, target: int, budget:
     None also if the budget allows fewer than `_BEGIN_ITERATIONS` simplex iterations. Those taken are charged.
     """
     step = _ENTRY_STEPS * (len(patterns) + items.sizes.size)  # operations of a simplex iteration
-    if budget.left < step * _BEGIN_ITERATIONS:
+    if budget.most < step * _BEGIN_ITERATIONS:
         return None
-    nodes = min(_NODES, budget.left // (step * _NODE_ITERATIONS))
+    nodes = min(_NODES, budget.most // (step * _NODE_ITERATIONS))
     model = new_model(mip_max_nodes=nodes, mip_max_improving_sols=1, mip_rel_gap=0.0)
     k, none = items.sizes.size, np.empty(0, dtype=np.int32)
     demand = items.demand.astype(float)
@@ -130,6 +134,27 @@ def _integer_program(patterns: list[Pattern], items: Items, target: int, budget:
             whole[item] += count
     complete = all(whole[item] == count for item, count in enumerate(items.demand.tolist()))
     return packing if complete and packing.total() <= target else None
+
+
+def pack_again(packs: Listed, capacity: int, depth: int | None, bound: int, budget: Budget) -> Listed | None:
+    """Return the same sequences in one pack fewer; None if no way is found or the budget ends first.
+
+    `residuals` gives the choices of packs to pack again. None also for more than `NEAR` packs above the bound.
+    """
+    if packs.packs > bound + NEAR:
+        return None
+    for inside, outside in residuals(packs, capacity):
+        if budget.spent():
+            break
+        histogram = Histogram.from_lengths(np.repeat(inside.lengths, np.repeat(inside.copies, inside.sizes)))
+        items = Items.of(histogram.lengths, histogram.counts, capacity, depth)
+        budget.charge(_ROW_STEPS * packs.copies.size)
+        packing = close(items, inside.packs - 1, budget)
+        if packing is not None:
+            lengths = histogram.lengths.tolist()
+            closed = [(count, tuple(lengths[item] for item in pattern)) for pattern, count in packing.items()]
+            return Listed.joined([outside, Listed.of(closed)])
+    return None
 
 
 def residuals(packs: Listed, capacity: int) -> Iterator[tuple[Listed, Listed]]:

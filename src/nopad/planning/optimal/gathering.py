@@ -100,14 +100,14 @@ def _search(packs: Listed, capacity: int, depth: int | None, goal: int, budget: 
 
     n = packs.lengths.size
     pack = np.empty(n, dtype=np.int32)
-    most = min(_STEPS * n, budget.left // _STEP)
+    most = min(_STEPS * n, budget.most // _STEP)
     steps = _gather_kernels.gather(
         packs.lengths,
         packs.indptr,
         capacity,
         n if depth is None else depth,
         goal,
-        _SWEEPS + min(budget.left // _SWEEP_SHARE, 5 * _SWEEPS),
+        _SWEEPS + min(budget.most // _SWEEP_SHARE, 5 * _SWEEPS),
         most,
         empty_set(capacity),
         pack,

@@ -29,14 +29,17 @@ OPTIONS = {
     "presolve": "off",
     "primal_feasibility_tolerance": 1e-9,
     "dual_feasibility_tolerance": 1e-9,
-    # No perturbation: it takes a quarter of the time, and these programs do not cycle without it
+    # No perturbation: it takes a quarter of the time; `solve_linear` turns it on for a program that stalls without it
     "dual_simplex_cost_perturbation_multiplier": 0.0,
     "primal_simplex_bound_perturbation_multiplier": 0.0,
 }
 
 
 _DUAL, _PRIMAL = 1, 4  # values of HiGHS' option simplex_strategy
-_ROW_STEPS = 48  # operations per row and simplex iteration
+_ITERATION_STEPS = 12_000  # operations of a simplex iteration
+_FEW, _MANY = 6, 32  # operations for each row besides: where the basis is sparse, and where it is not
+_PAIRS, _TRIPLETS = 2.2, 3.1  # mean items of a full pack up to which a new basis is sparse, and from which on it is not
+_FILLED = 8  # iterations per row until no basis is sparse
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Master:
         self._exchanges = k = items.sizes.size - 1
         self._highs = new_model(**OPTIONS)
         self._scale = 1.0
+        self._iterations = 0
         none = np.empty(0, dtype=np.int32)
         upper = np.full(k + 1, highspy.kHighsInf)
         self._highs.addRows(k + 1, np.zeros(k + 1), upper, 0, none, none, np.empty(0))
@@ -139,12 +143,21 @@ class Master:
         Raises:
             SolverError: HiGHS did not reach an optimum for another reason.
         """
-        if not solve_linear(self._highs, budget, _ROW_STEPS * self.items.sizes.size):
+        if not solve_linear(self._highs, budget, self._steps()):
             return None
         info, solution = self._highs.getInfo(), self._highs.getSolution()
+        self._iterations += int(info.simplex_iteration_count)
         # A tolerance may leave a value just below 0; scaled up, that would be packs to be taken away
         times = np.array(solution.col_value)[self._exchanges :].clip(0) / self._scale
         return Optimum(float(info.objective_function_value) / self._scale, times, np.array(solution.row_dual))
+
+    def _steps(self) -> int:
+        """Return the operations of one simplex iteration now."""
+        items, rows = self.items, self.items.sizes.size
+        held = float(items.demand.sum()) * items.capacity / float(items.sizes @ items.demand.astype(float))
+        dense = (held - _PAIRS) / (_TRIPLETS - _PAIRS)
+        filled = self._iterations / (_FILLED * rows)
+        return _ITERATION_STEPS + int(rows * (_FEW + (_MANY - _FEW) * min(1.0, max(dense, filled))))
 
     def trim(self, times: NDArray[np.float64], slack: float) -> NDArray[np.float64]:
         """Remove unused patterns whose reduced cost is above `slack`; return `times` without the patterns removed.

@@ -20,6 +20,8 @@ from nopad.planning.optimal.budget import Budget
 __all__ = ["SolverError", "columns_of", "new_model", "run", "solve_linear"]
 
 _ITERATIONS = 200  # simplex iterations that are always allowed: about what a small change of a solved program takes
+_STALLED, _STALLED_EACH = 1_000, 3  # iterations after which a program counts as stalled; more per row and column
+_PERTURBATIONS = ("dual_simplex_cost_perturbation_multiplier", "primal_simplex_bound_perturbation_multiplier")
 
 
 class SolverError(Exception):
@@ -45,13 +47,38 @@ def columns_of(patterns: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], ND
 def solve_linear(model: highspy.Highs, budget: Budget, per_iteration: int) -> bool:
     """Solve a linear program by simplex iterations of `per_iteration` operations; False if the budget ends first.
 
+    A degenerate program may stall: hundreds of thousands of iterations that improve nothing. After far more of them
+    than programs usually take, it is solved on with HiGHS' perturbation, whatever the model's own options say of it.
+
     Raises:
         SolverError: HiGHS did not reach an optimum for another reason.
     """
     if budget.spent():
         return False
-    budget.programs += 1
-    model.setOptionValue("simplex_iteration_limit", _ITERATIONS + budget.left // per_iteration)
+    budget.begin_program()
+    stalled = _STALLED + _STALLED_EACH * (model.getNumRow() + model.getNumCol())
+    if _solved_within(model, budget, per_iteration, stalled):
+        return True
+    if budget.spent():
+        return False
+    own = [model.getOptionValue(name)[1] for name in _PERTURBATIONS]
+    try:
+        for name in _PERTURBATIONS:
+            model.setOptionValue(name, 1.0)
+        return _solved_within(model, budget, per_iteration, None)
+    finally:
+        for name, value in zip(_PERTURBATIONS, own, strict=True):
+            model.setOptionValue(name, value)
+
+
+def _solved_within(model: highspy.Highs, budget: Budget, per_iteration: int, most: int | None) -> bool:
+    """Solve on, by at most `most` iterations (None: no limit) and what the budget allows; whether the optimum is found.
+
+    Raises:
+        SolverError: HiGHS ended for another reason.
+    """
+    allowed = _ITERATIONS + budget.most // per_iteration
+    model.setOptionValue("simplex_iteration_limit", allowed if most is None else min(allowed, most))
     run(model)
     budget.charge(per_iteration * max(model.getInfo().simplex_iteration_count, 1))
     status = model.getModelStatus()

@@ -22,9 +22,9 @@ from nopad.planning.optimal.listed import Listed
 from nopad.planning.optimal.master import Master
 from nopad.planning.optimal.pricing import Items, Pattern
 from nopad.planning.optimal.rounding import Packing
-from nopad.planning.optimal.search import Solved, relax
+from nopad.planning.optimal.search import Solved, relax, solve
 
-__all__ = ["MOST_CELLS", "Units", "certify", "divide", "fill", "patterns_of"]
+__all__ = ["MOST_CELLS", "Units", "certify", "divide", "fill", "patterns_of", "plan_in_units"]
 
 _MOST_SIZES = 700  # distinct sizes that a linear program can have and still be quick
 MOST_CELLS = 2**25  # most of distinct sizes x units x depth, which is what pricing costs
@@ -32,6 +32,7 @@ _RESOLUTIONS = (2048, 1024, 512, 256, 128)  # units per pack
 _REST = 10  # one sequence in so many of each length goes into the rest
 _MOST_FILLED = 2**18  # most sequences that are put into slots at a time
 _ROUNDS, _LEAST_ROUNDS = 20, 2  # rounds of pricing in tokens: the most, and the fewest that the budget must allow
+_WITHIN = 1e-4  # a rounded program is solved to this share of its bound; filling its slots changes more than that
 _MOST_TABLE = 2**26  # entries of the table of pricing in tokens, 8 bytes each
 
 
@@ -129,6 +130,31 @@ def fill(packing: Packing, units: Units, histogram: Histogram, capacity: int, de
     filled = Listed(lengths[: bounds[packs]], bounds[: packs + 1], np.ones(packs, dtype=np.int64))
     rest = np.flatnonzero(available)
     return Listed.joined([filled, Listed.of(lpfhp(Histogram(rest, available[rest]), capacity, depth))])
+
+
+def plan_in_units(
+    histogram: Histogram, capacity: int, depth: int | None, budget: Budget
+) -> tuple[Listed, tuple[Solved, Units] | None]:
+    """Return packs of the real lengths, and the first linear program that was solved with its units, for `certify`.
+
+    A large histogram is planned in parts (`divide`), each rest being divided again. Parts for which the budget allows
+    no linear program are packed by best-fit; None instead of the program if that holds for all.
+    """
+    guide: tuple[Solved, Units] | None = None
+    packs: list[Listed] = []
+    rest = histogram
+    while rest.sequences:
+        copies, part, rest = divide(rest)
+        units = Units.of(part, capacity, depth)
+        seeds = patterns_of(guide[0].packing, guide[1], units) if guide else ()
+        solved = solve(units.items, budget, within=_WITHIN, seeds=seeds)
+        if solved is None:
+            filled = Listed.of(lpfhp(part, capacity, depth))
+        else:
+            guide = guide or (solved, units)
+            filled = fill(solved.packing, units, part, capacity, depth)
+        packs.append(filled.take(np.repeat(np.arange(filled.copies.size), filled.copies), copies))
+    return Listed.joined(packs), guide
 
 
 def certify(solved: Solved, units: Units, capacity: int, depth: int | None, budget: Budget) -> Certificate | None:

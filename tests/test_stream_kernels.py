@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numba.core.dispatcher import Dispatcher
 
 from nopad import _bit_kernels
-from nopad.online import _kernels as kernels
+from nopad import _stream_kernels as kernels
 from nopad.online.stream import StreamPacker
 
 SPACE = {**vars(_bit_kernels), **vars(kernels)}

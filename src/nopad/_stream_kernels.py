@@ -1,7 +1,8 @@
-"""The compiled loops of `nopad.online.stream`.
+"""Compiled loops that pack sequences one by one and hold back a bounded number of them.
 
-As in `nopad._kernels`, arguments are plain arrays, and callers validate them. The sequences held back are kept in five
-arrays, always passed in this order:
+`nopad.online.stream` packs streams with them, `nopad.planning.optimal.streamed` offers their packs to a search. As in
+`nopad._kernels`, arguments are plain arrays, and callers validate them. The sequences held back are kept in five arrays
+(`empty_buffer`), always passed in this order:
 
 * ``state`` int64 ``[5]``: how many sequences are `HELD`, their `TOKENS`, how many ever `ARRIVED`, and the slots of the
   `OLDEST` and the `NEWEST` (-1: none)
@@ -26,7 +27,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from nopad._bit_kernels import add, at_least, at_most, lowest_bit, remove
+from nopad._bit_kernels import add, at_least, at_most, empty_set, lowest_bit, remove
 
 HELD, TOKENS, ARRIVED, OLDEST, NEWEST = 0, 1, 2, 3, 4
 NUMBER, LENGTH, NEXT, BEFORE, AFTER = 0, 1, 2, 3, 4
@@ -37,6 +38,19 @@ PAIRS = 64  # pairs compared for one room
 STEPS = 8  # lengths considered when the padding of a pack is estimated
 
 _0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
+
+
+def empty_buffer(capacity: int, buffer: int, arrived: int = 0) -> tuple[NDArray[Any], ...]:
+    """Return the five arrays for at most `buffer` sequences held back, of which there are none yet."""
+    slots = np.full((buffer, 5), -1, dtype=np.int64)
+    slots[:-1, NEXT] = np.arange(1, buffer)  # the unused rows, linked
+    return (
+        np.array([0, 0, arrived, -1, -1], dtype=np.int64),
+        slots,
+        np.zeros((capacity + 2, 3), dtype=np.int32),
+        np.zeros(empty_set(capacity).size + 1, dtype=np.uint64),
+        np.zeros(capacity // 64 + 2, dtype=np.uint64),
+    )
 
 
 @njit(cache=True, nogil=True)

@@ -1,0 +1,40 @@
+"""Balance: which rank gets what, so that no rank waits for another.
+
+Pure functions on arrays. A *unit* is what is dealt: a sequence, or a pack of several. Each unit has a cost, an integer
+(`costs`). `Shape` says how many units a step takes and on how many ranks; `Balance` says by which method. `draw` orders
+the units of an epoch, once; `deal` gives the units of one step to the ranks. Both are functions of their arguments
+alone: every rank computes the whole assignment, and nothing is communicated.
+
+>>> import numpy as np
+>>> shape = Shape(world_size=2, node_size=2, accumulation=1, per_rank=2)
+>>> deal(np.array([9, 1, 5, 5]), shape, Balance.named("karmarkar_karp")).tolist()
+[[[1, 0]], [[2, 3]]]
+"""
+
+from __future__ import annotations
+
+from nopad.balance.costs import Attention, CostModel, Measured, Tokens, round_up
+from nopad.balance.deal import deal, deal_under_cap
+from nopad.balance.draw import draw, whole_steps
+from nopad.balance.floor import Report, floor, needs_context_parallelism, report
+from nopad.balance.methods import METHODS, Balance
+from nopad.balance.shape import Shape
+
+__all__ = [
+    "METHODS",
+    "Attention",
+    "Balance",
+    "CostModel",
+    "Measured",
+    "Report",
+    "Shape",
+    "Tokens",
+    "deal",
+    "deal_under_cap",
+    "draw",
+    "floor",
+    "needs_context_parallelism",
+    "report",
+    "round_up",
+    "whole_steps",
+]

@@ -1,0 +1,297 @@
+"""The compiled loops of balance: sorting by cost, dealing to equal numbers, dealing under a cap.
+
+Conventions as in `nopad._kernels`. Costs are int64 and not negative, and their sum does not pass 64 bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+_BITS = 11  # of a digit: its table of counts stays in the L1 cache
+_FEW = 64  # so few are sorted by insertion
+
+RASTER, SNAKE, KARMARKAR_KARP = 0, 1, 2
+
+
+@njit(cache=True, nogil=True)
+def order_by_cost(costs: NDArray[Any], order: NDArray[Any], spare: NDArray[Any]) -> None:
+    """Fill `order` with the indices of `costs`, ascending by cost; equal costs stay in the order of their indices.
+
+    A radix sort from the lowest digit, of as many digits as the costs differ in. `spare` is as large as `order`.
+    """
+    n = costs.shape[0]
+    for i in range(n):
+        order[i] = i
+    if n <= _FEW:
+        for i in range(1, n):
+            cost = costs[i]
+            j = i - 1
+            while j >= 0 and costs[order[j]] > cost:
+                order[j + 1] = order[j]
+                j -= 1
+            order[j + 1] = i
+        return
+    lowest, highest = costs[0], costs[0]
+    for i in range(n):
+        lowest = min(lowest, costs[i])
+        highest = max(highest, costs[i])
+    counts = np.empty((1 << _BITS) + 1, dtype=np.int64)
+    mask = (1 << _BITS) - 1
+    shift, turned = 0, False
+    while (highest - lowest) >> shift > 0 and shift < 63:
+        counts[:] = 0
+        source, target = (spare, order) if turned else (order, spare)
+        for i in range(n):
+            counts[(((costs[i] - lowest) >> shift) & mask) + 1] += 1
+        for digit in range(mask):
+            counts[digit + 1] += counts[digit]
+        for i in range(n):
+            digit = ((costs[source[i]] - lowest) >> shift) & mask
+            target[counts[digit]] = source[i]
+            counts[digit] += 1
+        turned = not turned
+        shift += _BITS
+    if turned:
+        for i in range(n):
+            order[i] = spare[i]
+
+
+@njit(cache=True, nogil=True)
+def deal_raster(order: NDArray[Any], first: int, snake: bool, parts: NDArray[Any]) -> None:
+    """Deal units from the costliest on, row by row; with `snake`, every second row in reverse.
+
+    `order` lists the units ascending by cost; unit ``order[i]`` is written as ``first + order[i]``. `parts` is
+    ``[ranks, rows]``.
+    """
+    ranks, rows = parts.shape
+    last = order.shape[0] - 1
+    for row in range(rows):
+        for column in range(ranks):
+            rank = ranks - 1 - column if snake and row % 2 == 1 else column
+            parts[rank, row] = first + order[last - (row * ranks + column)]
+
+
+@njit(cache=True, nogil=True)
+def deal_karmarkar_karp(costs: NDArray[Any], order: NDArray[Any], first: int, parts: NDArray[Any]) -> None:
+    """Deal units in equal numbers, by largest differencing.
+
+    Units sorted by cost are cut into rows of one unit per rank. Again and again the two rows of the largest spread
+    are joined, the cheap end of one to the costly end of the other, and sorted anew, until one row is left: the
+    ranks' sums. Each join keeps how it was sorted; walking back gives every unit its rank. `order`, `first` and
+    `parts` are those of `deal_raster`.
+    """
+    ranks, rows = parts.shape
+    sums = np.empty((rows, ranks), dtype=np.int64)
+    spread = np.empty(rows, dtype=np.int64)
+    for row in range(rows):
+        for column in range(ranks):
+            sums[row, column] = costs[order[row * ranks + column]]
+        spread[row] = sums[row, ranks - 1] - sums[row, 0]
+    node = np.arange(rows)  # of the tree of joins: first the rows, then the joins
+    joined = np.empty((max(rows - 1, 0), 2), dtype=np.int64)
+    sorted_from = np.empty((max(rows - 1, 0), ranks), dtype=np.int32)
+    total = np.empty(ranks, dtype=np.int64)
+    spare = np.empty(ranks, dtype=np.int32)
+    for join in range(rows - 1):
+        a, b = -1, -1
+        for row in range(rows):
+            if spread[row] < 0:  # joined to another
+                continue
+            if a < 0 or spread[row] > spread[a]:
+                a, b = row, a
+            elif b < 0 or spread[row] > spread[b]:
+                b = row
+        for column in range(ranks):
+            total[column] = sums[a, column] + sums[b, ranks - 1 - column]
+        order_by_cost(total, sorted_from[join], spare)
+        for column in range(ranks):
+            sums[a, column] = total[sorted_from[join, column]]
+        spread[a], spread[b] = sums[a, ranks - 1] - sums[a, 0], -1
+        joined[join, 0], joined[join, 1] = node[a], node[b]
+        node[a] = rows + join
+    rank_of = np.empty((2 * rows - 1, ranks), dtype=np.int32)
+    for column in range(ranks):
+        rank_of[2 * rows - 2, column] = column
+    for join in range(rows - 2, -1, -1):
+        a, b = joined[join, 0], joined[join, 1]
+        for column in range(ranks):
+            was = sorted_from[join, column]
+            rank_of[a, was] = rank_of[rows + join, column]
+            rank_of[b, ranks - 1 - was] = rank_of[rows + join, column]
+    for row in range(rows):
+        for column in range(ranks):
+            parts[rank_of[row, column], row] = first + order[row * ranks + column]
+
+
+@njit(cache=True, nogil=True)
+def deal_groups(costs: NDArray[Any], how: int, parts: NDArray[Any]) -> None:
+    """Deal each group's units to its ranks; `parts` is ``[groups, blocks, ranks, rows]``.
+
+    A group's units lie side by side in `costs`. Sorted by cost they are cut into blocks from the cheapest on, and each
+    block is dealt by itself. `how` is RASTER, SNAKE or KARMARKAR_KARP.
+    """
+    groups, blocks, ranks, rows = parts.shape
+    size, block_size = blocks * ranks * rows, ranks * rows
+    order = np.empty(size, dtype=np.int64)
+    spare = np.empty(size, dtype=np.int64)
+    for group in range(groups):
+        mine = costs[group * size : (group + 1) * size]
+        order_by_cost(mine, order, spare)
+        for block in range(blocks):
+            chosen = order[block * block_size : (block + 1) * block_size]
+            if how == KARMARKAR_KARP and ranks > 1:
+                deal_karmarkar_karp(mine, chosen, group * size, parts[group, block])
+            else:
+                deal_raster(chosen, group * size, how == SNAKE, parts[group, block])
+
+
+@njit(cache=True, nogil=True)
+def _place(
+    order: NDArray[Any],
+    costs: NDArray[Any],
+    tokens: NDArray[Any],
+    cap: int,
+    by: int,
+    rank_of: NDArray[Any],
+    cost_of: NDArray[Any],
+    tokens_of: NDArray[Any],
+    units_of: NDArray[Any],
+) -> bool:
+    """Place the units one by one, the last of `order` first; return whether each found a rank with room for it.
+
+    `by`: 0, the rank of the lowest cost; 1, of the fewest tokens; 2, of the most tokens that still has room. Ties go to
+    the rank of fewer units, then to the first.
+    """
+    cost_of[:] = 0
+    tokens_of[:] = 0
+    units_of[:] = 0
+    for at in range(order.shape[0] - 1, -1, -1):
+        unit = order[at]
+        best, least = -1, np.int64(0)
+        for rank in range(cost_of.shape[0]):
+            if tokens_of[rank] + tokens[unit] > cap:
+                continue
+            value = cost_of[rank] if by == 0 else tokens_of[rank] if by == 1 else -tokens_of[rank]
+            if best < 0 or value < least or (value == least and units_of[rank] < units_of[best]):
+                best, least = rank, value
+        if best < 0:
+            return False
+        rank_of[unit] = best
+        cost_of[best] += costs[unit]
+        tokens_of[best] += tokens[unit]
+        units_of[best] += 1
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _move(
+    unit: int,
+    rank: int,
+    costs: NDArray[Any],
+    tokens: NDArray[Any],
+    rank_of: NDArray[Any],
+    cost_of: NDArray[Any],
+    tokens_of: NDArray[Any],
+    units_of: NDArray[Any],
+) -> None:
+    """Move a unit to another rank."""
+    was = rank_of[unit]
+    rank_of[unit] = rank
+    cost_of[was] -= costs[unit]
+    cost_of[rank] += costs[unit]
+    tokens_of[was] -= tokens[unit]
+    tokens_of[rank] += tokens[unit]
+    units_of[was] -= 1
+    units_of[rank] += 1
+
+
+@njit(cache=True, nogil=True)
+def _fill_empty(
+    costs: NDArray[Any],
+    tokens: NDArray[Any],
+    rank_of: NDArray[Any],
+    cost_of: NDArray[Any],
+    tokens_of: NDArray[Any],
+    units_of: NDArray[Any],
+) -> None:
+    """Give each empty rank a unit of a rank that has several."""
+    unit = 0
+    for rank in range(cost_of.shape[0]):
+        if units_of[rank] == 0:
+            while units_of[rank_of[unit]] < 2:
+                unit += 1
+            _move(unit, rank, costs, tokens, rank_of, cost_of, tokens_of, units_of)
+
+
+@njit(cache=True, nogil=True)
+def _relieve(
+    most_looks: int,
+    costs: NDArray[Any],
+    tokens: NDArray[Any],
+    cap: int,
+    rank_of: NDArray[Any],
+    cost_of: NDArray[Any],
+    tokens_of: NDArray[Any],
+    units_of: NDArray[Any],
+) -> None:
+    """Move units of the costliest rank to others, or swap them, while that makes it cheaper; look at so many pairs."""
+    n, world = costs.shape[0], cost_of.shape[0]
+    mine = np.empty(n, dtype=np.int64)
+    looks = 0
+    while looks < most_looks:
+        worst = int(np.argmax(cost_of))
+        held = 0
+        for unit in range(n):
+            if rank_of[unit] == worst:
+                mine[held] = unit
+                held += 1
+        best, mover, swapped, target = cost_of[worst], -1, -1, -1
+        looks += held * (n + world)
+        for at in range(held):
+            unit = mine[at]
+            if held > 1:
+                for rank in range(world):
+                    after = max(cost_of[worst] - costs[unit], cost_of[rank] + costs[unit])
+                    if rank != worst and after < best and tokens_of[rank] + tokens[unit] <= cap:
+                        best, mover, swapped, target = after, unit, -1, rank
+            for other in range(n):
+                gain = costs[unit] - costs[other]
+                rank = rank_of[other]
+                if gain <= 0 or rank == worst:
+                    continue
+                after = max(cost_of[worst] - gain, cost_of[rank] + gain)
+                longer = tokens[unit] - tokens[other]
+                if after < best and tokens_of[rank] + longer <= cap and tokens_of[worst] - longer <= cap:
+                    best, mover, swapped, target = after, unit, other, rank
+        if mover < 0:
+            return
+        _move(mover, target, costs, tokens, rank_of, cost_of, tokens_of, units_of)
+        if swapped >= 0:
+            _move(swapped, worst, costs, tokens, rank_of, cost_of, tokens_of, units_of)
+
+
+@njit(cache=True, nogil=True)
+def deal_capped(
+    costs: NDArray[Any], tokens: NDArray[Any], world: int, cap: int, most_looks: int, rank_of: NDArray[Any]
+) -> bool:
+    """Set the rank of each unit, with at most `cap` tokens per rank; return whether a way was found.
+
+    `most_looks` limits the search for improvements.
+    """
+    n = costs.shape[0]
+    order = np.empty(n, dtype=np.int64)
+    spare = np.empty(n, dtype=np.int64)
+    cost_of = np.empty(world, dtype=np.int64)
+    tokens_of = np.empty(world, dtype=np.int64)
+    units_of = np.empty(world, dtype=np.int64)
+    for by in range(3):
+        order_by_cost(costs if by == 0 else tokens, order, spare)
+        if _place(order, costs, tokens, cap, by, rank_of, cost_of, tokens_of, units_of):
+            _fill_empty(costs, tokens, rank_of, cost_of, tokens_of, units_of)
+            _relieve(most_looks, costs, tokens, cap, rank_of, cost_of, tokens_of, units_of)
+            return True
+    return False

@@ -1,0 +1,258 @@
+"""The cost of a sequence: what its rank has to do for it, as an exact 64-bit integer.
+
+A cost model is a subclass of `CostModel` with one method. Costs are compared and added, so their unit does not matter,
+but all of an epoch are in the same unit. `Tokens` counts tokens. `Attention` adds the attention of each token to the
+tokens before it, which at long context is most of the work. `Measured` is fitted to timings of real steps.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nopad.errors import BalanceError, OptionError
+from nopad.histogram import integers
+from nopad.options import Option
+
+__all__ = ["Attention", "CostModel", "Measured", "Tokens", "check_costs", "round_up"]
+
+_MOST = 2**63 - 1
+
+
+class CostModel(ABC):
+    """Costs of sequences by their lengths. A subclass defines `of`."""
+
+    @abstractmethod
+    def of(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
+        """Return the cost of each sequence, int64 ``[n]``, not negative, from lengths in tokens ``[n]``.
+
+        Raises:
+            BalanceError: a cost does not fit into 64 bits.
+            LengthError: lengths are not integers.
+        """
+
+    def of_packs(self, indptr: NDArray[Any], seq_lengths: ArrayLike) -> NDArray[np.int64]:
+        """Return the cost of each pack, int64 ``[packs]``: the sum over its sequences.
+
+        Args:
+            indptr: where packs begin and end: pack p has ``seq_lengths[indptr[p]:indptr[p + 1]]``; ``[packs + 1]``.
+            seq_lengths: lengths of the sequences, pack by pack.
+
+        Raises:
+            BalanceError: a cost does not fit into 64 bits.
+
+        >>> Attention(hidden_size=1).of_packs(np.array([0, 1, 3]), [4, 2, 2]).tolist()
+        [40, 32]
+        """
+        costs = self.of(seq_lengths)
+        most = int(np.diff(indptr).max(initial=0)) * int(costs.max(initial=0))
+        if most > _MOST:
+            raise BalanceError(_overflow("the cost of a pack", most))
+        # Sums may wrap, their differences are exact again.
+        ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(costs)])
+        return np.asarray(ends[indptr[1:]] - ends[indptr[:-1]])
+
+
+@dataclass(frozen=True)
+class Tokens(CostModel):
+    """The cost of a sequence is its number of tokens.
+
+    >>> Tokens().of([5, 3]).tolist()
+    [5, 3]
+    """
+
+    def of(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
+        """Return the lengths themselves."""
+        return _polynomial(seq_lengths, 1, 0)
+
+
+@dataclass(frozen=True)
+class Attention(CostModel):
+    """Tokens and attention: ``6 * hidden_size * length + length**2``.
+
+    A transformer layer with a feed-forward part four times as wide as its hidden size H takes 24 H^2 operations per
+    token for its matrices, and 4 H length for its attention to the sequence: in the ratio of 6 H to length.
+
+    Attributes:
+        hidden_size: width of the model. For a layer of other proportions, see `of_model`.
+
+    Raises:
+        OptionError: the hidden size is not an integer of at least 1.
+
+    >>> Attention(hidden_size=1024).of([512]).tolist()
+    [3407872]
+    """
+
+    hidden_size: int
+
+    def __post_init__(self) -> None:
+        checked = Option(default=None, help="").check("hidden_size", self.hidden_size)
+        object.__setattr__(self, "hidden_size", checked)
+
+    def of(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
+        """Return ``6 * hidden_size * length + length**2`` of each length."""
+        return _polynomial(seq_lengths, 6 * self.hidden_size, 1)
+
+    @classmethod
+    def of_model(cls, config: Any, *, causal: bool | None = None) -> Attention:
+        """Return the cost model of a transformers config, or of anything with its attributes.
+
+        It has the hidden size at which the plain layer has the same ratio of attention to all else as the layer of the
+        config: with fewer heads for keys and values, a feed-forward part that is gated (SiLU, or `hidden_activation`)
+        or of another width, as many experts as a token visits. A causal layer attends to half as many tokens. Sliding
+        windows and linear attention are not considered: their attention costs less.
+
+        Args:
+            config: the config; of a model of several kinds of input, its `text_config` counts.
+            causal: whether tokens attend only to those before them; None: if the config says so, by `is_decoder` or
+                the name of an architecture.
+
+        Raises:
+            OptionError: the config has no hidden size.
+        """
+        config = getattr(config, "text_config", None) or config
+        hidden = _attribute(config, "hidden_size", "n_embd", "d_model", "dim")
+        if hidden is None:
+            raise OptionError(f"{type(config).__name__} has no hidden_size; give Attention(hidden_size=...)")
+        heads = _attribute(config, "num_attention_heads", "n_head", "num_heads", "n_heads") or 1
+        width = heads * (_attribute(config, "head_dim") or hidden // heads)
+        key_width = width * (_attribute(config, "num_key_value_heads") or heads) // heads
+        matrices = 2 * hidden * (width + key_width) + _feed_forward(config, hidden)
+        attended = width if (_is_causal(config) if causal is None else causal) else 2 * width
+        return cls(max(1, round(matrices / (6 * attended))))
+
+
+def _feed_forward(config: Any, hidden: int) -> int:
+    """Return how many weights of the feed-forward part a token meets."""
+    wide = _attribute(config, "intermediate_size", "n_inner", "d_ff", "hidden_dim") or 4 * hidden
+    visited = _attribute(config, "num_experts_per_tok", "num_experts_per_token")
+    if visited:
+        wide = visited * (_attribute(config, "moe_intermediate_size") or wide)
+    gated = _attribute(config, "hidden_act") in ("silu", "swish") or _attribute(config, "hidden_activation")
+    return int((3 if gated else 2) * hidden * wide)
+
+
+def _is_causal(config: Any) -> bool:
+    names = getattr(config, "architectures", None) or ()
+    return bool(getattr(config, "is_decoder", False)) or any(
+        name.endswith(("CausalLM", "LMHeadModel")) for name in names
+    )
+
+
+@dataclass(frozen=True)
+class Measured(CostModel):
+    """Costs fitted to timings, in nanoseconds.
+
+    Attributes:
+        ns_per_token: what a token takes.
+        ns_per_square: what each of the ``length**2`` pairs of tokens of a sequence takes.
+        ns_per_batch: what a batch takes whatever it holds; no part of the cost of a sequence.
+    """
+
+    ns_per_token: float
+    ns_per_square: float
+    ns_per_batch: float = 0.0
+
+    def of(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
+        """Return the nanoseconds that each sequence takes, rounded, at least 1."""
+        lengths = _lengths(seq_lengths)
+        nanoseconds = self.ns_per_token * lengths + self.ns_per_square * lengths.astype(np.float64) ** 2
+        if nanoseconds.size and not float(nanoseconds.max()) < _MOST:
+            raise BalanceError(_overflow("the cost of a sequence", int(nanoseconds.max())))
+        return np.maximum(np.rint(nanoseconds).astype(np.int64), 1)
+
+    @classmethod
+    def fit(cls, seq_lengths: Sequence[ArrayLike], seconds: ArrayLike) -> Measured:
+        """Fit the costs to timings, by least squares with no negative share.
+
+        Args:
+            seq_lengths: for each timed batch, the lengths of its sequences.
+            seconds: how long each batch took; float ``[batches]``.
+
+        Raises:
+            OptionError: there are not as many times as batches, fewer than three batches, times that are not finite
+                and positive, or batches too much alike to tell tokens from attention.
+
+        >>> model = Measured.fit([[100], [200], [100, 300], [400]], [1.1e-3, 2.4e-3, 5.0e-3, 5.6e-3])
+        >>> model.of([1000]).tolist()
+        [20000000]
+        """
+        from scipy.optimize import nnls
+
+        batches = [_lengths(lengths).astype(np.float64) for lengths in seq_lengths]
+        times = np.asarray(seconds, dtype=np.float64)
+        if times.shape != (len(batches),) or len(batches) < 3:
+            raise OptionError(
+                f"{len(batches)} batches and times of shape {times.shape}; give at least 3, one time each"
+            )
+        if not (np.isfinite(times) & (times > 0)).all():
+            raise OptionError("times must be finite and above 0 seconds")
+        terms = np.array([[1.0, lengths.sum(), lengths @ lengths] for lengths in batches])
+        scale = terms.max(axis=0, initial=0)
+        if np.linalg.matrix_rank(terms / np.maximum(scale, 1)) < 3:
+            raise OptionError("the batches are too much alike to tell tokens from attention; time batches that differ")
+        found = nnls(terms / scale, times)[0] / scale * 1e9
+        return cls(ns_per_token=float(found[1]), ns_per_square=float(found[2]), ns_per_batch=float(found[0]))
+
+
+def round_up(seq_lengths: ArrayLike, multiple: int) -> NDArray[np.int64]:
+    """Return lengths rounded up to a multiple: what they take of a token cap where each sequence is aligned.
+
+    Context parallelism over c ranks wants multiples of 2 c. int64 ``[n]``.
+
+    >>> round_up([1, 8, 9], 8).tolist()
+    [8, 8, 16]
+    """
+    multiple = Option(default=None, help="").check("multiple", multiple)
+    lengths = _lengths(seq_lengths)
+    return -(-lengths // multiple) * multiple
+
+
+def check_costs(costs: ArrayLike) -> NDArray[np.int64]:
+    """Return costs as int64 ``[n]``.
+
+    Raises:
+        BalanceError: a cost is negative, or the sum of all does not fit into 64 bits.
+        LengthError: costs are not integers, or not one-dimensional.
+    """
+    array = integers(costs)
+    if array.size == 0:
+        return array.astype(np.int64)
+    lowest, highest = int(array.min()), int(array.max())
+    if lowest < 0:
+        raise BalanceError(f"cost {lowest} at index {int(array.argmin())}; costs are integers of at least 0")
+    if highest * array.size > _MOST and (total := sum(array.tolist())) > _MOST:
+        raise BalanceError(_overflow("the sum of all costs", total))
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def _polynomial(seq_lengths: ArrayLike, per_token: int, per_square: int) -> NDArray[np.int64]:
+    """Return ``per_token * length + per_square * length**2``, exactly."""
+    lengths = _lengths(seq_lengths)
+    longest = int(lengths.max(initial=0))
+    most = per_token * longest + per_square * longest**2
+    if most > _MOST:
+        raise BalanceError(_overflow(f"the cost of {longest} tokens", most))
+    return lengths * (per_token + per_square * lengths) if per_square else per_token * lengths
+
+
+def _lengths(seq_lengths: ArrayLike) -> NDArray[np.int64]:
+    array = integers(seq_lengths)
+    if array.size and int(array.min()) < 0:
+        raise BalanceError(f"length {int(array.min())} at index {int(array.argmin())}; lengths are not negative")
+    if array.size and int(array.max()) > _MOST:
+        raise BalanceError(_overflow("a length", int(array.max())))
+    return array.astype(np.int64)
+
+
+def _attribute(config: Any, *names: str) -> Any:
+    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
+
+
+def _overflow(what: str, value: int) -> str:
+    return f"{what} is {value}, which does not fit into 64 bits; use a coarser cost model"

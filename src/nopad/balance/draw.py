@@ -1,0 +1,210 @@
+"""Draw the units of an epoch: their order, once.
+
+Step k takes ``order[k * per_step : (k + 1) * per_step]``. Within a step the units of the first rank come first, then
+those of the second, and so those of a node are side by side; `deal` gives them to the ranks. What does not make a whole
+step is at the end, and which units these are is random too. O(n) time; 16 million units take about a second.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nopad import random
+from nopad.balance.costs import check_costs
+from nopad.balance.methods import Balance
+from nopad.balance.shape import Shape
+from nopad.errors import BalanceError
+
+__all__ = ["draw", "whole_steps"]
+
+_STRATA = 4  # where none are given
+
+
+def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[Any]:
+    """Return the order in which an epoch takes its units: a permutation, int32 ``[n]`` (int64 from 2^31 units on).
+
+    With draw "stratified" the quotas use up one stratum before the others: the units left over follow in random order,
+    after the steps that keep to the quotas.
+
+    Args:
+        costs: cost of each unit; ``[n]``.
+        shape: how many units a step takes, on how many ranks.
+        balance: the method.
+        key: a random key, such as ``nopad.random.key(seed, nopad.random.STREAM_LEG, epoch, leg)``.
+
+    Raises:
+        BalanceError: there are fewer units than ranks, a stratum with a quota is empty, quotas do not add up to the
+            units per rank, there are too few of these for a quota of each stratum, a cost is negative, or the sum of all does not fit into 64 bits.
+
+    >>> order = draw(range(10), Shape(2, 1, 1, 2), Balance.named("karmarkar_karp"), key=0)
+    >>> sorted(order.tolist()) == list(range(10))
+    True
+    """
+    checked = check_costs(costs)
+    if checked.size < shape.world_size:
+        raise BalanceError(
+            f"{checked.size} units are too few for {shape.world_size} ranks; each rank needs at least one"
+        )
+    order = np.arange(checked.size, dtype=np.int32 if checked.size < 2**31 else np.int64)
+    _shuffle(order, random.key(key, 0))
+    if balance.draw == "random":
+        return order
+    if balance.draw == "stratified":
+        return _stratified(order, checked, shape, balance, key)
+    whole = order.size - order.size % shape.per_step
+    if balance.draw == "sorted":
+        window = balance.window * shape.per_step if balance.window else max(whole, 1)
+        for number, begin in enumerate(range(0, whole, window)):
+            part = order[begin : min(begin + window, whole)]
+            part[:] = _sorted_window(part, checked, shape, balance, random.key(key, 1, number))
+    elif whole:
+        order[:whole] = _quantile(order[:whole], checked, shape, balance, random.key(key, 1))
+    return order
+
+
+def whole_steps(costs: ArrayLike, shape: Shape, balance: Balance) -> int:
+    """Return how many steps `draw` fills by the rules of the method; after them come the units that are left over.
+
+    That is ``n // shape.per_step``, but fewer with draw "stratified": on Wikipedia-512, quotas of 6:3:2:5 leave 6 % over.
+
+    Raises:
+        BalanceError: as `draw`.
+
+    >>> whole_steps([1, 2, 9, 1, 1, 1], Shape(1, 1, 1, 2), Balance.named("stratified", edges=(5,), quotas=(1, 1)))
+    1
+    """
+    checked = check_costs(costs)
+    if balance.draw != "stratified":
+        return checked.size // shape.per_step
+    edges = _edges(checked, balance)
+    counts = np.bincount(np.searchsorted(edges, checked), minlength=len(edges) + 1).tolist()
+    return _batches(counts, _quotas(counts, edges, shape, balance)) // (shape.world_size * shape.accumulation)
+
+
+def _batches(counts: list[int], quotas: tuple[int, ...]) -> int:
+    """Return how many batches of these quotas the strata have units for."""
+    return min(count // quota for count, quota in zip(counts, quotas, strict=True) if quota)
+
+
+def _sorted_window(
+    units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: Balance, key: int
+) -> NDArray[Any]:
+    """Return the units of some steps so that those which are waited for together are alike in cost.
+
+    Sorted units are cut into steps, or into micro-steps where ranks wait there; whole steps are shuffled. Each step has
+    one micro-step from each of as many ranges of cost, so that steps do not differ more than they must.
+    """
+    steps = units.size // shape.per_step
+    together = shape.accumulation if balance.wait == "micro" else 1
+    pieces = _by_cost(units, costs).reshape(together, steps, -1)
+    place = np.empty((together, steps), dtype=np.int64)
+    for level in range(together):
+        place[level] = _permutation(steps, random.key(key, 0, level))
+    turned = np.empty((steps, together), dtype=np.int64)
+    for step in range(steps):
+        turned[step] = _permutation(together, random.key(key, 1, step))
+    result = np.empty((steps, together, pieces.shape[2]), dtype=units.dtype)
+    for level in range(together):
+        for step in range(steps):
+            piece = pieces[level, step]
+            _shuffle(piece, random.key(key, 2, level, step))
+            result[place[level, step], turned[place[level, step], level]] = piece
+    if together == 1:
+        return result.reshape(-1)
+    # From [step, micro-step, rank, unit] to the order of a step: rank by rank
+    by_rank = result.reshape(steps, shape.accumulation, shape.world_size, shape.per_rank).transpose(0, 2, 1, 3)
+    return np.ascontiguousarray(by_rank).reshape(-1)
+
+
+def _quantile(units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: Balance, key: int) -> NDArray[Any]:
+    """Return the units so that each rank, node or step has one from each of equally large ranges of cost."""
+    groups = {"rank": shape.world_size, "node": shape.nodes, "world": 1}[balance.within]
+    strata = _by_cost(units, costs).reshape(shape.per_step // groups, -1)
+    for number in range(strata.shape[0]):
+        _shuffle(strata[number], random.key(key, number))
+    return np.ascontiguousarray(strata.T).reshape(-1)
+
+
+def _stratified(
+    units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: Balance, key: int
+) -> NDArray[Any]:
+    """Return the units so that each rank's micro-step has the quota of each stratum, and the rest after them."""
+    edges = _edges(costs, balance)
+    stratum = np.searchsorted(np.array(edges, dtype=np.int64), costs[units]).astype(np.int8)
+    members = [units[stratum == number] for number in range(len(edges) + 1)]
+    counts = [len(some) for some in members]
+    quotas = _quotas(counts, edges, shape, balance)
+    batches = _batches(counts, quotas)
+    batches -= batches % (shape.world_size * shape.accumulation)
+    drawn = [some[: batches * quota].reshape(batches, quota) for some, quota in zip(members, quotas, strict=True)]
+    rest = np.concatenate([some[batches * quota :] for some, quota in zip(members, quotas, strict=True)])
+    _shuffle(rest, random.key(key, 1))
+    return np.concatenate([np.concatenate(drawn, axis=1).reshape(-1), rest])
+
+
+def _edges(costs: NDArray[np.int64], balance: Balance) -> tuple[int, ...]:
+    if balance.edges is not None:
+        return balance.edges
+    largest = int(costs.max())
+    return tuple(largest * part // _STRATA for part in range(1, _STRATA))
+
+
+def _quotas(counts: list[int], edges: tuple[int, ...], shape: Shape, balance: Balance) -> tuple[int, ...]:
+    """Return the units per rank and micro-step from each stratum: those given, or the strata's shares, rounded.
+
+    What rounding down leaves goes to the largest remainders.
+    """
+    quotas = balance.quotas
+    if quotas is None:
+        exact = [count * shape.per_rank / sum(counts) for count in counts]
+        whole = [int(share) for share in exact]
+        by_remainder = sorted(range(len(counts)), key=lambda at: (whole[at] - exact[at], at))
+        for at in by_remainder[: shape.per_rank - sum(whole)]:
+            whole[at] += 1
+        quotas = tuple(whole)
+        if any(count and not quota for count, quota in zip(counts, quotas, strict=True)):
+            raise BalanceError(
+                f"{shape.per_rank} units per rank are too few for strata of {counts} units: the quotas would be "
+                f"{quotas}; give edges, or take more units per rank or another draw"
+            )
+    if sum(quotas) != shape.per_rank:
+        raise BalanceError(
+            f"quotas {quotas} add up to {sum(quotas)}, but each rank takes {shape.per_rank} units; change one of them"
+        )
+    for number, (count, quota) in enumerate(zip(counts, quotas, strict=True)):
+        if quota and not count:
+            low = edges[number - 1] if number else "none"
+            high = edges[number] if number < len(edges) else "the largest"
+            raise BalanceError(
+                f"stratum {number + 1} (costs above {low}, up to {high}) has a quota of {quota} but holds no unit; "
+                "move the edges or set its quota to 0"
+            )
+    return quotas
+
+
+def _by_cost(units: NDArray[Any], costs: NDArray[np.int64]) -> NDArray[Any]:
+    """Return the units ascending by cost."""
+    order, spare = np.empty_like(units), np.empty_like(units)
+    _balance_kernels().order_by_cost(costs[units], order, spare)
+    return np.asarray(units[order])
+
+
+def _permutation(size: int, key: int) -> NDArray[np.int64]:
+    numbers = np.arange(size)
+    _shuffle(numbers, key)
+    return numbers
+
+
+def _shuffle(items: NDArray[Any], key: int) -> None:
+    from nopad import _kernels
+
+    _kernels.shuffle(items, np.uint64(key))
+
+
+def _balance_kernels() -> Any:
+    from nopad.balance import _kernels
+
+    return _kernels

@@ -1,0 +1,120 @@
+"""How even a deal is, and how even it could be.
+
+A step takes as long as its costliest rank. No deal makes that cheaper than the mean of all ranks, nor than the
+costliest unit alone, which is on one rank whatever one does: the *floor*. Only splitting a sequence over several ranks
+(context parallelism) gets below it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nopad.balance.costs import check_costs
+from nopad.errors import BalanceError
+from nopad.options import Option
+
+__all__ = ["Report", "floor", "needs_context_parallelism", "report"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """How even steps are. All but the waste and ABR are means over steps, in units of cost.
+
+    Attributes:
+        steps: number of steps.
+        least: cost of a step's cheapest rank.
+        most: cost of a step's costliest rank: what the step takes.
+        mean: cost of a step's ranks on average.
+        waste: the costliest rank over the mean, minus 1: the share by which steps are longer than they need be.
+        abr: 1 - mean / costliest: the share of all ranks' time that is spent waiting. The attention balance ratio of
+            "Hierarchical Balance Packing" (arXiv 2503.07680), of whatever the cost counts.
+        floor: the lowest waste that any deal of these units could have; None if the units are not known.
+    """
+
+    steps: int
+    least: float
+    most: float
+    mean: float
+    waste: float
+    abr: float
+    floor: float | None = None
+
+
+def floor(costs: ArrayLike, world_size: int) -> float:
+    """Return the lowest waste that a deal of these units to `world_size` ranks could have.
+
+    It is ``max(costliest unit, mean of the ranks) / mean of the ranks - 1``, the mean in the numerator rounded up, since
+    costs are integers.
+
+    Args:
+        costs: cost of each unit that is dealt between two points where ranks wait; ``[n]``.
+        world_size: number of ranks.
+
+    Raises:
+        BalanceError: there are no units, a cost is negative, or their sum does not fit into 64 bits.
+
+    >>> floor([6, 1, 1], world_size=2), floor([3, 3, 2], world_size=2)
+    (0.5, 0.0)
+    """
+    checked = _some(costs)
+    total, world = int(checked.sum()), _world(world_size)
+    return max(int(checked.max()), -(-total // world)) * world / total - 1 if total else 0.0
+
+
+def needs_context_parallelism(costs: ArrayLike, world_size: int, above: float = 0.10) -> NDArray[np.int64]:
+    """Return the units that alone cost a rank more than ``1 + above`` times the mean, costliest first; int64 ``[k]``.
+
+    No deal can help here: these sequences would have to be split over several ranks.
+
+    >>> needs_context_parallelism([1, 6, 1, 5, 1], world_size=4).tolist()
+    [1, 3]
+    """
+    checked = _some(costs)
+    limit = (1 + above) * int(checked.sum()) / _world(world_size)
+    found = np.flatnonzero(checked > limit)
+    return found[np.argsort(-checked[found], kind="stable")]
+
+
+def report(costs_of_ranks: ArrayLike, floors: ArrayLike | None = None) -> Report:
+    """Return how even steps are, from the cost of each rank in each step.
+
+    Args:
+        costs_of_ranks: cost that each rank got between two points where ranks wait; ``[steps, ranks]``.
+        floors: the `floor` of each step, ``[steps]``; None: not known.
+
+    Raises:
+        BalanceError: there are no steps, or no rank has anything to do in one of them.
+
+    >>> result = report([[4, 2], [3, 3]])
+    >>> round(result.waste, 4), round(result.abr, 4), result.most
+    (0.1667, 0.125, 3.5)
+    """
+    costs = np.asarray(costs_of_ranks, dtype=np.float64)
+    if costs.ndim != 2 or not costs.size:
+        raise BalanceError(f"costs of ranks must be [steps, ranks] with at least one of each, got {costs.shape}")
+    most, mean = costs.max(axis=1), costs.mean(axis=1)
+    if not (mean > 0).all():
+        raise BalanceError(f"step {int((mean <= 0).argmax())} has no cost on any rank; leave it out")
+    return Report(
+        steps=costs.shape[0],
+        least=float(costs.min(axis=1).mean()),
+        most=float(most.mean()),
+        mean=float(mean.mean()),
+        waste=float((most / mean).mean() - 1),
+        abr=float((1 - mean / most).mean()),
+        floor=None if floors is None else float(np.asarray(floors, dtype=np.float64).mean()),
+    )
+
+
+def _some(costs: ArrayLike) -> NDArray[np.int64]:
+    checked = check_costs(costs)
+    if not checked.size:
+        raise BalanceError("there are no units")
+    return checked
+
+
+def _world(world_size: int) -> int:
+    return int(Option(default=None, help="").check("world_size", world_size))

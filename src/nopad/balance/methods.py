@@ -1,0 +1,126 @@
+"""The methods of balance, as combinations of a way to draw, a way to deal, and the place where ranks wait.
+
+| name | drawn | dealt | from |
+|---|---|---|---|
+| none | at random | as drawn | |
+| sorted | units alike in cost share a step | as drawn | sorted batching |
+| global_presort_raster | at random | raster over all ranks | NVIDIA's "exchange padding" |
+| global_presort | at random | snake over all ranks | |
+| stratified | fixed quotas of strata per rank | as drawn | Samsung, "Breaking MLPerf Training", 4.1 |
+| local_presort_raster | fixed quotas of strata per rank | raster within a node | the same, 4.2 |
+| local_presort | fixed quotas of strata per rank | snake within a node | the same, 4.2 |
+| quantile | one unit of each of equally large strata per rank | as drawn | |
+| quantile_node | one unit of each of equally large strata per node | Karmarkar-Karp within a node | |
+| karmarkar_karp_node | at random | Karmarkar-Karp within a node | |
+| karmarkar_karp | at random | Karmarkar-Karp over all ranks | |
+
+The default is karmarkar_karp: it leaves less imbalance than any other, and its draw is plainly random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+from nopad.errors import OptionError
+from nopad.options import Option
+
+__all__ = ["METHODS", "Balance", "Deal", "Draw", "Wait", "Within"]
+
+Draw = Literal["random", "sorted", "stratified", "quantile"]
+Deal = Literal["none", "raster", "snake", "karmarkar_karp"]
+Within = Literal["rank", "node", "world"]
+Wait = Literal["step", "micro"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Balance:
+    """A method of balance; `Balance.named` knows the usual ones.
+
+    Attributes:
+        draw: how the units of a step are chosen: "random"; "sorted" (units alike in cost share a step, or a micro-step
+            if ranks wait there); "stratified" (a quota from each range of costs for every rank); "quantile" (one unit
+            from each of equally large ranges of costs, as many ranges as the rank or node has units per step).
+        deal: how a step's units are given to ranks: "none" (as drawn); "raster" (sorted by cost, row by row);
+            "snake" (the same with every second row reversed); "karmarkar_karp" (largest differencing with equal
+            numbers of units).
+        within: what dealing and strata span: the "node" or the whole "world"; for quantile strata also each "rank".
+        wait: where ranks wait for one another: once per optimiser "step" (DDP with no_sync), or at each "micro" step
+            (FSDP2, expert or pipeline parallelism).
+        window: with draw "sorted", the number of steps that are sorted together; None: the whole epoch.
+        edges: with draw "stratified", the largest cost of each stratum but the last, ascending; None: quarters of
+            the largest cost.
+        quotas: with draw "stratified", units per rank per micro-step from each stratum; None: by the strata's
+            shares of all units.
+
+    Raises:
+        OptionError: a value is not allowed, or values contradict each other.
+
+    >>> Balance.named("karmarkar_karp", wait="micro").wait
+    'micro'
+    """
+
+    draw: Draw = "random"
+    deal: Deal = "karmarkar_karp"
+    within: Within = "world"
+    wait: Wait = "step"
+    window: int | None = None
+    edges: tuple[int, ...] | None = None
+    quotas: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("draw", Draw), ("deal", Deal), ("within", Within), ("wait", Wait)):
+            Option(default=None, choices=get_args(allowed), help=name).check(name, getattr(self, name))
+        object.__setattr__(self, "window", Option(default=None, none=True, help="").check("window", self.window))
+        if self.window is not None and self.draw != "sorted":
+            raise OptionError(f"window is for draw 'sorted', not for draw {self.draw!r}")
+        if self.within == "rank" and (self.draw != "quantile" or self.deal != "none"):
+            raise OptionError("within 'rank' is for draw 'quantile' with deal 'none'; else it is 'node' or 'world'")
+        self._check_strata()
+
+    def _check_strata(self) -> None:
+        for name, lowest in (("edges", 0), ("quotas", 0)):
+            values = getattr(self, name)
+            if values is None:
+                continue
+            if self.draw != "stratified":
+                raise OptionError(f"{name} are for draw 'stratified', not for draw {self.draw!r}")
+            option = Option(default=None, help="", low=lowest, high=2**63 - 1)
+            object.__setattr__(self, name, tuple(option.check(f"each of {name}", value) for value in values))
+        if self.edges is not None and any(a >= b for a, b in zip(self.edges, self.edges[1:], strict=False)):
+            raise OptionError(f"edges must ascend, each once, got {self.edges}")
+        if self.quotas is not None and len(self.quotas) != (4 if self.edges is None else len(self.edges) + 1):
+            strata = 4 if self.edges is None else len(self.edges) + 1
+            raise OptionError(f"there are {strata} strata but {len(self.quotas)} quotas; give one quota per stratum")
+
+    @classmethod
+    def named(cls, name: str | Balance, **changes: Any) -> Balance:
+        """Return the method of this name (or `name` itself if it is a `Balance`), with `changes` of its attributes.
+
+        Raises:
+            OptionError: there is no method of this name, or a change is not allowed.
+        """
+        if isinstance(name, Balance):
+            return replace(name, **changes)
+        if name not in METHODS:
+            raise OptionError(f"unknown method of balance {name!r}; there are {', '.join(METHODS)}")
+        return replace(METHODS[name], **changes)
+
+
+METHODS: Mapping[str, Balance] = MappingProxyType(
+    {
+        "none": Balance(deal="none"),
+        "sorted": Balance(draw="sorted", deal="none"),
+        "global_presort_raster": Balance(deal="raster"),
+        "global_presort": Balance(deal="snake"),
+        "stratified": Balance(draw="stratified", deal="none"),
+        "local_presort_raster": Balance(draw="stratified", deal="raster", within="node"),
+        "local_presort": Balance(draw="stratified", deal="snake", within="node"),
+        "quantile": Balance(draw="quantile", deal="none", within="rank"),
+        "quantile_node": Balance(draw="quantile", within="node"),
+        "karmarkar_karp_node": Balance(within="node"),
+        "karmarkar_karp": Balance(),
+    }
+)

@@ -1,0 +1,64 @@
+"""How many units a step takes, and on how many ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from nopad.errors import OptionError
+from nopad.options import Option
+
+__all__ = ["Shape"]
+
+_SIZE = Option(default=1, help="a count")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The ranks that share a step, and the units that each of them takes.
+
+    Attributes:
+        world_size: number of ranks that share the data (those that get identical batches count once).
+        node_size: number of ranks of a node; divides the world size.
+        accumulation: number of micro-steps in an optimiser step.
+        per_rank: units per rank per micro-step.
+
+    Raises:
+        OptionError: a value is not an integer of at least 1, or the node size does not divide the world size.
+
+    >>> Shape(world_size=16, node_size=8, accumulation=2, per_rank=4).per_step
+    128
+    """
+
+    world_size: int
+    node_size: int
+    accumulation: int
+    per_rank: int
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, _SIZE.check(field.name, getattr(self, field.name)))
+        if self.world_size % self.node_size:
+            raise OptionError(
+                f"world_size {self.world_size} is not divisible by node_size {self.node_size}; give the number of "
+                "ranks on each node, or 1 if nodes differ"
+            )
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return self.world_size // self.node_size
+
+    @property
+    def per_rank_step(self) -> int:
+        """Units per rank per optimiser step."""
+        return self.accumulation * self.per_rank
+
+    @property
+    def per_micro_step(self) -> int:
+        """Units of all ranks per micro-step."""
+        return self.world_size * self.per_rank
+
+    @property
+    def per_step(self) -> int:
+        """Units of all ranks per optimiser step."""
+        return self.world_size * self.per_rank_step

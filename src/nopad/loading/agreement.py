@@ -1,0 +1,67 @@
+"""Ranks that disagree are told so before the first step, not by a hang in the middle of an epoch.
+
+Every rank sends the facts that all must share (data, plan, seed, step, world size, position), once, when it begins to
+iterate. Only a program that uses torch.distributed can exchange them; others deal without communication and unchecked.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nopad.errors import OptionError
+from nopad.loading.ranks import Ranks
+
+__all__ = ["check_agreement", "exchange_of"]
+
+Exchange = Callable[[Any], Sequence[Any]]  # sends one object, and returns those of all ranks
+
+
+def exchange_of(ranks: Ranks) -> Exchange | None:
+    """Return what exchanges an object among these ranks; None: torch.distributed is not in use."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    group = ranks.group.get_group() if hasattr(ranks.group, "get_group") else ranks.group
+    size = distributed.get_world_size(group)
+    if size == 1:
+        return None
+
+    def exchange(mine: Any) -> Sequence[Any]:
+        found: list[Any] = [None] * size
+        distributed.all_gather_object(found, mine, group=group)
+        return found
+
+    return exchange
+
+
+def check_agreement(ranks: Ranks, facts: Mapping[str, Any], exchange: Exchange | None) -> None:
+    """Compare facts and rank numbers with those of all other ranks.
+
+    Raises:
+        OptionError: a fact differs, or the ranks are not each number once; the message is the same on all of them.
+    """
+    if exchange is None:
+        return
+    everyone = exchange({"rank": ranks.rank, "facts": dict(facts)})
+    for name in dict.fromkeys(name for one in everyone for name in one["facts"]):
+        values = [one["facts"].get(name) for one in everyone]
+        odd = [place for place, value in enumerate(values) if value != values[0]]
+        if odd:
+            raise OptionError(
+                f"the ranks disagree about {name}: {_short(values[0])} on process 0, {_short(values[odd[0]])} on "
+                f"process {odd[0]} ({len(odd)} of {len(values)} differ from process 0); give all the same"
+            )
+    numbers = [one["rank"] for one in everyone]
+    if sorted(numbers) != list(range(ranks.world_size)):
+        raise OptionError(
+            f"{len(numbers)} processes have the ranks {_short(sorted(numbers))}; expected each of 0 to "
+            f"{ranks.world_size - 1} once: tensor- and pipeline-parallel peers share a rank, so give the group of "
+            "processes that take different data"
+        )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

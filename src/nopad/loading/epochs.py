@@ -1,0 +1,136 @@
+"""Which units an epoch has, which leg of it is under way, and where the next batch leaves a loader.
+
+The next epoch is dealt in the background while the last tenth of the one before is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from nopad.balance import CostModel
+from nopad.errors import FormatError, OptionError
+from nopad.loading.feeds import Feed
+from nopad.loading.legs import Course, Last, ordered
+from nopad.loading.sharing import HostArrays
+from nopad.loading.state import Position
+from nopad.loading.units import Units
+
+__all__ = ["Epochs"]
+
+_KEPT = 2  # epochs whose shared arrays stay
+_NEARLY = 0.9  # how much of an epoch is over when the next one is dealt
+
+
+class Epochs:
+    """The epochs of a feed, one at a time.
+
+    Attributes:
+        feed: what is dealt.
+        cost: what is balanced.
+        last: what happens with units that make no whole step.
+    """
+
+    def __init__(self, feed: Feed, cost: CostModel, last: Last, shared: HostArrays | None = None) -> None:
+        """Deal nothing yet; `shared`: where the ranks of this host keep what all of them need; None: in memory."""
+        self.feed, self.cost, self.last, self._shared = feed, cost, last, shared
+        self._forget()
+
+    def _forget(self) -> None:
+        self._units: tuple[int, Units] | None = None
+        self._course: tuple[tuple[Any, ...], Course] | None = None
+        self._ahead: tuple[int, Future[Units]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what other processes need; each deals for itself."""
+        return {"feed": self.feed, "cost": self.cost, "last": self.last, "_shared": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore, with nothing dealt."""
+        vars(self).update(state)
+        self._forget()
+
+    def units(self, epoch: int) -> Units:
+        """Return the units of an epoch."""
+        if self._units is None or self._units[0] != epoch:
+            ahead, self._ahead = self._ahead, None
+            self._units = None  # free the last epoch's before the next is made
+            found = ahead[1].result() if ahead is not None and ahead[0] == epoch else self._made(epoch)
+            self._units = epoch, found
+        return self._units[1]
+
+    def _made(self, epoch: int) -> Units:
+        if self._shared is None:
+            return self.feed.units(epoch)
+        arrays = self._shared.arrays(f"epoch-{epoch:010d}", lambda: self.feed.units(epoch).arrays())
+        if epoch >= _KEPT:
+            self._shared.forget(f"epoch-{epoch - _KEPT:010d}*")
+        units = Units(**arrays, apart=self.feed.apart)
+        self.feed.hold(units)
+        return units
+
+    def course(self, at: Position) -> Course:
+        """Return the leg that is under way at this position.
+
+        Raises:
+            OptionError: the units left do not make whole steps, and that is not allowed.
+        """
+        which = at.epoch, at.past, at.leg.shape, at.leg.balance
+        if self._course is None or self._course[0] != which:
+            units = self.units(at.epoch)
+            order = self._ordered(units, at)
+            course = Course(units, order, at.leg, cost=self.cost, last=self.last, resumed=bool(at.past))
+            self._course = which, course
+        return self._course[1]
+
+    def _ordered(self, units: Units, at: Position) -> NDArray[Any] | None:
+        def order() -> NDArray[Any] | None:
+            return ordered(units, at.leg, at.past, seed=self.feed.seed, epoch=at.epoch, cost=self.cost)
+
+        if self._shared is None or (at.leg.balance.draw == "random" and not at.past):
+            return order()
+        key = hashlib.sha256(repr((at.past, at.leg.shape, at.leg.balance, self.cost)).encode()).hexdigest()[:16]
+
+        def make() -> dict[str, NDArray[Any]]:
+            found = order()
+            assert found is not None
+            return {"order": found}
+
+        return self._shared.arrays(f"epoch-{at.epoch:010d}-{key}", make)["order"]
+
+    def is_over(self, at: Position) -> bool:
+        """Whether the epoch has no batch after this position."""
+        return at.leg.steps >= self.course(at).steps
+
+    def check_within(self, at: Position) -> None:
+        """Refuse a position that the epoch does not have.
+
+        Raises:
+            FormatError: more steps were taken than there are.
+        """
+        steps = self.course(at).steps
+        if at.leg.steps + bool(at.batches) > steps:
+            raise FormatError(f"this state took {at.leg.steps + bool(at.batches)} steps of an epoch that has {steps}")
+
+    def after(self, at: Position) -> Position:
+        """Return the position after one more batch of the same epoch.
+
+        Raises:
+            OptionError: the epoch has no more.
+        """
+        if self.is_over(at):
+            raise OptionError(f"epoch {at.epoch} has no batch after its {at.leg.steps} steps")
+        if at.batches + 1 < at.leg.shape.accumulation:
+            return replace(at, batches=at.batches + 1)
+        return at.after_step(*self.course(at).seen(at.leg.steps))
+
+    def deal_ahead(self, at: Position) -> None:
+        """Deal the next epoch in the background if this one is nearly over."""
+        if self._ahead is None and at.leg.steps >= int(_NEARLY * self.course(at).steps):
+            pool = ThreadPoolExecutor(1, thread_name_prefix="nopad-deal")
+            self._ahead = at.epoch + 1, pool.submit(self.feed.units, at.epoch + 1)
+            pool.shutdown(wait=False)

@@ -1,0 +1,247 @@
+"""Feeds: what a loader deals, behind one seam. Packs over stored tokens, single sequences, rows of a packed dataset.
+
+A feed gives the units of an epoch and, for any of them, their sequences in columns. Packs over stored tokens ("virtual
+packs") are an index: one plan, dealt anew every epoch in O(sequences), each sequence exactly once; capacity, depth,
+algorithm and seed change without writing a token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad import random
+from nopad.assignment import assign, check_cover
+from nopad.batch.columns import from_rows
+from nopad.errors import CorruptError, LengthError, OptionError, PlanMismatchError
+from nopad.histogram import as_lengths
+from nopad.loading.groups import Groups, Together
+from nopad.loading.sources import TokenSource
+from nopad.loading.units import Units
+from nopad.packs import index_dtype
+from nopad.planning import Plan
+from nopad.planning import plan as new_plan
+from nopad.sequences import Sequences
+from nopad.store import PackedDataset
+from nopad.store.manifest import Manifest
+
+__all__ = ["Feed", "StoredRows", "StoredTokens", "planned"]
+
+
+class Feed(ABC):
+    """What a loader deals.
+
+    Attributes:
+        unit: what a unit is called in messages and summaries: "pack", "sequence" or "group".
+        group_size: how many sequences a unit has that is a group of sequences; 1 for others.
+        capacity: most tokens of a unit.
+        sequences: number of sequences.
+        seed: of all random choices.
+        apart: whether the sequences of a unit are dealt one by one.
+    """
+
+    apart: bool = False
+    unit: str
+    group_size: int = 1
+    capacity: int
+    sequences: int
+    seed: int
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """Return what a run that goes on must have in common with this one, by name; JSON values."""
+
+    @abstractmethod
+    def units(self, epoch: int) -> Units:
+        """Return the units of an epoch: the same on every rank."""
+
+    @abstractmethod
+    def hold(self, units: Units) -> None:
+        """Keep the arrays of `units`, which other processes have mapped too, in place of equal ones of its own."""
+
+    @abstractmethod
+    def gather(self, units: Units, chosen: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
+        """Return the sequences of the chosen units, unit after unit, and how many each unit holds; int64 ``[chosen]``.
+
+        Values have ``seq_index``, the number of each sequence.
+        """
+
+    @abstractmethod
+    def check_unchanged(self) -> None:
+        """Refuse data that changed since the feed was opened; called at the beginning of every epoch.
+
+        Raises:
+            SourceError, CorruptError: it changed.
+        """
+
+
+class StoredTokens(Feed):
+    """Sequences of stored tokens: packed by a plan that is dealt anew every epoch, or each by itself.
+
+    Without a plan, n sequences per rank make a flat batch without padding (Samsung's un-padding).
+    """
+
+    def __init__(
+        self,
+        source: TokenSource,
+        plan: Plan | None,
+        *,
+        groups: Groups | None = None,
+        together: Together = "rank",
+        seed: int = 0,
+    ) -> None:
+        """Deal the sequences of `source`.
+
+        Args:
+            source: the tokens.
+            plan: covers exactly their lengths, or those of the groups (`planned`); None: no packs.
+            groups: sequences that share a step, a rank or a pack; None: none do.
+            together: what they share without a plan: "step" or "rank"; with a plan they share a pack.
+            seed: of the deal.
+
+        Raises:
+            OptionError: groups differ in size, and there is no plan.
+        """
+        self._source, self._plan, self._groups, self.seed = source, plan, groups, seed
+        self.apart = plan is None and groups is not None and together == "step"
+        self.sequences = len(source)
+        self.capacity = int(source.seq_lengths.max(initial=1)) if plan is None else plan.capacity
+        self.unit = "pack" if plan is not None else "sequence" if groups is None else "group"
+        if plan is None and groups is not None:
+            self.group_size = groups.one_size()
+
+    def facts(self) -> dict[str, Any]:
+        """Return the fingerprints of data, groups and plan, and the seed."""
+        found: dict[str, Any] = {"unit": self.unit, "seed": self.seed, "data": self._source.fingerprint}
+        if self._groups is not None:
+            found["groups"] = self._groups.fingerprint
+        if self._plan is not None:
+            found |= {"capacity": self.capacity, "plan": self._plan.fingerprint}
+        return found
+
+    def units(self, epoch: int) -> Units:
+        """Deal the sequences to the packs: which share a pack, and the order of packs, are new in every epoch."""
+        lengths, groups = self._source.seq_lengths, self._groups
+        key = random.key(self.seed, random.STREAM_EPOCH, epoch)
+        if self._plan is not None:
+            packs = assign(self._plan, lengths if groups is None else groups.tokens(lengths), seed=key)
+            indptr, sequence = (packs.indptr, packs.sequence) if groups is None else groups.expanded(packs)
+            return Units(seq_lengths=lengths, indptr=indptr, sequence=sequence)
+        n = lengths.size if groups is None else len(groups)
+        order = np.arange(n, dtype=index_dtype(lengths.size))
+        _kernels().shuffle(order, np.uint64(key))
+        if groups is None:
+            return Units(seq_lengths=lengths, order=order)
+        return Units(seq_lengths=lengths, indptr=groups.indptr, sequence=groups.sequence, order=order, apart=self.apart)
+
+    def hold(self, units: Units) -> None:
+        """Let the source have the lengths."""
+        self._source.hold_lengths(units.seq_lengths)
+
+    def gather(self, units: Units, chosen: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
+        """Return the sequences of the chosen units."""
+        numbers, sizes = units.held(chosen)
+        found = self._source.gather(numbers)
+        return replace(found, values={**found.values, "seq_index": numbers}), sizes
+
+    def check_unchanged(self) -> None:
+        """Refuse tokens that changed since the source was opened."""
+        self._source.check_unchanged()
+
+
+def planned(
+    source: TokenSource, capacity: int, *, groups: Groups | None = None, plan: Plan | None = None, **options: Any
+) -> Plan:
+    """Return the plan for the sequences of `source`: `plan` if it is given, or a new one (`nopad.plan`).
+
+    With `groups`, it is a plan for the groups, each as long as all its sequences.
+
+    Raises:
+        LengthError: a sequence or group is longer than `capacity`; the message counts them.
+        PlanMismatchError: `plan` is for other lengths or another capacity.
+        OptionError: an option has an invalid value.
+    """
+    lengths = source.seq_lengths if groups is None else groups.tokens(source.seq_lengths)
+    what = "sequence" if groups is None else "group"
+    over = int(np.count_nonzero(lengths > capacity))
+    if over:
+        raise LengthError(
+            f"{over:,} of {lengths.size:,} {what}s are longer than the capacity of {capacity:,}, the first is "
+            f"{what} {int(np.argmax(lengths > capacity)):,}, the longest has {int(lengths.max()):,} tokens; give a "
+            "capacity of at least that, or cut them first (`nopad pack --over-long`)"
+        )
+    if groups is not None and options.get("depth") is not None:
+        raise OptionError("depth limits sequences per pack, and packs are made of whole groups; leave it out")
+    if plan is None:
+        return new_plan(lengths, capacity, **options)
+    if options:
+        raise OptionError(
+            f"a plan is given, and {', '.join(options)} as well, which are for a new one; give one of both"
+        )
+    if plan.capacity != capacity:
+        raise PlanMismatchError(f"the plan is for a capacity of {plan.capacity}, and {capacity} is given")
+    check_cover(plan, as_lengths(lengths))
+    return plan
+
+
+class StoredRows(Feed):
+    """Rows of a packed dataset, as they are; an epoch reads them row group by row group, in a random order of both."""
+
+    unit = "pack"
+
+    def __init__(self, dataset: PackedDataset, *, seed: int = 0) -> None:
+        """Deal the rows of `dataset`.
+
+        Raises:
+            OptionError: the dataset holds an index without tokens.
+        """
+        if dataset.manifest.kind == "index":
+            raise OptionError(
+                f"{dataset.path} holds an index without tokens; give the source of its tokens, and a capacity"
+            )
+        self._dataset, self.seed = dataset, seed
+        indptr, self._lengths = dataset.seq_lengths()
+        self._indptr: NDArray[Any] = indptr.astype(index_dtype(self._lengths.size))
+        self.capacity, self.sequences = dataset.capacity, self._lengths.size
+
+    def facts(self) -> dict[str, Any]:
+        """Return the fingerprint of the dataset, and the seed."""
+        return {"unit": "row", "seed": self.seed, "data": _of_shards(self._dataset)}
+
+    def units(self, epoch: int) -> Units:
+        """Return the rows in a random order that is fast to read."""
+        return Units(seq_lengths=self._lengths, indptr=self._indptr, order=self._dataset.order(self.seed, epoch))
+
+    def hold(self, units: Units) -> None:
+        """Have lengths and rows."""
+        assert units.indptr is not None
+        self._indptr, self._lengths = units.indptr, units.seq_lengths
+
+    def gather(self, units: Units, chosen: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
+        """Return the sequences of the chosen rows."""
+        sequences, records, per_row = from_rows([self._dataset[number] for number in chosen.tolist()])
+        return replace(sequences, values={**sequences.values, **records}), per_row
+
+    def check_unchanged(self) -> None:
+        """Refuse a dataset that another one has replaced; what is read is held against its manifest in any case."""
+        if Manifest.load(self._dataset.path) != self._dataset.manifest:
+            raise CorruptError(f"{self._dataset.path} holds another dataset than when it was opened; open it again")
+
+
+def _of_shards(dataset: PackedDataset) -> str:
+    """Return the SHA-256 of the checksums of all shards, in hex."""
+    digest = hashlib.sha256(b"nopad.rows.v1\0")
+    for shard in dataset.manifest.shards:
+        digest.update(bytes.fromhex(shard.sha256))
+    return digest.hexdigest()
+
+
+def _kernels() -> Any:
+    from nopad import _kernels
+
+    return _kernels

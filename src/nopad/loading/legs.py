@@ -1,0 +1,200 @@
+"""Legs: the parts of an epoch that were dealt to one number of ranks each, and the steps of the one under way.
+
+An epoch is one leg, unless training stops in the middle and goes on with other ranks, nodes or accumulation: then a new
+leg begins with exactly the units that no earlier leg has taken. Nothing but a few integers per leg is needed to know
+which those are, since a leg's order is a function of (seed, epoch, number of the leg, units left) and computed again.
+
+Cost: O(units) when a leg begins, and once more for every earlier leg; O(units of a step) per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad import random
+from nopad.balance import Balance, CostModel, Shape, deal, draw
+from nopad.errors import OptionError
+from nopad.loading.units import Units
+from nopad.packs import index_dtype
+
+__all__ = ["Course", "Last", "Leg", "Step", "check_last", "ordered"]
+
+_KEPT = 4  # steps
+EQUAL = Balance()  # Karmarkar-Karp among all ranks
+
+Last = Literal["drop", "fill", "refuse"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leg:
+    """A part of an epoch that was dealt to one number of ranks.
+
+    Attributes:
+        shape: how many units a step has, and for which ranks.
+        balance: how units are drawn and dealt.
+        steps: how many whole steps it took.
+    """
+
+    shape: Shape
+    balance: Balance
+    steps: int
+
+
+class Step(NamedTuple):
+    """What one step takes.
+
+    Attributes:
+        units: unit numbers; int64 ``[units]``.
+        sequences: the sequences in these units, unit after unit; int64 ``[k]``.
+        sizes: how many sequences each unit holds; int64 ``[units]``.
+    """
+
+    units: NDArray[np.int64]
+    sequences: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+
+class Course:
+    """The leg under way: which units each rank gets in each step, computed alike on every rank.
+
+    Attributes:
+        steps: number of steps from the beginning of this leg to the end of the epoch.
+        units_left: units that no earlier leg has taken.
+        dropped: how many of them are left over at the end, because they make no whole step.
+        empty: how many places of the last step stay empty.
+    """
+
+    def __init__(
+        self, units: Units, order: NDArray[Any] | None, leg: Leg, *, cost: CostModel, last: Last, resumed: bool = False
+    ) -> None:
+        """Deal units in this order (`ordered`).
+
+        Args:
+            units: the units of the epoch.
+            order: those that are left, in the order in which this leg takes them; None: all, as they are numbered.
+            leg: shape and balance of the steps.
+            cost: what is balanced.
+            last: what happens with units that make no whole step.
+            resumed: whether earlier legs took some units, so that a leg without a step is no mistake.
+
+        Raises:
+            OptionError: the units do not make whole steps and `last` is "refuse", or not a single step can be made.
+        """
+        self._units, self._order, self._cost = units, order, cost
+        self.shape, self.balance = leg.shape, leg.balance
+        self.units_left = len(units) if order is None else order.size
+        self._steps: dict[int, Step] = {}
+        # How many sequences of a unit are dealt apart: the same number for all units.
+        self._parts = units.members(np.zeros(1, dtype=np.int64))[0].size if units.apart else 1
+        self.steps, self.dropped, self.empty = _whole_steps(self.units_left, leg.shape, check_last(last), resumed)
+
+    def units_at(self, begin: int, end: int) -> NDArray[np.int64]:
+        """Return units number `begin` to `end` (exclusive) in the order of this leg; int64."""
+        end = min(end, self.units_left)
+        if self._order is None:
+            return np.arange(begin, end)
+        return self._order[begin:end].astype(np.int64)
+
+    def step(self, number: int) -> Step:
+        """Return what step `number` of this leg takes, fewer units in a filled step. The last few are kept.
+
+        Raises:
+            IndexError: the leg has no such step.
+        """
+        found = self._steps.get(number)
+        if found is None:
+            if not 0 <= number < self.steps:
+                raise IndexError(f"step {number} of {self.steps} steps")
+            per_step = self.shape.per_step
+            units = self.units_at(number * per_step, (number + 1) * per_step)
+            found = Step(units, *self._units.members(units))
+            if len(self._steps) >= _KEPT:
+                self._steps.clear()
+            self._steps[number] = found
+        return found
+
+    def seen(self, number: int) -> tuple[int, int]:
+        """Return how many sequences and tokens step `number` takes on all ranks."""
+        step = self.step(number)
+        return step.sequences.size, int(self._units.seq_lengths[step.sequences].sum(dtype=np.int64))
+
+    def dealt(self, step: int) -> NDArray[np.int64]:
+        """Return what step number `step` deals, by rank, micro-step and place, or -1 where a place stays empty.
+
+        These are units, or sequences if the units' sequences are dealt apart;
+        int64 ``[world_size, accumulation, per_rank]``. Places are in the order of the epoch, empty ones last.
+        """
+        taken = self.step(step)
+        if self._units.apart:
+            dealt, sizes = taken.sequences, np.ones(taken.sequences.size, dtype=np.int64)
+        else:
+            dealt, sizes = taken.units, taken.sizes
+        shape = replace(self.shape, per_rank=self.shape.per_rank * self._parts)
+        missing = shape.per_step - dealt.size
+        if shape.world_size == shape.accumulation == 1:
+            return np.concatenate([dealt, np.full(missing, -1)])[None, None]
+        costs = np.zeros(shape.per_step, dtype=np.int64)
+        costs[: dealt.size] = self._units.costs_of(taken.sequences, sizes, self._cost)
+        if missing:  # spread the empty places over all micro-steps of all ranks, whatever the balance
+            every = Shape(
+                world_size=shape.world_size * shape.accumulation, node_size=1, accumulation=1, per_rank=shape.per_rank
+            )
+            places = deal(costs, every, EQUAL).reshape(shape.world_size, shape.accumulation, -1)
+        else:
+            places = deal(costs, shape, self.balance)
+        return np.concatenate([dealt, np.full(missing, -1)])[np.sort(places, axis=-1)]
+
+
+def ordered(
+    units: Units, leg: Leg, past: Sequence[Leg], *, seed: int, epoch: int, cost: CostModel
+) -> NDArray[Any] | None:
+    """Return the units that the legs in `past` left, in the order in which `leg` takes them; ``[units left]``.
+
+    None: all units, as they are numbered. O(units) for every leg.
+    """
+    left = units.order
+    for number, other in enumerate((*past, leg)):
+        if other.balance.draw != "random":  # otherwise the epoch's own order, which is random already
+            left = np.arange(len(units), dtype=index_dtype(len(units))) if left is None else left
+            if left.size >= other.shape.per_step:
+                key = random.key(seed, random.STREAM_LEG, epoch, number)
+                left = left[draw(units.costs(left.astype(np.int64), cost), other.shape, other.balance, key)]
+        if number < len(past) and other.steps:
+            left = np.arange(len(units), dtype=index_dtype(len(units))) if left is None else left
+            left = left[other.steps * other.shape.per_step :]
+    return left
+
+
+def check_last(last: Any) -> Last:
+    """Return `last` after checking it.
+
+    Raises:
+        OptionError: it is none of "drop", "fill" and "refuse".
+    """
+    for choice in get_args(Last):
+        if last == choice:
+            return choice  # type: ignore[no-any-return]
+    raise OptionError(f"last is {last!r}; it is 'drop', 'fill' or 'refuse'")
+
+
+def _whole_steps(units: int, shape: Shape, last: Last, resumed: bool) -> tuple[int, int, int]:
+    """Return (steps, units dropped, places left empty) of a leg with this many units."""
+    steps, over = divmod(units, shape.per_step)
+    if over and last == "refuse":
+        raise OptionError(
+            f"{units:,} units do not make whole steps of {shape.per_step:,}: {over:,} would be left over; choose "
+            "last='drop' or 'fill', or another step"
+        )
+    if over and last == "fill":
+        return steps + 1, 0, shape.per_step - over
+    if not steps and not resumed:
+        raise OptionError(
+            f"{units:,} units make no step of {shape.per_step:,} ({shape.world_size:,} ranks x {shape.accumulation:,} "
+            f"micro-steps x {shape.per_rank:,}); choose last='fill', or a smaller step"
+        )
+    return steps, over, 0

@@ -1,0 +1,409 @@
+"""`PackedLoader`: from stored tokens to the batches of one rank, the same on every rank but for the rank's own part.
+
+Every rank computes which units (packs or sequences) each step takes and which rank gets which, from lengths, seed and
+epoch alone: nothing is communicated, every rank takes the same number of steps, and a loader restored from a state of a
+few integers gives the batches that the other one would have given, also on another number of ranks.
+
+Cost: O(sequences) when an epoch begins, computed ahead while the last one ends; O(units of a step) per step, for all
+ranks; O(tokens) per batch. Batches are built ahead in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nopad.balance import Balance, CostModel, Shape, Tokens
+from nopad.batch import Flat, PackedBatch, Rows
+from nopad.batch.form import Form, check_form
+from nopad.errors import OptionError
+from nopad.loading.agreement import check_agreement, exchange_of
+from nopad.loading.epochs import Epochs
+from nopad.loading.feeds import Feed
+from nopad.loading.groups import Together
+from nopad.loading.legs import Course, Last, Leg, check_last
+from nopad.loading.opening import open_feed
+from nopad.loading.ranks import Ranks
+from nopad.loading.sharing import HostArrays
+from nopad.loading.state import Position, check_same, read_state
+from nopad.loading.summary import Summary, summarise
+from nopad.options import Option
+from nopad.sequences import Sequences
+
+if TYPE_CHECKING:
+    from nopad.loading.torch import TorchLoader
+
+__all__ = ["Collate", "PackedLoader"]
+
+_ACCUMULATION = Option(default=1, help="micro-steps of an optimiser step")
+_PER_RANK = Option(default=1, help="units per rank and micro-step")
+_PREFETCH = Option(default=2, low=0, high=1024, help="batches built ahead")
+_SHARED_FROM = 1 << 20  # sequences
+_NUMBER = Option(default=0, low=0, help="of an epoch, or of batches")
+
+# Makes a batch of sequences in columns; the last argument says how many of them lie in each row, int64 ``[rows]``.
+Collate = Callable[[Sequences, Form, NDArray[np.int64]], PackedBatch]
+
+
+class PackedLoader:
+    """Batches of one rank, epoch after epoch. The module docstring says how, and what it costs.
+
+    ``for batch in loader`` gives what is left of the epoch under way; after it comes the next epoch. ``len(loader)`` is
+    how many batches a rank takes in a whole epoch.
+
+    Args:
+        data: a packed dataset or its folder; or tokens already stored, in any form that
+            `nopad.loading.sources.open_tokens` takes.
+        capacity: most tokens per pack; the sequences are packed anew every epoch. None: the rows of a packed dataset
+            stay as they are, or sequences are not packed.
+        rows: packs per rank and micro-step.
+        tokens: most tokens per rank and micro-step: one stream without padding, instead of `rows` and `capacity`.
+        sequences: sequences per rank and micro-step, not packed into rows: one stream without padding.
+        accumulation: micro-steps per optimiser step.
+        last: what happens with units that make no whole step: "drop" them (counted in `summary`), "fill" the step with
+            empty rows (a rank without any sequence gets a stand-in of weight 0), or "refuse".
+        balance: how units are drawn and dealt to ranks; a `Balance` or the name of one.
+        cost: what is balanced; None: tokens.
+        seed: of all random choices.
+        groups: the group of each sequence, integers ``[n]``, for sequences that stay together (preference pairs,
+            answers to one prompt); or a number k: every k sequences are a group.
+        together: what a group shares: a "step"; a "rank" of it; a "pack". In packs, a group always shares one.
+        form: how a batch lies in memory; None: `Rows` for packs of a capacity, `Flat` for others.
+        collate: makes a batch of ``(sequences, form, per_row)``; None: `PackedBatch.from_columns`.
+        rank, world_size, node_size, group: this process's place (`Ranks.found`); None: from torch.distributed, or the
+            environment.
+        prefetch: batches that are built ahead in a thread; 0: none.
+        host_dir: a folder where the ranks of a host share what all of them need, so that their memory does not grow
+            with their number; None: from a million sequences and two ranks on, a folder for temporary files.
+        options: of the plan: depth, algorithm, effort, ... (see `nopad.plan`); or ``plan``, a `Plan` that is made.
+
+    Attributes:
+        ranks: this process's place.
+
+    Raises:
+        OptionError: an argument is invalid, two contradict each other, or the units do not make a single step.
+        LengthError: a sequence is longer than the capacity.
+
+    >>> import nopad
+    >>> loader = nopad.PackedLoader([[1, 2, 3], [4], [5, 6], [7, 8, 9]], capacity=4, rows=1)
+    >>> len(loader), sorted(batch.layout.tokens for batch in loader)
+    (3, [2, 3, 4])
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        capacity: int | None = None,
+        *,
+        rows: int | None = None,
+        tokens: int | None = None,
+        sequences: int | None = None,
+        accumulation: int = 1,
+        last: Last = "drop",
+        balance: str | Balance = "karmarkar_karp",
+        cost: CostModel | None = None,
+        seed: int = 0,
+        groups: int | ArrayLike | None = None,
+        together: Together = "rank",
+        form: Form | None = None,
+        collate: Collate | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        node_size: int | None = None,
+        group: Any = None,
+        prefetch: int = 2,
+        host_dir: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        per_rank = _per_rank(rows, tokens, sequences, capacity)
+        self.ranks = Ranks.found(rank=rank, world_size=world_size, node_size=node_size, group=group)
+        self._prefetch = _PREFETCH.check("prefetch", prefetch)
+        feed = open_feed(
+            data,
+            capacity if tokens is None else tokens,
+            unpacked=sequences is not None,
+            seed=seed,
+            groups=groups,
+            together=together,
+            **options,
+        )
+        shape = Shape(
+            world_size=self.ranks.world_size,
+            node_size=self.ranks.node_size,
+            accumulation=_ACCUMULATION.check("accumulation", accumulation),
+            per_rank=_groups_per_rank(per_rank, feed.group_size),
+        )
+        self._at = Position(leg=Leg(shape=shape, balance=Balance.named(balance), steps=0))
+        last = check_last(last)
+        self._epochs = Epochs(feed, cost or Tokens(), last, self._shared(feed, host_dir))
+        self._rows = rows is not None
+        self._form: Form = Rows(feed.capacity, rows=per_rank) if rows is not None else Flat()
+        self._form = check_form(form) if form is not None else self._form
+        self._collate = collate or _collated
+        self._begin_again()
+        self._epochs.course(self._at)  # refuses an impossible step now
+
+    def _shared(self, feed: Feed, host_dir: str | os.PathLike[str] | None) -> HostArrays | None:
+        """Return where the ranks of this host share arrays, if that is worth it or wanted."""
+        if host_dir is None and (self.ranks.node_size == 1 or feed.sequences < _SHARED_FROM):
+            return None
+        return HostArrays(feed.facts(), None if host_dir is None else Path(host_dir))
+
+    def _begin_again(self) -> None:
+        """Forget the iteration under way, and what was computed for it."""
+        self._running: object | None = None
+        self._dealt: tuple[Course, int, NDArray[np.int64]] | None = None
+        self._agreed = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what worker processes need."""
+        private = {"_running", "_dealt", "_agreed"}
+        return {name: value for name, value in vars(self).items() if name not in private}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore in another process, at the same place."""
+        vars(self).update(state)
+        self._begin_again()
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch under way, from 0."""
+        return self._at.epoch
+
+    @property
+    def steps_seen(self) -> int:
+        """Whole steps taken since the first epoch."""
+        return self._at.steps_seen
+
+    @property
+    def sequences_seen(self) -> int:
+        """Sequences in these steps, on all ranks."""
+        return self._at.sequences_seen
+
+    @property
+    def tokens_seen(self) -> int:
+        """Tokens in these steps, on all ranks."""
+        return self._at.tokens_seen
+
+    def __len__(self) -> int:
+        """Batches that a rank takes in the whole epoch; after a change of ranks, in what this change left of it."""
+        return self._epochs.course(self._at).steps * self._at.leg.shape.accumulation
+
+    def summary(self) -> Summary:
+        """Return what the epoch under way is: steps, sequences, tokens, what is left out, how evenly ranks work.
+
+        >>> import nopad
+        >>> data = [[1, 2, 3], [4], [5, 6], [7, 8]]
+        >>> print(nopad.PackedLoader(data, capacity=4, rows=1, rank=0, world_size=2).summary())
+        step     2 ranks x 1 micro-steps x 1 packs: 4 sequences, 8 tokens
+        epoch    1 steps: 4 sequences, 8 tokens (100.00% of the slots)
+                 one sequence per row would take 2 steps: a schedule in steps sees 2.00 times as many ...
+        balance  the slowest rank of a step costs 0.00% more than the mean (floor 0.00%), by Tokens()
+        """
+        at, epochs = self._at, self._epochs
+        capacity = epochs.feed.capacity if self._rows else None
+        return summarise(epochs.course(at), epochs.units(at.epoch), epochs.feed.unit, epochs.cost, capacity)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of another epoch; nothing happens if it is the one under way.
+
+        Raises:
+            OptionError: `epoch` is no number from 0.
+        """
+        if _NUMBER.check("epoch", epoch) != self._at.epoch:
+            self._at = self._at.at_start_of(epoch)
+            self._begin_again()
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a run that goes on must have in common with this one; JSON values."""
+        return {**self._epochs.feed.facts(), "cost": repr(self._epochs.cost)}
+
+    def state_dict(self, *, batches: int = 0) -> dict[str, Any]:
+        """Return where the loader stands, or will stand after that many further batches of this epoch.
+
+        The result is plain JSON. A batch counts as seen from when the loop gets it; after the last one of an epoch, the
+        loader stands at the beginning of the next.
+
+        Raises:
+            OptionError: this epoch has fewer batches left.
+        """
+        at = self._at
+        for _ in range(_NUMBER.check("batches", batches)):
+            at = self._epochs.after(at)
+        if self._epochs.is_over(at):
+            at = at.at_start_of(at.epoch + 1)
+        return at.state(self.facts())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the loader stood that gave this state.
+
+        With the same ranks, step and balance, the next batch is the one that would have come next. With others, the
+        epoch goes on with exactly the units that it has not seen yet; a step of which only a part was taken counts as
+        not seen, since its gradient was never applied.
+
+        Raises:
+            FormatError: this is no state, or of a newer nopad.
+            PlanMismatchError: the state is of other data, another plan, cost model or seed; the message names it.
+        """
+        position, facts = read_state(state)
+        check_same(facts, self.facts())
+        there = position.resumed(self._at.leg)
+        self._epochs.check_within(there)
+        self._at = there
+        self._begin_again()
+
+    def __iter__(self) -> Iterator[PackedBatch]:
+        """Iterate over the batches that are left of this epoch.
+
+        Raises:
+            OptionError: the ranks disagree (checked once, where torch.distributed is in use), or another iteration of
+                this loader began meanwhile.
+            CorruptError: the tokens changed since the loader was made.
+        """
+        return self._moved_on(self._batches)
+
+    def dataloader(self, *, num_workers: int = 0, **options: Any) -> TorchLoader:
+        """Return a torch `DataLoader` of these batches, which `num_workers` processes build; it moves this loader on.
+
+        `options` are the DataLoader's: pin_memory, prefetch_factor, timeout, ...
+
+        Raises:
+            MissingExtraError: torch is not installed.
+            OptionError: an option would change which batches there are.
+        """
+        from nopad.loading.torch import TorchLoader
+
+        return TorchLoader(self, num_workers=num_workers, **options)
+
+    def share(self, worker: int, workers: int) -> Iterator[PackedBatch]:
+        """Yield batch number `worker` of those that are left of this epoch, and every `workers`-th after it.
+
+        For worker processes; the loader itself stays where it is.
+        """
+        return (batch for _, batch in self._batches(worker, workers))
+
+    def follow(self, batches: Callable[[], Iterator[PackedBatch]]) -> Iterator[PackedBatch]:
+        """Iterate over what is left of this epoch, with batches that other processes build (`share`), in order.
+
+        Raises:
+            OptionError: as `__iter__`; or the other processes gave too few batches.
+        """
+        return self._moved_on(lambda: self._paired(batches()))
+
+    def _paired(self, batches: Iterator[PackedBatch]) -> Iterator[tuple[Position, PackedBatch]]:
+        for number, (_, after) in enumerate(self._places()):
+            batch = next(batches, None)
+            if batch is None:
+                raise OptionError(f"the worker processes gave {number} batches and then no more; see their messages")
+            yield after, batch
+
+    def _moved_on(self, batches: Callable[[], Iterator[tuple[Position, PackedBatch]]]) -> Iterator[PackedBatch]:
+        """Yield the batches, and stand after each of them when the loop has got it."""
+        self._agree()
+        running = self._running = object()
+        for after, batch in batches():
+            self._check_running(running)
+            self._at = after
+            yield batch
+            self._check_running(running)
+        self._at = self._at.at_start_of(self._at.epoch + 1)
+
+    def _check_running(self, running: object) -> None:
+        if self._running is not running:
+            raise OptionError(
+                "this iteration is over: another one of the same loader began, or the loader was set to another place"
+            )
+
+    def _batches(self, worker: int = 0, workers: int = 1) -> Iterator[tuple[Position, PackedBatch]]:
+        """Yield every `workers`-th batch of what is left of this epoch, from number `worker` on, built ahead.
+
+        Each comes with the position after it.
+        """
+        self._epochs.feed.check_unchanged()
+        places = islice(self._places(), worker, None, workers)
+        if not self._prefetch:
+            for at, after in places:
+                yield after, self._built(at)
+            return
+        building: deque[tuple[Position, Future[PackedBatch]]] = deque()
+        with ThreadPoolExecutor(1, thread_name_prefix="nopad-batch") as pool:
+            try:
+                for at, after in places:
+                    building.append((after, pool.submit(self._built, at)))
+                    if len(building) > self._prefetch:
+                        done, batch = building.popleft()
+                        yield done, batch.result()
+                while building:
+                    done, batch = building.popleft()
+                    yield done, batch.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _places(self) -> Iterator[tuple[Position, Position]]:
+        """Yield the positions before and after each batch that is left of this epoch."""
+        at = self._at
+        while not self._epochs.is_over(at):
+            self._epochs.deal_ahead(at)
+            after = self._epochs.after(at)
+            yield at, after
+            at = after
+
+    def _built(self, at: Position) -> PackedBatch:
+        """Build this rank's batch at a position."""
+        units, course = self._epochs.units(at.epoch), self._epochs.course(at)
+        if self._dealt is None or self._dealt[0] is not course or self._dealt[1] != at.leg.steps:
+            self._dealt = course, at.leg.steps, course.dealt(at.leg.steps)[self.ranks.rank]
+        chosen = self._dealt[2][at.batches]
+        chosen = chosen[chosen >= 0]
+        if not chosen.size:  # in the last step, where there are fewer units than micro-steps of all ranks
+            sequences, _ = self._epochs.feed.gather(units, course.step(at.leg.steps).units[:1])
+            return self._collate(sequences.part(0, 1), self._form, np.ones(1, dtype=np.int64)).as_stand_in()
+        sequences, per_row = self._epochs.feed.gather(units, chosen)
+        return self._collate(sequences, self._form, per_row)
+
+    def _agree(self) -> None:
+        """Compare with the other ranks, once."""
+        if self._agreed:
+            return
+        leg = self._at.leg
+        facts = {
+            **self.facts(),
+            "world_size": leg.shape.world_size,
+            "the step": f"{leg.shape.accumulation} x {leg.shape.per_rank}",
+            "balance": repr(leg.balance),
+            "last": self._epochs.last,
+            "the position": (self._at.epoch, len(self._at.past), leg.steps, self._at.batches),
+        }
+        check_agreement(self.ranks, facts, exchange_of(self.ranks))
+        self._agreed = True
+
+
+def _collated(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:
+    return PackedBatch.from_columns(sequences, form, per_row=per_row)
+
+
+def _per_rank(rows: int | None, tokens: int | None, sequences: int | None, capacity: int | None) -> int:
+    """Return how many units a rank takes in a micro-step."""
+    given = {name: n for name, n in (("rows", rows), ("tokens", tokens), ("sequences", sequences)) if n is not None}
+    if len(given) != 1:
+        raise OptionError(f"a step is rows, or tokens, or sequences, per rank; given: {', '.join(given) or 'none'}")
+    ((name, number),) = given.items()
+    number = _PER_RANK.check(name, number)
+    if name != "rows" and capacity is not None:
+        raise OptionError(f"{name} per rank make one stream, which has no rows of a capacity; leave capacity out")
+    return 1 if name == "tokens" else number
+
+
+def _groups_per_rank(per_rank: int, size: int) -> int:
+    """Return how many groups of `size` sequences make `per_rank` sequences."""
+    if per_rank % size:
+        raise OptionError(f"a rank takes {per_rank} sequences, and groups have {size}; give a multiple of {size}")
+    return per_rank // size

@@ -1,0 +1,62 @@
+"""What a user hands to a loader -> the feed that it deals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from nopad.errors import OptionError
+from nopad.loading.feeds import Feed, StoredRows, StoredTokens, planned
+from nopad.loading.groups import Groups, Together, check_together
+from nopad.loading.sources import TokenSource, open_tokens
+from nopad.options import check_sizes
+from nopad.store import PackedDataset, open_packed
+
+__all__ = ["open_feed"]
+
+MANIFEST = "nopad.json"
+
+
+def open_feed(
+    data: Any,
+    capacity: int | None,
+    *,
+    unpacked: bool,
+    seed: int,
+    groups: int | ArrayLike | None = None,
+    together: Together = "rank",
+    **options: Any,
+) -> Feed:
+    """Return what deals `data`: stored rows, virtual packs of `capacity`, or, if `unpacked`, single sequences.
+
+    Raises:
+        OptionError: `data` is no packed dataset and no capacity is given; options of a plan are given without one;
+            groups cannot stay together in this way.
+    """
+    check_sizes(1 if capacity is None else capacity, None, seed)
+    together = check_together(together)
+    if capacity is not None or unpacked:
+        source = data if isinstance(data, TokenSource) else open_tokens(data)
+        grouped = None if groups is None else Groups.of(groups, len(source))
+        if unpacked and together == "pack":
+            raise OptionError("together is 'pack', and sequences are not packed; choose 'rank' or 'step'")
+        if capacity is not None:
+            plan = planned(source, capacity, groups=grouped, **options)
+            return StoredTokens(source, plan, groups=grouped, together=together, seed=seed)
+        _refuse(options)
+        return StoredTokens(source, None, groups=grouped, together=together, seed=seed)
+    _refuse(options)
+    if groups is not None:
+        raise OptionError("rows of a packed dataset stay as they are; give a capacity to pack its sequences in groups")
+    if isinstance(data, str | Path) and (Path(data) / MANIFEST).is_file():
+        data = open_packed(data)
+    if not isinstance(data, PackedDataset):
+        raise OptionError("rows of what capacity? Give one; only the rows of a packed dataset have theirs")
+    return StoredRows(data, seed=seed)
+
+
+def _refuse(options: dict[str, Any]) -> None:
+    if options:
+        raise OptionError(f"{', '.join(options)} are options of a plan, and without a capacity nothing is planned")

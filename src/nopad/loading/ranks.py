@@ -1,0 +1,142 @@
+"""Which part of every step is this process's: its data-parallel rank among how many, and how many share a node.
+
+Tensor- and pipeline-parallel peers compute on the same batches, so they have the same data-parallel rank: give the
+process group (or the one-dimensional `DeviceMesh`) of the ranks that take different data. Torch is not imported; it is
+asked only where the program uses it already.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from nopad.errors import OptionError
+from nopad.options import MAX_LENGTH, Option
+
+__all__ = ["Ranks"]
+
+_RANK = Option(default=0, low=0, help="number of this process among those that take different data")
+_SIZE = Option(default=1, high=MAX_LENGTH, help="how many processes take different data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """This process's place among the processes that take different data.
+
+    Attributes:
+        rank: number of this process, from 0.
+        world_size: number of processes.
+        node_size: number of consecutive ranks that share a node; divides `world_size`.
+        group: process group of these ranks; None: all processes of the program.
+
+    Raises:
+        OptionError: a number is out of range, or `node_size` does not divide `world_size`.
+
+    >>> Ranks(rank=3, world_size=8, node_size=4).node
+    0
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    node_size: int = 1
+    group: Any = None
+
+    def __post_init__(self) -> None:
+        for name, option in (("rank", _RANK), ("world_size", _SIZE), ("node_size", _SIZE)):
+            object.__setattr__(self, name, option.check(name, getattr(self, name)))
+        if self.rank >= self.world_size:
+            raise OptionError(
+                f"rank is {self.rank}, and there are {self.world_size} ranks; the last is number {self.world_size - 1}"
+            )
+        if self.world_size % self.node_size:
+            raise OptionError(
+                f"{self.world_size} ranks do not make whole nodes of {self.node_size}; give a node_size "
+                "that divides the number of ranks"
+            )
+
+    @property
+    def node(self) -> int:
+        """Number of this process's node, from 0."""
+        return self.rank // self.node_size
+
+    @classmethod
+    def found(
+        cls,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        node_size: int | None = None,
+        group: Any = None,
+    ) -> Ranks:
+        """Return what is given, or what torch.distributed or the environment states, or a single rank.
+
+        Looked for in this order: `rank` and `world_size`; `group`; the default process group, if it is initialised;
+        ``RANK`` and ``WORLD_SIZE``. A node has as many ranks as ``LOCAL_WORLD_SIZE`` states, or else all of them.
+
+        Args:
+            rank: number of this process; needs `world_size`.
+            world_size: number of processes; needs `rank`.
+            node_size: number of consecutive ranks that share a node.
+            group: a torch process group or a `DeviceMesh` of one dimension.
+
+        Raises:
+            OptionError: only one of `rank` and `world_size` is given, a number is invalid, or `group` is no group.
+        """
+        if (rank is None) != (world_size is None):
+            raise OptionError("rank and world_size go together; give both, or neither")
+        if group is not None:
+            here, size = _of_group(group)
+            if rank is not None and (rank, world_size) != (here, size):
+                raise OptionError(f"rank {rank} of {world_size} is given, and in the group it is {here} of {size}")
+        elif rank is not None and world_size is not None:
+            here, size = rank, world_size
+        else:
+            here, size = _of_program()
+        if node_size is None:
+            local = _number("LOCAL_WORLD_SIZE")
+            node_size = local if local and group is None and size % local == 0 else size
+        return cls(rank=here, world_size=size, node_size=node_size, group=group)
+
+
+def _of_group(group: Any) -> tuple[int, int]:
+    """Return (rank, size) of a torch process group or a one-dimensional device mesh."""
+    size = getattr(group, "size", None)
+    if not callable(size) or not hasattr(group, "rank" if not hasattr(group, "get_local_rank") else "get_local_rank"):
+        raise OptionError(
+            f"group is of type {type(group).__name__}; expected a torch process group, or one dimension "
+            "of a DeviceMesh, such as mesh['dp']"
+        )
+    if getattr(group, "ndim", 1) != 1:
+        raise OptionError(
+            f"group is a DeviceMesh of {group.ndim} dimensions; give the one in which data differs, such as mesh['dp']"
+        )
+    here = group.get_local_rank() if hasattr(group, "get_local_rank") else group.rank()
+    if here < 0:
+        raise OptionError(
+            "this process is not in the group that is given; give the group of its own data-parallel peers"
+        )
+    return int(here), int(size())
+
+
+def _of_program() -> tuple[int, int]:
+    """Return (rank, world size) of the default process group, or of the environment, or (0, 1)."""
+    torch = sys.modules.get("torch")
+    distributed = getattr(torch, "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    rank, size = _number("RANK"), _number("WORLD_SIZE")
+    if (rank is None) != (size is None):
+        raise OptionError("of RANK and WORLD_SIZE the environment has only one; set both, or give rank and world_size")
+    return (0, 1) if rank is None or size is None else (rank, size)
+
+
+def _number(name: str) -> int | None:
+    """Return an integer of the environment; None: it is not set."""
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise OptionError(f"{name} is {text!r} in the environment; expected a number, or give rank and world_size")
+    return int(text)

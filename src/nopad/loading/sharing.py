@@ -1,0 +1,121 @@
+"""Arrays that the ranks of a host make once and map, so that their memory does not grow with the number of ranks.
+
+The ranks find one another by a folder whose name is a digest of what all of them have in common. Whoever needs an array
+first makes it under a lock; the others wait, and map the file. Files are never changed, only removed, which does not
+touch what is mapped already. The last process that uses a folder removes it; folders that a killed job left behind are
+removed when the next one begins.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.errors import StorageError
+from nopad.files import locked, storage_errors
+
+__all__ = ["HostArrays"]
+
+Arrays = Mapping[str, NDArray[Any]]
+_USERS = "users"  # locked by every process that uses the folder
+
+
+class HostArrays:
+    """Arrays by name, made once on this host.
+
+    Attributes:
+        folder: where they are.
+    """
+
+    def __init__(self, facts: Mapping[str, Any], root: Path | None = None) -> None:
+        """Use the folder of these facts below `root`; None: a folder of this user for temporary files.
+
+        Raises:
+            StorageError: the folder cannot be made, or belongs to somebody else.
+        """
+        key = hashlib.sha256(json.dumps(dict(facts), sort_keys=True).encode()).hexdigest()[:32]
+        root = root or Path(tempfile.gettempdir()) / f"nopad-{os.getuid()}"
+        self.folder = root / key
+        with storage_errors("writing", root):
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if root.is_symlink() or root.stat().st_uid != os.getuid():
+                raise StorageError(f"{root} belongs to somebody else; give another host_dir")
+            with locked(root / "lock"):
+                _remove_left_behind(root, self.folder)
+                self.folder.mkdir(mode=0o700, exist_ok=True)
+                users = os.open(self.folder / _USERS, os.O_RDWR | os.O_CREAT, 0o600)
+                fcntl.flock(users, fcntl.LOCK_SH)
+        self._close = weakref.finalize(self, _leave, root, self.folder, users)
+
+    def arrays(self, name: str, make: Callable[[], Arrays]) -> dict[str, NDArray[Any]]:
+        """Return the arrays of this name, mapped from files; `make` returns them if no process has made them yet.
+
+        What is written to the result stays in this process.
+
+        Raises:
+            StorageError: the disk is full, or a read or write failed.
+        """
+        place = self.folder / name
+        with storage_errors("writing", place), locked(self.folder / "lock"):
+            if not place.is_dir():
+                partial = self.folder / f"{name}.partial"
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir()
+                for key, array in make().items():
+                    np.save(partial / f"{key}.npy", array)
+                partial.rename(place)
+            return {path.stem: np.asarray(np.load(path, mmap_mode="c")) for path in sorted(place.iterdir())}
+
+    def forget(self, pattern: str) -> None:
+        """Remove the files of all arrays whose names match; processes that have mapped them keep them."""
+        with locked(self.folder / "lock"):
+            for place in self.folder.glob(pattern):
+                shutil.rmtree(place, ignore_errors=True)
+
+    def close(self) -> None:
+        """Leave the folder; the last process removes it."""
+        self._close()
+
+
+def _free(users: int) -> bool:
+    """Whether no other process has locked this file; if so, it is locked for good."""
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _remove_left_behind(root: Path, mine: Path) -> None:
+    """Remove the folders that no process uses any more."""
+    for folder in root.iterdir():
+        if folder == mine or not (folder / _USERS).is_file():
+            continue
+        users = os.open(folder / _USERS, os.O_RDWR)
+        try:
+            if _free(users):
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(users)
+
+
+def _leave(root: Path, folder: Path, users: int) -> None:
+    try:
+        with locked(root / "lock"):
+            if _free(users):
+                shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        pass  # somebody has removed it already
+    finally:
+        os.close(users)

@@ -1,0 +1,165 @@
+"""Where a loader stands: a few integers, and what a run that goes on must have in common with this one.
+
+A state names the legs of the epoch under way (`nopad.loading.legs`), how far the last one is, what was seen in all, and
+the fingerprints of data and plan. It is plain JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from nopad.balance import Balance, Shape
+from nopad.errors import FormatError, PlanMismatchError
+from nopad.loading.legs import Leg
+
+__all__ = ["Position", "check_same", "read_state"]
+
+_FORMAT, _VERSION = "nopad.loader", 1
+_SHAPE = ("world_size", "node_size", "accumulation", "per_rank")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """How far a loader is.
+
+    Attributes:
+        epoch: number of the epoch, from 0.
+        past: finished legs of this epoch.
+        leg: the leg under way, with the whole steps that it has taken.
+        batches: micro-batches of the next step that each rank has taken already.
+        steps_seen, sequences_seen, tokens_seen: whole steps, and what was in them, on all ranks since the first epoch.
+    """
+
+    epoch: int = 0
+    past: tuple[Leg, ...] = ()
+    leg: Leg
+    batches: int = 0
+    steps_seen: int = 0
+    sequences_seen: int = 0
+    tokens_seen: int = 0
+
+    def at_start_of(self, epoch: int) -> Position:
+        """Return the position where an epoch begins, with the same ranks."""
+        return replace(self, epoch=epoch, past=(), leg=replace(self.leg, steps=0), batches=0)
+
+    def after_step(self, sequences: int, tokens: int) -> Position:
+        """Return the position after a whole step with so many sequences and tokens on all ranks."""
+        return Position(
+            epoch=self.epoch,
+            past=self.past,
+            leg=Leg(shape=self.leg.shape, balance=self.leg.balance, steps=self.leg.steps + 1),
+            steps_seen=self.steps_seen + 1,
+            sequences_seen=self.sequences_seen + sequences,
+            tokens_seen=self.tokens_seen + tokens,
+        )
+
+    def resumed(self, leg: Leg) -> Position:
+        """Return this position for a loader whose leg is `leg`: in the same leg, or at the beginning of a new one.
+
+        A step that was not finished is taken again by a new leg: its gradient was never applied.
+        """
+        if (leg.shape, leg.balance) == (self.leg.shape, self.leg.balance):
+            return self
+        past = (*self.past, self.leg) if self.leg.steps else self.past
+        return replace(self, past=past, leg=replace(leg, steps=0), batches=0)
+
+    def state(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return this position and `facts` as a state."""
+        return {
+            "format": _FORMAT,
+            "format_version": _VERSION,
+            "same": dict(facts),
+            "epoch": self.epoch,
+            "legs": [_written(leg) for leg in (*self.past, self.leg)],
+            "batches": self.batches,
+            **{name: getattr(self, name) for name in _SEEN},
+        }
+
+
+_SEEN = ("steps_seen", "sequences_seen", "tokens_seen")
+
+
+def _written(leg: Leg) -> dict[str, Any]:
+    return {**{name: getattr(leg.shape, name) for name in _SHAPE}, "balance": asdict(leg.balance), "steps": leg.steps}
+
+
+def read_state(state: Any) -> tuple[Position, dict[str, Any]]:
+    """Return the position and the facts in a state.
+
+    Raises:
+        FormatError: it is no state of a loader, of a newer version, or has values that cannot be.
+    """
+    if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
+        raise FormatError("this is no state of a nopad.PackedLoader; give what its state_dict() returned")
+    version = state.get("format_version")
+    if type(version) is not int or version != _VERSION:
+        raise FormatError(
+            f"this state is of format version {version!r}, and this nopad reads {_VERSION}; upgrade nopad"
+        )
+    names = {"format", "format_version", "same", "epoch", "legs", "batches", *_SEEN}
+    if set(state) != names:
+        raise FormatError(f"a state has {', '.join(sorted(names))}; this one has {', '.join(sorted(map(str, state)))}")
+    if not isinstance(state["same"], Mapping) or not isinstance(state["legs"], list) or not state["legs"]:
+        raise FormatError("a state has a dict named 'same' and a list of 'legs'; this one does not")
+    legs = [_read_leg(leg, number) for number, leg in enumerate(state["legs"])]
+    position = Position(
+        epoch=_count(state, "epoch"),
+        past=tuple(legs[:-1]),
+        leg=legs[-1],
+        batches=_count(state, "batches"),
+        **{name: _count(state, name) for name in _SEEN},
+    )
+    if position.batches >= position.leg.shape.accumulation:
+        raise FormatError(
+            f"a state has fewer 'batches' than a step has micro-steps ({position.leg.shape.accumulation}); this one "
+            f"has {position.batches}"
+        )
+    return position, dict(state["same"])
+
+
+def _read_leg(leg: Any, number: int) -> Leg:
+    if not isinstance(leg, Mapping) or set(leg) != {*_SHAPE, "balance", "steps"}:
+        raise FormatError(f"leg {number} of this state is no leg: {leg!r}")
+    try:
+        balance = {name: _tuples(value) for name, value in dict(leg["balance"]).items()}
+        return Leg(
+            shape=Shape(**{name: _count(leg, name) for name in _SHAPE}),
+            balance=Balance(**balance),
+            steps=_count(leg, "steps"),
+        )
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"leg {number} of this state cannot be: {error}") from error
+
+
+def _tuples(value: Any) -> Any:
+    """Return lists as tuples: JSON has no tuples."""
+    return tuple(_tuples(one) for one in value) if isinstance(value, list | tuple) else value
+
+
+def _count(state: Mapping[str, Any], name: str) -> int:
+    value = state[name]
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise FormatError(f"{name} of this state is {value!r}; expected an integer from 0")
+    return value
+
+
+def check_same(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Refuse a state of other data, another plan or another seed; the message names each fact that differs.
+
+    Raises:
+        PlanMismatchError: a fact differs.
+    """
+    odd = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
+    if odd:
+        told = ", ".join(f"{name} is {_short(here.get(name))} and was {_short(there.get(name))}" for name in odd)
+        raise PlanMismatchError(
+            f"this state was saved by a loader of something else: {told}. Give the loader what it had then, or begin "
+            "anew without the state"
+        )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return f"{text[:12]}..." if len(text) > 16 else text

@@ -1,0 +1,152 @@
+"""What an epoch will be, before it begins: steps, sequences and tokens, packed and not, and how evenly ranks work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.balance import Balance, CostModel, Report, Shape, floor, needs_context_parallelism, report
+from nopad.loading.legs import Course
+from nopad.loading.units import Units
+
+__all__ = ["Summary", "summarise"]
+
+_SAMPLED = 32  # steps that are dealt to see how even they are
+_NAMED = 5  # sequences that a message names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What an epoch (or what is left of it for a new number of ranks) will be; print it.
+
+    Attributes:
+        unit: what is dealt: "pack" or "sequence".
+        shape, balance, cost: how a step is dealt.
+        steps: optimiser steps.
+        sequences, tokens: in these steps, on all ranks.
+        slots: places for tokens in these steps; None: as many as tokens.
+        steps_not_packed: optimiser steps of the same sequences, one per row; None: rows are no measure.
+        left_out: (units, sequences, tokens) that make no whole step in this epoch.
+        empty: places for units that stay empty in the last step.
+        balanced: how even the ranks' costs are, between two points where they wait; over up to 32 steps.
+        too_long: sequences of these steps that alone cost a rank over 10 % more than the mean rank, the longest first,
+            as (sequence, tokens): no balance helps, only context parallelism.
+    """
+
+    unit: str
+    shape: Shape
+    balance: Balance
+    cost: CostModel
+    steps: int
+    sequences: int
+    tokens: int
+    slots: int | None
+    steps_not_packed: int | None
+    left_out: tuple[int, int, int]
+    empty: int
+    balanced: Report
+    too_long: tuple[tuple[int, int], ...]
+
+    def __str__(self) -> str:
+        """Return a few lines for people."""
+        s, units = self.shape, f"{self.unit}s"
+        lines = [
+            f"step     {s.world_size:,} ranks x {s.accumulation:,} micro-steps x {s.per_rank:,} {units}: "
+            f"{self.sequences / self.steps:,.0f} sequences, {self.tokens / self.steps:,.0f} tokens",
+            f"epoch    {self.steps:,} steps: {self.sequences:,} sequences, {self.tokens:,} tokens{self._share()}",
+        ]
+        if self.steps_not_packed is not None:
+            lines.append(
+                f"         one sequence per row would take {self.steps_not_packed:,} steps: a schedule in steps sees "
+                f"{self.steps_not_packed / self.steps:.2f} times as many sequences per step"
+            )
+        if any(self.left_out):
+            left, sequences, tokens = self.left_out
+            lines.append(f"left out {left:,} {units} ({sequences:,} sequences, {tokens:,} tokens): no whole step")
+        if self.empty:
+            lines.append(f"filled   {self.empty:,} places of the last step stay empty")
+        where = "micro-step" if self.balance.wait == "micro" else "step"
+        b = self.balanced
+        lines.append(
+            f"balance  the slowest rank of a {where} costs {b.waste:.2%} more than the mean (floor {b.floor:.2%}), "
+            f"by {self.cost!r}"
+        )
+        if self.too_long:
+            named = ", ".join(f"{number:,} ({tokens:,} tokens)" for number, tokens in self.too_long[:_NAMED])
+            lines.append(
+                f"too long {len(self.too_long):,} sequences of {b.steps:,} {where}s cost a rank more than the mean by "
+                f"themselves; they need context parallelism: {named}"
+            )
+        return "\n".join(lines)
+
+    def _share(self) -> str:
+        return "" if self.slots is None else f" ({self.tokens / self.slots:.2%} of the slots)"
+
+
+def summarise(course: Course, units: Units, unit: str, cost: CostModel, capacity: int | None) -> Summary:
+    """Summarise what is left of an epoch; `capacity`: slots per unit; None: a unit has as many as tokens.
+
+    O(units), and a deal of up to 32 steps.
+    """
+    shape, places = course.shape, course.units_at(0, course.units_left)
+    taken = places[: course.steps * shape.per_step]
+    sequences, tokens = _counts(units, taken)
+    left = places[taken.size :]
+    sampled = np.unique(np.linspace(0, course.steps - 1, min(course.steps, _SAMPLED)).astype(np.int64)).tolist()
+    waits = [wait for step in sampled for wait in _waits(course, units, cost, step)]
+    return Summary(
+        unit=unit,
+        shape=shape,
+        balance=course.balance,
+        cost=cost,
+        steps=course.steps,
+        sequences=sequences,
+        tokens=tokens,
+        slots=None if capacity is None else course.steps * shape.per_step * capacity,
+        steps_not_packed=None if capacity is None else -(-sequences // shape.per_step),
+        left_out=(left.size, *_counts(units, left)),
+        empty=course.empty,
+        balanced=report(np.stack([wait.ranks for wait in waits]), [wait.floor for wait in waits]),
+        too_long=_too_long(units, [wait.too_long for wait in waits]),
+    )
+
+
+def _counts(units: Units, chosen: NDArray[np.int64]) -> tuple[int, int]:
+    numbers, _ = units.members(chosen)
+    return numbers.size, int(units.seq_lengths[numbers].sum(dtype=np.int64))
+
+
+class _Wait(NamedTuple):
+    """What ranks do between two points where they wait for one another: cost by rank, floor, sequences too long."""
+
+    ranks: NDArray[np.int64]
+    floor: float
+    too_long: NDArray[np.int64]
+
+
+def _waits(course: Course, units: Units, cost: CostModel, step: int) -> Iterator[_Wait]:
+    """Yield what ranks do in a step, or in each of its micro-steps if they wait there."""
+    dealt = course.dealt(step)
+    world_size, accumulation, per_rank = dealt.shape
+    if course.balance.wait == "step":
+        dealt = dealt.reshape(world_size, 1, accumulation * per_rank)
+    for micro in range(dealt.shape[1]):
+        places = dealt[:, micro]
+        costs = np.zeros(places.shape, dtype=np.int64)
+        numbers, sizes = units.held(places[places >= 0])
+        costs[places >= 0] = units.costs_of(numbers, sizes, cost)
+        single = cost.of(units.seq_lengths[numbers])
+        alone = numbers[needs_context_parallelism(single, world_size)]
+        yield _Wait(costs.sum(axis=1), floor(single, world_size), alone)
+
+
+def _too_long(units: Units, found: list[NDArray[np.int64]]) -> tuple[tuple[int, int], ...]:
+    """Return (sequence, tokens) of each of these sequences once, the longest first."""
+    numbers = np.unique(np.concatenate(found))
+    lengths = units.seq_lengths[numbers]
+    order = np.argsort(-lengths, kind="stable")
+    return tuple(zip(numbers[order].tolist(), lengths[order].tolist(), strict=True))

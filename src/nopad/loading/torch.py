@@ -1,0 +1,104 @@
+"""A loader as torch knows one: an `IterableDataset`, and a `DataLoader` whose worker processes build its batches.
+
+Worker w of k builds the batches w, w + k, ...; torch takes them in turn, so workers never change the order. The loader
+in the main process stands where the training loop is, not where the workers are, so its state is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from nopad.batch import PackedBatch
+from nopad.errors import OptionError
+from nopad.loading.loader import PackedLoader
+
+__all__ = ["TorchDataset", "TorchLoader"]
+
+
+class TorchDataset(IterableDataset[PackedBatch]):
+    """The batches of a loader; for ``DataLoader(dataset, batch_size=None)``.
+
+    Attributes:
+        loader: the loader.
+    """
+
+    def __init__(self, loader: PackedLoader) -> None:
+        """Iterate over `loader`."""
+        self.loader = loader
+        self.followed = False  # whether the main process counts what workers give
+
+    def __iter__(self) -> Iterator[PackedBatch]:
+        """Iterate over this process's share of the batches that are left of the epoch.
+
+        Raises:
+            OptionError: this is a worker process of a DataLoader that does not tell the loader what was read.
+        """
+        worker = get_worker_info()
+        if worker is None:
+            yield from self.loader
+            return
+        if not self.followed:
+            raise OptionError(
+                "these worker processes read batches of which the loader in the main process would not know, and every "
+                f"epoch would be the same; use loader.dataloader(num_workers={worker.num_workers}) instead"
+            )
+        yield from self.loader.share(worker.id, worker.num_workers)
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return len(self.loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of another epoch (`PackedLoader.set_epoch`)."""
+        self.loader.set_epoch(epoch)
+
+
+class TorchLoader(DataLoader[PackedBatch]):
+    """A `DataLoader` over the batches of a `PackedLoader`, which it moves on; `PackedLoader.dataloader` makes one."""
+
+    def __init__(self, loader: PackedLoader, *, num_workers: int = 0, **options: Any) -> None:
+        """Build batches in `num_workers` processes; `options` are the DataLoader's: pin_memory, prefetch_factor, ...
+
+        Raises:
+            OptionError: an option would change which batches there are.
+        """
+        for name in (
+            "batch_size",
+            "shuffle",
+            "sampler",
+            "batch_sampler",
+            "collate_fn",
+            "drop_last",
+            "persistent_workers",
+        ):
+            if options.get(name):
+                raise OptionError(f"{name} is the loader's business; leave it out")
+        dataset = TorchDataset(loader)
+        dataset.followed = num_workers > 0
+        super().__init__(dataset, batch_size=None, num_workers=num_workers, **options)
+        self.packed_loader = loader
+
+    def __iter__(self) -> Any:
+        """Iterate over the batches that are left of the epoch."""
+        if not self.num_workers:
+            return super().__iter__()
+        return self.packed_loader.follow(super().__iter__)
+
+    def __len__(self) -> int:
+        """Batches that a rank takes in a whole epoch."""
+        return len(self.packed_loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of another epoch (`PackedLoader.set_epoch`)."""
+        self.packed_loader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader stands (`PackedLoader.state_dict`)."""
+        return self.packed_loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a loader stood (`PackedLoader.load_state_dict`)."""
+        self.packed_loader.load_state_dict(state)

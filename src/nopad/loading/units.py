@@ -1,0 +1,104 @@
+"""`Units`: what an epoch deals to ranks, as an index over sequences: packs, single sequences, or groups of them.
+
+A unit is in one step, and one rank gets all of it, unless its sequences are dealt apart. The index takes 4 bytes per
+sequence and 4 per pack, up to 2^31 sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.balance import CostModel
+from nopad.packs import take_lists
+
+__all__ = ["Units"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Units:
+    """The units of one epoch.
+
+    Attributes:
+        seq_lengths: length of each sequence in tokens; int32 ``[sequences]``.
+        indptr: where each unit begins in `sequence`; ``[units + 1]``; None: unit u is sequence u.
+        sequence: sequence numbers, unit after unit; ``[sequences]``; None: ascending, so that unit u holds the
+            sequences ``indptr[u]`` to ``indptr[u + 1]``.
+        order: the units in the epoch's random order; ``[units]``; None: they are numbered in that order.
+        apart: whether ranks get the sequences of a step's units one by one, and not whole units.
+
+    >>> lengths = np.array([5, 3, 4], np.int32)
+    >>> units = Units(seq_lengths=lengths, indptr=np.array([0, 2, 3]), sequence=np.array([0, 2, 1]))
+    >>> len(units), units.tokens(np.array([1, 0])).tolist()
+    (2, [3, 9])
+    """
+
+    seq_lengths: NDArray[np.int32]
+    indptr: NDArray[Any] | None = None
+    sequence: NDArray[Any] | None = None
+    order: NDArray[Any] | None = None
+    apart: bool = False
+
+    def __len__(self) -> int:
+        """Number of units."""
+        return self.seq_lengths.size if self.indptr is None else self.indptr.size - 1
+
+    @property
+    def sequences(self) -> int:
+        """Number of sequences in all units."""
+        return self.seq_lengths.size
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays that are there, by name."""
+        found = {name: getattr(self, name) for name in ("seq_lengths", "indptr", "sequence", "order")}
+        return {name: array for name, array in found.items() if array is not None}
+
+    def members(self, chosen: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the sequences of the chosen units and how many each holds; int64 ``[k]`` and ``[chosen]``."""
+        if self.indptr is None:
+            return chosen, np.ones(chosen.size, dtype=np.int64)
+        if self.sequence is not None:
+            bounds, sequence = take_lists(self.indptr, self.sequence, chosen)
+            return sequence.astype(np.int64), (bounds[1:] - bounds[:-1]).astype(np.int64)
+        begin = self.indptr[chosen].astype(np.int64)
+        sizes = self.indptr[chosen + 1] - begin
+        ends = np.cumsum(sizes)
+        total = int(ends[-1]) if ends.size else 0
+        return np.arange(total) + np.repeat(begin - ends + sizes, sizes), sizes
+
+    def held(self, dealt: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return what `members` returns, for what a rank got: units, or single sequences where they are `apart`."""
+        if self.apart:
+            return dealt, np.ones(dealt.size, dtype=np.int64)
+        return self.members(dealt)
+
+    def tokens(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the tokens of each of the chosen units; int64 ``[chosen]``."""
+        numbers, sizes = self.members(chosen)
+        return _sums(self.seq_lengths[numbers].astype(np.int64), sizes)
+
+    def costs(self, chosen: NDArray[np.int64], model: CostModel) -> NDArray[np.int64]:
+        """Return the cost of each of the chosen units under `model`; int64 ``[chosen]``.
+
+        Raises:
+            OptionError: a cost is beyond 64 bits.
+        """
+        return self.costs_of(*self.members(chosen), model)
+
+    def costs_of(self, numbers: NDArray[np.int64], sizes: NDArray[np.int64], model: CostModel) -> NDArray[np.int64]:
+        """Do as `costs` does, for what `members` returned."""
+        if numbers.size == sizes.size:  # one sequence each
+            return model.of(self.seq_lengths[numbers])
+        bounds = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
+        return model.of_packs(bounds, self.seq_lengths[numbers])
+
+
+def _sums(values: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the sum of each run of `sizes` values; a run has at least one."""
+    if not sizes.size:
+        return np.zeros(0, dtype=np.int64)
+    sums: NDArray[np.int64] = np.add.reduceat(values, np.cumsum(sizes) - sizes)
+    return sums

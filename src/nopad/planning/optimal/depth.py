@@ -1,0 +1,334 @@
+"""`Search`: the search for a plan at one depth, see `nopad.planning.optimal`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.histogram import Histogram
+from nopad.planning.algorithm import Strategies
+from nopad.planning.bounds import lower_bound
+from nopad.planning.certificate import Certificate
+from nopad.planning.lpfhp import lpfhp
+from nopad.planning.optimal.budget import Budget
+from nopad.planning.optimal.listed import Listed
+from nopad.planning.optimal.pricing import Items
+from nopad.planning.optimal.spread import spread
+
+if TYPE_CHECKING:
+    from nopad.planning.optimal.master import Master
+    from nopad.planning.optimal.search import Solved
+
+__all__ = ["Search", "shallower"]
+
+_MOST_TABLE = 2**27  # entries, 8 bytes each, of the table of pricing; no exact program where it would be larger
+_MOST_SEEDS = 4_000  # strategies of the best plan that are added to the exact program
+_SHORT = 3 * 10**9  # a budget twice as large first spends this on all steps: its plan is no worse than that of effort=3
+_LAST = 4 * 10**8  # operations for the pack that `auto` may leave above the bound
+_BEGINNING = 0.4  # share of the budget for a first attempt at the exact program
+_MOST_BEGINNING = 0.9  # that share where even a bad case (`_LENGTH_STEPS`) takes less than half of the budget
+_LENGTH_STEPS = 1_700  # times (distinct lengths)^2: operations of the simplex iterations in a bad case
+_UNLIKE = 3e-3  # a plan above the bound by more than this share is not improved by gathering free space
+_PARTS = (10, 25, 5, 60, 15, 40, 8, 100)  # `parts` of `dive_through`, one value for each dive from the exact program
+_CONTINUING = 0.8  # share of the budget for the exact program after the one in units; the rest is to gather free space
+_RELAXING = 0.7  # share of the budget for solving the linear program; the rest is for rounding it
+_MOST_LEFT = 500  # sequences left at a stage of a dive, up to which the integer program is tried on them
+_MOST_CAPACITY = 2**24  # no linear programs above this: `units.fill` takes 40 bytes per token of capacity
+_MOST_STREAMED = 2**20  # sequences up to which `streamed` is tried for the last pack
+_ENTRY_STEPS = 8_000  # operations for each strategy of a plan: it is listed, counted and checked in the end
+
+
+def shallower(histogram: Histogram, capacity: int, depth: int | None, packs: int) -> list[int]:
+    """Return the depths 2, 3, 4, 8, 16, ... below `depth` at which fewer than `packs` packs may be possible, ascending.
+
+    >>> shallower(Histogram.from_lengths([2] * 30), 12, None, packs=7)
+    []
+    >>> shallower(Histogram.from_lengths([2] * 30), 12, 12, packs=9)
+    [4]
+    """
+    most = capacity // int(histogram.lengths[0])
+    depths = sorted({3, *(2**power for power in range(1, most.bit_length()))})
+    below = [other for other in depths if other < (most if depth is None else min(depth, most))]
+    return [other for other in below if lower_bound(histogram, capacity, other).packs < packs]
+
+
+@dataclass
+class Search:
+    """One search at one depth: its best plan and bound so far, and its budget.
+
+    It ends at a plan within `within` packs of the bound, or when its bound says that it can find no plan of fewer packs
+    than `fewer` (None: whatever it finds is of use).
+
+    Attributes:
+        bound: the lower bound proven so far; by `certificate`, or a cheap one if that is None.
+        best: the best plan so far.
+        notes: sentences for the user.
+        master: the exact program (see `_exact`), None before it is first tried.
+        solved: whether that was solved to optimality.
+        dived: number of dives from it.
+        dives: the dives that may still follow in this round of all steps.
+        gathered: the plan that `_gather` returned last.
+    """
+
+    histogram: Histogram
+    capacity: int
+    depth: int | None
+    budget: Budget
+    within: int
+    fewer: int | None = None
+    certificate: Certificate | None = None
+    notes: list[str] = field(default_factory=list)
+    master: Master | None = None
+    gathered: Listed | None = None
+    solved: bool = False
+    dived: int = 0
+    dives: int = 1
+
+    def __post_init__(self) -> None:
+        self.bound = lower_bound(self.histogram, self.capacity, self.depth).packs
+        self.best = Listed.of(lpfhp(self.histogram, self.capacity, self.depth))
+
+    def run(self) -> None:
+        """Try the heuristics, then column generation."""
+        if not self.good() and self.depth is not None:
+            for packs in (self.bound, self.bound + 1):
+                if not self.good():
+                    self.offer(Listed.of(spread(self.histogram, self.capacity, self.depth, packs)))
+        if self.best.packs > self.bound:
+            self._quick_at_less()
+        if self.best.packs > self.bound:
+            self._search()
+
+    def good(self) -> bool:
+        """Whether the search is at its end."""
+        return self.best.packs <= self.bound + self.within or self._hopeless()
+
+    def _hopeless(self) -> bool:
+        return self.fewer is not None and self.bound >= self.fewer
+
+    def offer(self, packs: Listed) -> None:
+        """Take these packs as the best plan if they are fewer."""
+        if packs.packs < self.best.packs:
+            self.budget.charge(_ENTRY_STEPS * max(0, packs.copies.size - self.best.copies.size))
+            self.best = packs
+
+    def _prove(self, certificate: Certificate) -> None:
+        if certificate.problem(self.capacity, self.depth) is not None:
+            return  # a certificate that cannot be checked proves nothing
+        bound = certificate.bound(self.histogram, self.capacity, self.depth)
+        if bound > self.bound:
+            self.bound, self.certificate = bound, certificate
+
+    def _quick_at_less(self) -> None:
+        """Offer the plans of the heuristics at smaller depths, which keep the given depth too."""
+        for depth in shallower(self.histogram, self.capacity, self.depth, self.best.packs):
+            self.offer(Listed.of(lpfhp(self.histogram, self.capacity, depth)))
+            packs = max(self.bound, lower_bound(self.histogram, self.capacity, depth).packs)
+            self.offer(Listed.of(spread(self.histogram, self.capacity, depth, packs)))
+            if self.best.packs <= self.bound:
+                break
+
+    def _search(self) -> None:
+        """Run `_steps`, `_streamed` and `_last_pack`, and note what ended them.
+
+        A large budget first runs `_steps` on a part of it (`_SHORT`).
+        """
+        if self.capacity > _MOST_CAPACITY:
+            self.notes.append(f"best-fit, and the cheap bounds: the capacity is above {_MOST_CAPACITY:,}")
+            return
+        from nopad.planning.optimal.solver import SolverError
+
+        try:
+            if not self.good() and self.budget.left > 2 * _SHORT:
+                with self.budget.part(_SHORT / self.budget.left):
+                    self._steps()
+                    self._streamed()
+            self._steps()
+            self._streamed()
+            self._last_pack()
+        except SolverError as error:
+            self.budget.trouble = str(error)
+
+    def _steps(self) -> None:
+        """Take the steps of the search in their order, until a plan is good or the budget is spent.
+
+        The exact program is tried before that in units only where the plan is near the bound, or where the budget is
+        enough for twice the estimated work of a hard input. Until a dive from the exact program was finished, one is
+        allowed; a later call allows one for each of `_PARTS` that is left.
+        """
+        from nopad.planning.optimal.closing import NEAR
+
+        self.dives = 1 if not self.dived else len(_PARTS) - self.dived
+        close, gather = self._close, self._gather
+        bad = _LENGTH_STEPS * self.histogram.lengths.size**2
+        near = self.best.packs <= self.bound + NEAR
+        begin = (close, self._begin_exact) if near or 2 * bad < self.budget.left else ()
+        exact = (self._exact_in_part, gather, close, self._exact, gather, close)
+        for step in (*begin, close, self._in_units, gather, close, *exact):
+            if self.good() or self.budget.spent():
+                break
+            step()
+
+    def _streamed(self) -> None:
+        """Offer the packs of a stream of the sequences, and go on from them if they are fewer.
+
+        For the last pack above the bound, only if there are not too many sequences to pack all of them.
+        """
+        above = self.best.packs - self.bound
+        if not above or self._hopeless() or (self.good() and (above > 1 or self.histogram.sequences > _MOST_STREAMED)):
+            return
+        from nopad.planning.optimal.streamed import streamed
+
+        before, packs = self.best, streamed(self.histogram, self.capacity, self.depth, self.budget)
+        if packs is not None:
+            self.offer(packs)
+        if self.best is not before:
+            for step in (self._gather, self._close):
+                if not self.good() and not self.budget.spent():
+                    step()
+
+    def _last_pack(self) -> None:
+        """Spend up to `_LAST` operations on removing the one pack above the bound that `auto` may leave."""
+        if self.good() and not self._hopeless() and self.best.packs > self.bound and self.budget.left > _LAST:
+            within, self.within = self.within, 0
+            with self.budget.at_most(_LAST):
+                self._close()
+            self.within = within
+
+    def _most_used(self) -> int:
+        """Return the depth if it limits any pack, otherwise 1; the knapsack table of pricing has one row more."""
+        most = self.capacity // int(self.histogram.lengths[0])
+        return 1 if self.depth is None or self.depth >= most else self.depth
+
+    def _begin_exact(self) -> None:
+        """Try the exact program (`_exact`) early, with a part of the budget, which is often enough to solve it.
+
+        The part is larger if twice the estimated work of a hard input is within the budget.
+        """
+        bad = _LENGTH_STEPS * self.histogram.lengths.size**2
+        with self.budget.part(_MOST_BEGINNING if 2 * bad < self.budget.left else _BEGINNING):
+            self._exact(whole=False)
+
+    def _exact_in_part(self) -> None:
+        """Continue with the exact program, but leave some budget to gather what its rounding leaves free."""
+        with self.budget.part(_CONTINUING):
+            self._exact()
+
+    def _exact(self, *, whole: bool = True) -> None:
+        """Solve and round the exact program, whose items are the distinct lengths; keep its bound and plan if better.
+
+        A later call continues the program of an earlier one. Once it is solved to optimality, each dive rounds it with
+        the next of `_PARTS`, and `dives` limits their number. If not `whole`, the program is rounded only if it was
+        solved to optimality.
+        """
+        from nopad.planning.optimal.search import relax, round_off
+
+        if not self.dives or self.capacity * (self._most_used() + 1) > _MOST_TABLE:
+            return
+        master, lengths = self._exact_master(), self.histogram.lengths
+        with self.budget.part(_RELAXING):
+            relaxed = relax(master, self.budget, enough=self.bound)
+        if relaxed is None:
+            return
+        self._prove(Certificate.of(zip(lengths.tolist(), relaxed.values.tolist(), strict=True)))
+        if not whole and not relaxed.converged:
+            return
+        self.solved = relaxed.converged
+        while relaxed is not None:
+            parts = _PARTS[self.dived]
+            solved = round_off(master, relaxed, max(self.bound, relaxed.bound), self.budget, parts=parts)
+            self.offer(Listed.of(_named(solved.packing, lengths)))
+            self._close_stages(solved)
+            if not self.solved:
+                break
+            self.dived += 1
+            self.dives -= 1
+            if self.good() or self.budget.spent() or not self.dives:
+                break
+            relaxed = relax(master, self.budget, enough=self.bound)
+
+    def _exact_master(self) -> Master:
+        """Return the exact program; the first call makes it.
+
+        Until it is solved to optimality, each call adds the most common strategies of the best plan to its patterns.
+        """
+        from nopad.planning.optimal.master import Master
+        from nopad.planning.optimal.rounding import best_fit
+
+        lengths = self.histogram.lengths
+        if self.master is None:
+            items = Items.of(lengths, self.histogram.counts, self.capacity, self.depth)
+            self.master = Master(items)
+            self.master.add(best_fit(items, items.demand))
+        if not self.solved:
+            common = np.argsort(-self.best.copies, kind="stable")[:_MOST_SEEDS]
+            number = {length: item for item, length in enumerate(lengths.tolist())}
+            strategies = self.best.take(common).strategies()
+            self.master.add(tuple(number[length] for length in strategy) for _, strategy in strategies)
+        return self.master
+
+    def _close_stages(self, solved: Solved) -> None:
+        """Pack by `close` what was left at each stage of a dive (see `dive_through`), the last stage first.
+
+        The target of `close` is the bound, less the packs that the dive had made before that stage.
+        """
+        from nopad.planning.optimal.closing import close
+
+        lengths = self.histogram.lengths
+        for taken, left in reversed(solved.stages):
+            if self.good() or self.budget.spent() or left.sum() > _MOST_LEFT:
+                break
+            present = np.flatnonzero(left)
+            items = Items.of(lengths[present], left[present], self.capacity, self.depth)
+            packing = close(items, self.bound - taken.total(), self.budget)
+            if packing is not None:
+                self.offer(Listed.of(_named(taken, lengths) + _named(packing, lengths[present])))
+
+    def _gather(self) -> None:
+        """Gather the free space of the best plan in few packs (`gathering`), unless this plan was gathered before.
+
+        A plan far above the bound is left as it is: there the patterns are wrong, not only their free space. A plan one
+        pack above the bound is left to `_close`.
+        """
+        from nopad.planning.optimal.gathering import gather
+
+        above = self.best.packs - self.bound
+        if self.best is not self.gathered and 1 < above <= self.bound * _UNLIKE:
+            self.offer(gather(self.best, self.capacity, self.depth, self.bound, self.budget))
+            self.gathered = self.best
+
+    def _in_units(self) -> None:
+        """Plan with lengths rounded to few sizes (see `units`).
+
+        If the plan is not good then, also try to prove a bound from the first linear program that was solved.
+        """
+        if self.solved:
+            return
+        from nopad.planning.optimal.units import certify, plan_in_units
+
+        packs, guide = plan_in_units(self.histogram, self.capacity, self.depth, self.budget)
+        self.offer(packs)
+        if guide is not None and not self.good():
+            certificate = certify(*guide, self.capacity, self.depth, self.budget)
+            if certificate is not None:
+                self._prove(certificate)
+
+    def _close(self) -> None:
+        """Pack the sequences of some packs into one pack fewer (`pack_again`), and repeat this until it fails."""
+        from nopad.planning.optimal.closing import pack_again
+
+        while not self.good() and not self.budget.spent():
+            packs = pack_again(self.best, self.capacity, self.depth, self.bound, self.budget)
+            if packs is None:
+                break
+            self.offer(packs)
+
+
+def _named(packing: Counter[tuple[int, ...]], lengths: NDArray[np.int64]) -> Strategies:
+    """Return the ``(count, lengths)`` pairs of a ``{pattern: count}`` map whose item i has length ``lengths[i]``."""
+    names = lengths.tolist()
+    return [(count, tuple(names[item] for item in pattern)) for pattern, count in packing.items()]

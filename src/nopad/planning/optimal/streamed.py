@@ -1,0 +1,67 @@
+"""Packs as a stream makes them: a bounded number of sequences is held back, and packs are filled exactly if possible.
+
+Best-fit decreasing uses up the short lengths that a good ending needs; a packer of streams keeps what it holds varied.
+With a depth limit it reaches plans that rounding a linear program misses. It is one pass over the sequences, in the
+order that a fixed seed gives; it proves no bound.
+
+Source: the packer is that of `nopad.online.stream`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nopad import random
+from nopad.histogram import Histogram
+from nopad.planning.optimal.budget import Budget
+from nopad.planning.optimal.listed import Listed
+from nopad.planning.optimal.units import divide
+
+__all__ = ["streamed"]
+
+_HELD = 4_096  # sequences held back
+_STEPS, _WORD_STEPS = 500, 2  # operations per sequence; and for every 64 tokens of capacity
+_MOST_CAPACITY = 2**24  # the arrays of the packer take 12 bytes per token of capacity
+
+
+def streamed(histogram: Histogram, capacity: int, depth: int | None, budget: Budget) -> Listed | None:
+    """Return packs of all sequences in a random order; None if the budget or the memory does not allow it.
+
+    Of a large histogram a part is packed, and its packs are used once for each copy of the part (`divide`).
+    """
+    parts: list[tuple[int, Histogram]] = []
+    rest = histogram
+    while rest.sequences:
+        copies, part, rest = divide(rest)
+        parts.append((copies, part))
+    sequences = sum(part.sequences for _, part in parts)
+    steps = sequences * (_STEPS + _WORD_STEPS * (capacity // 64))
+    if capacity > _MOST_CAPACITY or steps > budget.most:
+        return None
+    budget.charge(steps)
+    packed = [_packed(part, capacity, depth) for _, part in parts]
+    return Listed.joined(
+        packs.take(np.arange(packs.copies.size), copies) for packs, (copies, _) in zip(packed, parts, strict=True)
+    )
+
+
+def _packed(histogram: Histogram, capacity: int, depth: int | None) -> Listed:
+    """Return the packs of all sequences of a histogram, one entry each."""
+    from nopad import _kernels, _stream_kernels
+
+    push: Any = _stream_kernels.push  # numba's types do not know unpacked arguments
+    drain: Any = _stream_kernels.drain
+    lengths = np.repeat(histogram.lengths.astype(np.int32), histogram.counts)
+    _kernels.shuffle(lengths, np.uint64(random.key(0, random.STREAM_ARRIVAL)))
+    n, most = lengths.size, capacity + 1 if depth is None else depth
+    held = _stream_kernels.empty_buffer(capacity, _HELD)
+    indptr, sequence = np.zeros(n + 1, dtype=np.int64), np.empty(n, dtype=np.int64)
+    packs = push(*held, lengths, most, 2**62, indptr, sequence)
+    ends, numbers = np.zeros(n + 1, dtype=np.int64), np.empty(n, dtype=np.int64)
+    last = drain(*held, most, ends, numbers)
+    done = int(indptr[packs])
+    order = np.concatenate([sequence[:done], numbers[: int(ends[last])]])
+    bounds = np.concatenate([indptr[: packs + 1], done + ends[1 : last + 1]])
+    return Listed(lengths[order], bounds, np.ones(packs + last, dtype=np.int64))

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from types import FunctionType
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numba.core.dispatcher import Dispatcher
+
+from nopad.balance import _kernels as kernels
+
+COMPILED = {name: value for name, value in vars(kernels).items() if isinstance(value, Dispatcher)}
+PLAIN = dict(vars(kernels))
+PLAIN.update({name: FunctionType(kernel.py_func.__code__, PLAIN) for name, kernel in COMPILED.items()})
+
+
+def case_order_by_cost(rng):
+    costs = rng.integers(0, rng.choice([1, 50, 2**40]), rng.choice([0, 1, 30, 300]))
+    return costs, np.empty(costs.size, np.int64), np.zeros(costs.size, np.int64)
+
+
+def case_deal_raster(rng):
+    return rng.permutation(12), 5, bool(rng.integers(2)), np.empty((3, 4), np.int64)
+
+
+def case_deal_karmarkar_karp(rng):
+    ranks, rows = rng.integers(1, 7, 2)
+    costs = rng.integers(0, 2**40, ranks * rows)
+    return costs, np.argsort(costs, kind="stable"), 3, np.empty((ranks, rows), np.int64)
+
+
+def case_deal_groups(rng):
+    groups, blocks, ranks, rows = rng.integers(1, 4, 4)
+    costs = rng.integers(0, 100, groups * blocks * ranks * rows)
+    return costs, int(rng.integers(3)), np.empty((groups, blocks, ranks, rows), np.int64)
+
+
+def placed(rng):
+    """Units dealt to four ranks at random, and what each rank holds."""
+    costs, tokens = rng.integers(0, 100, 20), rng.integers(1, 30, 20)
+    rank_of = rng.integers(0, 3, 20)
+    held = [np.bincount(rank_of, weights, 4).astype(np.int64) for weights in (costs, tokens, None)]
+    return costs, tokens, rank_of, held
+
+
+def case__place(rng):
+    costs, tokens, rank_of, held = placed(rng)
+    return np.argsort(costs), costs, tokens, int(rng.integers(40, 120)), int(rng.integers(3)), rank_of, *held
+
+
+def case__move(rng):
+    costs, tokens, rank_of, held = placed(rng)
+    return int(rng.integers(20)), int(rng.integers(4)), costs, tokens, rank_of, *held
+
+
+def case__fill_empty(rng):
+    costs, tokens, rank_of, held = placed(rng)
+    return costs, tokens, rank_of, *held
+
+
+def case__relieve(rng):
+    costs, tokens, rank_of, held = placed(rng)
+    return int(rng.choice([0, 10_000])), costs, tokens, 200, rank_of, *held
+
+
+def case_deal_capped(rng):
+    tokens = rng.integers(1, 30, 20)
+    return rng.integers(0, 100, 20), tokens, 4, int(rng.integers(60, 120)), 10_000, np.zeros(20, np.int64)
+
+
+@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("seed", range(12))
+def test_compiled_is_as_plain(name, seed, check_twins):
+    check_twins(COMPILED[name], PLAIN[name], globals()[f"case_{name}"](np.random.default_rng(seed)))
+
+
+@given(st.lists(st.integers(0, 2**62), max_size=200), st.sampled_from([0, 1, 12, 40]))
+def test_the_order_is_that_of_a_stable_sort(costs, coarser):
+    costs = np.array(costs, dtype=np.int64) >> coarser
+    order, spare = np.empty(costs.size, np.int32), np.empty(costs.size, np.int32)
+    kernels.order_by_cost(costs, order, spare)
+    np.testing.assert_array_equal(order, np.argsort(costs, kind="stable"))

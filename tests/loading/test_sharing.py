@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import subprocess
+import sys
+from pathlib import Path
+from queue import Queue
+
+import numpy as np
+import pytest
+
+from nopad import PackedLoader
+from nopad.loading.sharing import HostArrays
+
+FACTS = {"seed": 0, "data": "abc"}
+
+
+def test_arrays_are_made_once_and_mapped(tmp_path):
+    made = []
+
+    def make():
+        made.append(1)
+        return {"order": np.arange(5, dtype=np.int32), "bounds": np.arange(3)}
+
+    first, second, other = HostArrays(FACTS, tmp_path), HostArrays(FACTS, tmp_path), HostArrays({"seed": 1}, tmp_path)
+    one, two = first.arrays("epoch-0", make), second.arrays("epoch-0", make)
+    assert len(made) == 1
+    assert {name: array.tolist() for name, array in two.items()} == {"order": [0, 1, 2, 3, 4], "bounds": [0, 1, 2]}
+    one["order"][0] = 9
+    assert two["order"][0] == 0
+    other.arrays("epoch-0", make)
+    assert len(made) == 2
+    first.forget("epoch-0*")
+    second.arrays("epoch-0", make)
+    assert len(made) == 3
+    assert two["order"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_last_process_removes_the_folder(tmp_path):
+    first, second = HostArrays(FACTS, tmp_path), HostArrays(FACTS, tmp_path)
+    first.close()
+    assert second.folder.is_dir()
+    del second
+    gc.collect()
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_what_a_killed_job_left_behind_is_removed_by_the_next(tmp_path):
+    program = (
+        "import os, sys, numpy as np; from pathlib import Path; from nopad.loading.sharing import HostArrays\n"
+        "shared = HostArrays({'job': 1}, Path(sys.argv[1]))\n"
+        "shared.arrays('epoch-0', lambda: {'order': np.arange(9)}); os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", program, tmp_path], check=False).returncode == -9
+    left = [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert len(left) == 1
+    HostArrays(FACTS, tmp_path)
+    assert not left[0].exists()
+
+
+def test_a_make_that_fails_leaves_nothing_half_made(tmp_path):
+    shared = HostArrays(FACTS, tmp_path)
+
+    def broken():
+        raise RuntimeError("no memory")
+
+    with pytest.raises(RuntimeError):
+        shared.arrays("epoch-0", broken)
+    assert shared.arrays("epoch-0", lambda: {"order": np.arange(2)})["order"].tolist() == [0, 1]
+
+
+def _take(rank: int, folder: str, queue) -> None:
+    data = [np.full(length, number) for number, length in enumerate([5, 3, 8, 1, 7, 2, 6, 4] * 25)]
+    loader = PackedLoader(
+        data, 8, rows=2, rank=rank, world_size=4, last="fill", balance="sorted", host_dir=folder or None
+    )
+    queue.put((rank, [[batch.input_ids.tolist() for batch in loader] for _ in range(4)]))
+
+
+def test_ranks_that_share_get_what_they_would_have_got_alone(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    processes = [context.Process(target=_take, args=(rank, str(tmp_path), queue)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    found = dict(queue.get(timeout=120) for _ in processes)
+    for process in processes:
+        process.join(60)
+    for rank in range(2):
+        alone = Queue()
+        _take(rank, "", alone)
+        assert alone.get() == (rank, found[rank])
+    assert [path.name for path in Path(tmp_path).iterdir()] == ["lock"]
