@@ -97,4 +97,7 @@ def _as_index(column: Any, numbers: NDArray[np.int64]) -> Any:
 
 def as_integers(column: NDArray[Any]) -> NDArray[Any]:
     """View values of any fixed width as integers of the same width, so that a kernel is compiled once per width."""
-    return column.view(f"i{column.dtype.itemsize}")
+    return column.view(_INTEGERS[column.itemsize])
+
+
+_INTEGERS = {width: np.dtype(f"i{width}") for width in (1, 2, 4, 8)}

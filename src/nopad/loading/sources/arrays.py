@@ -18,6 +18,7 @@ from nopad.corpus.arrays import ArrayLayout
 from nopad.corpus.npy import NpyFile
 from nopad.corpus.records import MAX_TOKENS
 from nopad.errors import SourceError
+from nopad.loading import _kernels
 from nopad.loading.sources.mapped import MappedArray, MappedFile
 from nopad.loading.sources.source import Located, TokenSource
 from nopad.sequences import Sequences
@@ -67,9 +68,8 @@ class ArrayTokens(TokenSource):
 
     def located(self, numbers: NDArray[np.int64]) -> Located:
         """Return where stored sequences lie."""
-        offsets = self._offsets.values
-        begins = offsets[numbers].astype(np.int64, copy=False)
-        lengths = offsets[numbers + 1].astype(np.int64, copy=False) - begins
+        begins, lengths = np.empty(numbers.size, np.int64), np.empty(numbers.size, np.int64)
+        _kernels.between(self._offsets.values, numbers, begins, lengths)
         return Located(
             lengths,
             {name: (column.values, begins) for name, column in self._tokens.items()},

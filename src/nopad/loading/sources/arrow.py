@@ -24,6 +24,7 @@ from nopad.corpus.options import ReaderOptions
 from nopad.corpus.selection import Selection, select
 from nopad.corpus.tables import library_errors, opened_arrow
 from nopad.errors import SourceError
+from nopad.loading import _kernels
 from nopad.loading.sources.arrays import lengths_of
 from nopad.loading.sources.mapped import MappedFile
 from nopad.loading.sources.source import Bits, Located, TokenSource
@@ -179,16 +180,9 @@ def _selection(schema: pa.Schema, options: ReaderOptions, name: str) -> Selectio
     return chosen
 
 
-class _Rows:
-    """In which chunk of a column a row lies; `begins`: the first row of each chunk, and the end, ``[chunks + 1]``."""
-
-    def __init__(self, chunks: Sequence[pa.Array]) -> None:
-        self.begins = np.cumsum([0, *map(len, chunks)], dtype=np.int64)
-
-    def __call__(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the chunk of each row, and its row within that chunk."""
-        chunk = np.searchsorted(self.begins, rows, side="right") - 1
-        return chunk, rows - self.begins[chunk]
+def _bounds(chunks: Sequence[pa.Array]) -> NDArray[np.int64]:
+    """Return the first row of each chunk, and the end; int64 ``[chunks + 1]``."""
+    return np.cumsum([0, *map(len, chunks)], dtype=np.int64)
 
 
 class _Numbers:
@@ -196,17 +190,18 @@ class _Numbers:
 
     def __init__(self, column: pa.ChunkedArray, name: str, place: str) -> None:
         chunks = _whole(column, name, place)
-        self._rows = _Rows(chunks)
+        self._bounds = _bounds(chunks)
         if pa.types.is_boolean(column.type):  # as bits; few enough to unpack
             parts = [np.empty(0, bool), *(chunk.to_numpy(zero_copy_only=False) for chunk in chunks)]
-            self._flat, self._at = np.concatenate(parts), self._rows.begins[:-1]
+            self._flat, self._at = np.concatenate(parts), self._bounds[:-1]
         else:
             self._flat, self._at = _window(chunks, np.dtype(column.type.to_pandas_dtype()), place)
 
     def values(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Return the values of these rows."""
-        chunk, row = self._rows(rows)
-        found: NDArray[Any] = self._flat[self._at[chunk] + row]
+        places = np.empty(rows.size, np.int64)
+        _kernels.places_in_chunks(rows, self._bounds, self._at, places)
+        found: NDArray[Any] = self._flat[places]
         return found
 
 
@@ -216,8 +211,8 @@ class _Lists:
     def __init__(self, column: pa.ChunkedArray, name: str, place: str) -> None:
         self.name, self._place = name, place
         chunks = _whole(column, name, place)
-        self._rows, kind = _Rows(chunks), column.type
-        self._width = kind.list_size if pa.types.is_fixed_size_list(kind) else None
+        self._bounds, kind = _bounds(chunks), column.type
+        self._width = kind.list_size if pa.types.is_fixed_size_list(kind) else 0
         inner = [chunk.values for chunk in chunks]
         self._sizes = np.array([len(values) for values in inner], np.int64)
         self.flat: NDArray[Any] | Bits
@@ -226,38 +221,33 @@ class _Lists:
             self.flat = Bits(words)
         else:
             self.flat, self._at = _window(inner, np.dtype(kind.value_type.to_pandas_dtype()), place)
-        if self._width is None:
+        if not self._width:
             self._parts = [chunk.offsets for chunk in chunks]
             dtype = np.dtype(np.int64 if pa.types.is_large_list(kind) else np.int32)
             self._offsets, self._offsets_at = _window(self._parts, dtype, place)
         else:
-            self._first = np.array([chunk.offset for chunk in chunks], np.int64)
+            self._offsets = np.empty(0, np.int32)
+            self._offsets_at = np.array([chunk.offset for chunk in chunks], np.int64)
 
     def lengths(self) -> NDArray[np.int32]:
         """Return the lengths of all lists, after checking all offsets; int32 ``[rows]``."""
-        if self._width is not None:
-            return np.full(self._rows.begins[-1], self._width, np.int32)
-        out = np.empty(self._rows.begins[-1], np.int32)
+        if self._width:
+            return np.full(self._bounds[-1], self._width, np.int32)
+        out = np.empty(self._bounds[-1], np.int32)
         for chunk, part in enumerate(self._parts):
             offsets = part.to_numpy()
-            out[self._rows.begins[chunk] : self._rows.begins[chunk + 1]] = lengths_of(offsets, self._place)
+            out[self._bounds[chunk] : self._bounds[chunk + 1]] = lengths_of(offsets, self._place)
             if offsets[0] < 0 or offsets[-1] > self._sizes[chunk]:
                 raise SourceError(f"{self._place}: lists of {self.name!r} lie beyond their values; make it again")
         return out
 
     def located(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where the lists of these rows begin in `flat`, and their lengths; int64 ``[k]`` each."""
-        chunk, row = self._rows(rows)
-        if self._width is None:
-            at = self._offsets_at[chunk] + row
-            begins = self._offsets[at].astype(np.int64)
-            lengths = self._offsets[at + 1].astype(np.int64) - begins
-        else:
-            begins = (self._first[chunk] + row) * self._width
-            lengths = np.full(rows.size, self._width, np.int64)
-        if ((begins < 0) | (lengths < 0) | (begins + lengths > self._sizes[chunk])).any():
+        begins, lengths = np.empty(rows.size, np.int64), np.empty(rows.size, np.int64)
+        places = self._bounds, self._at, self._sizes, self._offsets, self._offsets_at, self._width
+        if not _kernels.lists_in_chunks(rows, *places, begins, lengths):
             raise SourceError(f"{self._place}: lists of {self.name!r} lie beyond their values; make it again")
-        return begins + self._at[chunk], lengths
+        return begins, lengths
 
 
 def _whole(column: pa.ChunkedArray, name: str, place: str) -> list[pa.Array]:

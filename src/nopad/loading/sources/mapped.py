@@ -2,9 +2,9 @@
 
 A mapped file is read at the speed of memory, and processes share its pages. Two things can go wrong with it: a file
 that is cut short kills the process that reads behind its new end, and one that is written to changes under its reader.
-So size, time of the last write and inode are noted when the file is found; `prove` compares size and time of the open
-file (1 µs), before and after each read, and `prove_path` those of the file that now has the name. A file that is
-removed or replaced by a new one of the same name stays readable as it was, by all that have it open.
+So size, time of the last write and inode are noted when the file is found; `prove_size` compares the size before a
+read, `prove` size and time after it (1 µs for both), and `prove_path` those of the file that has the name by now. A
+file that is removed, or replaced by a new one of the same name, stays readable as it was by all that have it open.
 
 What this cannot see: a file cut short within the microseconds of one read (the process is killed), a write within the
 same tick of the file system's clock as the opening (up to 10 ms), and a write whose time was set back.
@@ -82,7 +82,18 @@ class MappedFile:
         Raises:
             SourceError: its size or the time of its last write changed.
         """
-        self._compare(os.fstat(self._file.number))
+        info = os.fstat(self._file.number)
+        if info.st_size != self.size or (self._stamp and info.st_mtime_ns != self._stamp[0]):
+            self._compare(info)
+
+    def prove_size(self) -> None:
+        """Refuse a file that was cut short, before it is read: a third of the time that `prove` takes.
+
+        Raises:
+            SourceError: its size changed.
+        """
+        if os.lseek(self._file.number, 0, os.SEEK_END) != self.size:
+            self.prove()
 
     def prove_path(self) -> None:
         """Refuse a file that was written to, replaced or removed since it was found.

@@ -11,14 +11,16 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nopad import _kernels
 from nopad.corpus.records import MAX_ID, MAX_TOKENS
 from nopad.corpus.selection import MASK
 from nopad.errors import LengthError, NopadError, OptionError, SourceError
+from nopad.loading import _kernels as _loading_kernels
 from nopad.loading.sources.mapped import MappedFile
 from nopad.options import Option
 from nopad.sequences import Sequences, as_integers
@@ -51,8 +53,7 @@ class Bits:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
+class Located(NamedTuple):
     """Where k sequences lie.
 
     Attributes:
@@ -72,17 +73,24 @@ class Located:
         Raises:
             SourceError: a run lies outside of its column, or an id is negative or above `MAX_ID`.
         """
-        if self.lengths.min(initial=0) < 0 or self.lengths.max(initial=0) > MAX_TOKENS:
-            raise SourceError(f"{name}: lengths fall below 0, or exceed {MAX_TOKENS}; make its offsets again")
-        lengths = self.lengths.astype(np.int32)
-        made = {}
+        made: dict[str, NDArray[Any]] = {}
+        lengths, total, checked = np.empty(self.lengths.size, np.int32), 0, (-1, -1)
         for column, (flat, begins) in self.tokens.items():
-            if begins.size and (begins.min() < 0 or int((begins + lengths).max()) > flat.size):
-                raise SourceError(f"{name}: sequences lie beyond the {flat.size:,} values of {column}; make it again")
+            if checked != (id(begins), flat.size):  # columns may share where sequences begin
+                total, checked = (
+                    _loading_kernels.total_of_runs(begins, self.lengths, flat.size, lengths),
+                    (id(begins), flat.size),
+                )
+            if total < 0:
+                raise SourceError(
+                    f"{name}: a sequence has a length below 0 or above {MAX_TOKENS}, or lies beyond the {flat.size:,} "
+                    f"values of {column}; make it again"
+                )
             if isinstance(flat, Bits):
                 made[column] = flat.runs(begins, lengths)
                 continue
-            made[column], bits = _runs(flat, begins, lengths)
+            made[column] = out = np.empty(total, flat.dtype)
+            bits = _kernels.gather_tokens(as_integers(flat), begins, lengths, as_integers(out))
             if column == "input_ids":
                 _check_ids(bits, flat.dtype, name)
         return Sequences(seq_lengths=lengths, tokens=made, values=self.values)
@@ -196,25 +204,25 @@ class TokenSource(ABC):
             SourceError: a file changed since it was opened, or what it holds is no sequence of ids without padding.
         """
         chosen = self._chosen(numbers)
-        self._prove()
+        for file in self._files:
+            file.prove_size()
         try:
             found = self.located(chosen).gathered(self.name)
         except NopadError:
             self._prove()  # if a file has changed, report that as the cause
             raise
         self._prove()
-        return self._without_mask(found, chosen)
+        return self._without_mask(found, chosen) if MASK in found.tokens else found
 
     def _chosen(self, numbers: ArrayLike) -> NDArray[np.int64]:
         """Return the numbers as those of the stored sequences."""
         wanted = np.asarray(numbers)
-        if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
+        if wanted.ndim != 1 or (wanted.dtype.kind not in "iu" and wanted.size):
             raise OptionError(f"numbers of sequences are integers [k], got {wanted.dtype} {list(wanted.shape)}")
-        if wanted.size:
-            low, high = int(wanted.min()), int(wanted.max())
-            if low < 0 or high >= len(self):
-                raise OptionError(f"sequence {low if low < 0 else high} of {self.name}; there are 0 to {len(self) - 1}")
-        chosen = wanted.astype(np.int64, copy=False)
+        chosen: NDArray[np.int64] = wanted if wanted.dtype == np.int64 else wanted.astype(np.int64)
+        if not _loading_kernels.within(chosen, self._stored - self.skipped):
+            odd = wanted[(wanted < 0) | (wanted >= len(self))][0]
+            raise OptionError(f"sequence {odd} of {self.name}; there are 0 to {len(self) - 1}")
         if not self.skipped:
             return chosen
         if self._kept is None:
@@ -233,9 +241,7 @@ class TokenSource(ABC):
 
     def _without_mask(self, found: Sequences, chosen: NDArray[np.int64]) -> Sequences:
         """Refuse padding, and drop the mask that would mark it."""
-        mask = found.tokens.get(MASK)
-        if mask is None:
-            return found
+        mask = found.tokens[MASK]
         if not (mask == 1).all():
             at = int(np.searchsorted(np.cumsum(found.seq_lengths), int(np.argmax(mask != 1)), side="right"))
             raise SourceError(
@@ -289,11 +295,3 @@ def _check_ids(bits: int, dtype: np.dtype[Any], name: str) -> None:
     """Refuse ids out of range; `bits` is the bitwise OR of all, as signed integers of the same width."""
     if bits > MAX_ID or (bits < 0 and (dtype.kind == "i" or dtype.itemsize > 2)):
         raise SourceError(f"{name}: holds an id that is negative or above {MAX_ID}; ids are integers from 0 to that")
-
-
-def _runs(source: NDArray[Any], begins: NDArray[np.int64], lengths: NDArray[np.int32]) -> tuple[NDArray[Any], int]:
-    """Return runs of a flat array, concatenated, and the bitwise OR of all values; the runs must lie in it."""
-    from nopad._kernels import gather_tokens
-
-    out = np.empty(int(lengths.sum(dtype=np.int64)), source.dtype)
-    return out, gather_tokens(as_integers(source), begins, lengths, as_integers(out))

@@ -1,0 +1,97 @@
+"""The compiled loops of loading: checks that would cost more than the copying, as NumPy calls on a few numbers.
+
+Conventions as in `nopad._kernels`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+
+@njit(cache=True, nogil=True)
+def within(numbers: NDArray[Any], n: int) -> bool:
+    """Whether all numbers are from 0 to n - 1."""
+    outside = 0
+    for number in numbers:
+        outside += number < 0 or number >= n
+    return outside == 0
+
+
+@njit(cache=True, nogil=True)
+def total_of_runs(begins: NDArray[Any], lengths: NDArray[Any], size: int, short: NDArray[Any]) -> int:
+    """Return the tokens of runs in a column of `size` values, or -1 if one lies outside; copy the lengths to `short`.
+
+    `short` is int32, and a length beyond it counts as outside.
+    """
+    total = 0
+    for i in range(begins.shape[0]):
+        begin, length = begins[i], lengths[i]
+        if begin < 0 or length < 0 or length > np.int64(0x7FFFFFFF) or begin > size - length:
+            return -1
+        short[i] = length
+        total += length
+    return total
+
+
+@njit(cache=True, nogil=True)
+def between(offsets: NDArray[Any], numbers: NDArray[Any], begins: NDArray[Any], lengths: NDArray[Any]) -> None:
+    """Set begin and length of run i to those between offsets ``numbers[i]`` and ``numbers[i] + 1``."""
+    for i in range(numbers.shape[0]):
+        begins[i] = offsets[numbers[i]]
+        lengths[i] = np.int64(offsets[numbers[i] + 1]) - begins[i]
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _chunk_of(row: int, bounds: NDArray[Any]) -> int:
+    """Return the chunk that holds a row; chunk c has the rows from ``bounds[c]`` to ``bounds[c + 1]`` (exclusive)."""
+    low, high = 0, bounds.shape[0] - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if bounds[middle] <= row:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@njit(cache=True, nogil=True)
+def places_in_chunks(rows: NDArray[Any], bounds: NDArray[Any], at: NDArray[Any], places: NDArray[Any]) -> None:
+    """Set the place of each row's value in a flat view; chunk c begins at ``at[c]``."""
+    for i in range(rows.shape[0]):
+        chunk = _chunk_of(rows[i], bounds)
+        places[i] = at[chunk] + rows[i] - bounds[chunk]
+
+
+@njit(cache=True, nogil=True)
+def lists_in_chunks(
+    rows: NDArray[Any],
+    bounds: NDArray[Any],
+    at: NDArray[Any],
+    sizes: NDArray[Any],
+    offsets: NDArray[Any],
+    offsets_at: NDArray[Any],
+    width: int,
+    begins: NDArray[Any],
+    lengths: NDArray[Any],
+) -> bool:
+    """Set begin and length of each row's list in a flat view; return whether all lie within their chunks.
+
+    The values of chunk c begin at ``at[c]``, and are ``sizes[c]``. Its offsets begin at ``offsets_at[c]`` of `offsets`;
+    with a `width` above 0, all lists have that length, and its first list is list ``offsets_at[c]`` of its values.
+    """
+    outside = 0
+    for i in range(rows.shape[0]):
+        chunk = _chunk_of(rows[i], bounds)
+        entry = offsets_at[chunk] + rows[i] - bounds[chunk]
+        if width:
+            begin, end = np.int64(entry * width), np.int64(entry * width + width)
+        else:
+            begin, end = np.int64(offsets[entry]), np.int64(offsets[entry + 1])
+        if begin < 0 or end < begin or end > sizes[chunk]:
+            outside += 1
+        begins[i], lengths[i] = begin + at[chunk], end - begin
+    return outside == 0
