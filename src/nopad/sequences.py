@@ -7,13 +7,14 @@ Per-token columns are flat arrays of concatenated sequences; per-sequence column
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Sequences", "as_integers"]
+__all__ = ["Sequences", "as_integers", "gather_runs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,18 @@ class Sequences:
         index = np.arange(total) + np.repeat(self.begin - ends + self.seq_lengths, self.seq_lengths)
         return replace(self, tokens={name: column[index] for name, column in self.tokens.items()}, begin=None)
 
+    @staticmethod
+    def joined(parts: SequenceOf[Sequences]) -> Sequences:
+        """Return the sequences of all parts, which have the same columns, as NumPy arrays, concatenated. O(tokens)."""
+        if len(parts) == 1:
+            return parts[0]
+        first = parts[0]
+        return Sequences(
+            seq_lengths=np.concatenate([part.seq_lengths for part in parts]),
+            tokens={name: np.concatenate([part.tokens[name] for part in parts]) for name in first.tokens},
+            values={name: np.concatenate([part.values[name] for part in parts]) for name in first.values},
+        )
+
     def _chosen(self, at: Any, of: Callable[[Any], Any]) -> Sequences:
         return replace(
             self,
@@ -101,3 +114,11 @@ def as_integers(column: NDArray[Any]) -> NDArray[Any]:
 
 
 _INTEGERS = {width: np.dtype(f"i{width}") for width in (1, 2, 4, 8)}
+
+
+def gather_runs(column: NDArray[Any], begins: NDArray[np.int64], lengths: NDArray[Any]) -> tuple[NDArray[Any], int]:
+    """Return runs of a flat column, concatenated, and the bitwise OR of all values as integers; the runs lie in it."""
+    from nopad._kernels import gather_tokens
+
+    out = np.empty(int(lengths.sum(dtype=np.int64)), column.dtype)
+    return out, gather_tokens(as_integers(column), begins, lengths, as_integers(out))

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from nopad import random
 from nopad.assignment import assign, check_cover
-from nopad.batch.columns import from_rows
 from nopad.errors import CorruptError, LengthError, OptionError, PlanMismatchError
 from nopad.histogram import as_lengths
 from nopad.loading.groups import Groups, Together
@@ -224,8 +223,7 @@ class StoredRows(Feed):
 
     def gather(self, units: Units, chosen: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
         """Return the sequences of the chosen rows."""
-        sequences, records, per_row = from_rows([self._dataset[number] for number in chosen.tolist()])
-        return replace(sequences, values={**sequences.values, **records}), per_row
+        return self._dataset.gather(chosen)
 
     def check_unchanged(self) -> None:
         """Refuse a dataset that another one has replaced; what is read is held against its manifest in any case."""

@@ -16,6 +16,7 @@ import warnings
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from itertools import accumulate, repeat, tee
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from nopad import random
 from nopad.errors import CorruptError
 from nopad.options import Option
 from nopad.packs import index_dtype
+from nopad.sequences import Sequences
 from nopad.store.index import Index, read_index
 from nopad.store.manifest import Manifest
 from nopad.store.row_groups import PackedRow, RowGroup, row_group_problems
@@ -179,7 +181,7 @@ class PackedDataset:
 
         seed, epoch = _SEED.check("seed", seed), _SEED.check("epoch", epoch)
         dtype = index_dtype(len(self))
-        bounds = self._bounds().astype(dtype)
+        bounds = self._bounds.astype(dtype)
         numbers = np.arange(len(self), dtype=dtype)
         keys = random.keys(np.arange(self.row_groups), seed, random.STREAM_BLOCK_ORDER, epoch)
         _deal_kernels.shuffle_segments(numbers, bounds.astype(np.int64), keys)
@@ -200,12 +202,29 @@ class PackedDataset:
             IndexError: there is no such pack.
             CorruptError: a shard is missing or damaged.
         """
+        return self._read(self._numbers(numbers))
+
+    def gather(self, numbers: ArrayLike) -> tuple[Sequences, NDArray[np.int64]]:
+        """Return the sequences of the packs with these numbers, in this order, and how many each pack has; ``[packs]``.
+
+        Row groups come from the cache where they are there; nothing is read ahead.
+
+        Raises:
+            IndexError: there is no such pack.
+            CorruptError: a shard is missing or damaged.
+        """
+        found = [self.row_group(number).take(rows) for number, rows in self._runs(self._numbers(numbers))]
+        if not found:
+            return Sequences(seq_lengths=np.zeros(0, np.int32)), np.zeros(0, np.int64)
+        return Sequences.joined([part for part, _ in found]), np.concatenate([sizes for _, sizes in found])
+
+    def _numbers(self, numbers: ArrayLike) -> NDArray[Any]:
         wanted = np.asarray(numbers)
         if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
             raise TypeError(f"pack numbers are a list of integers, got {wanted.dtype} {list(wanted.shape)}")
         if wanted.size and not 0 <= int(wanted.min()) <= int(wanted.max()) < len(self):
             raise IndexError(f"pack numbers are in 0..{len(self) - 1}, got {wanted.min()}..{wanted.max()}")
-        return self._read(wanted)
+        return wanted
 
     def _read(self, wanted: NDArray[Any]) -> Iterator[PackedRow]:
         runs, ahead = tee(self._runs(wanted))
@@ -214,7 +233,7 @@ class PackedDataset:
 
     def _runs(self, wanted: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
         """Yield (row group, rows within it) for each run of pack numbers that lie in one row group."""
-        bounds, begin = self._bounds(), 0
+        bounds, begin = self._bounds, 0
         while begin < wanted.size:
             row_group = int(np.searchsorted(bounds, wanted[begin], side="right")) - 1
             first, last = int(bounds[row_group]), int(bounds[row_group + 1])
@@ -225,8 +244,9 @@ class PackedDataset:
             yield row_group, rows - first
             begin += rows.size
 
+    @cached_property
     def _bounds(self) -> NDArray[np.int64]:
-        """Return the first pack number of each row group, and the number of packs; int64 ``[row_groups + 1]``."""
+        """The the first pack number of each row group, and the number of packs; int64 ``[row_groups + 1]``."""
         rows, parts = self.manifest.rows_per_group, []
         for begin, end in zip(self._first_pack_of_file, self._first_pack_of_file[1:], strict=False):
             parts.append(np.arange(begin, end, rows, dtype=np.int64))

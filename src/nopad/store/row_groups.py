@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.corpus.selection import OWN
-from nopad.sequences import Sequences
+from nopad.sequences import Sequences, gather_runs
 from nopad.store.manifest import Manifest
 
 __all__ = ["PackedRow", "RowGroup", "row_group_problems"]
@@ -41,6 +41,24 @@ class RowGroup:
     def __len__(self) -> int:
         """Number of packs."""
         return self.indptr.size - 1
+
+    def take(self, packs: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
+        """Return the sequences of these packs, pack after pack, and how many each pack has; int64 ``[packs]``.
+
+        Tokens are copied. O(tokens), without a Python loop over packs.
+        """
+        begins = self.token_indptr[packs].astype(np.int64)
+        tokens = self.token_indptr[packs + 1] - begins
+        first = self.indptr[packs].astype(np.int64)
+        sizes = self.indptr[packs + 1] - first
+        ends = np.cumsum(sizes)
+        index = np.arange(int(ends[-1]) if ends.size else 0) + np.repeat(first - ends + sizes, sizes)
+        found = self.sequences
+        return Sequences(
+            seq_lengths=found.seq_lengths[index],
+            tokens={name: gather_runs(column, begins, tokens)[0] for name, column in found.tokens.items()},
+            values={name: column[index] for name, column in found.values.items()},
+        ), sizes
 
 
 class PackedRow(Mapping[str, NDArray[Any]]):

@@ -73,7 +73,7 @@ def spooled(
         StorageError: the copy cannot be written.
     """
     if identity is None:
-        return memory_tokens(_joined(list(parts())), name, empty=empty, left_out=left_out)
+        return memory_tokens(Sequences.joined(list(parts()) or [_NONE]), name, empty=empty, left_out=left_out)
     key = hashlib.sha256(json.dumps([FORMAT, identity], sort_keys=True).encode()).hexdigest()[:32]
     root = Path(folder) if folder is not None else _default_root()
     place = root / key
@@ -83,7 +83,7 @@ def spooled(
     if folder is None:
         few = _taken(source)
         if sum(part.tokens["input_ids"].size for part in few) <= IN_MEMORY:
-            return memory_tokens(_joined(few), name, empty=empty, left_out=left_out)
+            return memory_tokens(Sequences.joined(few or [_NONE]), name, empty=empty, left_out=left_out)
         source = chain(few, source)
     with storage_errors("writing", root):
         root.mkdir(parents=True, exist_ok=True)
@@ -92,6 +92,9 @@ def spooled(
             log.warning("nopad: copying the tokens of %s once to %s, so that they can be read by number", name, place)
             _write(source, root / f"{key}.partial", place, name)
     return _opened(place, name, empty, left_out)
+
+
+_NONE = Sequences(seq_lengths=np.empty(0, np.int32), tokens={"input_ids": np.empty(0, np.int32)})
 
 
 def _default_root() -> Path:
@@ -107,17 +110,6 @@ def _taken(parts: Iterator[Sequences]) -> list[Sequences]:
         if tokens > IN_MEMORY:
             break
     return taken
-
-
-def _joined(parts: list[Sequences]) -> Sequences:
-    if not parts:
-        parts = [Sequences(seq_lengths=np.empty(0, np.int32), tokens={"input_ids": np.empty(0, np.int32)})]
-    first = parts[0]
-    return Sequences(
-        seq_lengths=np.concatenate([part.seq_lengths for part in parts]),
-        tokens={name: np.concatenate([part.tokens[name] for part in parts]) for name in first.tokens},
-        values={name: np.concatenate([part.values[name] for part in parts]) for name in first.values},
-    )
 
 
 def _write(parts: Iterable[Sequences], partial: Path, place: Path, name: str) -> None:
