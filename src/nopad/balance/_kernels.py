@@ -238,12 +238,18 @@ def _relieve(
     tokens_of: NDArray[Any],
     units_of: NDArray[Any],
 ) -> None:
-    """Move units of the costliest rank to others, or swap them, while that makes it cheaper; look at so many pairs."""
+    """Move units of the costliest rank to others, or swap them, while that makes it cheaper; look at so many pairs.
+
+    It ends when no rank is above the least that is possible by more than 1 in 4,096.
+    """
     n, world = costs.shape[0], cost_of.shape[0]
     mine = np.empty(n, dtype=np.int64)
+    least = max(costs.max(), (cost_of.sum() + world - 1) // world)
     looks = 0
     while looks < most_looks:
         worst = int(np.argmax(cost_of))
+        if cost_of[worst] <= least + least // 4096:
+            return
         held = 0
         for unit in range(n):
             if rank_of[unit] == worst:

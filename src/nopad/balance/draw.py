@@ -37,7 +37,8 @@ def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[
 
     Raises:
         BalanceError: there are fewer units than ranks, a stratum with a quota is empty, quotas do not add up to the
-            units per rank, there are too few of these for a quota of each stratum, a cost is negative, or the sum of all does not fit into 64 bits.
+            units per rank, these are too few for a quota of each stratum, a cost is negative, or the sum of all does
+            not fit into 64 bits.
 
     >>> order = draw(range(10), Shape(2, 1, 1, 2), Balance.named("karmarkar_karp"), key=0)
     >>> sorted(order.tolist()) == list(range(10))
@@ -68,7 +69,8 @@ def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[
 def whole_steps(costs: ArrayLike, shape: Shape, balance: Balance) -> int:
     """Return how many steps `draw` fills by the rules of the method; after them come the units that are left over.
 
-    That is ``n // shape.per_step``, but fewer with draw "stratified": on Wikipedia-512, quotas of 6:3:2:5 leave 6 % over.
+    That is ``n // shape.per_step``, but fewer with draw "stratified": quotas of 6:3:2:5 leave over 6 % of
+    Wikipedia-512.
 
     Raises:
         BalanceError: as `draw`.
