@@ -96,7 +96,8 @@ def report(costs_of_ranks: ArrayLike, floors: ArrayLike | None = None) -> Report
     costs = np.asarray(costs_of_ranks, dtype=np.float64)
     if costs.ndim not in (2, 3) or not costs.size:
         raise BalanceError(
-            f"costs of ranks must be [steps, ranks] or [steps, micro-steps, ranks], at least one of each, got {costs.shape}"
+            "costs of ranks must be [steps, ranks] or [steps, micro-steps, ranks] with at least one of each, got "
+            f"{list(costs.shape)}"
         )
     costs = costs.reshape(costs.shape[0], -1, costs.shape[-1])
     least, most, mean = (of(axis=2).sum(axis=1) for of in (costs.min, costs.max, costs.mean))

@@ -12,6 +12,7 @@ from rich.text import Text
 from nopad.cli.render import fitted
 from nopad.histogram import Histogram
 from nopad.study import BalanceRow, LatencyRow, LongRow, ScalingRow, published_range
+from nopad.study.latency import METHODS
 from nopad.study.published import TOKENS_PER_GPU_ARE_OF
 
 __all__ = ["balance_table", "effect_lines", "latency_table", "long_table", "scaling_table", "waste_table"]
@@ -109,7 +110,7 @@ def scaling_table(rows: Sequence[ScalingRow]) -> Group:
 
 def latency_table(rows: Sequence[LatencyRow]) -> Group:
     """Return the simulated latency of a step: a line per batch and number of GPUs, a column per method."""
-    methods = list(dict.fromkeys(row.method for row in rows))
+    methods = [name for name in METHODS if any(row.method == name for row in rows)]
     found = {(row.batch, row.gpus, row.method): row for row in rows}
     grid = _grid(["batch", "GPUs", *methods], left=0)
     for batch in dict.fromkeys(row.batch for row in rows):

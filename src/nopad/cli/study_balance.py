@@ -52,8 +52,8 @@ Plot = Annotated[
 _TABLE_5 = 1024  # GPUs; shown in full if it is among those asked for
 _NO_LONG = "  No sequence alone takes more than 110 % of a rank's mean."
 _FEWER_SHORT = (
-    "  The paper's Wikipedia has slightly more short sequences (37.3 % up to 128 tokens, for 36.9 %): rows whose draw has "
-    "no quotas\n  have some 20 tokens more."
+    "  The paper's Wikipedia has slightly more short sequences (37.3 % up to 128 tokens, for 36.9 %): without quotas, "
+    "ranks have\n  some 20 tokens more."
 )
 
 
@@ -169,8 +169,8 @@ def _long_context(gpus: list[int], node: int, cost: str, steps: int, as_json: bo
         screen.print(long_table([row for row in rows if row.workload == workload.name], screen.width))
         if lengths.size:
             screen.print(
-                f"  {high} of {steps} random steps have a floor above 10 %. {lengths.size} sequences of {lengths.min():,} "
-                f"to {lengths.max():,} tokens are the cause:\n  they would need context parallelism.\n",
+                f"  {high} of {steps} random steps have a floor above 10 %, because of {lengths.size} sequences of "
+                f"{lengths.min():,} to {lengths.max():,} tokens:\n  these would need context parallelism.\n",
                 style="dim",
             )
         else:
@@ -208,9 +208,10 @@ def scaling_verb(
         for batch in BATCHES:
             steps += latency_rows(histogram, batches=[batch])
             monitor.advance(1)
-    for path, chart in ((plot, scaling_chart), (plot_latency, latency_chart)):
-        if path is not None:
-            save_chart(chart(rows if path is plot else steps), path)
+    if plot is not None:
+        save_chart(scaling_chart(rows), plot)
+    if plot_latency is not None:
+        save_chart(latency_chart(steps), plot_latency)
     if as_json:
         document = {"scaling": [row.summary() for row in rows], "latency": [row.summary() for row in steps]}
         print(json.dumps(document, indent=1))
@@ -228,12 +229,9 @@ def _crossings(rows: Sequence[ScalingRow]) -> list[str]:
     alpha, beta = of_one_device()
     lines = [f"  One device by equations 19 and 20: location {alpha:.3f}, scale {beta:.3f} (printed: 1.94, 0.108)."]
     for name, attribute in (("as printed", "printed"), ("equations solved", "corrected"), ("simulated", "simulated")):
-        if all(getattr(row, attribute) is not None for row in rows):
-            at = crossing(rows, lambda row, attribute=attribute: getattr(row, attribute), PACKING)  # type: ignore[misc]
-            if at is not None:
-                lines.append(
-                    f"  Packing at the measured {PACKING} overtakes un-padding from {at:.1f} devices ({name})."
-                )
+        at = crossing(rows, attribute, PACKING)
+        if at is not None:
+            lines.append(f"  Packing at the measured {PACKING} overtakes un-padding from {at:.2f} devices ({name}).")
     return [*lines, ""]
 
 

@@ -14,7 +14,7 @@ Source: "Breaking MLPerf Training: A Case Study on Optimizing BERT" (Samsung), 5
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -190,8 +190,8 @@ def balance_rows(
         methods: which; None: all of `studied`.
 
     Raises:
-        OptionError: a number is not allowed, the node does not divide the GPUs, or the histogram has not enough
-            sequences for one step.
+        OptionError: a number is not allowed, or the node does not divide the GPUs.
+        BalanceError: the histogram has not enough sequences, or packs, for one step.
 
     >>> histogram = Histogram.from_counts({n: 50 for n in range(1, 65)})
     >>> rows = balance_rows(histogram, [8], steps=20, methods=[Studied(name="ours", balance=Balance())])
@@ -303,7 +303,7 @@ def _steps(
     """Yield the units of so many steps, and the time that drawing took for each; over several epochs if need be."""
     whole = whole_steps(costs, shape, balance)
     if not whole:
-        raise OptionError(
+        raise BalanceError(
             f"{costs.size:,} units are too few for one step of a draw {balance.draw!r} on {shape.world_size:,} GPUs, "
             f"which takes {shape.per_step:,}; study fewer GPUs or a smaller batch"
         )

@@ -7,12 +7,13 @@ from typing import Any
 
 from nopad.report.drawing import BLUE, COLOURS, ORANGE, load_altair
 from nopad.study.balance import BalanceRow
-from nopad.study.latency import LatencyRow
+from nopad.study.latency import METHODS, LatencyRow
 from nopad.study.long_context import LongRow
 from nopad.study.scaling import PACKING, ScalingRow
 
 __all__ = ["latency_chart", "long_context_chart", "ranges_chart", "scaling_chart"]
 
+GREY = "#555555"  # yellow would not be seen in lines so thin
 _SHOWN = {  # in Figure 6 as published, then ours
     "none": "no balancing",
     "global_presort_raster": "global presorting",
@@ -50,7 +51,7 @@ def ranges_chart(rows: Sequence[BalanceRow]) -> Any:
     ]
     base = alt.Chart(width=118, height=260).encode(x=alt.X("gpus:O", title="GPUs"), tooltip=tooltip)
     axis = alt.Y("least:Q", title="tokens per GPU", scale=alt.Scale(zero=False))
-    colour = alt.Color("method:N", legend=None, scale=alt.Scale(domain=names, range=list(COLOURS[: len(names)])))
+    colour = alt.Color("method:N", legend=None, scale=alt.Scale(domain=names, range=[*COLOURS[:6], GREY][: len(names)]))
     bars = base.mark_bar(size=9, opacity=0.55).encode(y=axis, y2="most:Q", color=colour)
     # An even range is too thin for a bar: its ends are drawn as lines
     ends = [base.mark_tick(thickness=2, size=9).encode(y=f"{end}:Q", color=colour) for end in ("least", "most")]
@@ -69,12 +70,12 @@ def long_context_chart(rows: Sequence[LongRow]) -> Any:
     """Return waste by method at long context: a panel per workload, a bar per place where ranks wait, and its floor."""
     alt = load_altair()
     methods = list(dict.fromkeys(row.method for row in rows))
-    panels = []
+    waits, panels = ["optimiser step", "micro-step"], []
     for workload in dict.fromkeys(row.workload for row in rows):
         values = [
             {
                 "method": row.method.replace("_", " "),
-                "wait": "optimiser step" if row.wait == "step" else "micro-step",
+                "wait": waits[row.wait == "micro"],
                 "waste": row.waste,
                 "floor": row.floor,
             }
@@ -83,7 +84,7 @@ def long_context_chart(rows: Sequence[LongRow]) -> Any:
         ]
         base = alt.Chart(alt.Data(values=values), title=workload, width=300).encode(
             y=alt.Y("method:N", sort=[name.replace("_", " ") for name in methods], title=None),
-            yOffset=alt.YOffset("wait:N"),
+            yOffset=alt.YOffset("wait:N", sort=waits),
             tooltip=["method:N", "wait:N", alt.Tooltip("waste:Q", format=".2%"), alt.Tooltip("floor:Q", format=".2%")],
         )
         bars = base.mark_bar().encode(
@@ -91,7 +92,7 @@ def long_context_chart(rows: Sequence[LongRow]) -> Any:
             color=alt.Color(
                 "wait:N",
                 title="ranks wait at each",
-                scale=alt.Scale(domain=["optimiser step", "micro-step"], range=[BLUE, ORANGE]),
+                scale=alt.Scale(domain=waits, range=[BLUE, ORANGE]),
             ),
         )
         floors = base.mark_tick(color="black", thickness=2, size=8).encode(x="floor:Q")
@@ -138,10 +139,10 @@ def latency_chart(rows: Sequence[LatencyRow]) -> Any:
     """Return the simulated latency of a step, stacked by what it consists of: a panel per batch and number of GPUs."""
     alt = load_altair()
     parts = ("compute", "waiting", "launch", "reduce", "exchange")
-    methods = list(dict.fromkeys(row.method for row in rows))
+    methods = [name for name in METHODS if any(row.method == name for row in rows)]
     panels = []
     for batch in dict.fromkeys(row.batch for row in rows):
-        line = []
+        line: list[Any] = []
         for gpus in dict.fromkeys(row.gpus for row in rows):
             values = [
                 {"method": row.method, "part": part, "order": at, "ms": 1e3 * getattr(row, part)}

@@ -24,21 +24,23 @@ from typing import Any
 
 from nopad.balance import Tokens
 from nopad.histogram import Histogram
+from nopad.planning import plan
 from nopad.study.balance import Studied, balance_rows, studied
 
-__all__ = ["BATCHES", "Constants", "LatencyRow", "latency_rows"]
+__all__ = ["BATCHES", "METHODS", "Constants", "LatencyRow", "latency_rows"]
 
 BATCHES = (6, 12, 16, 24, 48)
 GPUS = (8, 64, 256, 1024)
 STEPS = 60
 
-_METHODS = {  # of Figure 7, then ours
+_SIMULATED = {  # by their names in `studied`: of Figure 7, then ours
     "global_presort_raster": "global presorting",
     "packs_depth_3": "packing, depth 3",
     "local_presort": "Samsung",
     "karmarkar_karp": "Karmarkar-Karp on indices",
     "packs": "packing, any depth",
 }
+METHODS = ("padding", *_SIMULATED.values())
 
 
 @dataclass(frozen=True)
@@ -108,16 +110,21 @@ def latency_rows(
     batches: Sequence[int] = BATCHES,
     constants: Constants | None = None,
 ) -> Iterator[LatencyRow]:
-    """Yield what a step takes by padding, by the methods of Figure 7, and by ours."""
+    """Yield what a step takes by padding, by the methods of Figure 7, and by ours.
+
+    Numbers of GPUs for which the histogram has not two steps, or not one of packs, are left out.
+    """
     constants = constants or Constants()
-    methods = [method for method in studied() if method.name in _METHODS]
+    packs = plan(histogram, histogram.max_length, algorithm="lpfhp").packs
+    methods = [method for method in studied() if method.name in _SIMULATED]
     by_name = {method.name: method for method in methods}
     for batch in batches:
-        for n in gpus:
+        enough = [n for n in gpus if 2 * n * batch <= histogram.sequences and n * (batch // 2) <= packs]
+        for n in enough:
             whole = float(batch * histogram.max_length)
             yield _row(constants, n, batch, "padding", whole, whole, static=True, communication="none")
         for row in balance_rows(
-            histogram, gpus, batch=batch, cost=Tokens(), steps=STEPS, methods=_without_quotas(methods, batch)
+            histogram, enough, batch=batch, cost=Tokens(), steps=STEPS, methods=_without_quotas(methods, batch)
         ):
             # A pack holds about two sequences; a step is as many sequences for every method
             sequences = row.mean_tokens / (histogram.tokens / histogram.sequences)
@@ -126,7 +133,7 @@ def latency_rows(
                 constants,
                 row.gpus,
                 batch,
-                _METHODS[row.method],
+                _SIMULATED[row.method],
                 row.mean_tokens * scale,
                 row.max_tokens * scale,
                 static=row.unit == "packs",

@@ -4,19 +4,20 @@ Drawn corpora, 64 ranks, 4 packs per rank and step. Each way to pack and deal is
 wait once per optimiser step and for ranks that wait at each micro-step. A step then takes as long as its costliest
 rank, or as the sum over its micro-steps of the costliest rank of each.
 
-*Floor*: the lowest waste that any deal of the same step, or of the same micro-steps, could have: no rank is cheaper than
-the longest sequence on it.
+*Floor*: the lowest waste that any deal of the same step, or of the same micro-steps, could have: no rank is cheaper
+than the longest sequence on it.
 
-Ours are two. *Sequences under a cap* are dealt to ranks by cost, in any numbers; each rank packs its own into as many
-micro-batches as it takes, so ranks run different numbers of micro-batches: only for ranks that wait once per step.
+Ours are two. *Sequences under a cap* are dealt to ranks by cost, in any numbers, with at most twice the tokens of an
+even share; each rank packs its own into as many micro-batches as it takes. So ranks run different numbers of
+micro-batches: this is only for ranks that wait once per step.
 *Packs drawn by cost* keeps fixed packs: those of a window of steps are sorted by cost, each micro-step takes its packs
-from one place of that order, and each step has one micro-step from each quarter of it. The packs of a micro-step are then
-alike, wherever ranks wait. What it costs: a micro-step is no random sample of the window, though every pack still comes
-exactly once, and steps differ more in cost (`spread`).
+from one place of that order, and each step has one micro-step from each quarter of it. The packs of a micro-step are
+then alike, wherever ranks wait. What it costs: a micro-step is no random sample of the window, though every pack still
+comes exactly once, and steps differ more in cost (`spread`).
 
 The published schedulers are re-built from their descriptions: next-fit in order of arrival (Megatron-LM's
-``dp_balanced``), worst-fit decreasing over the sequences of a step (NeMo AutoModel), and first-fit into eight open packs
-on each rank (torchtitan with Grain).
+``dp_balanced``), worst-fit decreasing over the sequences of a step (NeMo AutoModel), and first-fit into eight open
+packs on each rank (torchtitan with Grain).
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from nopad.balance import (
     deal,
     deal_under_cap,
     draw,
-    floor,
     needs_context_parallelism,
     report,
 )
+from nopad.errors import OptionError
 from nopad.histogram import Histogram
 from nopad.planning import plan
 from nopad.study.balance import SEED, BalanceRow, Communication
@@ -76,7 +77,7 @@ class Workload:
         part = np.searchsorted(np.cumsum([share for share, *_ in self.parts])[:-1], _uniform(sequences, 0), "right")
         _, means, sigmas = (np.array(column)[part] for column in zip(*self.parts, strict=True))
         drawn = means * np.exp(sigmas * (_normal(sequences, 1) - sigmas / 2))
-        return np.clip(np.rint(drawn), 1, self.capacity).astype(np.int32)
+        return np.asarray(np.clip(np.rint(drawn), 1, self.capacity), dtype=np.int32)
 
 
 # Llama-3-like SFT: the means and shares that Skrull (arXiv 2505.19609) names. The other mix is ours.
@@ -136,7 +137,12 @@ def long_context_rows(
         ranks: number of ranks.
         node: ranks of a node.
         steps: about how many steps are simulated.
+
+    Raises:
+        OptionError: there are fewer than 2 steps, or the node does not divide the ranks.
     """
+    if steps < 2:
+        raise OptionError(f"the study of long context takes at least 2 steps, got {steps}")
     cost = cost or Attention(hidden_size=HIDDEN_SIZE)
     shape = Shape(ranks, min(node, ranks), ACCUMULATION, 1)
     lengths = _corpus(workload, shape, steps)
@@ -166,7 +172,7 @@ def long_context_rows(
     }
     for method, (communication, run, waits) in runs.items():
         dealt = run()
-        for wait in waits:
+        for wait in waits if dealt.costs.size else ():  # too few sequences for a step of this method
             yield _row(workload, shape, method, communication, dealt, wait)
 
 
@@ -280,27 +286,22 @@ def _open_packs(lengths: NDArray[np.int32], costs: NDArray[np.int64], capacity: 
         pack_of = np.empty(lengths[mine].size, dtype=np.int64)
         first_fit_in_bins(lengths[mine], capacity, OPEN_PACKS, pack_of)
         ranks.append(_group(pack_of, lengths[mine], costs[mine]))
-    least = min(rank.costs.size for rank in ranks) - OPEN_PACKS  # the last are not full
-    whole = least // shape.accumulation * shape.accumulation
-    return _Dealt(
-        **{
-            name: np.stack([getattr(rank, name)[:whole] for rank in ranks], axis=1).reshape(
-                -1, shape.accumulation, shape.world_size
-            )
-            for name in ("tokens", "costs", "longest")
-        }
-    )
+    least = max(min(rank.costs.size for rank in ranks) - OPEN_PACKS, 0)  # the last are not full
+    side_by_side = {
+        name: np.stack([getattr(rank, name)[:least] for rank in ranks], axis=1).reshape(-1)
+        for name in ("tokens", "costs", "longest")
+    }
+    return _in_order(_Packed(**side_by_side), shape)
 
 
 def _in_order(packed: _Packed, shape: Shape) -> _Dealt:
     """Deal packs in the order in which they were made: one to each rank, and again."""
     whole = packed.costs.size // shape.per_step * shape.per_step
-    return _Dealt(
-        **{
-            name: getattr(packed, name)[:whole].reshape(-1, shape.accumulation, shape.world_size)
-            for name in ("tokens", "costs", "longest")
-        }
-    )
+
+    def cut(column: NDArray[np.int64]) -> NDArray[np.int64]:
+        return column[:whole].reshape(-1, shape.accumulation, shape.world_size)
+
+    return _Dealt(tokens=cut(packed.tokens), costs=cut(packed.costs), longest=cut(packed.longest))
 
 
 def _dealt(packed: _Packed, shape: Shape, balance: Balance) -> _Dealt:

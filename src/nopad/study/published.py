@@ -3,7 +3,8 @@
 What the papers call "tokens" counts every slot; the column keeps that name here.
 
 Sources: [B] "Efficient Sequence Packing without Cross-contamination" (arXiv 2107.02027); [S] its supplement, under the
-earlier title "Towards Packing: 2x NLP BERT Acceleration"; [M] "Breaking MLPerf Training: A Case Study on Optimizing BERT".
+earlier title "Towards Packing: 2x NLP BERT Acceleration"; [M] "Breaking MLPerf Training: A Case Study on
+Optimizing BERT".
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ __all__ = [
     "RESIDUALS",
     "STRATEGY_COUNTS",
     "TABLES",
-    "Row",
-    "Stated",
     "TOKENS_PER_GPU",
     "TOKENS_PER_GPU_ARE_OF",
+    "Row",
+    "Stated",
     "Table",
     "tables_for",
     "unpublished_table",

@@ -18,8 +18,9 @@ Source: supplement to arXiv 2107.02027, section F and listing 2.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -142,7 +143,9 @@ def scaling(histogram: Histogram, devices: Sequence[int] = DEVICES) -> list[Scal
         simulated = balanced = None
         if steps:
             simulated = float((padded / of_batches[: steps * n].reshape(steps, n).max(axis=1)).mean())
-            balanced = float(np.mean([padded / most for most in _most_balanced(lengths, n, min(steps, 50))]))
+            balanced = float(
+                np.mean([padded / most for most in _most_balanced(lengths, n, min(steps, max(50, 8192 // n)))])
+            )
         rows.append(
             ScalingRow(
                 devices=n,
@@ -157,11 +160,11 @@ def scaling(histogram: Histogram, devices: Sequence[int] = DEVICES) -> list[Scal
     return rows
 
 
-def _most_balanced(lengths: NDArray[np.int32], devices: int, steps: int) -> list[int]:
-    """Return the most tokens that a device gets, in each step."""
+def _most_balanced(lengths: NDArray[np.int32], devices: int, steps: int) -> NDArray[np.int64]:
+    """Return the most tokens that a device gets in each step; int64 ``[steps]``."""
     shape = Shape(devices, 1, 1, BATCH)
     of_steps = lengths[: steps * shape.per_step].astype(np.int64).reshape(steps, -1)
-    return [int(costs[deal(costs, shape, Balance())].sum(axis=(1, 2)).max()) for costs in of_steps]
+    return np.array([costs[deal(costs, shape, Balance())].sum(axis=(1, 2)).max() for costs in of_steps])
 
 
 def _shuffled(histogram: Histogram) -> NDArray[np.int32]:
@@ -172,15 +175,15 @@ def _shuffled(histogram: Histogram) -> NDArray[np.int32]:
     return lengths
 
 
-def crossing(rows: Sequence[ScalingRow], of: Callable[[ScalingRow], float], level: float) -> float | None:
-    """Return the number of devices from which a falling curve is below a level; between rows by their logarithms.
+def crossing(rows: Sequence[ScalingRow], curve: str, level: float) -> float | None:
+    """Return the number of devices from which a falling curve is below a level; None if it never is.
 
-    None if it never is.
+    `curve` is the name of an attribute of the rows. Between rows it is a line over the logarithm of the devices.
     """
-    values = [(row.devices, of(row)) for row in rows]
+    values = [(row.devices, value) for row in rows if (value := getattr(row, curve)) is not None]
     if values and values[0][1] < level:
         return float(values[0][0])
-    for (few, above), (many, below) in zip(values, values[1:], strict=False):
+    for (few, above), (many, below) in itertools.pairwise(values):
         if below < level <= above:
             return float(few * (many / few) ** ((above - level) / (above - below)))
     return None
