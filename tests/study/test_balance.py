@@ -56,7 +56,6 @@ def test_the_order_of_the_methods(rows):
     assert waste("none") > waste("stratified") > waste("local_presort") > waste("karmarkar_karp")
     assert waste("none") > waste("global_presort_raster") > waste("global_presort")
     assert waste("quantile") > waste("quantile_node")
-    assert min(waste("packs_depth_2"), waste("packs_depth_3")) > waste("packs")
 
 
 def test_no_balancing_as_a_simulation_of_its_own(rows):
@@ -163,6 +162,7 @@ def test_table_5_and_what_ours_must_reach(wikipedia):
         near = 8 if name in ("stratified", "local_presort", "local_presort_raster") else 30
         assert abs(found[name].min_tokens - least) <= near
         assert abs(found[name].max_tokens - most) <= near
+    assert found["packs_depth_2"].waste > found["packs_depth_3"].waste > found["packs"].waste
     assert found["quantile_node"].waste <= 0.002
     assert found["karmarkar_karp"].waste <= 0.0003
     assert found["packs"].waste <= 0.0006
