@@ -45,6 +45,13 @@ def test_a_report():
     assert report([[1]]).floor is None
 
 
+def test_micro_steps_add_up():
+    result = report([[[4, 2], [1, 3]], [[2, 2], [2, 2]]])
+    assert (result.least, result.most, result.mean) == ((3 + 4) / 2, (7 + 4) / 2, (5 + 4) / 2)
+    assert result.waste == pytest.approx((7 / 5 + 1) / 2 - 1)
+    assert report([[5, 5], [4, 4]]).waste == 0  # the same ranks, if they wait once a step
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

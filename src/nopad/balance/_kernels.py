@@ -11,6 +11,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from nopad._kernels import GOLDEN, mix, shuffle
+
 _BITS = 11  # of a digit: its table of counts stays in the L1 cache
 _FEW = 64  # so few are sorted by insertion
 
@@ -18,83 +20,131 @@ RASTER, SNAKE, KARMARKAR_KARP = 0, 1, 2
 
 
 @njit(cache=True, nogil=True)
-def order_by_cost(costs: NDArray[Any], order: NDArray[Any], spare: NDArray[Any]) -> None:
-    """Fill `order` with the indices of `costs`, ascending by cost; equal costs stay in the order of their indices.
+def sort_by_cost(
+    costs: NDArray[Any], items: NDArray[Any], spare_costs: NDArray[Any], spare_items: NDArray[Any]
+) -> None:
+    """Sort `items` and their `costs` ascending by cost, in place; equal costs stay in order.
 
-    A radix sort from the lowest digit, of as many digits as the costs differ in. `spare` is as large as `order`.
+    A radix sort from the lowest digit, of as many digits as the costs differ in. The spare arrays are as large.
     """
     n = costs.shape[0]
-    for i in range(n):
-        order[i] = i
     if n <= _FEW:
         for i in range(1, n):
-            cost = costs[i]
+            cost, item = costs[i], items[i]
             j = i - 1
-            while j >= 0 and costs[order[j]] > cost:
-                order[j + 1] = order[j]
+            while j >= 0 and costs[j] > cost:
+                costs[j + 1], items[j + 1] = costs[j], items[j]
                 j -= 1
-            order[j + 1] = i
+            costs[j + 1], items[j + 1] = cost, item
         return
     lowest, highest = costs[0], costs[0]
     for i in range(n):
         lowest = min(lowest, costs[i])
         highest = max(highest, costs[i])
-    counts = np.empty((1 << _BITS) + 1, dtype=np.int64)
+    begin = np.empty((1 << _BITS) + 1, dtype=np.int64)
     mask = (1 << _BITS) - 1
     shift, turned = 0, False
-    while (highest - lowest) >> shift > 0 and shift < 63:
-        counts[:] = 0
-        source, target = (spare, order) if turned else (order, spare)
+    while shift < 63 and (highest - lowest) >> shift > 0:
+        from_costs, from_items, to_costs, to_items = costs, items, spare_costs, spare_items
+        if turned:
+            from_costs, from_items, to_costs, to_items = spare_costs, spare_items, costs, items
+        begin[:] = 0
         for i in range(n):
-            counts[(((costs[i] - lowest) >> shift) & mask) + 1] += 1
+            begin[(((from_costs[i] - lowest) >> shift) & mask) + 1] += 1
         for digit in range(mask):
-            counts[digit + 1] += counts[digit]
+            begin[digit + 1] += begin[digit]
         for i in range(n):
-            digit = ((costs[source[i]] - lowest) >> shift) & mask
-            target[counts[digit]] = source[i]
-            counts[digit] += 1
+            digit = ((from_costs[i] - lowest) >> shift) & mask
+            to_costs[begin[digit]] = from_costs[i]
+            to_items[begin[digit]] = from_items[i]
+            begin[digit] += 1
         turned = not turned
         shift += _BITS
     if turned:
         for i in range(n):
-            order[i] = spare[i]
+            costs[i], items[i] = spare_costs[i], spare_items[i]
+
+
+@njit(cache=True, nogil=True, inline="always")
+def derive(key: np.uint64, part: int) -> np.uint64:
+    """Return the key of one more part, as `nopad.random.key` does."""
+    return mix((key ^ np.uint64(part)) + GOLDEN)
 
 
 @njit(cache=True, nogil=True)
-def deal_raster(order: NDArray[Any], first: int, snake: bool, parts: NDArray[Any]) -> None:
+def arrange_windows(
+    costs: NDArray[Any], units: NDArray[Any], window: int, levels: int, piece: int, key: np.uint64
+) -> None:
+    """Arrange `units` so that each piece is of units alike in cost, in place; `costs` are theirs, and are sorted too.
+
+    A step is `levels` pieces of `piece` units. The units of so many steps, a window, are sorted by cost and cut into
+    pieces; each step gets one from each of `levels` equal runs of them. Where a piece goes is random, and so is the
+    order within it.
+    """
+    n = units.shape[0]
+    per_step = levels * piece
+    longest = min(window * per_step, n)
+    spare_costs = np.empty(longest, dtype=costs.dtype)
+    spare = np.empty(longest, dtype=units.dtype)
+    for number, first in enumerate(range(0, n, window * per_step)):
+        size = min(window * per_step, n - first)
+        steps = size // per_step
+        mine = units[first : first + size]
+        sort_by_cost(costs[first : first + size], mine, spare_costs[:size], spare[:size])
+        of_window = derive(key, number)
+        turned = np.empty((steps, levels), dtype=np.int64)
+        for step in range(steps):
+            for level in range(levels):
+                turned[step, level] = level
+            shuffle(turned[step], derive(derive(of_window, 1), step))
+        for level in range(levels):
+            target = np.arange(steps)
+            shuffle(target, derive(derive(of_window, 0), level))
+            of_level = derive(derive(of_window, 2), level)
+            for step in range(steps):
+                begin = (level * steps + step) * piece
+                place = (target[step] * levels + turned[target[step], level]) * piece
+                for i in range(piece):
+                    spare[place + i] = mine[begin + i]
+                shuffle(spare[place : place + piece], derive(of_level, step))
+        for i in range(size):
+            mine[i] = spare[i]
+
+
+@njit(cache=True, nogil=True)
+def deal_raster(units: NDArray[Any], snake: bool, parts: NDArray[Any]) -> None:
     """Deal units from the costliest on, row by row; with `snake`, every second row in reverse.
 
-    `order` lists the units ascending by cost; unit ``order[i]`` is written as ``first + order[i]``. `parts` is
-    ``[ranks, rows]``.
+    `units` are ascending by cost; `parts` is ``[ranks, rows]``.
     """
     ranks, rows = parts.shape
-    last = order.shape[0] - 1
+    last = units.shape[0] - 1
     for row in range(rows):
         for column in range(ranks):
             rank = ranks - 1 - column if snake and row % 2 == 1 else column
-            parts[rank, row] = first + order[last - (row * ranks + column)]
+            parts[rank, row] = units[last - (row * ranks + column)]
 
 
 @njit(cache=True, nogil=True)
-def deal_karmarkar_karp(costs: NDArray[Any], order: NDArray[Any], first: int, parts: NDArray[Any]) -> None:
+def deal_karmarkar_karp(costs: NDArray[Any], units: NDArray[Any], parts: NDArray[Any]) -> None:
     """Deal units in equal numbers, by largest differencing.
 
-    Units sorted by cost are cut into rows of one unit per rank. Again and again the two rows of the largest spread
+    Units, ascending by cost, are cut into rows of one unit per rank. Again and again the two rows of the largest spread
     are joined, the cheap end of one to the costly end of the other, and sorted anew, until one row is left: the
-    ranks' sums. Each join keeps how it was sorted; walking back gives every unit its rank. `order`, `first` and
-    `parts` are those of `deal_raster`.
+    ranks' sums. Each join keeps how it was sorted; walking back gives every unit its rank. `costs` are those of the
+    units; `units` and `parts` are those of `deal_raster`.
     """
     ranks, rows = parts.shape
     sums = np.empty((rows, ranks), dtype=np.int64)
     spread = np.empty(rows, dtype=np.int64)
     for row in range(rows):
         for column in range(ranks):
-            sums[row, column] = costs[order[row * ranks + column]]
+            sums[row, column] = costs[row * ranks + column]
         spread[row] = sums[row, ranks - 1] - sums[row, 0]
     node = np.arange(rows)  # of the tree of joins: first the rows, then the joins
     joined = np.empty((max(rows - 1, 0), 2), dtype=np.int64)
     sorted_from = np.empty((max(rows - 1, 0), ranks), dtype=np.int32)
-    total = np.empty(ranks, dtype=np.int64)
+    spare_sums = np.empty(ranks, dtype=np.int64)
     spare = np.empty(ranks, dtype=np.int32)
     for join in range(rows - 1):
         a, b = -1, -1
@@ -106,10 +156,9 @@ def deal_karmarkar_karp(costs: NDArray[Any], order: NDArray[Any], first: int, pa
             elif b < 0 or spread[row] > spread[b]:
                 b = row
         for column in range(ranks):
-            total[column] = sums[a, column] + sums[b, ranks - 1 - column]
-        order_by_cost(total, sorted_from[join], spare)
-        for column in range(ranks):
-            sums[a, column] = total[sorted_from[join, column]]
+            sums[a, column] += sums[b, ranks - 1 - column]
+            sorted_from[join, column] = column
+        sort_by_cost(sums[a], sorted_from[join], spare_sums, spare)
         spread[a], spread[b] = sums[a, ranks - 1] - sums[a, 0], -1
         joined[join, 0], joined[join, 1] = node[a], node[b]
         node[a] = rows + join
@@ -124,7 +173,7 @@ def deal_karmarkar_karp(costs: NDArray[Any], order: NDArray[Any], first: int, pa
             rank_of[b, ranks - 1 - was] = rank_of[rows + join, column]
     for row in range(rows):
         for column in range(ranks):
-            parts[rank_of[row, column], row] = first + order[row * ranks + column]
+            parts[rank_of[row, column], row] = units[row * ranks + column]
 
 
 @njit(cache=True, nogil=True)
@@ -136,17 +185,18 @@ def deal_groups(costs: NDArray[Any], how: int, parts: NDArray[Any]) -> None:
     """
     groups, blocks, ranks, rows = parts.shape
     size, block_size = blocks * ranks * rows, ranks * rows
-    order = np.empty(size, dtype=np.int64)
+    spare_costs = np.empty(size, dtype=np.int64)
     spare = np.empty(size, dtype=np.int64)
     for group in range(groups):
-        mine = costs[group * size : (group + 1) * size]
-        order_by_cost(mine, order, spare)
+        mine = costs[group * size : (group + 1) * size].copy()
+        units = np.arange(group * size, (group + 1) * size)
+        sort_by_cost(mine, units, spare_costs, spare)
         for block in range(blocks):
-            chosen = order[block * block_size : (block + 1) * block_size]
+            begin, end = block * block_size, (block + 1) * block_size
             if how == KARMARKAR_KARP and ranks > 1:
-                deal_karmarkar_karp(mine, chosen, group * size, parts[group, block])
+                deal_karmarkar_karp(mine[begin:end], units[begin:end], parts[group, block])
             else:
-                deal_raster(chosen, group * size, how == SNAKE, parts[group, block])
+                deal_raster(units[begin:end], how == SNAKE, parts[group, block])
 
 
 @njit(cache=True, nogil=True)
@@ -238,12 +288,18 @@ def _relieve(
     tokens_of: NDArray[Any],
     units_of: NDArray[Any],
 ) -> None:
-    """Move units of the costliest rank to others, or swap them, while that makes it cheaper; look at so many pairs."""
+    """Move units of the costliest rank to others, or swap them, while that makes it cheaper; look at so many pairs.
+
+    It ends when no rank is above the least that is possible by more than 1 in 4,096.
+    """
     n, world = costs.shape[0], cost_of.shape[0]
     mine = np.empty(n, dtype=np.int64)
+    least = max(costs.max(), (cost_of.sum() + world - 1) // world)
     looks = 0
     while looks < most_looks:
         worst = int(np.argmax(cost_of))
+        if cost_of[worst] <= least + least // 4096:
+            return
         held = 0
         for unit in range(n):
             if rank_of[unit] == worst:
@@ -283,13 +339,14 @@ def deal_capped(
     `most_looks` limits the search for improvements.
     """
     n = costs.shape[0]
-    order = np.empty(n, dtype=np.int64)
+    spare_costs = np.empty(n, dtype=np.int64)
     spare = np.empty(n, dtype=np.int64)
     cost_of = np.empty(world, dtype=np.int64)
     tokens_of = np.empty(world, dtype=np.int64)
     units_of = np.empty(world, dtype=np.int64)
     for by in range(3):
-        order_by_cost(costs if by == 0 else tokens, order, spare)
+        order = np.arange(n)
+        sort_by_cost(costs.copy() if by == 0 else tokens.copy(), order, spare_costs, spare)
         if _place(order, costs, tokens, cap, by, rank_of, cost_of, tokens_of, units_of):
             _fill_empty(costs, tokens, rank_of, cost_of, tokens_of, units_of)
             _relieve(most_looks, costs, tokens, cap, rank_of, cost_of, tokens_of, units_of)

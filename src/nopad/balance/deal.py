@@ -73,7 +73,8 @@ def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: in
     """Deal units to ranks in any numbers, with no rank above `cap` tokens; return the rank of each unit, int64 ``[n]``.
 
     Looks for the lowest largest cost: units from the costliest on, each to the rank of the lowest cost that has room;
-    then single units and pairs are moved away from the costliest rank while that helps. Where the cap is so tight that
+    then units of the costliest rank are moved or swapped while that helps, until it is within 1 in 4,096 of the least
+    possible. Where the cap is so tight that
     this finds no place for a unit, units are dealt by tokens first. Every rank gets a unit.
 
     Args:

@@ -37,7 +37,8 @@ def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[
 
     Raises:
         BalanceError: there are fewer units than ranks, a stratum with a quota is empty, quotas do not add up to the
-            units per rank, there are too few of these for a quota of each stratum, a cost is negative, or the sum of all does not fit into 64 bits.
+            units per rank, these are too few for a quota of each stratum, a cost is negative, or the sum of all does
+            not fit into 64 bits.
 
     >>> order = draw(range(10), Shape(2, 1, 1, 2), Balance.named("karmarkar_karp"), key=0)
     >>> sorted(order.tolist()) == list(range(10))
@@ -54,21 +55,19 @@ def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[
         return order
     if balance.draw == "stratified":
         return _stratified(order, checked, shape, balance, key)
-    whole = order.size - order.size % shape.per_step
+    whole = order[: order.size - order.size % shape.per_step]
     if balance.draw == "sorted":
-        window = balance.window * shape.per_step if balance.window else max(whole, 1)
-        for number, begin in enumerate(range(0, whole, window)):
-            part = order[begin : min(begin + window, whole)]
-            part[:] = _sorted_window(part, checked, shape, balance, random.key(key, 1, number))
-    elif whole:
-        order[:whole] = _quantile(order[:whole], checked, shape, balance, random.key(key, 1))
+        _sort(whole, checked, shape, balance, random.key(key, 1))
+    else:
+        _stratify_by_quantile(whole, checked, shape, balance, random.key(key, 1))
     return order
 
 
 def whole_steps(costs: ArrayLike, shape: Shape, balance: Balance) -> int:
     """Return how many steps `draw` fills by the rules of the method; after them come the units that are left over.
 
-    That is ``n // shape.per_step``, but fewer with draw "stratified": on Wikipedia-512, quotas of 6:3:2:5 leave 6 % over.
+    That is ``n // shape.per_step``, but fewer with draw "stratified": quotas of 6:3:2:5 leave over 6 % of
+    Wikipedia-512.
 
     Raises:
         BalanceError: as `draw`.
@@ -89,43 +88,38 @@ def _batches(counts: list[int], quotas: tuple[int, ...]) -> int:
     return min(count // quota for count, quota in zip(counts, quotas, strict=True) if quota)
 
 
-def _sorted_window(
-    units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: Balance, key: int
-) -> NDArray[Any]:
-    """Return the units of some steps so that those which are waited for together are alike in cost.
+def _sort(units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: Balance, key: int) -> None:
+    """Arrange the units so that those which are waited for together are alike in cost, in place.
 
-    Sorted units are cut into steps, or into micro-steps where ranks wait there; whole steps are shuffled. Each step has
-    one micro-step from each of as many ranges of cost, so that steps do not differ more than they must.
+    Sorted units are cut into steps, or into micro-steps where ranks wait there. Each step has one micro-step from each
+    of as many ranges of cost, so that steps do not differ more than they must; which ones, and in which order, is
+    random.
     """
+    levels = shape.accumulation if balance.wait == "micro" else 1
     steps = units.size // shape.per_step
-    together = shape.accumulation if balance.wait == "micro" else 1
-    pieces = _by_cost(units, costs).reshape(together, steps, -1)
-    place = np.empty((together, steps), dtype=np.int64)
-    for level in range(together):
-        place[level] = _permutation(steps, random.key(key, 0, level))
-    turned = np.empty((steps, together), dtype=np.int64)
-    for step in range(steps):
-        turned[step] = _permutation(together, random.key(key, 1, step))
-    result = np.empty((steps, together, pieces.shape[2]), dtype=units.dtype)
-    for level in range(together):
-        for step in range(steps):
-            piece = pieces[level, step]
-            _shuffle(piece, random.key(key, 2, level, step))
-            result[place[level, step], turned[place[level, step], level]] = piece
-    if together == 1:
-        return result.reshape(-1)
-    # From [step, micro-step, rank, unit] to the order of a step: rank by rank
-    by_rank = result.reshape(steps, shape.accumulation, shape.world_size, shape.per_rank).transpose(0, 2, 1, 3)
-    return np.ascontiguousarray(by_rank).reshape(-1)
+    window = min(balance.window or steps, steps)
+    if not steps:
+        return
+    arrange = _balance_kernels().arrange_windows
+    arrange(costs[units], units, window, levels, shape.per_step // levels, np.uint64(key))
+    if levels > 1:  # from [step, micro-step, rank, unit] to the order of a step: rank by rank
+        by_step = units.reshape(steps, shape.accumulation, shape.world_size, shape.per_rank)
+        units[:] = by_step.transpose(0, 2, 1, 3).reshape(-1)
 
 
-def _quantile(units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: Balance, key: int) -> NDArray[Any]:
-    """Return the units so that each rank, node or step has one from each of equally large ranges of cost."""
+def _stratify_by_quantile(
+    units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: Balance, key: int
+) -> None:
+    """Arrange the units so that each rank, node or step has one of each of equally large ranges of cost, in place."""
+    from nopad._deal_kernels import shuffle_segments
+
     groups = {"rank": shape.world_size, "node": shape.nodes, "world": 1}[balance.within]
-    strata = _by_cost(units, costs).reshape(shape.per_step // groups, -1)
-    for number in range(strata.shape[0]):
-        _shuffle(strata[number], random.key(key, number))
-    return np.ascontiguousarray(strata.T).reshape(-1)
+    strata = shape.per_step // groups
+    of_units = costs[units]
+    _balance_kernels().sort_by_cost(of_units, units, np.empty_like(of_units), np.empty_like(units))
+    begin = np.arange(strata + 1) * (units.size // strata)
+    shuffle_segments(units, begin, random.keys(np.arange(strata), key))
+    units[:] = units.reshape(strata, -1).T.reshape(-1)
 
 
 def _stratified(
@@ -183,19 +177,6 @@ def _quotas(counts: list[int], edges: tuple[int, ...], shape: Shape, balance: Ba
                 "move the edges or set its quota to 0"
             )
     return quotas
-
-
-def _by_cost(units: NDArray[Any], costs: NDArray[np.int64]) -> NDArray[Any]:
-    """Return the units ascending by cost."""
-    order, spare = np.empty_like(units), np.empty_like(units)
-    _balance_kernels().order_by_cost(costs[units], order, spare)
-    return np.asarray(units[order])
-
-
-def _permutation(size: int, key: int) -> NDArray[np.int64]:
-    numbers = np.arange(size)
-    _shuffle(numbers, key)
-    return numbers
 
 
 def _shuffle(items: NDArray[Any], key: int) -> None:

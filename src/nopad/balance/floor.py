@@ -46,8 +46,8 @@ class Report:
 def floor(costs: ArrayLike, world_size: int) -> float:
     """Return the lowest waste that a deal of these units to `world_size` ranks could have.
 
-    It is ``max(costliest unit, mean of the ranks) / mean of the ranks - 1``, the mean in the numerator rounded up, since
-    costs are integers.
+    It is ``max(costliest unit, mean of the ranks) / mean of the ranks - 1``; the mean in the numerator is rounded up,
+    since costs are integers.
 
     Args:
         costs: cost of each unit that is dealt between two points where ranks wait; ``[n]``.
@@ -82,7 +82,8 @@ def report(costs_of_ranks: ArrayLike, floors: ArrayLike | None = None) -> Report
     """Return how even steps are, from the cost of each rank in each step.
 
     Args:
-        costs_of_ranks: cost that each rank got between two points where ranks wait; ``[steps, ranks]``.
+        costs_of_ranks: cost that each rank got; ``[steps, ranks]``, or where ranks wait at each micro-step
+            ``[steps, micro-steps, ranks]``: then the costliest ranks of a step's micro-steps add up.
         floors: the `floor` of each step, ``[steps]``; None: not known.
 
     Raises:
@@ -93,14 +94,18 @@ def report(costs_of_ranks: ArrayLike, floors: ArrayLike | None = None) -> Report
     (0.1667, 0.125, 3.5)
     """
     costs = np.asarray(costs_of_ranks, dtype=np.float64)
-    if costs.ndim != 2 or not costs.size:
-        raise BalanceError(f"costs of ranks must be [steps, ranks] with at least one of each, got {costs.shape}")
-    most, mean = costs.max(axis=1), costs.mean(axis=1)
+    if costs.ndim not in (2, 3) or not costs.size:
+        raise BalanceError(
+            "costs of ranks must be [steps, ranks] or [steps, micro-steps, ranks] with at least one of each, got "
+            f"{list(costs.shape)}"
+        )
+    costs = costs.reshape(costs.shape[0], -1, costs.shape[-1])
+    least, most, mean = (of(axis=2).sum(axis=1) for of in (costs.min, costs.max, costs.mean))
     if not (mean > 0).all():
         raise BalanceError(f"step {int((mean <= 0).argmax())} has no cost on any rank; leave it out")
     return Report(
         steps=costs.shape[0],
-        least=float(costs.min(axis=1).mean()),
+        least=float(least.mean()),
         most=float(most.mean()),
         mean=float(mean.mean()),
         waste=float((most / mean).mean() - 1),

@@ -22,6 +22,7 @@ from nopad.cli.render_study import (
     redone_table,
     residuals_table,
 )
+from nopad.cli.study_balance import balance, scaling_verb
 from nopad.corpus import ReaderOptions
 from nopad.errors import OptionError
 from nopad.histogram import Histogram, read_histogram
@@ -65,6 +66,8 @@ _INDEX = """[bold]nopad study[/]: the papers' tables and figures, redone beside 
   nopad study packing FILE            paper, Table 1; supplement, Tables 2 to 5; how many strategies there are
   nopad study residuals FILE          supplement, Figures 10 and 11: what least squares leaves over and invents
   nopad study distributions FILE...   paper, Figure 1: lengths, theoretical and achieved speed-up, side by side
+  nopad study balance [FILE]          MLPerf, Table 5 and Figure 6: tokens per GPU; alone: long context
+  nopad study scaling FILE            supplement, F: un-padding on many devices; MLPerf, Figures 7 and 11, simulated
 
 FILE is a histogram. The two published ones are in github.com/graphcore/examples (MIT licence),
 tutorials/blogs_code/packedBERT/histograms.py; docs/papers.md shows how to save them, and explains the errata."""
@@ -196,6 +199,10 @@ def distributions(
     screen = console()
     screen.print(distributions_table(found, screen.width))
     _print_saved(plot)
+
+
+study.command(name="balance")(balance)
+study.command(name="scaling")(scaling_verb)
 
 
 def _histogram(file: Path) -> tuple[Histogram, int]:

@@ -6,26 +6,43 @@ package.
 
 from __future__ import annotations
 
+from nopad.study.balance import BalanceRow, balance_rows, cost_model, order_effect, published_range
 from nopad.study.distributions import Distribution, distribution
+from nopad.study.latency import LatencyRow, latency_rows
+from nopad.study.long_context import WORKLOADS, LongRow, long_context_rows, too_long
 from nopad.study.packing import Redone, StrategyCount, contrast, count_strategies, packing_matrix_of_table_4, redo
 from nopad.study.published import TABLES, Table, tables_for, unpublished_table
 from nopad.study.residuals import Compared, Residuals, compare, residuals
+from nopad.study.scaling import ScalingRow, scaling
 
 __all__ = [
     "TABLES",
+    "WORKLOADS",
+    "BalanceRow",
     "Compared",
     "Distribution",
+    "LatencyRow",
+    "LongRow",
     "Redone",
     "Residuals",
+    "ScalingRow",
     "StrategyCount",
     "Table",
+    "balance_rows",
     "compare",
     "contrast",
+    "cost_model",
     "count_strategies",
     "distribution",
+    "latency_rows",
+    "long_context_rows",
+    "order_effect",
     "packing_matrix_of_table_4",
+    "published_range",
     "redo",
     "residuals",
+    "scaling",
     "tables_for",
+    "too_long",
     "unpublished_table",
 ]

@@ -3,7 +3,8 @@
 What the papers call "tokens" counts every slot; the column keeps that name here.
 
 Sources: [B] "Efficient Sequence Packing without Cross-contamination" (arXiv 2107.02027); [S] its supplement, under the
-earlier title "Towards Packing: 2x NLP BERT Acceleration".
+earlier title "Towards Packing: 2x NLP BERT Acceleration"; [M] "Breaking MLPerf Training: A Case Study on
+Optimizing BERT".
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ __all__ = [
     "RESIDUALS",
     "STRATEGY_COUNTS",
     "TABLES",
+    "TOKENS_PER_GPU",
+    "TOKENS_PER_GPU_ARE_OF",
     "Row",
     "Stated",
     "Table",
@@ -274,3 +277,13 @@ STRATEGY_COUNTS: Mapping[tuple[int, int], tuple[str, str]] = {
     (512, 4): ("940000", '"around 940K": depth 4 alone, by equation 6'),
     (2048, 3): ("350540", "should be 350,550"),
 }
+
+# [M] Table 5: least and most tokens per GPU, by the method's name in `nopad.balance`; Wikipedia-512.
+TOKENS_PER_GPU: Mapping[str, tuple[int, int]] = {
+    "none": (1886, 6459),
+    "stratified": (3620, 4482),
+    "local_presort_raster": (3743, 4401),
+    "local_presort": (3900, 4246),
+    "global_presort_raster": (3807, 4313),
+}
+TOKENS_PER_GPU_ARE_OF = (1024, 8, 16)  # GPUs (not printed; no other number gives these), GPUs of a node, sequences

@@ -1,0 +1,256 @@
+"""``nopad study balance`` and ``nopad study scaling``: how even ranks are, and what that means for speed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nopad.cli.monitor import Bars
+from nopad.cli.render import console
+from nopad.cli.render_balance import (
+    balance_table,
+    effect_lines,
+    latency_table,
+    long_table,
+    scaling_table,
+    waste_table,
+)
+from nopad.errors import OptionError
+from nopad.histogram import Histogram, read_histogram
+from nopad.report.drawing import CHART_KINDS, check_chart, save_chart
+from nopad.study import (
+    WORKLOADS,
+    LatencyRow,
+    LongRow,
+    balance_rows,
+    cost_model,
+    latency_rows,
+    long_context_rows,
+    order_effect,
+    scaling,
+    too_long,
+)
+from nopad.study.balance import GPUS, studied
+from nopad.study.balance_charts import latency_chart, long_context_chart, ranges_chart, scaling_chart
+from nopad.study.latency import BATCHES
+from nopad.study.scaling import PACKING, ScalingRow, crossing, of_one_device
+
+__all__ = ["balance", "scaling_verb"]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Plot = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot", metavar="FILE", help=f"Save a picture too: {', '.join(CHART_KINDS)}. Needs the extra report."
+    ),
+]
+
+_TABLE_5 = 1024  # GPUs; shown in full if it is among those asked for
+_NO_LONG = "  No sequence alone takes more than 110 % of a rank's mean."
+_FEWER_SHORT = (
+    "  The paper's Wikipedia has slightly more short sequences (37.3 % up to 128 tokens, for 36.9 %): without quotas, "
+    "ranks have\n  some 20 tokens more."
+)
+
+
+def balance(
+    given: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[HISTOGRAM]", help="A histogram (.json). Without one: drawn corpora of long context."),
+    ] = None,
+    gpus: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gpus", metavar="N", help="Numbers of GPUs, such as 8,64,1024. Default: 8 to 2048; long context: 64."
+        ),
+    ] = None,
+    node: Annotated[int, typer.Option("--node", metavar="N", help="GPUs of a node.")] = 8,
+    batch: Annotated[int, typer.Option("--batch", metavar="N", help="Sequences per GPU and step.")] = 16,
+    cost: Annotated[
+        str | None,
+        typer.Option(
+            "--cost",
+            metavar="MODEL",
+            help="tokens, or attention:HIDDEN_SIZE. Default: tokens; long context: attention:4096.",
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", metavar="N", help="Steps to simulate. Default: 500; long context: 128.")
+    ] = None,
+    as_json: AsJson = False,
+    plot: Plot = None,
+) -> None:
+    """Recompute MLPerf Table 5 and Figure 6: how evenly each way to balance feeds the ranks; ours beside them.
+
+    With a histogram: tokens per GPU, waste (how much longer than the mean rank the slowest takes), ABR (share of time
+    spent waiting). Without: corpora of long context, where ranks wait once per step or at each micro-step.
+
+    Examples:
+      nopad study balance wikipedia.json
+
+      nopad study balance wikipedia.json --gpus 8,64,1024 --cost attention:1024 --plot figure6.svg
+
+      nopad study balance --json
+    """
+    if plot is not None:
+        check_chart(plot)
+    files = [text for text in given or () if not text.isdecimal()]
+    counts = _counts([*(gpus or ()), *(text for text in given or () if text.isdecimal())])
+    if len(files) > 1:
+        raise OptionError(f"one histogram at a time, got {', '.join(files)}")
+    if counts and gpus is None:
+        raise OptionError(f"{counts[0]} is no histogram; numbers of GPUs are given as --gpus {counts[0]}")
+    for name, number in (("node", node), ("batch", batch), ("steps", 1 if steps is None else steps)):
+        if number < 1:
+            raise OptionError(f"{name} must be at least 1, got {number}")
+    if files:
+        _of_histogram(Path(files[0]), counts or list(GPUS), node, batch, cost or "tokens", steps, as_json, plot)
+    else:
+        _long_context(counts or [64], node, cost or "attention:4096", steps or 128, as_json, plot)
+
+
+def _of_histogram(
+    file: Path,
+    gpus: list[int],
+    node: int,
+    batch: int,
+    cost: str,
+    steps: int | None,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
+    histogram, model = _read(file), cost_model(cost)
+    rows = []
+    with Bars() as monitor:
+        monitor.stage("simulating", len(gpus) * len(studied()), "rows")
+        for row in balance_rows(histogram, gpus, node=node, batch=batch, cost=model, steps=steps):
+            rows.append(row)
+            monitor.advance(1)
+    if plot is not None:
+        save_chart(ranges_chart(rows), plot)
+    if as_json:
+        print(json.dumps([row.summary() for row in rows], indent=1))
+        return
+    screen = console()
+    shown = _TABLE_5 if _TABLE_5 in gpus else max(gpus)
+    screen.print(balance_table([row for row in rows if row.gpus == shown], histogram, screen.width))
+    if any(row.method == "none" for row in rows) and shown == _TABLE_5:
+        screen.print(_FEWER_SHORT, style="dim")
+    if len(gpus) > 1:
+        screen.print(waste_table(rows))
+    most = min(40_000, histogram.sequences // 128)
+    if most > 1:
+        screen.print("\n".join(effect_lines(order_effect(histogram, model, most), most)), style="dim")
+    _print_saved(plot)
+
+
+def _long_context(gpus: list[int], node: int, cost: str, steps: int, as_json: bool, plot: Path | None) -> None:
+    if len(gpus) > 1:
+        raise OptionError(f"the study of long context takes one number of GPUs, got {', '.join(map(str, gpus))}")
+    model, found = cost_model(cost), []
+    rows: list[LongRow] = []
+    with Bars() as monitor:
+        monitor.stage("simulating", len(WORKLOADS), "workloads")
+        for workload in WORKLOADS:
+            rows += long_context_rows(workload, cost=model, ranks=gpus[0], node=node, steps=steps)
+            found.append(too_long(workload, model, ranks=gpus[0], steps=steps))
+            monitor.advance(1)
+    if plot is not None:
+        save_chart(long_context_chart(rows), plot)
+    if as_json:
+        print(json.dumps([row.summary() for row in rows], indent=1))
+        return
+    screen = console()
+    for workload, (high, lengths) in zip(WORKLOADS, found, strict=True):
+        screen.print(long_table([row for row in rows if row.workload == workload.name], screen.width))
+        if lengths.size:
+            screen.print(
+                f"  {high} of {steps} random steps have a floor above 10 %, because of {lengths.size} sequences of "
+                f"{lengths.min():,} to {lengths.max():,} tokens:\n  these would need context parallelism.\n",
+                style="dim",
+            )
+        else:
+            screen.print(f"{_NO_LONG}\n", style="dim")
+    _print_saved(plot)
+
+
+def scaling_verb(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A histogram (.json), such as Wikipedia's.")],
+    as_json: AsJson = False,
+    plot: Plot = None,
+    plot_latency: Annotated[
+        Path | None, typer.Option("--plot-latency", metavar="FILE", help="Save a picture of the steps' latency too.")
+    ] = None,
+) -> None:
+    """Recompute the supplement's estimate of un-padding on many devices; simulate MLPerf Figures 7 and 11.
+
+    The printed scale of the Gumbel distribution, 0.108, does not satisfy its own equations; 0.318 does. Beside both: a
+    Gumbel distribution of times, a simulation from the histogram, the same with balance, and packing.
+
+    Examples:
+      nopad study scaling wikipedia.json
+
+      nopad study scaling wikipedia.json --plot scaling.svg --plot-latency figure7.svg
+    """
+    for path in (plot, plot_latency):
+        if path is not None:
+            check_chart(path)
+    histogram = _read(file)
+    with Bars() as monitor:
+        monitor.stage("simulating", 1 + len(BATCHES), "parts")
+        rows = scaling(histogram)
+        monitor.advance(1)
+        steps: list[LatencyRow] = []
+        for batch in BATCHES:
+            steps += latency_rows(histogram, batches=[batch])
+            monitor.advance(1)
+    if plot is not None:
+        save_chart(scaling_chart(rows), plot)
+    if plot_latency is not None:
+        save_chart(latency_chart(steps), plot_latency)
+    if as_json:
+        document = {"scaling": [row.summary() for row in rows], "latency": [row.summary() for row in steps]}
+        print(json.dumps(document, indent=1))
+        return
+    screen = console()
+    screen.print(scaling_table(rows))
+    screen.print("\n".join(_crossings(rows)), style="dim")
+    screen.print(latency_table(steps))
+    for path in (plot, plot_latency):
+        _print_saved(path)
+
+
+def _crossings(rows: Sequence[ScalingRow]) -> list[str]:
+    """Say where packing overtakes un-padding."""
+    alpha, beta = of_one_device()
+    lines = [f"  One device by equations 19 and 20: location {alpha:.3f}, scale {beta:.3f} (printed: 1.94, 0.108)."]
+    for name, attribute in (("as printed", "printed"), ("equations solved", "corrected"), ("simulated", "simulated")):
+        at = crossing(rows, attribute, PACKING)
+        if at is not None:
+            lines.append(f"  Packing at the measured {PACKING} overtakes un-padding from {at:.2f} devices ({name}).")
+    return [*lines, ""]
+
+
+def _read(file: Path) -> Histogram:
+    histogram, _ = read_histogram(file)
+    if not histogram.sequences:
+        raise OptionError(f"{file} holds no sequences")
+    return histogram
+
+
+def _counts(texts: Sequence[str]) -> list[int]:
+    """Return numbers of GPUs: each text is a number, or several with commas."""
+    parts = [part.strip() for text in texts for part in text.split(",")]
+    for part in parts:
+        if not (part.isascii() and part.isdecimal() and 1 <= int(part) <= 1 << 20):
+            raise OptionError(f"--gpus takes numbers from 1 to 1048576, such as 8,64,1024, got {part!r}")
+    return [int(part) for part in dict.fromkeys(parts)]
+
+
+def _print_saved(plot: Path | None) -> None:
+    if plot is not None:
+        console().print(f"saved {plot}", markup=False, soft_wrap=True)

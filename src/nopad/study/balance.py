@@ -1,0 +1,369 @@
+"""The paper's Table 5 and Figure 6: tokens per GPU under each way to balance, and ours beside them.
+
+Each method draws from the histogram and deals step by step, as `nopad.balance` does in training; what is reported are
+means over the steps. The published rows are simulated as the paper describes them: a batch of 16 sequences per GPU, or
+of 8 packs, and nodes of 8 GPUs. The number of GPUs of Table 5 is not printed; at 1,024, and at no other number, all of
+its rows are met.
+
+*Communication* says what a method has to exchange in training: the paper's sorts samples that were loaded, within a
+node or globally. Ours needs none, since each rank computes the whole assignment from lengths and a seed.
+
+Source: "Breaking MLPerf Training: A Case Study on Optimizing BERT" (Samsung), 5.2, Figure 6 and Table 5.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad import random
+from nopad.balance import (
+    METHODS,
+    Attention,
+    Balance,
+    CostModel,
+    Report,
+    Shape,
+    Tokens,
+    deal,
+    draw,
+    floor,
+    report,
+    whole_steps,
+)
+from nopad.errors import BalanceError, OptionError
+from nopad.histogram import Histogram
+from nopad.options import MAX_LENGTH
+from nopad.planning import plan
+from nopad.study.published import FIGURES_ARE_OF, TOKENS_PER_GPU, TOKENS_PER_GPU_ARE_OF, tables_for
+
+__all__ = [
+    "GPUS",
+    "STEPS",
+    "BalanceRow",
+    "Pool",
+    "Studied",
+    "balance_rows",
+    "cost_model",
+    "order_effect",
+    "published_range",
+    "studied",
+]
+
+GPUS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+STEPS = 500  # where they take at most so many sequences; the least and most of a step vary by some 200 tokens
+MOST_SEQUENCES = 1 << 23
+SEED = 0
+_SPARE = 1.15  # more units are drawn than the steps take, since quotas leave some over
+
+Unit = Literal["sequences", "packs"]
+Communication = Literal["none", "node", "global"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Studied:
+    """A method of the study.
+
+    Attributes:
+        name: its name in `nopad.balance.METHODS`, or of a kind of packs.
+        balance: how units are drawn and dealt.
+        unit: what is dealt.
+        communication: what has to be exchanged in training.
+        published: whether it is the paper's, rather than ours.
+        depth: most sequences in a pack, for packs.
+    """
+
+    name: str
+    balance: Balance
+    unit: Unit = "sequences"
+    communication: Communication = "none"
+    published: bool = False
+    depth: int | None = None
+
+
+def studied() -> tuple[Studied, ...]:
+    """Return the methods of the study, the paper's first."""
+    exchanged: dict[str, Communication] = {
+        "none": "none",
+        "stratified": "none",
+        "local_presort_raster": "node",
+        "local_presort": "node",
+        "global_presort_raster": "global",
+    }
+    papers = [
+        Studied(name=name, balance=METHODS[name], communication=what, published=True)
+        for name, what in exchanged.items()
+    ]
+    at_random = METHODS["none"]
+    packs = [
+        Studied(name=f"packs_depth_{depth}", balance=at_random, unit="packs", published=True, depth=depth)
+        for depth in (2, 3)
+    ]
+    ours = [Studied(name=name, balance=METHODS[name]) for name in METHODS if name not in exchanged]
+    return (*papers, *packs, *ours, Studied(name="packs", balance=at_random, unit="packs"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalanceRow:
+    """How even one method is on so many GPUs.
+
+    Attributes:
+        gpus: number of ranks.
+        node: ranks of a node.
+        batch: sequences per rank and step; of packs, two sequences count for each pack, as in the paper.
+        method: name of the method.
+        unit: "sequences" or "packs".
+        communication: what has to be exchanged in training: "none", "node" or "global".
+        min_tokens: tokens of the rank with the fewest, on average over the steps.
+        max_tokens: tokens of the rank with the most, on average over the steps.
+        mean_tokens: tokens of a rank, on average.
+        waste: how much longer than its mean the costliest rank of a step takes: mean of largest / mean cost, minus 1.
+        floor: the lowest waste that any deal of the same steps could have.
+        abr: share of the ranks' time that is spent waiting: mean of 1 - mean / largest cost.
+        seconds_per_step: time to draw and deal a step, all ranks' parts.
+        steps: number of steps that were simulated.
+    """
+
+    gpus: int
+    node: int
+    batch: int
+    method: str
+    unit: Unit
+    communication: Communication
+    min_tokens: float
+    max_tokens: float
+    mean_tokens: float
+    waste: float
+    floor: float
+    abr: float
+    seconds_per_step: float
+    steps: int
+
+    def summary(self) -> dict[str, Any]:
+        """Return the row for JSON."""
+        return asdict(self)
+
+
+def cost_model(text: str) -> CostModel:
+    """Return the cost model that a text names: ``tokens``, or ``attention:HIDDEN_SIZE``.
+
+    Raises:
+        OptionError: it is neither.
+
+    >>> cost_model("attention:1024")
+    Attention(hidden_size=1024)
+    """
+    kind, _, size = text.partition(":")
+    if kind == "tokens" and not size:
+        return Tokens()
+    if kind == "attention" and size.isascii() and size.isdecimal() and 1 <= int(size) <= MAX_LENGTH:
+        return Attention(hidden_size=int(size))
+    raise OptionError(f"cost must be tokens or attention:HIDDEN_SIZE, such as attention:1024, got {text!r}")
+
+
+def balance_rows(
+    histogram: Histogram,
+    gpus: Sequence[int],
+    *,
+    node: int = 8,
+    batch: int = 16,
+    cost: CostModel | None = None,
+    steps: int | None = None,
+    methods: Sequence[Studied] | None = None,
+) -> Iterator[BalanceRow]:
+    """Simulate each method on each number of GPUs, and yield a row for each.
+
+    Methods that the batch is too small for are left out: quotas need a sequence of each stratum.
+
+    Args:
+        histogram: lengths to draw from.
+        gpus: numbers of ranks.
+        node: ranks of a node; fewer GPUs are one node.
+        batch: sequences per rank and step, at least 2.
+        cost: cost model; None: tokens.
+        steps: number of steps; None: 500, or as many as take 8 million sequences.
+        methods: which; None: all of `studied`.
+
+    Raises:
+        OptionError: a number is not allowed, or the node does not divide the GPUs.
+        BalanceError: the histogram has not enough sequences, or packs, for one step.
+
+    >>> histogram = Histogram.from_counts({n: 50 for n in range(1, 65)})
+    >>> rows = balance_rows(histogram, [8], steps=20, methods=[Studied(name="ours", balance=Balance())])
+    >>> [(row.method, row.waste < 0.01) for row in rows]
+    [('ours', True)]
+    """
+    if batch < 2:
+        raise OptionError(f"batch must be at least 2 sequences (one pack), got {batch}")
+    shapes = [Shape(n, min(node, n), 1, batch) for n in gpus]
+    pool = Pool(histogram, cost or Tokens())
+    for shape in shapes:
+        most = steps or max(1, min(STEPS, MOST_SEQUENCES // shape.per_step))
+        for method in studied() if methods is None else methods:
+            per_rank = batch // 2 if method.unit == "packs" else batch
+            taken = replace(shape, per_rank=per_rank)
+            tokens, costs = pool.units(method, int(most * taken.per_step * _SPARE))
+            try:
+                found = _simulate(taken, tokens, costs, _strata(method, histogram, pool.cost), most)
+            except BalanceError:
+                if method.balance.draw == "stratified":
+                    continue
+                raise
+            yield _row(method, shape, *found)
+
+
+# Which kind each unit is of, in random order; tokens and cost of each kind (a length, or a strategy).
+_Kinds = tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]
+
+
+class Pool:
+    """The units to draw from: every sequence of a histogram, or every pack of a plan, in random order."""
+
+    def __init__(self, histogram: Histogram, cost: CostModel) -> None:
+        self.cost = cost
+        self._histogram = histogram
+        self._orders: dict[tuple[Unit, int | None], _Kinds] = {}
+        self._drawn: dict[tuple[Unit, int | None, int], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+
+    def units(self, method: Studied, size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return tokens and cost of the first `size` units of what a method deals; one array if they are the same."""
+        what = (method.unit, method.depth)
+        if what not in self._orders:
+            self._orders[what] = self._sequences() if method.unit == "sequences" else self._packs(method.depth)
+        if (*what, size) not in self._drawn:
+            chosen, tokens, costs = self._orders[what]
+            of_units = tokens[chosen[:size]]
+            self._drawn = {(*what, size): (of_units, of_units if tokens is costs else costs[chosen[:size]])}
+        return self._drawn[*what, size]
+
+    def _sequences(self) -> _Kinds:
+        lengths = self._histogram.lengths
+        costs = lengths if isinstance(self.cost, Tokens) else self.cost.of(lengths)
+        return _shuffled(self._histogram.counts, 0), lengths, costs
+
+    def _packs(self, depth: int | None) -> _Kinds:
+        """Of packs by best-fit (`lpfhp`)."""
+        made = plan(self._histogram, self._histogram.max_length, depth=depth, algorithm="lpfhp")
+        tokens = Tokens().of_packs(made.indptr, made.lengths)
+        costs = tokens if isinstance(self.cost, Tokens) else self.cost.of_packs(made.indptr, made.lengths)
+        return _shuffled(made.counts, 1), tokens, costs
+
+
+def _strata(method: Studied, histogram: Histogram, cost: CostModel) -> Balance:
+    """Return the method; strata are quarters of the longest length, whatever the cost model."""
+    if method.balance.draw != "stratified":
+        return method.balance
+    edges = [histogram.max_length * part // 4 for part in (1, 2, 3)]
+    return Balance.named(method.balance, edges=tuple(cost.of(edges).tolist()))
+
+
+def _simulate(
+    shape: Shape, tokens: NDArray[np.int64], costs: NDArray[np.int64], balance: Balance, steps: int
+) -> tuple[Report, Report, float]:
+    """Return how even steps are by tokens and by cost, and the seconds that drawing and dealing took for each."""
+    held, spent, floors, seconds = [], [], [], 0.0
+    for units, took in _steps(costs, shape, balance, steps):
+        begin = time.perf_counter()
+        mine = costs[units]
+        parts = deal(mine, shape, balance)
+        seconds += took + time.perf_counter() - begin
+        spent.append(mine[parts].sum(axis=(1, 2)))
+        held.append(spent[-1] if tokens is costs else tokens[units][parts].sum(axis=(1, 2)))
+        floors.append(floor(mine, shape.world_size))
+    return report(held), report(spent, floors), seconds / len(held)
+
+
+def _row(method: Studied, shape: Shape, by_tokens: Report, by_cost: Report, seconds: float) -> BalanceRow:
+    return BalanceRow(
+        gpus=shape.world_size,
+        node=shape.node_size,
+        batch=shape.per_rank,
+        method=method.name,
+        unit=method.unit,
+        communication=method.communication,
+        min_tokens=by_tokens.least,
+        max_tokens=by_tokens.most,
+        mean_tokens=by_tokens.mean,
+        waste=by_cost.waste,
+        floor=by_cost.floor or 0.0,
+        abr=by_cost.abr,
+        seconds_per_step=seconds,
+        steps=by_cost.steps,
+    )
+
+
+def _steps(
+    costs: NDArray[np.int64], shape: Shape, balance: Balance, steps: int
+) -> Iterator[tuple[NDArray[Any], float]]:
+    """Yield the units of so many steps, and the time that drawing took for each; over several epochs if need be."""
+    whole = whole_steps(costs, shape, balance)
+    if not whole:
+        raise BalanceError(
+            f"{costs.size:,} units are too few for one step of a draw {balance.draw!r} on {shape.world_size:,} GPUs, "
+            f"which takes {shape.per_step:,}; study fewer GPUs or a smaller batch"
+        )
+    _warm_up(balance)
+    for epoch in range(-(-steps // whole)):
+        begin = time.perf_counter()
+        order = draw(costs, shape, balance, random.key(SEED, random.STREAM_LEG, epoch))
+        took = (time.perf_counter() - begin) * shape.per_step / costs.size
+        for step in range(min(whole, steps - epoch * whole)):
+            yield order[step * shape.per_step : (step + 1) * shape.per_step], took
+
+
+def _warm_up(balance: Balance) -> None:
+    """Compile what a method needs, so that it is not timed."""
+    costs = np.arange(16, dtype=np.int64)
+    shape = Shape(2, 2, 1, 4)
+    deal(costs[:8], shape, balance)
+    draw(costs, shape, Balance(draw="random" if balance.draw == "stratified" else balance.draw), 0)
+
+
+def _shuffled(counts: NDArray[np.int64], stream: int) -> NDArray[np.int32]:
+    """Return each index as often as it counts, in random order."""
+    from nopad import _kernels
+
+    everything = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
+    _kernels.shuffle(everything, np.uint64(random.key(SEED, random.STREAM_LEG, 0, 0, stream)))
+    return everything
+
+
+def published_range(row: BalanceRow, histogram: Histogram) -> tuple[int, int] | None:
+    """Return the least and most tokens that Table 5 prints for a row; None if it is no row of this table."""
+    same = (row.gpus, row.node, row.batch) == TOKENS_PER_GPU_ARE_OF
+    known = any(table.name == FIGURES_ARE_OF for table in tables_for(histogram, histogram.max_length))
+    return TOKENS_PER_GPU.get(row.method) if same and known else None
+
+
+def order_effect(histogram: Histogram, cost: CostModel | None = None, steps: int = 40_000) -> dict[str, float]:
+    """Return how the cost of a step correlates with its number, by draw: steps drawn by cost come in random order.
+
+    One epoch of `steps` steps of 128 sequences, or as many as the histogram has.
+
+    >>> effect = order_effect(Histogram.from_counts({n: 1280 for n in range(1, 101)}))
+    >>> sorted(effect), max(map(abs, effect.values())) < 0.1
+    (['random', 'sorted', 'sorted in windows of 64 steps'], True)
+    """
+    shape = Shape(8, 8, 1, 16)
+    chosen = _shuffled(histogram.counts, 2)[: steps * shape.per_step]
+    costs = (cost or Tokens()).of(histogram.lengths)[chosen]
+    whole = whole_steps(costs, shape, Balance())
+    if whole < 2:
+        raise OptionError(f"{histogram.sequences:,} sequences are too few for two steps of {shape.per_step}")
+    draws = {
+        "random": Balance(),
+        "sorted": METHODS["sorted"],
+        "sorted in windows of 64 steps": Balance(draw="sorted", window=64),
+    }
+    effects = {}
+    for name, balance in draws.items():
+        order = draw(costs, shape, balance, random.key(SEED, random.STREAM_LEG))
+        of_steps = costs[order[: whole * shape.per_step]].reshape(whole, -1).sum(axis=1)
+        varied = np.ptp(of_steps) > 0
+        effects[name] = float(np.corrcoef(of_steps, np.arange(whole))[0, 1]) if varied else 0.0
+    return effects

@@ -1,0 +1,360 @@
+"""Balance at long context, where attention is most of the work and one sequence can take longer than a rank's share.
+
+Drawn corpora, 64 ranks, 4 packs per rank and step. Each way to pack and deal is simulated step by step, for ranks that
+wait once per optimiser step and for ranks that wait at each micro-step. A step then takes as long as its costliest
+rank, or as the sum over its micro-steps of the costliest rank of each.
+
+*Floor*: the lowest waste that any deal of the same step, or of the same micro-steps, could have: no rank is cheaper
+than the longest sequence on it.
+
+Ours are two. *Sequences under a cap* are dealt to ranks by cost, in any numbers, with at most twice the tokens of an
+even share; each rank packs its own into as many micro-batches as it takes. So ranks run different numbers of
+micro-batches: this is only for ranks that wait once per step.
+*Packs drawn by cost* keeps fixed packs: those of a window of steps are sorted by cost, each micro-step takes its packs
+from one place of that order, and each step has one micro-step from each quarter of it. The packs of a micro-step are
+then alike, wherever ranks wait. What it costs: a micro-step is no random sample of the window, though every pack still
+comes exactly once, and steps differ more in cost (`spread`).
+
+The published schedulers are re-built from their descriptions: next-fit in order of arrival (Megatron-LM's
+``dp_balanced``), worst-fit decreasing over the sequences of a step (NeMo AutoModel), and first-fit into eight open
+packs on each rank (torchtitan with Grain).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad import random
+from nopad.balance import (
+    Attention,
+    Balance,
+    CostModel,
+    Shape,
+    deal,
+    deal_under_cap,
+    draw,
+    needs_context_parallelism,
+    report,
+)
+from nopad.errors import OptionError
+from nopad.histogram import Histogram
+from nopad.planning import plan
+from nopad.study.balance import SEED, BalanceRow, Communication
+
+__all__ = ["HIDDEN_SIZE", "WORKLOADS", "LongRow", "Workload", "long_context_rows", "too_long"]
+
+HIDDEN_SIZE = 4096
+RANKS, NODE, ACCUMULATION, STEPS = 64, 8, 4, 128
+WINDOW = 64  # steps that are sorted together
+OPEN_PACKS = 8
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A corpus that is drawn: a mixture of lognormal lengths, cut at the capacity.
+
+    Attributes:
+        name: for the reader.
+        capacity: most tokens of a pack, and of a sequence.
+        parts: share, mean length and sigma of the logarithm, of each part of the mixture.
+    """
+
+    name: str
+    capacity: int
+    parts: tuple[tuple[float, float, float], ...]
+
+    def lengths(self, sequences: int) -> NDArray[np.int32]:
+        """Return so many lengths in tokens; int32 ``[sequences]``, the same at each call.
+
+        >>> WORKLOADS[0].lengths(3).size
+        3
+        """
+        part = np.searchsorted(np.cumsum([share for share, *_ in self.parts])[:-1], _uniform(sequences, 0), "right")
+        _, means, sigmas = (np.array(column)[part] for column in zip(*self.parts, strict=True))
+        drawn = means * np.exp(sigmas * (_normal(sequences, 1) - sigmas / 2))
+        return np.asarray(np.clip(np.rint(drawn), 1, self.capacity), dtype=np.int32)
+
+
+# Llama-3-like SFT: the means and shares that Skrull (arXiv 2505.19609) names. The other mix is ours.
+_SFT = ((0.9989, 1_000, 0.8), (0.0011, 37_000, 0.6))
+_MIXED = ((0.70, 800, 1.0), (0.25, 5_000, 1.2), (0.05, 35_000, 1.0))
+WORKLOADS = tuple(
+    Workload(f"{name}, {capacity // 1024} K", capacity, parts)
+    for name, parts in (("Llama-3-like SFT", _SFT), ("chat, code, books", _MIXED))
+    for capacity in (32_768, 131_072)
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRow(BalanceRow):
+    """How even one method is on one workload.
+
+    Attributes:
+        workload: name of the workload.
+        wait: where ranks wait: once per "step" or at each "micro" step.
+        spread: standard deviation of the cost of a step, as a share of its mean.
+        fill: tokens per pack, as a share of the capacity.
+    """
+
+    workload: str
+    wait: str
+    spread: float
+    fill: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Packed:
+    """Packs in the order in which they are dealt out, or in which they may be drawn."""
+
+    tokens: NDArray[np.int64]
+    costs: NDArray[np.int64]
+    longest: NDArray[np.int64]  # cost of its costliest sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Dealt:
+    """Steps as they are run: ``[steps, micro-steps, ranks]``."""
+
+    tokens: NDArray[np.int64]
+    costs: NDArray[np.int64]
+    longest: NDArray[np.int64]
+    seconds: float = 0.0
+
+
+def long_context_rows(
+    workload: Workload, *, cost: CostModel | None = None, ranks: int = RANKS, node: int = NODE, steps: int = STEPS
+) -> Iterator[LongRow]:
+    """Simulate each way to pack and deal on a workload; yield a row for each, and for each place where ranks wait.
+
+    Args:
+        workload: what lengths there are.
+        cost: cost model; None: tokens and attention of a model with hidden size 4,096.
+        ranks: number of ranks.
+        node: ranks of a node.
+        steps: about how many steps are simulated.
+
+    Raises:
+        OptionError: there are fewer than 2 steps, or the node does not divide the ranks.
+    """
+    if steps < 2:
+        raise OptionError(f"the study of long context takes at least 2 steps, got {steps}")
+    cost = cost or Attention(hidden_size=HIDDEN_SIZE)
+    shape = Shape(ranks, min(node, ranks), ACCUMULATION, 1)
+    lengths = _corpus(workload, shape, steps)
+    costs = cost.of(lengths)
+    best_fit = _group(_best_fit(lengths, workload.capacity), lengths, costs)
+    by_cost = Balance(deal="karmarkar_karp", wait="micro")
+    window = Balance(draw="sorted", deal="karmarkar_karp", wait="micro", window=min(WINDOW, steps))
+    everything = Balance(draw="sorted", deal="karmarkar_karp", wait="micro")
+    runs: dict[str, tuple[Communication, Callable[[], _Dealt], tuple[str, ...]]] = {
+        "next_fit": (
+            "global",
+            lambda: _in_order(_next_fit(lengths, costs, workload.capacity), shape),
+            ("step", "micro"),
+        ),
+        "worst_fit_decreasing": (
+            "none",
+            lambda: _in_order(_worst_fit_decreasing(lengths, costs, workload.capacity, shape), shape),
+            ("step", "micro"),
+        ),
+        "eight_open_packs": ("none", lambda: _open_packs(lengths, costs, workload.capacity, shape), ("step", "micro")),
+        "packs_at_random": ("none", lambda: _dealt(best_fit, shape, Balance(deal="none")), ("step", "micro")),
+        "packs_karmarkar_karp": ("none", lambda: _dealt(best_fit, shape, Balance()), ("step",)),
+        "packs_in_order_of_cost": ("none", lambda: _dealt(best_fit, shape, by_cost), ("micro",)),
+        "sequences_under_a_cap": ("none", lambda: _capped(lengths, costs, workload.capacity, shape), ("step",)),
+        f"packs_drawn_by_cost_{window.window}": ("none", lambda: _dealt(best_fit, shape, window), ("step", "micro")),
+        "packs_drawn_by_cost": ("none", lambda: _dealt(best_fit, shape, everything), ("step", "micro")),
+    }
+    for method, (communication, run, waits) in runs.items():
+        dealt = run()
+        for wait in waits if dealt.costs.size else ():  # too few sequences for a step of this method
+            yield _row(workload, shape, method, communication, dealt, wait)
+
+
+def too_long(
+    workload: Workload, cost: CostModel | None = None, *, ranks: int = RANKS, steps: int = STEPS
+) -> tuple[int, NDArray[np.int32]]:
+    """Return in how many random steps the floor is above 10 %, and the lengths that alone make it so.
+
+    No deal makes these steps even: the sequences would need context parallelism.
+    """
+    cost = cost or Attention(hidden_size=HIDDEN_SIZE)
+    lengths = _corpus(workload, Shape(ranks, 1, ACCUMULATION, 1), steps)
+    found = [part[needs_context_parallelism(cost.of(part), ranks)] for part in np.array_split(lengths, steps)]
+    return sum(part.size > 0 for part in found), np.concatenate(found)
+
+
+def _corpus(workload: Workload, shape: Shape, steps: int) -> NDArray[np.int32]:
+    """Return lengths for about so many steps."""
+    tokens = steps * shape.per_step * workload.capacity
+    mean = float(workload.lengths(100_000).mean())
+    return workload.lengths(int(tokens / mean))
+
+
+def _row(
+    workload: Workload, shape: Shape, method: str, communication: Communication, dealt: _Dealt, wait: str
+) -> LongRow:
+    costs, longest = dealt.costs, dealt.longest
+    if wait == "step":
+        costs, longest = costs.sum(axis=1, keepdims=True), longest.max(axis=1, keepdims=True)
+    alone = np.maximum(longest.max(axis=2), -(-costs.sum(axis=2) // shape.world_size)).sum(axis=1)
+    by_cost = report(costs, alone / costs.mean(axis=2).sum(axis=1) - 1)
+    by_tokens = report(dealt.tokens.sum(axis=1))
+    of_steps = dealt.costs.sum(axis=(1, 2))
+    return LongRow(
+        gpus=shape.world_size,
+        node=shape.node_size,
+        batch=shape.accumulation,
+        method=method,
+        unit="sequences" if method.startswith("sequences") else "packs",
+        communication=communication,
+        min_tokens=by_tokens.least,
+        max_tokens=by_tokens.most,
+        mean_tokens=by_tokens.mean,
+        waste=by_cost.waste,
+        floor=by_cost.floor or 0.0,
+        abr=by_cost.abr,
+        seconds_per_step=dealt.seconds,
+        steps=by_cost.steps,
+        workload=workload.name,
+        wait=wait,
+        spread=float(of_steps.std() / of_steps.mean()),
+        fill=by_tokens.mean / (shape.accumulation * workload.capacity),
+    )
+
+
+def _group(pack_of: NDArray[np.int64], lengths: NDArray[np.int32], costs: NDArray[np.int64]) -> _Packed:
+    """Return what each pack holds, from the pack of each sequence; packs that hold nothing are left out."""
+    _, number, held = np.unique(pack_of, return_inverse=True, return_counts=True)
+    order = np.argsort(number, kind="stable")
+    begin = np.concatenate([[0], np.cumsum(held)[:-1]])
+    return _Packed(
+        tokens=np.add.reduceat(lengths[order].astype(np.int64), begin),
+        costs=np.add.reduceat(costs[order], begin),
+        longest=np.maximum.reduceat(costs[order], begin),
+    )
+
+
+def _best_fit(lengths: NDArray[np.int32], capacity: int) -> NDArray[np.int64]:
+    """Pack the whole corpus by best-fit; which of the sequences of a length goes where is the order of arrival."""
+    made = plan(Histogram.from_lengths(lengths), capacity, algorithm="lpfhp")
+    slots = np.concatenate(
+        [np.tile(made.lengths[a:b], n) for a, b, n in zip(made.indptr, made.indptr[1:], made.counts, strict=False)]
+    )
+    sizes = np.repeat(np.diff(made.indptr), made.counts)
+    pack_of_slot = np.repeat(np.arange(sizes.size), sizes)
+    pack_of = np.empty(lengths.size, dtype=np.int64)
+    pack_of[np.argsort(lengths, kind="stable")] = pack_of_slot[np.argsort(slots, kind="stable")]
+    return pack_of
+
+
+def _next_fit(lengths: NDArray[np.int32], costs: NDArray[np.int64], capacity: int) -> _Packed:
+    from nopad.planning.greedy import greedy
+
+    packs = greedy(lengths, capacity, None)
+    return _group(np.repeat(np.arange(len(packs)), np.diff(packs.indptr)), lengths, costs)
+
+
+def _worst_fit_decreasing(lengths: NDArray[np.int32], costs: NDArray[np.int64], capacity: int, shape: Shape) -> _Packed:
+    """Pack the sequences of each step, from the longest on, each into the emptiest pack."""
+    from nopad.study._kernels import worst_fit
+
+    pack_of = np.empty(lengths.size, dtype=np.int64)
+    step_of = np.cumsum(lengths, dtype=np.int64) // (shape.per_step * capacity)
+    begin, packs = 0, 0
+    for end in [*(np.flatnonzero(np.diff(step_of)) + 1).tolist(), lengths.size]:
+        order = begin + np.argsort(-lengths[begin:end], kind="stable")
+        found = np.empty(order.size, dtype=np.int64)
+        opened = worst_fit(lengths[order], capacity, shape.per_step, found)
+        pack_of[order] = packs + found
+        begin, packs = end, packs + opened
+    return _group(pack_of, lengths, costs)
+
+
+def _open_packs(lengths: NDArray[np.int32], costs: NDArray[np.int64], capacity: int, shape: Shape) -> _Dealt:
+    """Let each rank pack its own share of the sequences; its k-th pack is its part of micro-step k."""
+    from nopad.study._kernels import first_fit_in_bins
+
+    ranks = []
+    for rank in range(shape.world_size):
+        mine = slice(rank, None, shape.world_size)
+        pack_of = np.empty(lengths[mine].size, dtype=np.int64)
+        first_fit_in_bins(lengths[mine], capacity, OPEN_PACKS, pack_of)
+        ranks.append(_group(pack_of, lengths[mine], costs[mine]))
+    least = max(min(rank.costs.size for rank in ranks) - OPEN_PACKS, 0)  # the last are not full
+    side_by_side = {
+        name: np.stack([getattr(rank, name)[:least] for rank in ranks], axis=1).reshape(-1)
+        for name in ("tokens", "costs", "longest")
+    }
+    return _in_order(_Packed(**side_by_side), shape)
+
+
+def _in_order(packed: _Packed, shape: Shape) -> _Dealt:
+    """Deal packs in the order in which they were made: one to each rank, and again."""
+    whole = packed.costs.size // shape.per_step * shape.per_step
+
+    def cut(column: NDArray[np.int64]) -> NDArray[np.int64]:
+        return column[:whole].reshape(-1, shape.accumulation, shape.world_size)
+
+    return _Dealt(tokens=cut(packed.tokens), costs=cut(packed.costs), longest=cut(packed.longest))
+
+
+def _dealt(packed: _Packed, shape: Shape, balance: Balance) -> _Dealt:
+    """Draw and deal packs as in training."""
+    begin = time.perf_counter()
+    order = draw(packed.costs, shape, balance, random.key(SEED, random.STREAM_LEG))
+    steps = packed.costs.size // shape.per_step
+    parts = np.stack(
+        [
+            units[deal(packed.costs[units], shape, balance)][..., 0].T
+            for units in order[: steps * shape.per_step].reshape(steps, -1)
+        ]
+    )
+    return _Dealt(
+        tokens=packed.tokens[parts],
+        costs=packed.costs[parts],
+        longest=packed.longest[parts],
+        seconds=(time.perf_counter() - begin) / steps,
+    )
+
+
+def _capped(lengths: NDArray[np.int32], costs: NDArray[np.int64], capacity: int, shape: Shape) -> _Dealt:
+    """Deal the sequences of each step by cost; a rank may take up to twice the tokens of an even share."""
+    cap = 2 * shape.accumulation * capacity
+    step_of = np.cumsum(lengths, dtype=np.int64) // (shape.per_step * capacity)
+    ends = np.flatnonzero(np.diff(step_of)) + 1
+    held: list[list[NDArray[np.int64]]] = [[], [], []]
+    begin_time = time.perf_counter()
+    for begin, end in zip([0, *ends.tolist()], ends.tolist(), strict=False):
+        mine, tokens = costs[begin:end], lengths[begin:end]
+        rank_of = deal_under_cap(mine, tokens, shape.world_size, cap)
+        longest = np.zeros(shape.world_size, dtype=np.int64)
+        np.maximum.at(longest, rank_of, mine)
+        for where, column in zip(held, (_sums(rank_of, tokens), _sums(rank_of, mine), longest), strict=True):
+            where.append(column[None])
+    seconds = (time.perf_counter() - begin_time) / len(ends)
+    tokens_of, costs_of, longest_of = (np.stack(column) for column in held)
+    return _Dealt(tokens=tokens_of, costs=costs_of, longest=longest_of, seconds=seconds)
+
+
+def _sums(rank_of: NDArray[np.int64], values: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.int64]:
+    sums = np.zeros(int(rank_of.max()) + 1, dtype=np.int64)
+    np.add.at(sums, rank_of, values)
+    return sums
+
+
+def _uniform(size: int, stream: int) -> NDArray[np.float64]:
+    """Return draws between 0 and 1, both excluded."""
+    bits = random.keys(np.arange(size), SEED, random.STREAM_LEG, stream)
+    return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53
+
+
+def _normal(size: int, stream: int) -> NDArray[np.float64]:
+    from scipy.special import ndtri
+
+    return np.asarray(ndtri(_uniform(size, stream)), dtype=np.float64)

@@ -1,0 +1,189 @@
+"""How much faster than padding un-padding and packing are on many devices: the supplement's estimate, done again.
+
+The supplement fits a Gumbel distribution to the speed-up of un-padding on 8 GPUs, deduces one device's from it, and
+takes minima. Its single-device scale, 0.108, does not satisfy its own equations 19 and 20; with
+``z(p) = -ln(-ln(1 - p))`` they are linear, and give 0.318:
+
+* ``beta_1 = -beta_8 ln(ln 2) / (z(0.5^(1/8)) - z((1 - 1/e)^(1/8)))``, where z is taken at the survival probability
+* ``alpha_1 = alpha_8 - beta_1 z((1 - 1/e)^(1/8))``
+
+Nor is the minimum of such speed-ups a Gumbel variable again. The time of the slowest device is, if times are: fitted to
+the same data by its moments on 8 GPUs, its location grows by ``scale ln(n / 8)``.
+
+Both are about batches at random. The simulation draws batches of 32 sequences from the histogram, and takes time as
+proportional to tokens; balanced, each rank takes as many sequences, chosen so that all have as many tokens.
+
+Source: supplement to arXiv 2107.02027, section F and listing 2.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad import random
+from nopad.balance import Balance, Shape, deal
+from nopad.histogram import Histogram
+from nopad.planning import plan
+from nopad.study.balance import SEED
+
+__all__ = [
+    "ALPHA_8",
+    "BETA_8",
+    "DEVICES",
+    "PACKING",
+    "PRINTED",
+    "ScalingRow",
+    "crossing",
+    "of_one_device",
+    "scaling",
+    "speed_up_by_time",
+    "speed_up_of_minimum",
+]
+
+ALPHA_8, BETA_8 = 1.6038, 0.1288  # listing 2
+PRINTED = (1.94, 0.108)
+PACKING = 1.913  # measured with the overhead of packing; the plan alone gives more
+BATCH = 32
+DEVICES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+_EULER = 0.5772156649015329
+_POINTS = 1 << 17  # of the integrals: three digits after the point
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingRow:
+    """Expected speed-up over padding on so many devices.
+
+    Attributes:
+        devices: number of devices.
+        printed: un-padding, by the printed constants.
+        corrected: un-padding, by the constants that satisfy the equations.
+        by_time: un-padding, by a Gumbel distribution of times.
+        simulated: un-padding with batches at random, simulated from the histogram; None: it has not enough sequences.
+        balanced: un-padding with balance (equal-count Karmarkar-Karp on indices), simulated; None as above.
+        packing: the packing factor, the same on any number of devices.
+    """
+
+    devices: int
+    printed: float
+    corrected: float
+    by_time: float
+    simulated: float | None
+    balanced: float | None
+    packing: float
+
+    def summary(self) -> dict[str, Any]:
+        """Return the row for JSON."""
+        return asdict(self)
+
+
+def of_one_device(alpha: float = ALPHA_8, beta: float = BETA_8, devices: int = 8) -> tuple[float, float]:
+    """Return location and scale of one device's speed-up, from those of the minimum over several: equations 19 and 20.
+
+    >>> [round(value, 3) for value in of_one_device()]
+    [1.941, 0.318]
+    """
+    median, mode = (_z(1 - survival ** (1 / devices)) for survival in (0.5, 1 - math.exp(-1)))
+    beta_1 = -beta * math.log(math.log(2)) / (median - mode)
+    return alpha - beta_1 * mode, beta_1
+
+
+def _z(p: float) -> float:
+    """Return where the standard Gumbel distribution has the probability `p` below."""
+    return -math.log(-math.log(p))
+
+
+def speed_up_of_minimum(alpha: float, beta: float, devices: int) -> float:
+    """Return the expected minimum over devices of Gumbel speed-ups with this location and scale.
+
+    >>> round(speed_up_of_minimum(1.94, 0.108, 1024), 3)
+    1.724
+    """
+    below = (np.arange(_POINTS) + 0.5) / _POINTS
+    return alpha + beta * float(_quantile(-np.expm1(np.log1p(-below) / devices)).mean())
+
+
+def speed_up_by_time(devices: int, alpha: float = ALPHA_8, beta: float = BETA_8) -> float:
+    """Return the speed-up by the expected time of the slowest device; times are Gumbel, fitted on 8 GPUs by moments.
+
+    >>> round(speed_up_by_time(8), 2)
+    1.66
+    """
+    times = 1 / (alpha + beta * _quantile((np.arange(_POINTS) + 0.5) / _POINTS))
+    scale = float(times.std()) * math.sqrt(6) / math.pi
+    return 1 / (float(times.mean()) + scale * math.log(devices / 8))
+
+
+def _quantile(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(-np.log(-np.log(p)))
+
+
+def scaling(histogram: Histogram, devices: Sequence[int] = DEVICES) -> list[ScalingRow]:
+    """Return the expected speed-up over padding on each number of devices.
+
+    >>> [row] = scaling(Histogram.from_counts({1: 500, 3: 500}), [2])
+    >>> row.balanced > row.simulated > 1
+    True
+    """
+    lengths = _shuffled(histogram)
+    batches = lengths.size // BATCH
+    of_batches = lengths[: batches * BATCH].reshape(batches, BATCH).sum(axis=1, dtype=np.int64)
+    padded = BATCH * histogram.max_length
+    corrected = of_one_device()
+    factor = plan(histogram, histogram.max_length, algorithm="lpfhp").packing_factor
+    rows = []
+    for n in devices:
+        steps = batches // n
+        simulated = balanced = None
+        if steps:
+            simulated = float((padded / of_batches[: steps * n].reshape(steps, n).max(axis=1)).mean())
+            balanced = float(
+                np.mean([padded / most for most in _most_balanced(lengths, n, min(steps, max(50, 8192 // n)))])
+            )
+        rows.append(
+            ScalingRow(
+                devices=n,
+                printed=speed_up_of_minimum(*PRINTED, n),
+                corrected=speed_up_of_minimum(*corrected, n),
+                by_time=speed_up_by_time(n),
+                simulated=simulated,
+                balanced=balanced,
+                packing=factor,
+            )
+        )
+    return rows
+
+
+def _most_balanced(lengths: NDArray[np.int32], devices: int, steps: int) -> NDArray[np.int64]:
+    """Return the most tokens that a device gets in each step; int64 ``[steps]``."""
+    shape = Shape(devices, 1, 1, BATCH)
+    of_steps = lengths[: steps * shape.per_step].astype(np.int64).reshape(steps, -1)
+    return np.array([costs[deal(costs, shape, Balance())].sum(axis=(1, 2)).max() for costs in of_steps])
+
+
+def _shuffled(histogram: Histogram) -> NDArray[np.int32]:
+    from nopad import _kernels
+
+    lengths = np.repeat(histogram.lengths.astype(np.int32), histogram.counts)
+    _kernels.shuffle(lengths, np.uint64(random.key(SEED, random.STREAM_LEG)))
+    return lengths
+
+
+def crossing(rows: Sequence[ScalingRow], curve: str, level: float) -> float | None:
+    """Return the number of devices from which a falling curve is below a level; None if it never is.
+
+    `curve` is the name of an attribute of the rows. Between rows it is a line over the logarithm of the devices.
+    """
+    values = [(row.devices, value) for row in rows if (value := getattr(row, curve)) is not None]
+    if values and values[0][1] < level:
+        return float(values[0][0])
+    for (few, above), (many, below) in itertools.pairwise(values):
+        if below < level <= above:
+            return float(few * (many / few) ** ((above - level) / (above - below)))
+    return None
