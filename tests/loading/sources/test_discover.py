@@ -13,6 +13,12 @@ def test_a_missing_path(tmp_path, name):
         open_tokens(tmp_path / name)
 
 
+@pytest.mark.parametrize("name", ["", "a\0b"])
+def test_what_is_no_path(name):
+    with pytest.raises(SourceError, match="is no path"):
+        open_tokens(name)
+
+
 def test_an_open_source_is_itself():
     source = open_tokens([[1, 2]])
     assert isinstance(source, TokenSource)
