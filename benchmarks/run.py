@@ -23,6 +23,7 @@ QUICK = (
     "sources",
     "materialise",
     "reader",
+    "gathering",
     "batch",
     "audit",
 )

@@ -39,6 +39,22 @@ def test_memory_gives_any_choice(lists, data):
     assert found.seq_lengths.tolist() == [len(kept[number]) for number in numbers]
 
 
+@pytest.mark.parametrize("tokens", [{"input_ids": np.array([1.0, float("nan")])}, {"ids": np.array([1, 2])}, {}])
+def test_sequences_without_integer_ids(tokens):
+    with pytest.raises(SourceError, match=r"memory: input_ids are (float64|missing); give integers"):
+        open_tokens(Sequences(seq_lengths=np.array([2], np.int32), tokens=tokens))
+
+
+def test_sequences_longer_than_their_columns(refuses):
+    made = Sequences(seq_lengths=np.array([2, 2], np.int32), tokens={"input_ids": np.arange(3)})
+    with refuses(
+        SourceError,
+        "memory: a sequence has a length below 0 or above 2147483647, or lies beyond the 3 values of input_ids; make "
+        "it again",
+    ):
+        open_tokens(made).gather([0, 1])
+
+
 def test_long_sequences_beyond_what_is_touched_ahead(tmp_path, make_records, write_arrays, holds):
     records = make_records(70, low=1, high=9000)
     holds(open_tokens(write_arrays(tmp_path / "a", records, np.uint16)), records)

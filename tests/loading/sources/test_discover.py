@@ -1,16 +1,63 @@
 from __future__ import annotations
 
-import pytest
+import json
 
-from nopad import ReaderOptions
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nopad import CorpusOptions, ReaderOptions, pack_corpus
+from nopad.corpus import IterableSource
 from nopad.errors import OptionError, SourceError
 from nopad.loading.sources import TokenSource, open_tokens
+
+
+@settings(max_examples=15)
+@given(st.lists(st.lists(st.integers(0, 65_535), max_size=7), min_size=1, max_size=9).filter(any), st.data())
+def test_the_same_tokens_are_the_same_source_whatever_they_are_stored_in(
+    tmp_path_factory, write_arrays, write_megatron, lists, data
+):
+    datasets = pytest.importorskip("datasets")
+    here = tmp_path_factory.mktemp("all")
+    rows = [{"input_ids": ids} for ids in lists]
+    table = pa.table({"input_ids": pa.array(lists, pa.list_(pa.uint16()))})
+    pq.write_table(table, here / "a.parquet", row_group_size=2)
+    (here / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pack_corpus(IterableSource(lists), here / "index", CorpusOptions(capacity=7), index_only=True)
+    kinds = {
+        "folder": open_tokens(write_arrays(here / "f", rows, np.uint16), empty="skip"),
+        "megatron": open_tokens(write_megatron(here / "m", lists), empty="skip"),
+        "dataset": open_tokens(datasets.Dataset(table), empty="skip"),
+        "parquet": open_tokens(here / "a.parquet", empty="skip"),
+        "spool": open_tokens(here / "a.parquet", empty="skip", spool=here / "s"),
+        "lines": open_tokens(here / "a.jsonl", empty="skip"),
+        "lists": open_tokens(lists, empty="skip"),
+    }
+    kept = [ids for ids in lists if ids]
+    numbers = data.draw(st.lists(st.integers(0, len(kept) - 1), max_size=12))
+    expected = [i for number in numbers for i in kept[number]]
+    for kind, source in kinds.items():
+        assert source.gather(numbers).tokens["input_ids"].tolist() == expected, kind
+        assert source.seq_lengths.tolist() == list(map(len, kept)), kind
+        assert source.skipped == len(lists) - len(kept), kind
+        index = open_tokens(here / "index", source=source)
+        assert index.gather(numbers).tokens["input_ids"].tolist() == expected, kind
+    assert len({source.fingerprint for source in kinds.values()}) == 1
 
 
 @pytest.mark.parametrize("name", ["gone", "gone.parquet", "gone.npy", "gone/"])
 def test_a_missing_path(tmp_path, name):
     with pytest.raises(SourceError, match="no such file or folder"):
         open_tokens(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["", "a\0b"])
+def test_what_is_no_path(name):
+    with pytest.raises(SourceError, match="is no path"):
+        open_tokens(name)
 
 
 def test_an_open_source_is_itself():

@@ -26,7 +26,7 @@ from nopad.sequences import Sequences
 __all__ = ["ArrayTokens", "folder_tokens", "lengths_of", "memory_tokens"]
 
 _AT_ONCE = 1 << 20  # offsets
-_NAMES = {"ids": "input_ids"}
+IDS = "input_ids"
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,11 @@ class _Held:
     """An array in memory, in place of a `MappedArray`."""
 
     values: NDArray[Any]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the values."""
+        return self.values.dtype
 
 
 Array = MappedArray | _Held
@@ -43,7 +48,7 @@ class ArrayTokens(TokenSource):
     """Flat columns and the offsets of the sequences in them, mapped or in memory.
 
     Raises:
-        SourceError: offsets fall, or rise by more than a sequence can hold.
+        SourceError: there are no ids, or they are no integers; offsets fall, or rise by more than a sequence can hold.
         LengthError: a sequence has no token, and `empty` is "refuse".
     """
 
@@ -59,6 +64,8 @@ class ArrayTokens(TokenSource):
     ) -> None:
         """Read all offsets, ``[n + 1]``; `tokens` are per-token columns by name, `values` per-sequence ones."""
         self._offsets, self._tokens, self._values, self.left_out = offsets, dict(tokens), dict(values), left_out
+        if IDS not in tokens or tokens[IDS].dtype.kind not in "iu":
+            raise SourceError(f"{name}: {IDS} are {tokens[IDS].dtype if IDS in tokens else 'missing'}; give integers")
         columns = [offsets, *self._tokens.values(), *self._values.values()]
         super().__init__(name, empty=empty, files=[c.file for c in columns if isinstance(c, MappedArray)])
 
@@ -87,7 +94,7 @@ def folder_tokens(folder: Path, *, empty: str = "refuse") -> ArrayTokens:
     """
     layout = ArrayLayout.of(folder)
     columns = {name: _mapped(array) for name, array in layout.columns.items()}
-    tokens = {_NAMES.get(name, name): columns.pop(name) for name in layout.per_token}
+    tokens = {IDS if name == "ids" else name: columns.pop(name) for name in layout.per_token}
     made = ArrayTokens(str(folder), _mapped(layout.offsets), tokens, columns, empty=empty)
     layout.check_clear(bool((made.seq_lengths == 1).all()) and not made.skipped)
     return made

@@ -85,7 +85,11 @@ def open_tokens(
 
 
 def _at_path(given: str | os.PathLike[str], options: ReaderOptions, empty: str, unused: dict[str, Any]) -> TokenSource:
-    path, spool = Path(given), unused["spool"]
+    text, spool = os.fspath(given), unused["spool"]
+    if not isinstance(text, str) or not text or "\0" in text or is_url(text) or text.startswith(HUB):
+        _refuse("files of records", unused, "options", "spool")
+        return corpus_tokens(open_source(given, options), str(text), empty=empty, spool=spool)
+    path = Path(given)
     prefix = megatron_prefix(path)
     if prefix is not None:
         _refuse("a Megatron pair", unused, "unit")
@@ -100,15 +104,14 @@ def _at_path(given: str | os.PathLike[str], options: ReaderOptions, empty: str, 
     if (path / "offsets.npy").is_file():
         _refuse("a folder of arrays", unused)
         return folder_tokens(path, empty=empty)
-    if not is_url(os.fspath(given)) and not os.fspath(given).startswith(HUB):
-        with reading(path):
-            os.stat(path)
+    with reading(path):
+        os.stat(path)
     arrow = _arrow_files(path)
     if arrow and spool is None:
         _refuse("an Arrow file", unused, "options")
         return file_tokens(arrow, options, empty=empty)
     _refuse("files of records", unused, "options", "spool")
-    return corpus_tokens(open_source(given, options), os.fspath(given), empty=empty, spool=spool)
+    return corpus_tokens(open_source(given, options), text, empty=empty, spool=spool)
 
 
 def _arrow_files(path: Path) -> list[Path]:

@@ -70,7 +70,8 @@ class MappedFile:
     @cached_property
     def _mapping(self) -> Any:
         with reading(self.path):
-            return mmap.mmap(self._file.number, self.size, access=mmap.ACCESS_READ)
+            file = self._file
+            return mmap.mmap(file.number, self.size, access=mmap.ACCESS_READ)
 
     def array(self, dtype: np.dtype[Any], begin: int, count: int) -> NDArray[Any]:
         """Return `count` values from byte `begin` on, as a read-only view of the mapping."""
@@ -82,7 +83,8 @@ class MappedFile:
         Raises:
             SourceError: its size or the time of its last write changed.
         """
-        info = os.fstat(self._file.number)
+        file = self._file  # held, so that another thread that opens it at the same time does not close this one
+        info = os.fstat(file.number)
         if info.st_size != self.size or (self._stamp and info.st_mtime_ns != self._stamp[0]):
             self._compare(info)
 
@@ -92,7 +94,8 @@ class MappedFile:
         Raises:
             SourceError: its size changed.
         """
-        if os.lseek(self._file.number, 0, os.SEEK_END) != self.size:
+        file = self._file
+        if os.lseek(file.number, 0, os.SEEK_END) != self.size:
             self.prove()
 
     def prove_path(self) -> None:
