@@ -10,7 +10,7 @@ import resource
 from inputs import machine, show, shuffled_lengths, timed, wikipedia
 
 import nopad
-from nopad.planning.front import ARRIVAL_ALGORITHMS
+from nopad.planning.registry import ARRIVAL_ALGORITHMS
 
 histogram, name = wikipedia()
 lengths = shuffled_lengths(histogram)

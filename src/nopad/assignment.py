@@ -20,8 +20,10 @@ from nopad.histogram import Histogram, as_lengths
 from nopad.options import check_sizes
 from nopad.packs import Packs, index_dtype
 from nopad.planning.conditions import check_conditions
-from nopad.planning.front import ARRIVAL_ALGORITHMS, check_algorithm, complete_options, pack_arrivals, plan
+from nopad.planning.front import plan
 from nopad.planning.plan import Plan
+from nopad.planning.registry import ARRIVAL_ALGORITHMS, check_algorithm, complete_options
+from nopad.planning.summary import pack_arrivals
 
 __all__ = ["Order", "assign", "check_cover", "pack"]
 

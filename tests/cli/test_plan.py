@@ -8,7 +8,7 @@ import pytest
 import nopad
 from nopad.cli.options import parse_depth
 from nopad.planning.comparison import DEPTHS
-from nopad.planning.front import QUICK_ALGORITHMS
+from nopad.planning.registry import QUICK_ALGORITHMS
 
 KEYS = [
     "algorithm",

@@ -13,8 +13,9 @@ from nopad.errors import LengthError, OptionError
 from nopad.histogram import MAX_LENGTH
 from nopad.planning import lower_bound
 from nopad.planning.algorithm import Algorithm
-from nopad.planning.front import ARRIVAL_ALGORITHMS, HISTOGRAM_ALGORITHMS, summarise
 from nopad.planning.greedy import greedy
+from nopad.planning.registry import ARRIVAL_ALGORITHMS, HISTOGRAM_ALGORITHMS
+from nopad.planning.summary import summarise
 
 DEPTH = st.none() | st.integers(1, 6) | st.just(1000)  # a depth far above the capacity means nothing
 ALL_ALGORITHMS = pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -268,10 +269,9 @@ class TestEveryPlanIsHeldAgainstItsHistogram:
         ids=["one lost", "one twice", "too full", "too deep", "another", "taken away", "not used", "empty"],
     )
     def test_a_wrong_one(self, monkeypatch, made):
-        from nopad.planning import front
 
-        wrong = dataclasses.replace(front.HISTOGRAM_ALGORITHMS["ffd"], run=lambda *_, **__: made)
-        monkeypatch.setitem(front.HISTOGRAM_ALGORITHMS, "ffd", wrong)
+        wrong = dataclasses.replace(HISTOGRAM_ALGORITHMS["ffd"], run=lambda *_, **__: made)
+        monkeypatch.setitem(HISTOGRAM_ALGORITHMS, "ffd", wrong)
         with pytest.raises(RuntimeError, match="ffd made a plan that does not pack this histogram"):
             plan([5, 3, 4], 8, depth=2, algorithm="ffd")
 

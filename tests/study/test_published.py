@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nopad import Histogram
-from nopad.planning.front import ALGORITHMS, complete_options
+from nopad.planning.registry import ALGORITHMS, complete_options
 from nopad.study.published import COUNTS, MATRIX_OF_TABLE_4, RESIDUALS, TABLES, tables_for, unpublished_table
 
 

@@ -23,7 +23,7 @@ from nopad.files import replacing, storage_errors
 from nopad.histogram import Histogram
 from nopad.planning import Plan
 from nopad.planning.comparison import DEPTHS, notes_of
-from nopad.planning.front import QUICK_ALGORITHMS
+from nopad.planning.registry import QUICK_ALGORITHMS
 from nopad.report import read_subject, write_report
 from nopad.report.subject import COMPARED
 from nopad.store import PackOptions, open_packed, pack_corpus

@@ -44,15 +44,15 @@ from nopad.histogram import Histogram
 from nopad.options import check_sizes
 from nopad.planning import ALGORITHMS, Plan
 from nopad.planning.comparison import DEPTHS, compare, notes_of
-from nopad.planning.front import (
+from nopad.planning.registry import (
     ARRIVAL_ALGORITHMS,
-    MAX_DRAWN,
     QUICK_ALGORITHMS,
     check_algorithm,
     complete_options,
     quick_algorithms,
 )
 from nopad.planning.several.given import EFFORT
+from nopad.planning.summary import MAX_DRAWN
 from nopad.store import Monitor
 
 __all__ = ["plan", "table_rows"]

@@ -2,7 +2,8 @@
 
 from nopad.planning.bounds import Bound, lower_bound
 from nopad.planning.certificate import Certificate
-from nopad.planning.front import ALGORITHMS, plan
+from nopad.planning.front import plan
 from nopad.planning.plan import Plan
+from nopad.planning.registry import ALGORITHMS
 
 __all__ = ["ALGORITHMS", "Bound", "Certificate", "Plan", "lower_bound", "plan"]

@@ -8,9 +8,9 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from nopad.histogram import Histogram
-from nopad.planning.front import ARRIVAL_ALGORITHMS
 from nopad.planning.front import plan as make_plan
 from nopad.planning.plan import Plan
+from nopad.planning.registry import ARRIVAL_ALGORITHMS
 from nopad.planning.stopwatch import Stopwatch
 
 __all__ = ["DEPTHS", "compare", "notes_of"]

@@ -21,7 +21,7 @@ from nopad.errors import FormatError, OptionError
 from nopad.histogram import Histogram, read_histogram
 from nopad.planning import Plan, plan
 from nopad.planning.comparison import DEPTHS, compare, notes_of
-from nopad.planning.front import complete_options
+from nopad.planning.registry import complete_options
 from nopad.report.causes import causes_of_padding
 from nopad.report.command import option_words, pack_command
 from nopad.store import Manifest, PackedRow, open_packed

@@ -11,8 +11,10 @@ import numpy as np
 from nopad.assignment import assign, pack
 from nopad.files import storage_errors
 from nopad.packs import Packs
-from nopad.planning.front import ARRIVAL_ALGORITHMS, complete_options, plan, summarise
+from nopad.planning.front import plan
 from nopad.planning.plan import Plan
+from nopad.planning.registry import ARRIVAL_ALGORITHMS, complete_options
+from nopad.planning.summary import summarise
 from nopad.sequences import Sequences
 from nopad.store.index import selection, write_index
 from nopad.store.manifest import PLAN, Manifest, Shard

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from nopad.assignment import Order
 from nopad.errors import OptionError
 from nopad.options import check_sizes
-from nopad.planning.front import check_algorithm, complete_options
+from nopad.planning.registry import check_algorithm, complete_options
 from nopad.store.shards import SHARD_TOKENS
 
 __all__ = ["PackOptions"]

@@ -31,13 +31,14 @@ _FINE = 500  # the bisection ends when the limit on cost is known to one part in
 def packs_allowed(packs: int, sequences: int, multiple: int) -> int:
     """Return the most packs that an even plan may have, if the plan before has `packs`: one in 1,000 more.
 
-    `packs` is first rounded up to a multiple of `multiple`; the result is such a multiple too, of at most `sequences`.
+    `packs` is first rounded up to a multiple of `multiple`; the result is such a multiple too, and at most `sequences`
+    where there is one between both. Otherwise it is `packs`: there is no plan with a multiple of packs.
 
-    >>> packs_allowed(5000, 10**6, 1), packs_allowed(5000, 10**6, 7), packs_allowed(3, 10, 2), packs_allowed(7, 7, 1)
+    >>> packs_allowed(5000, 10**6, 1), packs_allowed(5000, 10**6, 7), packs_allowed(3, 10, 2), packs_allowed(7, 8, 5)
     (5005, 5005, 4, 7)
     """
     least = -(-packs // multiple) * multiple
-    return min(least + least // _ALLOWED, sequences) // multiple * multiple
+    return max(packs, min(least + least // _ALLOWED, sequences) // multiple * multiple)
 
 
 def least_cap(load: Load, packs: int) -> int:

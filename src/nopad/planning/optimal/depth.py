@@ -39,7 +39,7 @@ _RELAXING = 0.7  # share of the budget for solving the linear program; the rest 
 _MOST_LEFT = 500  # sequences left at a stage of a dive, up to which the integer program is tried on them
 _MOST_CAPACITY = 2**24  # no linear programs above this: `units.fill` takes 40 bytes per token of capacity
 _MOST_STREAMED = 2**20  # sequences up to which `streamed` is tried for the last pack
-_ENTRY_STEPS = 8_000  # operations for each strategy of a plan: it is listed, counted and checked in the end
+_ENTRY_STEPS = 2_500  # operations for each strategy of a plan: it is listed, counted and checked in the end
 
 
 def shallower(histogram: Histogram, capacity: int, depth: int | None, packs: int) -> list[int]:

@@ -37,7 +37,8 @@ OPTIONS = {
 
 _DUAL, _PRIMAL = 1, 4  # values of HiGHS' option simplex_strategy
 _ITERATION_STEPS = 12_000  # operations of a simplex iteration
-_FEW, _MANY = 6, 32  # operations for each row besides: where the basis is sparse, and where it is not
+_FEW, _MANY, _MORE = 6, 48, 26  # for each row besides: where the basis is sparse; where it is not; and above `_ROWS`
+_ROWS = 1_000
 _PAIRS, _TRIPLETS = 2.2, 3.1  # mean items of a full pack up to which a new basis is sparse, and from which on it is not
 _FILLED = 8  # iterations per row until no basis is sparse
 
@@ -157,7 +158,8 @@ class Master:
         held = float(items.demand.sum()) * items.capacity / float(items.sizes @ items.demand.astype(float))
         dense = (held - _PAIRS) / (_TRIPLETS - _PAIRS)
         filled = self._iterations / (_FILLED * rows)
-        return _ITERATION_STEPS + int(rows * (_FEW + (_MANY - _FEW) * min(1.0, max(dense, filled))))
+        few, many = rows * _FEW, rows * _MORE + min(rows, _ROWS) * (_MANY - _MORE)
+        return _ITERATION_STEPS + few + int((many - few) * min(1.0, max(0.0, dense, filled)))
 
     def trim(self, times: NDArray[np.float64], slack: float) -> NDArray[np.float64]:
         """Remove unused patterns whose reduced cost is above `slack`; return `times` without the patterns removed.

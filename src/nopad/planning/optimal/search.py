@@ -25,6 +25,7 @@ __all__ = ["Relaxed", "Solved", "relax", "round_off", "solve"]
 
 
 _SLACK = 0.002  # unused patterns with a reduced cost above this are dropped before rounding
+_RELAXING, _ROUNDING = 0.6, 0.35  # share of the budget for a linear program; of what is left then, for rounding it
 _COLUMNS = 60  # patterns added per round
 
 
@@ -71,10 +72,12 @@ def solve(items: Items, budget: Budget, *, within: float = 0.0, seeds: Iterable[
     master = Master(items)
     master.add(best_fit(items, items.demand))
     master.add(seeds)
-    relaxed = relax(master, budget)
+    with budget.part(_RELAXING):
+        relaxed = relax(master, budget)
     if relaxed is None:
         return None
-    return round_off(master, relaxed, relaxed.bound + int(within * relaxed.bound), budget)
+    with budget.part(_ROUNDING):
+        return round_off(master, relaxed, relaxed.bound + int(within * relaxed.bound), budget)
 
 
 def round_off(master: Master, relaxed: Relaxed, goal: int, budget: Budget, *, parts: int = 10) -> Solved:

@@ -19,8 +19,8 @@ from nopad.corpus.selection import OWN
 from nopad.errors import InputError, NopadError
 from nopad.histogram import Histogram
 from nopad.packs import index_dtype
-from nopad.planning.front import ARRIVAL_ALGORITHMS
 from nopad.planning.plan import Plan
+from nopad.planning.registry import ARRIVAL_ALGORITHMS
 from nopad.sequences import Sequences, as_integers
 from nopad.store.manifest import MANIFEST, PLAN, Manifest
 from nopad.store.monitor import Monitor

@@ -1,0 +1,147 @@
+"""The algorithms by name, and their options.
+
+There are two kinds, see `nopad.planning.algorithm`:
+
+* histogram algorithms return strategies (lengths that share a pack, and how many packs); sequences are assigned later
+* arrival-order algorithms return packs of sequences; their plan is a summary of these packs
+
+A new algorithm is one new file and one entry in a table below.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from nopad.errors import OptionError
+from nopad.options import BOOLEAN, Option
+from nopad.planning.algorithm import Algorithm
+from nopad.planning.best_fit import best_fit
+from nopad.planning.conditions import CONDITIONS
+from nopad.planning.ennlshp import ENNLSHP_OPTIONS, ennlshp
+from nopad.planning.ffd import ffd
+from nopad.planning.first_fit import first_fit
+from nopad.planning.greedy import greedy
+from nopad.planning.harmonic import harmonic
+from nopad.planning.lpfhp import lpfhp
+from nopad.planning.mffd import mffd
+from nopad.planning.nnlshp import NNLSHP_OPTIONS, nnlshp
+from nopad.planning.none import none
+from nopad.planning.optimal import auto, optimal
+from nopad.planning.sort import sort
+from nopad.planning.spfhp import spfhp
+
+__all__ = [
+    "ALGORITHMS",
+    "ARRIVAL_ALGORITHMS",
+    "BY_COST",
+    "HISTOGRAM_ALGORITHMS",
+    "QUICK_ALGORITHMS",
+    "check_algorithm",
+    "complete_options",
+    "quick_algorithms",
+]
+
+_EFFORT = "budget, in seconds of an ordinary core; counted in operations, so every machine makes the same plan"
+_SEARCH = {
+    "seconds": Option(default=None, none=True, help="stop after so many seconds; the plan then depends on the machine"),
+}
+HISTOGRAM_ALGORITHMS: dict[str, Algorithm] = {
+    "auto": Algorithm(
+        run=auto,
+        help="the best within about three seconds: best-fit where it meets the bound, else column generation",
+        options={"effort": Option(default=3, low=0, help=_EFFORT), **_SEARCH},
+    ),
+    "bfd": Algorithm(run=lpfhp, help="best-fit decreasing: lpfhp by its textbook name"),
+    "ennlshp": Algorithm(
+        run=ennlshp,
+        help="nnlshp extended: least padding, no sequence left out before rounding",
+        options=ENNLSHP_OPTIONS,
+    ),
+    "ffd": Algorithm(run=ffd, help="first-fit decreasing"),
+    "lpfhp": Algorithm(
+        run=lpfhp,
+        help="best-fit decreasing on the histogram (longest-pack-first)",
+        options={
+            "distribute": Option(default=True, choices=BOOLEAN, help="copies of a length share a pack where they can")
+        },
+    ),
+    "mffd": Algorithm(run=mffd, help="modified first-fit decreasing: first finds partners for long lengths"),
+    "nnlshp": Algorithm(
+        run=nnlshp, help="non-negative least squares over all strategies without padding", options=NNLSHP_OPTIONS
+    ),
+    "none": Algorithm(run=none, help="one sequence per pack"),
+    "optimal": Algorithm(
+        run=optimal,
+        help="column generation down to the last pack, with a proof of the bound",
+        options={"effort": Option(default=30, low=0, help=_EFFORT), **_SEARCH},
+    ),
+    "sort": Algorithm(run=sort, help="next-fit, longest length first"),
+    "spfhp": Algorithm(run=spfhp, help="worst-fit decreasing on the histogram (shortest-pack-first)"),
+}
+ARRIVAL_ALGORITHMS: dict[str, Algorithm] = {
+    "best_fit": Algorithm(
+        run=best_fit,
+        help="best-fit in arrival order, or with a bounded look-ahead",
+        options={
+            "window": Option(
+                default=None,
+                none=True,
+                help="fill one pack after the other from a buffer of so many sequences; None: every pack stays open",
+            )
+        },
+    ),
+    "first_fit": Algorithm(run=first_fit, help="first-fit in arrival order"),
+    "greedy": Algorithm(run=greedy, help="next-fit in arrival order"),
+    "harmonic": Algorithm(
+        run=harmonic,
+        help="harmonic-k in arrival order: next-fit within classes of like lengths",
+        options={"k": Option(default=12, high=2**20, help="number of size classes")},
+    ),
+}
+ALGORITHMS = tuple(sorted([*HISTOGRAM_ALGORITHMS, *ARRIVAL_ALGORITHMS]))
+QUICK_ALGORITHMS = ("auto", "ffd", "greedy", "lpfhp", "spfhp")  # the default algorithms of a table
+# Algorithms that plan by tokens and cost at once: how many attempts of `even_out` may solve linear programs
+BY_COST = {"auto": 4, "optimal": 20}
+
+
+def check_algorithm(algorithm: str) -> None:
+    """Refuse a name that no algorithm has.
+
+    Raises:
+        OptionError: there is no such algorithm; the message gives similar names.
+    """
+    if algorithm not in ALGORITHMS:
+        near = difflib.get_close_matches(str(algorithm).lower(), ALGORITHMS, n=2)
+        meant = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise OptionError(f"unknown algorithm {algorithm!r}{meant} (there are: {', '.join(ALGORITHMS)})")
+
+
+def complete_options(algorithm: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Check options; return the algorithm's own options and the conditions, both with defaults filled in.
+
+    Raises:
+        OptionError: an option is neither the algorithm's nor a condition, or its value is invalid.
+    """
+    chosen = {**HISTOGRAM_ALGORITHMS, **ARRIVAL_ALGORITHMS}[algorithm]
+    if options.get("even") is True and algorithm not in BY_COST:
+        raise OptionError(f"even=True needs an algorithm that plans by cost: take {' or '.join(BY_COST)}")
+    conditions = {name: option.check(name, options.get(name, option.default)) for name, option in CONDITIONS.items()}
+    own = {name: value for name, value in options.items() if name not in CONDITIONS}
+    return chosen.complete(algorithm, own, CONDITIONS), conditions
+
+
+def quick_algorithms(options: Mapping[str, Any]) -> list[str]:
+    """Return the algorithms to compare by default: those of `QUICK_ALGORITHMS` that have all these options.
+
+    If none has them, all of `QUICK_ALGORITHMS` are returned. Conditions count as options of every algorithm.
+
+    >>> quick_algorithms({"effort": 9, "align": 8}), quick_algorithms({}) == list(QUICK_ALGORITHMS)
+    (['auto'], True)
+    """
+    own = {name for name in options if name not in CONDITIONS}
+    if options.get("even"):
+        return [name for name in QUICK_ALGORITHMS if name in BY_COST]
+    known = {**HISTOGRAM_ALGORITHMS, **ARRIVAL_ALGORITHMS}
+    return [name for name in QUICK_ALGORITHMS if own <= known[name].options.keys()] or list(QUICK_ALGORITHMS)

@@ -1,0 +1,117 @@
+"""Plans of arrival-order algorithms: the packs are made first, and the plan is a summary of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad import random
+from nopad.errors import OptionError
+from nopad.histogram import Histogram
+from nopad.packs import Packs, take_lists
+from nopad.planning.conditions import bound_under, cut_packs
+from nopad.planning.plan import Plan
+from nopad.planning.registry import ARRIVAL_ALGORITHMS, HISTOGRAM_ALGORITHMS
+
+__all__ = ["checked", "drawn_order", "pack_arrivals", "summarise"]
+
+MAX_DRAWN = 2**28  # sequences whose order may be drawn: 1 GiB of lengths
+
+
+def pack_arrivals(
+    lengths: NDArray[np.int32],
+    capacity: int,
+    depth: int | None,
+    algorithm: str,
+    own: Mapping[str, Any],
+    conditions: Mapping[str, Any],
+) -> Packs:
+    """Run an arrival-order algorithm, then make its packs meet the conditions; return the packs of `lengths`.
+
+    `lengths` are int32 ``[n]``; `own` are the algorithm's options, `conditions` those of `nopad.planning.conditions`.
+    """
+    align = conditions["align"]
+    seen = -(-lengths // align) * align if align > 1 else lengths
+    packs: Packs = ARRIVAL_ALGORITHMS[algorithm].run(seen, capacity, depth, **own)
+    return cut_packs(packs, lengths, conditions["max_squares"], conditions["pack_multiple"])
+
+
+def summarise(
+    packs: Packs,
+    lengths: NDArray[np.int32],
+    *,
+    algorithm: str,
+    options: Mapping[str, Any] | None = None,
+    notes: tuple[str, ...] = (),
+) -> Plan:
+    """Return the plan that describes existing packs: their distinct multisets of lengths, and how often each occurs.
+
+    `lengths` are those of the sequences that `packs` name; int32 ``[n]``.
+    """
+    from nopad import _kernels
+    from nopad.planning import _fit_kernels
+
+    keys = np.empty(len(packs), dtype=np.uint64)
+    _fit_kernels.multiset_keys(packs.indptr, packs.sequence, lengths, keys)
+    keys, first, counts = np.unique(keys, return_index=True, return_counts=True)
+    distinct = packs.take(first)
+    indptr = distinct.indptr.astype(np.int64)
+    flat = -lengths[distinct.sequence]
+    _kernels.sort_within_packs(indptr, flat)  # ascending order of the negated lengths is longest first
+    columns = [np.where(np.diff(indptr) > i, flat[np.minimum(indptr[:-1] + i, flat.size - 1)], 0) for i in range(3)]
+    # Sorted by the three longest lengths, for the reader; ties are sorted by key, which is deterministic too.
+    order = np.lexsort((keys, *reversed(columns))) if flat.size else np.arange(0)
+    ordered, held = take_lists(indptr, -flat, order)
+    histogram = Histogram.from_lengths(lengths)
+    made = Plan(
+        capacity=packs.capacity,
+        depth=packs.depth,
+        algorithm=algorithm,
+        indptr=ordered,
+        lengths=held.astype(np.int64),
+        counts=counts[order].astype(np.int64),
+        bound=bound_under(options or {}, histogram, packs.capacity, packs.depth),
+        options=dict(options or {}),
+        notes=notes,
+    )
+    return checked(made, histogram)
+
+
+def checked(plan: Plan, histogram: Histogram) -> Plan:
+    """Check the plan of any algorithm, and return it.
+
+    Every sequence is in it once, it keeps capacity, depth and all conditions but `even`, and is not below its bound.
+
+    Raises:
+        RuntimeError: the plan fails this check, which is a mistake of the algorithm.
+    """
+    broken = plan.broken_limits()
+    if not broken and plan.histogram != histogram:
+        broken = ["it does not hold every sequence once"]
+    if broken or plan.packs < plan.lower_bound:
+        wrong = "; ".join(broken) or "its lower bound is above its packs"
+        raise RuntimeError(
+            f"{plan.algorithm} made a plan that does not pack this histogram ({wrong}); please report it"
+        )
+    return plan
+
+
+def drawn_order(histogram: Histogram, algorithm: str, seed: int) -> NDArray[np.int32]:
+    """Return the length of every sequence, int32 ``[n]``, in a random order that depends on `seed` alone.
+
+    Raises:
+        OptionError: there are more than `MAX_DRAWN` sequences.
+    """
+    from nopad import _kernels
+
+    if histogram.sequences > MAX_DRAWN:
+        raise OptionError(
+            f"{algorithm} places sequences one by one; {histogram.sequences:,} in a histogram are too many to draw "
+            f"(limit {MAX_DRAWN:,}): take a histogram algorithm ({', '.join(HISTOGRAM_ALGORITHMS)})"
+        )
+    lengths = np.repeat(histogram.lengths.astype(np.int32), histogram.counts)
+    _kernels.shuffle(lengths, np.uint64(random.key(seed, random.STREAM_ARRIVAL)))
+    return lengths
