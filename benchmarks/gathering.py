@@ -28,7 +28,8 @@ from nopad.loading.sources import TokenSource, open_tokens
 
 TOKENS = int(float(sys.argv[1])) if len(sys.argv) > 1 else 200_000_000
 SECONDS = float(sys.argv[2]) if len(sys.argv) > 2 else 0.5
-BATCHES = (16, 256)  # sequences
+TURNS = 3
+BATCHES = (16, 64, 256)  # sequences
 
 
 def lengths_of(tokens: int) -> NDArray[np.int64]:
@@ -37,14 +38,17 @@ def lengths_of(tokens: int) -> NDArray[np.int64]:
     return lengths[: max(int(np.searchsorted(np.cumsum(lengths), tokens)), 1)]
 
 
-def rate(read: Callable[[NDArray[np.int64]], int], batches: list[NDArray[np.int64]]) -> float:
-    """Read batch after batch for a while; return millions of tokens per second."""
-    read(batches[0])
-    start, tokens, at = time.perf_counter(), 0, 0
-    while (seconds := time.perf_counter() - start) < SECONDS:
-        tokens += read(batches[at % len(batches)])
-        at += 1
-    return tokens / seconds / 1e6
+def rates(reads: dict[str, Callable[[NDArray[np.int64]], int]], batches: list[NDArray[np.int64]]) -> dict[str, float]:
+    """Read batch after batch, in turns; return the millions of tokens per second of each way's best turn."""
+    best = dict.fromkeys(reads, 0.0)
+    for turn in range(TURNS + 1):
+        for how, read in reads.items():
+            start, tokens, at = time.perf_counter(), 0, 0
+            while (seconds := time.perf_counter() - start) < SECONDS / TURNS:
+                tokens += read(batches[at % len(batches)])
+                at += 1
+            best[how] = max(best[how], tokens / seconds / 1e6 if turn else 0.0)  # the first turn compiles
+    return best
 
 
 def plain(ids: NDArray[np.integer], offsets: NDArray[np.int64]) -> dict[str, Callable[[NDArray[np.int64]], int]]:
@@ -84,11 +88,17 @@ def show(name: str, opening: Callable[[], TokenSource], path: Path, dtype: type,
     line = []
     for size in BATCHES:
         batches = [rng.integers(0, len(source), size) for _ in range(max(4000 // size, 8))]
-        limits = {how: rate(read, batches) for how, read in plain(np.asarray(ids), offsets).items()}
-        ours = rate(lambda numbers: source.gather(numbers).tokens["input_ids"].size, batches)
-        limit = max(limits.values())
-        how = max(limits, key=limits.__getitem__)
-        line.append(f"{size} at once {ours:,.0f} M/s ({ours / limit:.2f} of {limit:,.0f} by {how})")
+        limits = plain(np.asarray(ids), offsets)
+        ours = {
+            "stored": lambda numbers: source.gather(numbers).tokens["input_ids"].size,
+            "int64": lambda numbers: source.gather(numbers, wide=True).tokens["input_ids"].size,
+        }
+        found = rates({**limits, **ours}, batches)
+        how = max(limits, key=found.__getitem__)
+        line.append(
+            f"{size} at once {found['stored']:,.0f} M/s ({found['stored'] / found[how]:.2f} of {found[how]:,.0f} by "
+            f"{how}), as int64 {found['int64']:,.0f}"
+        )
     print(
         f"  {name:26} {'; '.join(line)}; opened in {opened:.2f} s, fingerprint {printed:.2f} s, {held:,.0f} MB private, "
         f"pickled {len(pickle.dumps(source)):,} bytes"
@@ -121,8 +131,8 @@ def main() -> None:
                 np.save(here / "labels.npy", ids)
                 source = open_tokens(here)
                 batches = [rng.integers(0, len(source), 256) for _ in range(20)]
-                ours = rate(lambda numbers, s=source: s.gather(numbers).tokens["input_ids"].size, batches)
-                print(f"  {'and labels of int64':26} 256 at once {ours:,.0f} M/s")
+                found = rates({"": lambda numbers, s=source: s.gather(numbers).tokens["input_ids"].size}, batches)
+                print(f"  {'and labels of int64':26} 256 at once {found['']:,.0f} M/s")
 
 
 def megatron(folder: Path, lengths: NDArray[np.int64], offsets: NDArray[np.int64]) -> None:

@@ -22,6 +22,37 @@ def test_a_mapped_folder_gives_every_column_in_its_own_type(tmp_path, make_recor
     assert found.values["weight"].dtype == np.float64
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.int64, np.uint64])
+def test_integers_per_token_can_be_gathered_as_int64(tmp_path, make_records, write_arrays, dtype):
+    records = make_records(90, high=300, top=np.iinfo(dtype).max + 1 if np.dtype(dtype).itemsize < 4 else 2**31)
+    folder = write_arrays(tmp_path / "a", records, dtype)
+    labels = np.load(folder / "labels.npy").astype(np.int16)
+    np.save(folder / "labels.npy", labels)
+    source = open_tokens(folder)
+    numbers = np.random.default_rng(0).integers(0, 90, 70)
+    stored, wide = source.gather(numbers), source.gather(numbers, wide=True)
+    for name in ("input_ids", "labels"):
+        assert wide.tokens[name].dtype == np.int64
+        assert wide.tokens[name].tolist() == stored.tokens[name].tolist()
+    assert wide.tokens["loss_mask"].dtype == bool
+    assert wide.tokens["scores"].tolist() == stored.tokens["scores"].tolist()
+    assert wide.seq_lengths.tolist() == stored.seq_lengths.tolist()
+
+
+@pytest.mark.parametrize(("dtype", "bad"), [(np.int8, -1), (np.int64, 2**31), (np.uint32, 2**31), (np.uint64, 2**63)])
+def test_what_int64_cannot_hold_or_is_no_id_is_not_gathered_as_int64(tmp_path, dtype, bad):
+    source = open_tokens(save(tmp_path / "a", [0, 2, 3], np.array([1, 2, bad], dtype)))
+    assert source.gather([0], wide=True).tokens["input_ids"].tolist() == [1, 2]
+    with pytest.raises(SourceError, match="holds an id that is negative or above 2147483647"):
+        source.gather([1], wide=True)
+    if dtype == np.uint64:
+        hashes = np.array([1, 2, bad], np.uint64)
+        beside = open_tokens(save(tmp_path / "b", [0, 2, 3], np.array([1, 2, 3]), hashes=hashes))
+        assert beside.gather([1]).tokens["hashes"].tolist() == [2**63]
+        with pytest.raises(SourceError, match="hashes holds a number beyond 64-bit integers"):
+            beside.gather([1], wide=True)
+
+
 @given(st.lists(st.lists(st.integers(0, 65_535), max_size=300), min_size=1, max_size=9), st.data())
 def test_memory_gives_any_choice(lists, data):
     kept = [ids for ids in lists if ids]

@@ -67,8 +67,8 @@ class Located(NamedTuple):
     tokens: Mapping[str, tuple[NDArray[Any] | Bits, NDArray[np.int64]]]
     values: Mapping[str, NDArray[Any]]
 
-    def gathered(self, name: str) -> Sequences:
-        """Copy the tokens; `name` is that of the source.
+    def gathered(self, name: str, *, wide: bool = False) -> Sequences:
+        """Copy the tokens; `name` is that of the source. With `wide`, integers per token become int64.
 
         Raises:
             SourceError: a run lies outside of its column, or an id is negative or above `MAX_ID`.
@@ -77,10 +77,8 @@ class Located(NamedTuple):
         lengths, total, checked = np.empty(self.lengths.size, np.int32), 0, (-1, -1)
         for column, (flat, begins) in self.tokens.items():
             if checked != (id(begins), flat.size):  # columns may share where sequences begin
-                total, checked = (
-                    _loading_kernels.total_of_runs(begins, self.lengths, flat.size, lengths),
-                    (id(begins), flat.size),
-                )
+                total = _loading_kernels.total_of_runs(begins, self.lengths, flat.size, lengths)
+                checked = id(begins), flat.size
             if total < 0:
                 raise SourceError(
                     f"{name}: a sequence has a length below 0 or above {MAX_TOKENS}, or lies beyond the {flat.size:,} "
@@ -89,10 +87,16 @@ class Located(NamedTuple):
             if isinstance(flat, Bits):
                 made[column] = flat.runs(begins, lengths)
                 continue
-            made[column] = out = np.empty(total, flat.dtype)
-            bits = _kernels.gather_tokens(as_integers(flat), begins, lengths, as_integers(out))
+            if wide and flat.dtype.kind in "iu":
+                made[column] = out = np.empty(total, np.int64)
+                bits = _kernels.gather_tokens(flat, begins, lengths, out)
+            else:
+                made[column] = out = np.empty(total, flat.dtype)
+                bits = _kernels.gather_tokens(as_integers(flat), begins, lengths, as_integers(out))
             if column == "input_ids":
                 _check_ids(bits, flat.dtype, name)
+            elif wide and flat.dtype == np.uint64 and (out < 0).any():
+                raise SourceError(f"{name}: {column} holds a number beyond 64-bit integers; make it smaller")
         return Sequences(seq_lengths=lengths, tokens=made, values=self.values)
 
 
@@ -193,11 +197,12 @@ class TokenSource(ABC):
             file.prove()
             file.prove_path()
 
-    def gather(self, numbers: ArrayLike) -> Sequences:
+    def gather(self, numbers: ArrayLike, *, wide: bool = False) -> Sequences:
         """Return the sequences with these numbers, in this order, with all columns; per-token ones are concatenated.
 
         `numbers`: integers from 0 to n - 1, ``[k]``; a number may come more than once. ``input_ids`` and other columns
-        have the type in which they are stored; strings are object arrays.
+        have the type in which they are stored; with `wide`, integers per token are int64, as batches need them, which
+        saves a second copy.
 
         Raises:
             OptionError: a number is no integer or out of range.
@@ -207,7 +212,7 @@ class TokenSource(ABC):
         for file in self._files:
             file.prove_size()
         try:
-            found = self.located(chosen).gathered(self.name)
+            found = self.located(chosen).gathered(self.name, wide=wide)
         except NopadError:
             self._prove()  # if a file has changed, report that as the cause
             raise
