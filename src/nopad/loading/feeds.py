@@ -67,7 +67,7 @@ class Feed(ABC):
     def gather(self, units: Units, chosen: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
         """Return the sequences of the chosen units, unit after unit, and how many each unit holds; int64 ``[chosen]``.
 
-        Values have ``seq_index``, the number of each sequence.
+        Values have ``seq_index``: the number of each sequence, or the one that it has in the data.
         """
 
     @abstractmethod
@@ -145,8 +145,8 @@ class StoredTokens(Feed):
     def gather(self, units: Units, chosen: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
         """Return the sequences of the chosen units."""
         numbers, sizes = units.held(chosen)
-        found = self._source.gather(numbers)
-        return replace(found, values={**found.values, "seq_index": numbers}), sizes
+        found = self._source.gather(numbers, wide=True)
+        return replace(found, values={"seq_index": numbers, **found.values}), sizes
 
     def check_unchanged(self) -> None:
         """Refuse tokens that changed since the source was opened."""
