@@ -45,4 +45,5 @@ def main() -> None:
     dist.barrier()
 
 
-main()
+if __name__ == "__main__":
+    main()
