@@ -4,6 +4,7 @@
 |---|---|---|---|
 | none | at random | as drawn | |
 | sorted | units alike in cost share a step | as drawn | sorted batching |
+| sorted_windows | the same in windows of 64 steps | Karmarkar-Karp over all ranks | |
 | global_presort_raster | at random | raster over all ranks | NVIDIA's "exchange padding" |
 | global_presort | at random | snake over all ranks | |
 | stratified | fixed quotas of strata per rank | as drawn | Samsung, "Breaking MLPerf Training", 4.1 |
@@ -14,7 +15,8 @@
 | karmarkar_karp_node | at random | Karmarkar-Karp within a node | |
 | karmarkar_karp | at random | Karmarkar-Karp over all ranks | |
 
-The default is karmarkar_karp: it leaves less imbalance than any other, and its draw is plainly random.
+The default is karmarkar_karp: its draw is plainly random, and where costs do not differ too much (up to some thousand
+tokens) it leaves less imbalance than any other. At long context sorted_windows does.
 """
 
 from __future__ import annotations
@@ -113,6 +115,7 @@ METHODS: Mapping[str, Balance] = MappingProxyType(
     {
         "none": Balance(deal="none"),
         "sorted": Balance(draw="sorted", deal="none"),
+        "sorted_windows": Balance(draw="sorted", window=64),
         "global_presort_raster": Balance(deal="raster"),
         "global_presort": Balance(deal="snake"),
         "stratified": Balance(draw="stratified", deal="none"),

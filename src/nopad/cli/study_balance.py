@@ -34,7 +34,7 @@ from nopad.study import (
     scaling,
     too_long,
 )
-from nopad.study.balance import GPUS, studied
+from nopad.study.balance import GPUS, ORDER_STEPS, studied
 from nopad.study.balance_charts import latency_chart, long_context_chart, ranges_chart, scaling_chart
 from nopad.study.latency import BATCHES
 from nopad.study.scaling import PACKING, ScalingRow, crossing, of_one_device
@@ -142,7 +142,7 @@ def _of_histogram(
         screen.print(_FEWER_SHORT, style="dim")
     if len(gpus) > 1:
         screen.print(waste_table(rows))
-    most = min(40_000, histogram.sequences // 128)
+    most = min(ORDER_STEPS, histogram.sequences // 128)
     if most > 1:
         screen.print("\n".join(effect_lines(order_effect(histogram, model, most), most)), style="dim")
     _print_saved(plot)

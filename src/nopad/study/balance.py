@@ -44,6 +44,7 @@ from nopad.study.published import FIGURES_ARE_OF, TOKENS_PER_GPU, TOKENS_PER_GPU
 
 __all__ = [
     "GPUS",
+    "ORDER_STEPS",
     "STEPS",
     "BalanceRow",
     "Pool",
@@ -58,6 +59,7 @@ __all__ = [
 GPUS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 STEPS = 500  # where they take at most so many sequences; the least and most of a step vary by some 200 tokens
 MOST_SEQUENCES = 1 << 23
+ORDER_STEPS = 100_000
 SEED = 0
 _SPARE = 1.15  # more units are drawn than the steps take, since quotas leave some over
 
@@ -340,7 +342,7 @@ def published_range(row: BalanceRow, histogram: Histogram) -> tuple[int, int] | 
     return TOKENS_PER_GPU.get(row.method) if same and known else None
 
 
-def order_effect(histogram: Histogram, cost: CostModel | None = None, steps: int = 40_000) -> dict[str, float]:
+def order_effect(histogram: Histogram, cost: CostModel | None = None, steps: int = ORDER_STEPS) -> dict[str, float]:
     """Return how the cost of a step correlates with its number, by draw: steps drawn by cost come in random order.
 
     One epoch of `steps` steps of 128 sequences, or as many as the histogram has.

@@ -24,13 +24,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nopad import random
 from nopad.balance import (
+    METHODS,
     Attention,
     Balance,
     CostModel,
@@ -50,7 +51,6 @@ __all__ = ["HIDDEN_SIZE", "WORKLOADS", "LongRow", "Workload", "long_context_rows
 
 HIDDEN_SIZE = 4096
 RANKS, NODE, ACCUMULATION, STEPS = 64, 8, 4, 128
-WINDOW = 64  # steps that are sorted together
 OPEN_PACKS = 8
 
 
@@ -149,8 +149,9 @@ def long_context_rows(
     costs = cost.of(lengths)
     best_fit = _group(_best_fit(lengths, workload.capacity), lengths, costs)
     by_cost = Balance(deal="karmarkar_karp", wait="micro")
-    window = Balance(draw="sorted", deal="karmarkar_karp", wait="micro", window=min(WINDOW, steps))
-    everything = Balance(draw="sorted", deal="karmarkar_karp", wait="micro")
+    windows = METHODS["sorted_windows"]
+    window = replace(windows, wait="micro", window=min(windows.window or steps, steps))
+    everything = replace(window, window=None)
     runs: dict[str, tuple[Communication, Callable[[], _Dealt], tuple[str, ...]]] = {
         "next_fit": (
             "global",
