@@ -24,6 +24,7 @@ QUICK = (
     "materialise",
     "reader",
     "gathering",
+    "loading",
     "batch",
     "audit",
 )

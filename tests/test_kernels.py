@@ -112,6 +112,11 @@ def case_gather_tokens(rng):
     return rng.integers(0, 1000, 100), rng.integers(0, 90, 20), lengths, np.empty(lengths.sum(), np.int64)
 
 
+def case_count_up(rng):
+    lengths = rng.integers(0, 5, 20)
+    return rng.permutation(20) * 5, lengths, np.full(100, -1)
+
+
 def case_token_hashes(rng):
     lengths = rng.integers(0, 5, 20)
     return rng.integers(0, 30_000, lengths.sum()), lengths, np.empty(20, np.uint64)

@@ -124,3 +124,12 @@ def gather_tokens(source: NDArray[Any], starts: NDArray[Any], lengths: NDArray[A
                 bits |= value
             at += lengths[i]
     return int(bits)
+
+
+@njit(cache=True, nogil=True)
+def count_up(starts: NDArray[Any], lengths: NDArray[Any], out: NDArray[Any]) -> None:
+    """Write 0, 1, 2, ... to ``out[starts[i] : starts[i] + lengths[i]]`` for each i."""
+    for i in range(starts.shape[0]):
+        run = out[starts[i] : starts[i] + lengths[i]]
+        for j in range(run.shape[0]):
+            run[j] = j

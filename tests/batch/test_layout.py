@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -112,3 +113,23 @@ def test_refusals():
         Layout.rows(np.array([3, 2]), np.array([1]), 4)
     with pytest.raises(LengthError, match="5 tokens need 2 rows of 4, and 1 are given"):
         Layout.end_to_end(np.array([3, 2]), 4, 1)
+
+
+@pytest.mark.parametrize("layout", ["flat", "rows", "ordered", "end_to_end"])
+def test_compiled_loops_change_nothing(monkeypatch, layout):
+    """A process that has loaded them uses them; another one does not wait for them."""
+    lengths = np.random.default_rng(0).integers(1, 30, size=50)
+
+    def made():
+        if layout == "flat":
+            return Layout.flat(lengths)
+        if layout == "end_to_end":
+            return Layout.end_to_end(lengths, 32)
+        order = np.random.default_rng(1).permutation(50) if layout == "ordered" else None
+        return Layout.rows(lengths, np.full(50, 1), 32, order)
+
+    from nopad import _kernels  # noqa: F401
+
+    compiled = made().position_ids
+    monkeypatch.delitem(sys.modules, "nopad._kernels")
+    np.testing.assert_array_equal(made().position_ids, compiled)

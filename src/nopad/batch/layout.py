@@ -8,6 +8,7 @@ O(tokens) without a Python loop over sequences.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -124,10 +125,10 @@ class Layout:
         """Number of sequences, S."""
         return self.seq_lengths.size
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Number of real tokens, T."""
-        return self._inside.size
+        return int(self.seq_lengths.sum(dtype=np.int64))
 
     @property
     def slots(self) -> int:
@@ -138,7 +139,12 @@ class Layout:
     def _inside(self) -> NDArray[np.int64]:
         """Position of each token in its sequence; int64 ``[T]``, sequences in the order given."""
         begins = self.seq_lengths.cumsum(dtype=np.int64) - self.seq_lengths
-        return np.arange(int(self.seq_lengths.sum(dtype=np.int64))) - begins.repeat(self.seq_lengths)
+        compiled = _compiled()
+        if compiled is None:
+            return np.arange(self.tokens) - begins.repeat(self.seq_lengths)
+        out = np.empty(self.tokens, dtype=np.int64)
+        compiled.count_up(begins, self.seq_lengths, out)
+        return out
 
     @cached_property
     def _places(self) -> NDArray[np.int64]:
@@ -181,7 +187,12 @@ class Layout:
     @cached_property
     def position_ids(self) -> NDArray[np.int64]:
         """Position of each token in its sequence, from 0, and 0 in padding; int64 ``[R, L]``."""
-        return self.scatter(self._inside, 0)
+        compiled = _compiled()
+        if compiled is None or self.form == "flat":
+            return self.scatter(self._inside, 0)
+        out = np.zeros(self.slots, dtype=np.int64)
+        compiled.count_up(self.starts, self.seq_lengths, out)
+        return out.reshape(self.shape)
 
     @cached_property
     def sequence_ids(self) -> NDArray[np.int32]:
@@ -196,15 +207,21 @@ class Layout:
         """Place ``[T]`` values, sequences in the order given, into rows ``[R, L]``; padding gets `fill`."""
         if self.form == "flat":
             return tokens.reshape(self.shape)
-        out = np.full(self.slots, fill, dtype=tokens.dtype)
         if self.row_ends is None:
+            out = np.full(self.slots, fill, dtype=tokens.dtype)
             out[self._places] = tokens
             return out.reshape(self.shape)
-        begin, rows = 0, out.reshape(self.shape)
+        begin, rows = 0, np.empty(self.shape, dtype=tokens.dtype)
         for row, end in zip(rows, self.row_ends, strict=True):  # a run per row: ten times as fast as an index per token
             row[: end - begin] = tokens[begin:end]
+            row[end - begin :] = fill
             begin = end
         return rows
+
+
+def _compiled() -> Any:
+    """Return the compiled loops if this process has them: loading them would delay a first batch by half a second."""
+    return sys.modules.get("nopad._kernels")
 
 
 def checked(seq_lengths: NDArray[Any]) -> NDArray[np.int32]:

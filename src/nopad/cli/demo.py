@@ -12,6 +12,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from nopad.balance import Attention
 from nopad.cli.demo_model import embedding_lines
 from nopad.cli.monitor import Bars
 from nopad.cli.options import Seed, TokenizerSpec
@@ -21,6 +22,7 @@ from nopad.corpus import CorpusOptions, load_tokenizer, open_source, stdlib_text
 from nopad.errors import CorruptError, MissingExtraError
 from nopad.files import replacing, storage_errors
 from nopad.histogram import Histogram
+from nopad.loading import PackedLoader
 from nopad.planning import Plan
 from nopad.planning.comparison import DEPTHS, notes_of
 from nopad.planning.registry import QUICK_ALGORITHMS
@@ -72,6 +74,7 @@ def demo(
         rows = table_rows(
             lengths, histogram, capacity, list(QUICK_ALGORITHMS), list(DEPTHS), seed=seed, monitor=monitor
         )
+        balanced = _balance_line(out)
         monitor.stage("drawing the report", None, "")
         drawn = _draw(out, folder / "report.html", rows)
     screen.print(
@@ -86,6 +89,7 @@ def demo(
         f"  [green]✓ verified[/]{' (reused)' if reused else ''}: {manifest.sequences:,} sequences, "
         "each in exactly one pack, every token equal to its source\n"
     )
+    screen.print(f"  {balanced}\n", markup=False, soft_wrap=True)
     screen.print(
         f"  {text}  the texts, one JSON object per line\n"
         f"  {out}  the packed dataset (shards/*.parquet, {PLAN}, {MANIFEST})\n",
@@ -120,6 +124,18 @@ def _draw(out: Path, path: Path, rows: list[dict[str, Any]]) -> Path | None:
     except MissingExtraError:
         return None
     return path
+
+
+def _balance_line(out: Path) -> str:
+    """Return, in a line, how evenly 8 ranks work on the packed dataset `out`, counting attention."""
+    dealt, drawn = (
+        PackedLoader(out, rows=4, rank=0, world_size=8, cost=Attention(hidden_size=768), balance=balance).summary()
+        for balance in ("karmarkar_karp", "none")
+    )
+    return (
+        f"dealt to 8 ranks, 4 packs each: {dealt.steps:,} equal steps, the slowest rank {dealt.balanced.waste:.2%} "
+        f"above the mean (as drawn: {drawn.balanced.waste:.2%}), counting attention"
+    )
 
 
 def _lengths_in_source_order(out: Path) -> NDArray[np.int32]:

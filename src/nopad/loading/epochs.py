@@ -69,9 +69,7 @@ class Epochs:
         arrays = self._shared.arrays(f"epoch-{epoch:010d}", lambda: self.feed.units(epoch).arrays())
         if epoch >= _KEPT:
             self._shared.forget(f"epoch-{epoch - _KEPT:010d}*")
-        units = Units(**arrays, apart=self.feed.apart)
-        self.feed.hold(units)
-        return units
+        return Units(**arrays, apart=self.feed.apart)
 
     def course(self, at: Position) -> Course:
         """Return the leg that is under way at this position.

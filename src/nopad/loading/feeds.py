@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from nopad.errors import CorruptError, LengthError, OptionError, PlanMismatchErr
 from nopad.histogram import as_lengths
 from nopad.loading.groups import Groups, Together
 from nopad.loading.sources import TokenSource
-from nopad.loading.units import Units
+from nopad.loading.units import Units, narrow
 from nopad.packs import index_dtype
 from nopad.planning import Plan
 from nopad.planning import plan as new_plan
@@ -58,10 +57,6 @@ class Feed(ABC):
     @abstractmethod
     def units(self, epoch: int) -> Units:
         """Return the units of an epoch: the same on every rank."""
-
-    @abstractmethod
-    def hold(self, units: Units) -> None:
-        """Keep the arrays of `units`, which other processes have mapped too, in place of equal ones of its own."""
 
     @abstractmethod
     def gather(self, units: Units, chosen: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
@@ -127,26 +122,24 @@ class StoredTokens(Feed):
         """Deal the sequences to the packs: which share a pack, and the order of packs, are new in every epoch."""
         lengths, groups = self._source.seq_lengths, self._groups
         key = random.key(self.seed, random.STREAM_EPOCH, epoch)
+        indptr = sequence = order = None
         if self._plan is not None:
             packs = assign(self._plan, lengths if groups is None else groups.tokens(lengths), seed=key)
             indptr, sequence = (packs.indptr, packs.sequence) if groups is None else groups.expanded(packs)
-            return Units(seq_lengths=lengths, indptr=indptr, sequence=sequence)
-        n = lengths.size if groups is None else len(groups)
-        order = np.arange(n, dtype=index_dtype(lengths.size))
-        _kernels().shuffle(order, np.uint64(key))
-        if groups is None:
-            return Units(seq_lengths=lengths, order=order)
-        return Units(seq_lengths=lengths, indptr=groups.indptr, sequence=groups.sequence, order=order, apart=self.apart)
-
-    def hold(self, units: Units) -> None:
-        """Let the source have the lengths."""
-        self._source.hold_lengths(units.seq_lengths)
+        else:
+            order = np.arange(lengths.size if groups is None else len(groups), dtype=index_dtype(lengths.size))
+            _kernels().shuffle(order, np.uint64(key))
+            if groups is not None:
+                indptr, sequence = groups.indptr, groups.sequence
+        self._source.release()
+        return Units(seq_lengths=narrow(lengths), indptr=indptr, sequence=sequence, order=order, apart=self.apart)
 
     def gather(self, units: Units, chosen: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
         """Return the sequences of the chosen units."""
         numbers, sizes = units.held(chosen)
         found = self._source.gather(numbers, wide=True)
-        return replace(found, values={"seq_index": numbers, **found.values}), sizes
+        values = {"seq_index": numbers, **found.values}
+        return Sequences(seq_lengths=found.seq_lengths, tokens=found.tokens, values=values, begin=found.begin), sizes
 
     def check_unchanged(self) -> None:
         """Refuse tokens that changed since the source was opened."""
@@ -204,8 +197,8 @@ class StoredRows(Feed):
                 f"{dataset.path} holds an index without tokens; give the source of its tokens, and a capacity"
             )
         self._dataset, self.seed = dataset, seed
-        indptr, self._lengths = dataset.seq_lengths()
-        self._indptr: NDArray[Any] = indptr.astype(index_dtype(self._lengths.size))
+        indptr, lengths = dataset.seq_lengths()
+        self._lengths, self._indptr = narrow(lengths), indptr.astype(index_dtype(lengths.size))
         self.capacity, self.sequences = dataset.capacity, self._lengths.size
 
     def facts(self) -> dict[str, Any]:
@@ -215,11 +208,6 @@ class StoredRows(Feed):
     def units(self, epoch: int) -> Units:
         """Return the rows in a random order that is fast to read."""
         return Units(seq_lengths=self._lengths, indptr=self._indptr, order=self._dataset.order(self.seed, epoch))
-
-    def hold(self, units: Units) -> None:
-        """Have lengths and rows."""
-        assert units.indptr is not None
-        self._indptr, self._lengths = units.indptr, units.seq_lengths
 
     def gather(self, units: Units, chosen: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
         """Return the sequences of the chosen rows."""

@@ -90,7 +90,8 @@ class Course:
         self.units_left = len(units) if order is None else order.size
         self._steps: dict[int, Step] = {}
         # How many sequences of a unit are dealt apart: the same number for all units.
-        self._parts = units.members(np.zeros(1, dtype=np.int64))[0].size if units.apart else 1
+        parts = units.members(np.zeros(1, dtype=np.int64))[0].size if units.apart else 1
+        self._dealing = replace(leg.shape, per_rank=leg.shape.per_rank * parts)
         self.steps, self.dropped, self.empty = _whole_steps(self.units_left, leg.shape, check_last(last), resumed)
 
     def units_at(self, begin: int, end: int) -> NDArray[np.int64]:
@@ -134,7 +135,7 @@ class Course:
             dealt, sizes = taken.sequences, np.ones(taken.sequences.size, dtype=np.int64)
         else:
             dealt, sizes = taken.units, taken.sizes
-        shape = replace(self.shape, per_rank=self.shape.per_rank * self._parts)
+        shape = self._dealing
         missing = shape.per_step - dealt.size
         if shape.world_size == shape.accumulation == 1:
             return np.concatenate([dealt, np.full(missing, -1)])[None, None]

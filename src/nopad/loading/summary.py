@@ -147,6 +147,6 @@ def _waits(course: Course, units: Units, cost: CostModel, step: int) -> Iterator
 def _too_long(units: Units, found: list[NDArray[np.int64]]) -> tuple[tuple[int, int], ...]:
     """Return (sequence, tokens) of each of these sequences once, the longest first."""
     numbers = np.unique(np.concatenate(found))
-    lengths = units.seq_lengths[numbers]
+    lengths = units.seq_lengths[numbers].astype(np.int64)
     order = np.argsort(-lengths, kind="stable")
     return tuple(zip(numbers[order].tolist(), lengths[order].tolist(), strict=True))

@@ -1,7 +1,7 @@
 """`Units`: what an epoch deals to ranks, as an index over sequences: packs, single sequences, or groups of them.
 
 A unit is in one step, and one rank gets all of it, unless its sequences are dealt apart. The index takes 4 bytes per
-sequence and 4 per pack, up to 2^31 sequences.
+sequence and 4 per pack, up to 2^31 sequences, and the lengths 1 to 4 bytes per sequence.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from nopad.balance import CostModel
 from nopad.packs import take_lists
 
-__all__ = ["Units"]
+__all__ = ["Units", "narrow"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -23,7 +23,7 @@ class Units:
     """The units of one epoch.
 
     Attributes:
-        seq_lengths: length of each sequence in tokens; int32 ``[sequences]``.
+        seq_lengths: length of each sequence in tokens; unsigned ``[sequences]``, as narrow as they allow.
         indptr: where each unit begins in `sequence`; ``[units + 1]``; None: unit u is sequence u.
         sequence: sequence numbers, unit after unit; ``[sequences]``; None: ascending, so that unit u holds the
             sequences ``indptr[u]`` to ``indptr[u + 1]``.
@@ -36,7 +36,7 @@ class Units:
     (2, [3, 9])
     """
 
-    seq_lengths: NDArray[np.int32]
+    seq_lengths: NDArray[Any]
     indptr: NDArray[Any] | None = None
     sequence: NDArray[Any] | None = None
     order: NDArray[Any] | None = None
@@ -94,6 +94,11 @@ class Units:
             return model.of(self.seq_lengths[numbers])
         bounds = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
         return model.of_packs(bounds, self.seq_lengths[numbers])
+
+
+def narrow(seq_lengths: NDArray[Any]) -> NDArray[Any]:
+    """Return the lengths in the narrowest unsigned type that holds all of them."""
+    return seq_lengths.astype(np.min_scalar_type(int(seq_lengths.max(initial=0))))
 
 
 def _sums(values: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:

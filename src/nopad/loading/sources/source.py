@@ -161,11 +161,9 @@ class TokenSource(ABC):
         assert self._lengths is not None
         return self._lengths
 
-    def hold_lengths(self, seq_lengths: NDArray[np.int32]) -> None:
-        """Keep this array, which other processes have mapped too, in place of the equal one of its own."""
-        if seq_lengths.size != len(self):
-            raise OptionError(f"{seq_lengths.size:,} lengths for the {len(self):,} sequences of {self.name}")
-        self._lengths = seq_lengths
+    def release(self) -> None:
+        """Free the arrays of n values, which are computed again when they are asked for."""
+        self._lengths = self._kept = None
 
     @property
     def fingerprint(self) -> str:
