@@ -69,7 +69,7 @@ class Epochs:
         arrays = self._shared.arrays(f"epoch-{epoch:010d}", lambda: self.feed.units(epoch).arrays())
         if epoch >= _KEPT:
             self._shared.forget(f"epoch-{epoch - _KEPT:010d}*")
-        return Units(**arrays, apart=self.feed.apart)
+        return Units(**arrays, apart=self.feed.apart, phased=self.feed.phased)
 
     def course(self, at: Position) -> Course:
         """Return the leg that is under way at this position.

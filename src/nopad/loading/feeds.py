@@ -28,7 +28,7 @@ from nopad.sequences import Sequences
 from nopad.store import PackedDataset
 from nopad.store.manifest import Manifest
 
-__all__ = ["Feed", "StoredRows", "StoredTokens", "planned"]
+__all__ = ["Feed", "StoredRows", "StoredTokens", "check_fits", "planned"]
 
 
 class Feed(ABC):
@@ -41,9 +41,11 @@ class Feed(ABC):
         sequences: number of sequences.
         seed: of all random choices.
         apart: whether the sequences of a unit are dealt one by one.
+        phased: whether the order of units is part of what they are, and no other one may be drawn.
     """
 
     apart: bool = False
+    phased: bool = False
     unit: str
     group_size: int = 1
     capacity: int
@@ -57,6 +59,10 @@ class Feed(ABC):
     @abstractmethod
     def units(self, epoch: int) -> Units:
         """Return the units of an epoch: the same on every rank."""
+
+    def notes(self, epoch: int) -> tuple[str, ...]:
+        """Return what else a summary says of an epoch."""
+        return ()
 
     @abstractmethod
     def gather(self, units: Units, chosen: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
@@ -159,14 +165,7 @@ def planned(
         OptionError: an option has an invalid value.
     """
     lengths = source.seq_lengths if groups is None else groups.tokens(source.seq_lengths)
-    what = "sequence" if groups is None else "group"
-    over = int(np.count_nonzero(lengths > capacity))
-    if over:
-        raise LengthError(
-            f"{over:,} of {lengths.size:,} {what}s are longer than the capacity of {capacity:,}, the first is "
-            f"{what} {int(np.argmax(lengths > capacity)):,}, the longest has {int(lengths.max()):,} tokens; give a "
-            "capacity of at least that, or cut them first (`nopad pack --over-long`)"
-        )
+    check_fits(lengths, capacity, "sequence" if groups is None else "group")
     if groups is not None and options.get("depth") is not None:
         raise OptionError("depth limits sequences per pack, and packs are made of whole groups; leave it out")
     if plan is None:
@@ -179,6 +178,21 @@ def planned(
         raise PlanMismatchError(f"the plan is for a capacity of {plan.capacity}, and {capacity} is given")
     check_cover(plan, as_lengths(lengths))
     return plan
+
+
+def check_fits(lengths: NDArray[Any], capacity: int, what: str) -> None:
+    """Refuse lengths above the capacity; `what` has them, for the message.
+
+    Raises:
+        LengthError: one is longer; the message counts them.
+    """
+    over = int(np.count_nonzero(lengths > capacity))
+    if over:
+        raise LengthError(
+            f"{over:,} of {lengths.size:,} {what}s are longer than the capacity of {capacity:,}, the first is "
+            f"{what} {int(np.argmax(lengths > capacity)):,}, the longest has {int(lengths.max()):,} tokens; give a "
+            "capacity of at least that, or cut them first (`nopad pack --over-long`)"
+        )
 
 
 class StoredRows(Feed):

@@ -160,6 +160,11 @@ def ordered(
     """
     left = units.order
     for number, other in enumerate((*past, leg)):
+        if other.balance.draw != "random" and units.phased:
+            raise OptionError(
+                f"draw {other.balance.draw!r} would mix the phases of a mixture that drops exhausted sources; choose "
+                "draw 'random', or exhausted='repeat' or 'stop'"
+            )
         if other.balance.draw != "random":  # otherwise the epoch's own order, which is random already
             left = np.arange(len(units), dtype=index_dtype(len(units))) if left is None else left
             if left.size >= other.shape.per_step:

@@ -60,8 +60,8 @@ class PackedLoader:
     how many batches a rank takes in a whole epoch.
 
     Args:
-        data: a packed dataset or its folder; or tokens already stored, in any form that
-            `nopad.loading.sources.open_tokens` takes.
+        data: a packed dataset or its folder; tokens already stored, in any form that
+            `nopad.loading.sources.open_tokens` takes; or a `nopad.loading.Mixture` of several of these.
         capacity: most tokens per pack; the sequences are packed anew every epoch. None: the rows of a packed dataset
             stay as they are, or sequences are not packed.
         rows: packs per rank and micro-step.
@@ -210,7 +210,8 @@ class PackedLoader:
         """
         at, epochs = self._at, self._epochs
         capacity = epochs.feed.capacity if self._rows else None
-        return summarise(epochs.course(at), epochs.units(at.epoch), epochs.feed.unit, epochs.cost, capacity)
+        feed, notes = epochs.feed, epochs.feed.notes(at.epoch)
+        return summarise(epochs.course(at), epochs.units(at.epoch), feed.unit, epochs.cost, capacity, notes)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of another epoch; nothing happens if it is the one under way.

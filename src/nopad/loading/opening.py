@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike
 from nopad.errors import OptionError
 from nopad.loading.feeds import Feed, StoredRows, StoredTokens, planned
 from nopad.loading.groups import Groups, Together, check_together
+from nopad.loading.mixed import MixedTokens
+from nopad.loading.mixture import Mixture
 from nopad.loading.sources import TokenSource, open_tokens
 from nopad.options import check_sizes
 from nopad.store import PackedDataset, open_packed
@@ -37,6 +39,14 @@ def open_feed(
     """
     check_sizes(1 if capacity is None else capacity, None, seed)
     together = check_together(together)
+    if isinstance(data, Mixture):
+        if groups is not None or (capacity is None and not unpacked):
+            raise OptionError("a mixture is packed anew in every epoch, without groups: give a capacity, or sequences")
+        if capacity is None:
+            _refuse(options)
+        elif "plan" in options:
+            raise OptionError("a mixture has another plan in every epoch; leave plan out")
+        return MixedTokens(data, capacity, seed=seed, **options)
     if capacity is not None or unpacked:
         source = data if isinstance(data, TokenSource) else open_tokens(data)
         grouped = None if groups is None else Groups.of(groups, len(source))

@@ -33,6 +33,7 @@ class Summary:
         left_out: (units, sequences, tokens) that make no whole step in this epoch.
         empty: places for units that stay empty in the last step.
         balanced: how even the ranks' costs are, between two points where they wait; over up to 32 steps.
+        notes: what else there is to say, line by line: what each source of a mixture gives.
         too_long: sequences of these steps that alone cost a rank over 10 % more than the mean rank, the longest first,
             as (sequence, tokens): no balance helps, only context parallelism.
     """
@@ -50,6 +51,7 @@ class Summary:
     empty: int
     balanced: Report
     too_long: tuple[tuple[int, int], ...]
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Return a few lines for people."""
@@ -81,13 +83,15 @@ class Summary:
                 f"too long {len(self.too_long):,} sequences of {b.steps:,} {where}s cost a rank more than the mean by "
                 f"themselves; they need context parallelism: {named}"
             )
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"source   {note}" for note in self.notes)])
 
     def _share(self) -> str:
         return "" if self.slots is None else f" ({self.tokens / self.slots:.2%} of the slots)"
 
 
-def summarise(course: Course, units: Units, unit: str, cost: CostModel, capacity: int | None) -> Summary:
+def summarise(
+    course: Course, units: Units, unit: str, cost: CostModel, capacity: int | None, notes: tuple[str, ...] = ()
+) -> Summary:
     """Summarise what is left of an epoch; `capacity`: slots per unit; None: a unit has as many as tokens.
 
     O(units), and a deal of up to 32 steps.
@@ -112,6 +116,7 @@ def summarise(course: Course, units: Units, unit: str, cost: CostModel, capacity
         empty=course.empty,
         balanced=report(np.stack([wait.ranks for wait in waits]), [wait.floor for wait in waits]),
         too_long=_too_long(units, [wait.too_long for wait in waits]),
+        notes=notes,
     )
 
 

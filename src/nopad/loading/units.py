@@ -28,6 +28,7 @@ class Units:
         sequence: sequence numbers, unit after unit; ``[sequences]``; None: ascending, so that unit u holds the
             sequences ``indptr[u]`` to ``indptr[u + 1]``.
         order: the units in the epoch's random order; ``[units]``; None: they are numbered in that order.
+        phased: whether the order is part of what the units are (a mixture that a source leaves), and no other is drawn.
         apart: whether ranks get the sequences of a step's units one by one, and not whole units.
 
     >>> lengths = np.array([5, 3, 4], np.int32)
@@ -41,6 +42,7 @@ class Units:
     sequence: NDArray[Any] | None = None
     order: NDArray[Any] | None = None
     apart: bool = False
+    phased: bool = False
 
     def __len__(self) -> int:
         """Number of units."""

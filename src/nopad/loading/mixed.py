@@ -1,0 +1,87 @@
+"""The feed of a `Mixture`: what an epoch has of each source is chosen and planned anew every epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad import random
+from nopad.assignment import assign
+from nopad.loading.feeds import Feed, check_fits
+from nopad.loading.mixture import Mixture
+from nopad.loading.units import Units, narrow
+from nopad.packs import index_dtype
+from nopad.planning import plan
+from nopad.sequences import Sequences
+
+__all__ = ["MixedTokens"]
+
+
+class MixedTokens(Feed):
+    """Sequences of several sources, packed together or each by itself."""
+
+    def __init__(self, mixture: Mixture, capacity: int | None, *, seed: int = 0, **options: Any) -> None:
+        """Deal the sequences of `mixture`, in packs of `capacity` if one is given; `options` are of their plans.
+
+        Raises:
+            LengthError: a sequence is longer than `capacity`.
+            OptionError: an option has an invalid value.
+        """
+        self._mixture, self._capacity, self._options, self.seed = mixture, capacity, options, seed
+        lengths = mixture.seq_lengths
+        if capacity is not None:
+            check_fits(lengths, capacity, "sequence")
+            plan(lengths[:1], capacity, **options)  # refuses invalid options now
+        self.unit = "sequence" if capacity is None else "pack"
+        self.capacity = int(lengths.max()) if capacity is None else capacity
+        self.sequences = lengths.size
+        self.phased = mixture.exhausted == "drop"
+
+    def facts(self) -> dict[str, Any]:
+        """Return the fingerprints and shares of the sources, capacity, options of plans and the seed."""
+        packing = {} if self._capacity is None else {"capacity": self._capacity, "plan options": repr(self._options)}
+        return {"unit": self.unit, "seed": self.seed, **self._mixture.facts(), **packing}
+
+    def notes(self, epoch: int) -> tuple[str, ...]:
+        """Return what each source gives to an epoch."""
+        return self._mixture.chosen(self.seed, epoch).notes
+
+    def units(self, epoch: int) -> Units:
+        """Choose what the epoch takes of each source, plan it, and deal it to packs; phase by phase."""
+        lengths, chosen = self._mixture.seq_lengths, self._mixture.chosen(self.seed, epoch)
+        dtype = index_dtype(max(lengths.size, chosen.numbers.size))
+        bounds: list[NDArray[Any]] = [np.zeros(1, dtype=dtype)]
+        parts: list[NDArray[Any]] = []
+        for phase, (begin, end) in enumerate(zip(chosen.phases, chosen.phases[1:], strict=False)):
+            numbers = chosen.numbers[begin:end]
+            key = random.key(self.seed, random.STREAM_EPOCH, epoch, phase)
+            if self._capacity is None:
+                numbers = numbers.copy()
+                _kernels().shuffle(numbers, np.uint64(key))
+                parts.append(numbers)
+                continue
+            packs = assign(plan(lengths[numbers], self._capacity, **self._options), lengths[numbers], seed=key)
+            bounds.append(packs.indptr[1:].astype(dtype) + begin)
+            parts.append(numbers[packs.sequence])
+        sequence = np.concatenate(parts)
+        self._mixture.release()
+        if self._capacity is None:
+            return Units(seq_lengths=narrow(lengths), order=sequence, phased=self.phased)
+        return Units(seq_lengths=narrow(lengths), indptr=np.concatenate(bounds), sequence=sequence, phased=self.phased)
+
+    def gather(self, units: Units, chosen: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
+        """Return the sequences of the chosen units."""
+        numbers, sizes = units.held(chosen)
+        return self._mixture.gather(numbers), sizes
+
+    def check_unchanged(self) -> None:
+        """Refuse tokens that changed since the sources were opened."""
+        self._mixture.check_unchanged()
+
+
+def _kernels() -> Any:
+    from nopad import _kernels
+
+    return _kernels

@@ -1,0 +1,232 @@
+"""`Mixture`: several sources of stored tokens in one epoch, each with a share of its tokens.
+
+Shares are met by choosing which sequences an epoch has, not by leaving data out for good: every source is read in
+passes, each in a random order of its own, and an epoch takes from each as many tokens as its share, from where the last
+epoch stopped. Which sequences these are is a function of (seed, epoch). O(sequences) per epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad import random
+from nopad.errors import OptionError
+from nopad.loading.sources import TokenSource, open_tokens
+from nopad.packs import index_dtype
+from nopad.sequences import Sequences, gather_runs
+
+__all__ = ["Chosen", "Exhausted", "Mixture"]
+
+Exhausted = Literal["repeat", "drop", "stop"]
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """What one epoch takes of a mixture.
+
+    Attributes:
+        numbers: sequence numbers in the whole mixture; a repeated sequence is there several times; ``[n]``.
+        phases: where each phase begins in `numbers`, and where the last one ends; ``[phases + 1]``. A phase has shares
+            of its own, since a source has run out before it.
+        notes: what each source gives, in words.
+    """
+
+    numbers: NDArray[Any]
+    phases: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+class Mixture:
+    """Named sources of stored tokens with shares of the tokens of every epoch; give it to `PackedLoader` as its data.
+
+    Args:
+        sources: whatever `nopad.loading.sources.open_tokens` takes, by name.
+        weights: the share of each source, as any positive numbers; None: as many tokens as each has.
+        exhausted: what happens when a source has been read once. "repeat": it is read again, and the epoch ends when
+            every source has been read at least once. "stop": the epoch ends when the first source has been read; the
+            others go on in the next epoch where they stopped. "drop": the others go on without it, with the same shares
+            among themselves, until all have been read once.
+
+    Attributes:
+        names: names of the sources, in the order given: the order of ``seq_source`` in the records of a batch.
+
+    Raises:
+        OptionError: a weight names no source, is missing or not above 0, `exhausted` is none of the three, or the
+            sources do not have the same columns.
+
+    >>> import nopad
+    >>> from nopad.loading import Mixture
+    >>> data = Mixture({"text": [[1, 1]] * 6, "code": [[2, 2]] * 2}, weights={"text": 1, "code": 1})
+    >>> loader = nopad.PackedLoader(data, capacity=4, rows=1)
+    >>> tokens = [number for batch in loader for number in batch["input_ids"].flatten().tolist()]
+    >>> tokens.count(1), tokens.count(2)
+    (12, 12)
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Any],
+        weights: Mapping[str, float] | None = None,
+        *,
+        exhausted: Exhausted = "repeat",
+    ) -> None:
+        """Open the sources."""
+        if not isinstance(sources, Mapping) or not sources:
+            raise OptionError("a mixture has its sources by name: give a dict, such as {'text': ..., 'code': ...}")
+        if exhausted not in get_args(Exhausted):
+            raise OptionError(f"exhausted is {exhausted!r}; it is 'repeat', 'drop' or 'stop'")
+        self.names, self.exhausted = tuple(sources), exhausted
+        self._sources = [given if isinstance(given, TokenSource) else open_tokens(given) for given in sources.values()]
+        self._begin = np.concatenate([[0], np.cumsum([len(source) for source in self._sources])])
+        self._tokens = [int(source.seq_lengths.sum(dtype=np.int64)) for source in self._sources]
+        self._shares = _shares(weights, self.names, self._tokens)
+        self._check_columns()
+
+    def __len__(self) -> int:
+        """Number of sequences in all sources."""
+        return int(self._begin[-1])
+
+    @property
+    def seq_lengths(self) -> NDArray[np.int32]:
+        """Lengths of all sequences, source after source; int32 ``[n]``."""
+        return np.concatenate([source.seq_lengths for source in self._sources])
+
+    def facts(self) -> dict[str, Any]:
+        """Return the fingerprints and shares of the sources, by name."""
+        found: dict[str, Any] = {f"data of {n}": s.fingerprint for n, s in zip(self.names, self._sources, strict=True)}
+        shares = {name: str(share) for name, share in zip(self.names, self._shares, strict=True)}
+        return {**found, "shares": shares, "exhausted": self.exhausted}
+
+    def check_unchanged(self) -> None:
+        """Refuse tokens that changed since they were opened.
+
+        Raises:
+            SourceError: they did.
+        """
+        for source in self._sources:
+            source.check_unchanged()
+
+    def release(self) -> None:
+        """Free the arrays of n values, which are computed again when they are asked for."""
+        for source in self._sources:
+            source.release()
+
+    def chosen(self, seed: int, epoch: int) -> Chosen:
+        """Return which sequences an epoch takes. O(n), and once more for each pass over a source."""
+        if self.exhausted == "drop":
+            return self._each_once(seed, epoch)
+        ends = [Fraction(tokens) / share for tokens, share in zip(self._tokens, self._shares, strict=True)]
+        total = max(ends) if self.exhausted == "repeat" else min(ends)
+        parts, notes = [], []
+        for place, share in enumerate(self._shares):
+            quota = int(share * total)
+            part = self._window(place, seed, epoch * quota, (epoch + 1) * quota)
+            parts.append(part)
+            notes.append(
+                f"{self.names[place]}: {part.size:,} sequences, {quota:,} tokens ({float(share):.1%}), "
+                f"{quota / self._tokens[place]:.2f} of its own"
+            )
+        numbers = np.concatenate(parts).astype(index_dtype(len(self)))
+        return Chosen(numbers, (0, numbers.size), tuple(notes))
+
+    def _window(self, place: int, seed: int, begin: int, end: int) -> NDArray[np.int64]:
+        """Return the sequences of a source that begin at tokens `begin` to `end` (exclusive) of its endless passes."""
+        tokens = self._tokens[place]
+        parts = [np.zeros(0, dtype=np.int64)]
+        for number in range(begin // tokens, -(-end // tokens)):
+            order, starts = self._pass(place, seed, number)
+            first, last = np.searchsorted(starts, [begin - number * tokens, end - number * tokens])
+            parts.append(order[first:last] + int(self._begin[place]))
+        return np.concatenate(parts)
+
+    def _pass(self, place: int, seed: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the order of a pass over a source, and at which token each sequence begins; int64 ``[n]`` each."""
+        from nopad import _kernels
+
+        order = np.arange(len(self._sources[place]))
+        _kernels.shuffle(order, np.uint64(random.key(seed, random.STREAM_PASS, place, number)))
+        lengths = self._sources[place].seq_lengths[order]
+        ends = np.cumsum(lengths, dtype=np.int64)
+        return order, ends - lengths
+
+    def _each_once(self, seed: int, epoch: int) -> Chosen:
+        """Return all sequences, phase by phase; in a phase, the sources that have not run out keep their shares."""
+        passes = [self._pass(place, seed, epoch) for place in range(len(self.names))]
+        read, parts, phases = [Fraction(0)] * len(passes), [], [0]
+        left = [Fraction(tokens) for tokens in self._tokens]
+        while any(left):
+            active = [place for place, tokens in enumerate(left) if tokens]
+            step = min(left[place] / self._shares[place] for place in active)
+            for place in active:
+                order, starts = passes[place]
+                until = read[place] + step * self._shares[place]
+                first, last = np.searchsorted(starts, [int(-(-read[place] // 1)), int(-(-until // 1))])
+                parts.append(order[first:last] + int(self._begin[place]))
+                read[place], left[place] = until, left[place] - step * self._shares[place]
+            phases.append(sum(part.size for part in parts))
+        notes = tuple(f"{name}: {tokens:,} tokens, all" for name, tokens in zip(self.names, self._tokens, strict=True))
+        bounds = tuple(sorted(set(phases)))  # a phase may be shorter than a sequence
+        return Chosen(np.concatenate(parts).astype(index_dtype(len(self))), bounds, notes)
+
+    def gather(self, numbers: NDArray[np.int64]) -> Sequences:
+        """Return the sequences with these numbers, in this order; their values have ``seq_source``.
+
+        Columns are as `TokenSource.gather` gives them, integers per token as int64.
+        """
+        of = np.searchsorted(self._begin, numbers, side="right") - 1
+        by_source = np.argsort(of, kind="stable")
+        parts = list(self._parts(numbers, of))
+        joined = Sequences.joined(parts)
+        place = np.empty_like(by_source)  # where each wanted sequence is in `joined`
+        place[by_source] = np.arange(by_source.size)
+        begins, lengths = joined.begins[place], joined.seq_lengths[place]
+        return Sequences(
+            seq_lengths=lengths,
+            tokens={name: gather_runs(column, begins, lengths)[0] for name, column in joined.tokens.items()},
+            values={**{name: column[place] for name, column in joined.values.items()}, "seq_source": of},
+        )
+
+    def _parts(self, numbers: NDArray[np.int64], of: NDArray[np.int64]) -> Iterator[Sequences]:
+        """Yield what is wanted of each source, in the order of the sources."""
+        for place in np.unique(of).tolist():
+            local = numbers[of == place] - self._begin[place]
+            found = self._sources[place].gather(local, wide=True)
+            yield Sequences(
+                seq_lengths=found.seq_lengths, tokens=found.tokens, values={"seq_index": local, **found.values}
+            )
+
+    def _check_columns(self) -> None:
+        names = [_columns(source.gather(np.zeros(1, dtype=np.int64))) for source in self._sources]
+        for name, found in zip(self.names, names, strict=True):
+            if found != names[0]:
+                raise OptionError(
+                    f"sources of a mixture have the same columns: {self.names[0]!r} has {', '.join(sorted(names[0]))}, "
+                    f"and {name!r} has {', '.join(sorted(found))}"
+                )
+
+
+def _columns(found: Sequences) -> set[str]:
+    return {f"{name} per token" for name in found.tokens} | {f"{name} per sequence" for name in found.values}
+
+
+def _shares(weights: Mapping[str, float] | None, names: tuple[str, ...], tokens: list[int]) -> list[Fraction]:
+    """Return the share of each source; they add up to 1."""
+    if weights is None:
+        return [Fraction(count, sum(tokens)) for count in tokens]
+    for name in weights:
+        if name not in names:
+            raise OptionError(f"there is a weight for {name!r}, and no such source; there are {', '.join(names)}")
+    for name in names:
+        weight = weights.get(name)
+        if weight is None:
+            raise OptionError(f"there is no weight for {name!r}; give each source one, or none any")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
+            raise OptionError(f"the weight of {name!r} is {weight!r}; it must be above 0: leave the source out")
+    exact = [Fraction(weights[name]) for name in names]
+    return [weight / sum(exact) for weight in exact]
