@@ -133,3 +133,28 @@ def test_compiled_loops_change_nothing(monkeypatch, layout):
     compiled = made().position_ids
     monkeypatch.delitem(sys.modules, "nopad._kernels")
     np.testing.assert_array_equal(made().position_ids, compiled)
+
+
+def test_aligned_rows_leave_padding_behind_each_sequence():
+    layout = Layout.rows(np.array([3, 4, 1, 2]), np.array([2, 2]), 8, align=4)
+    assert layout.sequence_ids.tolist() == [[1, 1, 1, 0, 2, 2, 2, 2], [3, 0, 0, 0, 4, 4, 0, 0]]
+    assert layout.position_ids.tolist() == [[0, 1, 2, 0, 0, 1, 2, 3], [0, 0, 0, 0, 0, 1, 0, 0]]
+    assert layout.cu_seqlens.tolist() == [0, 3, 7, 8, 10]
+    assert layout.cu_seqlens_padded.tolist() == [0, 4, 8, 12, 16]
+    assert layout.scatter(np.arange(1, 11), 0).tolist() == [[1, 2, 3, 0, 4, 5, 6, 7], [8, 0, 0, 0, 9, 10, 0, 0]]
+    with pytest.raises(LengthError, match="row 0 holds 12 tokens in multiples of 4, and 8 is the capacity"):
+        Layout.rows(np.array([5, 4]), np.array([2]), 8, align=4)
+    with pytest.raises(OptionError, match="the capacity 10 is no multiple of align, which is 4"):
+        Rows(10, align=4)
+    with pytest.raises(OptionError, match="have no gaps"):
+        Rows(8, align=4, end_to_end=True)
+
+
+@pytest.mark.parametrize("count", [20, 400])
+def test_aligned_rows_are_packed_for_their_slots(count):
+    lengths = np.random.default_rng(0).integers(1, 20, size=count)
+    layout = Rows(32, align=8).layout(lengths.astype(np.int32))
+    assert (layout.starts % 8 == 0).all()
+    taken = np.bincount(layout.starts // 32, weights=-(-lengths // 8) * 8)
+    assert taken.max() <= 32
+    assert layout.shape[0] == nopad.plan(lengths, 32, algorithm="bfd", align=8).packs

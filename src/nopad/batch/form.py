@@ -27,6 +27,7 @@ __all__ = ["Flat", "Form", "Rows", "check_form", "pack_few"]
 # Up to this many sequences are packed without compiled code, more by `nopad.pack`: 16 take 0.02 ms against 0.14, and
 # 256 take 0.3 ms against 0.2. But loading compiled code would delay the first batch of a process by over half a second.
 FEW = 256
+ALIGN = Option(default=1, high=MAX_LENGTH, help="slots of which each sequence takes a multiple")
 ROWS = Option(default=None, none=True, high=MAX_LENGTH, help="rows of a batch")
 
 
@@ -52,6 +53,8 @@ class Rows:
         depth: most sequences per row; None: unlimited.
         packs: which sequences share a row, and in which order; replaces best fit decreasing.
         rows: number of rows; missing ones are added empty at the end. None: as many as are needed.
+        align: every sequence takes a multiple of so many slots, the last of them padding, as context parallelism and FP8
+            kernels want it (2 x ranks of a sequence); `Layout.cu_seqlens_padded` says where each begins.
         end_to_end: fill every row to its end, so that a sequence may go on in the next row (PopRT's fixed grid).
 
     Raises:
@@ -69,6 +72,7 @@ class Rows:
     depth: int | None = None
     packs: Packs | None = None
     rows: int | None = None
+    align: int = 1
     end_to_end: bool = False
 
     def __post_init__(self) -> None:
@@ -87,6 +91,11 @@ class Rows:
             object.__setattr__(self, "capacity", packs.capacity)
         if self.capacity is None:
             raise OptionError("rows need their width: give a capacity")
+        object.__setattr__(self, "align", ALIGN.check("align", self.align))
+        if self.capacity % self.align:
+            raise OptionError(f"the capacity {self.capacity} is no multiple of align, which is {self.align}")
+        if self.align > 1 and self.end_to_end:
+            raise OptionError("rows filled end to end have no gaps; leave align or end_to_end out")
         if self.end_to_end and self.depth is not None:
             raise OptionError("rows filled end to end have no depth; leave one of the two out")
         capacity, depth = check_sizes(self.capacity, self.depth)
@@ -114,13 +123,14 @@ class Rows:
                 f"sequence {at} has {seq_lengths[at]} tokens, above the capacity of {self.capacity}; truncate it, or "
                 "give wider rows"
             )
-        if seq_lengths.size <= FEW:
+        if seq_lengths.size <= FEW and self.align == 1:
             found = pack_few(seq_lengths.tolist(), self.capacity, self.depth)
             order = [number for row in found for number in row]
             return self._placed(seq_lengths, np.array([len(row) for row in found]), np.array(order, dtype=np.int64))
         from nopad.assignment import pack
 
-        packs = pack(seq_lengths, self.capacity, depth=self.depth, algorithm="bfd", order="source")
+        align = {} if self.align == 1 else {"align": self.align}
+        packs = pack(seq_lengths, self.capacity, depth=self.depth, algorithm="bfd", order="source", **align)
         return self._placed(seq_lengths, np.diff(packs.indptr), packs.sequence.astype(np.int64))
 
     def keep(self, seq_lengths: NDArray[np.int32], per_row: NDArray[np.int64]) -> Layout:
@@ -142,7 +152,7 @@ class Rows:
                     f"these sequences take {per_row.size} rows of {self.capacity}, and {self.rows} are given"
                 )
             per_row = np.concatenate([per_row, np.zeros(self.rows - per_row.size, dtype=per_row.dtype)])
-        return Layout.rows(seq_lengths, per_row, self.capacity, order)
+        return Layout.rows(seq_lengths, per_row, self.capacity, order, align=self.align)
 
 
 Form = Flat | Rows

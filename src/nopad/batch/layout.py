@@ -65,12 +65,18 @@ class Layout:
 
     @classmethod
     def rows(
-        cls, seq_lengths: NDArray[Any], per_row: NDArray[Any], width: int, order: NDArray[Any] | None = None
+        cls,
+        seq_lengths: NDArray[Any],
+        per_row: NDArray[Any],
+        width: int,
+        order: NDArray[Any] | None = None,
+        *,
+        align: int = 1,
     ) -> Layout:
         """Return the layout of rows of `width` slots, with `per_row` sequences in each and padding at their ends.
 
-        `order`: numbers of the sequences, first row first; None: the order given. Raises LengthError when a row holds
-        more than `width` tokens.
+        `order`: numbers of the sequences, first row first; None: the order given. `align`: every sequence takes a
+        multiple of so many slots, the last of them padding. Raises LengthError when a row takes more than `width` slots.
 
         >>> Layout.rows(np.array([3, 1, 2]), np.array([2, 1]), 4).sequence_ids.tolist()
         [[1, 1, 1, 2], [3, 3, 0, 0]]
@@ -83,19 +89,23 @@ class Layout:
         per_row = np.asarray(per_row, dtype=np.int64)
         if int(per_row.sum()) != lens.size or (per_row < 0).any():
             raise OptionError(f"the rows hold {int(per_row.sum())} sequences, and there are {lens.size} lengths")
+        taken = lens if align == 1 else -(-lens // align) * align
         ends = np.zeros(lens.size + 1, dtype=np.int64)
-        lens.cumsum(out=ends[1:])
+        taken.cumsum(out=ends[1:])
         bounds = np.zeros(per_row.size + 1, dtype=np.int64)
         per_row.cumsum(out=bounds[1:])
         bounds = ends[bounds]
         tokens = bounds[1:] - bounds[:-1]
         if tokens.max(initial=0) > width:
             row = int(tokens.argmax())
-            raise LengthError(f"row {row} holds {tokens[row]} tokens, and {width} is the capacity; give a larger one")
+            aligned = "" if align == 1 else f" in multiples of {align}"
+            raise LengthError(
+                f"row {row} holds {tokens[row]} tokens{aligned}, and {width} is the capacity; give a larger one"
+            )
         starts = np.empty(lens.size, dtype=np.int64)
         # Start in the stream, plus the padding of all earlier rows, gives the start in the concatenated rows.
         starts[places] = ends[:-1] + (np.arange(per_row.size) * width - bounds[:-1]).repeat(per_row)
-        ends_of_rows = tuple(bounds[1:].tolist()) if order is None else None
+        ends_of_rows = tuple(bounds[1:].tolist()) if order is None and align == 1 else None
         return cls("rows", (per_row.size, width), given, starts, places, row_ends=ends_of_rows)
 
     @classmethod
@@ -170,6 +180,16 @@ class Layout:
         """Where each sequence begins in the stream without padding, in stream order; int32 ``[S + 1]``, from 0 to T."""
         out = np.zeros(self.sequences + 1, dtype=np.int32)
         np.cumsum(self.stream_lengths, out=out[1:])
+        return out
+
+    @cached_property
+    def cu_seqlens_padded(self) -> NDArray[np.int32]:
+        """Where each sequence begins in the concatenated rows, padding included, in stream order; int32 ``[S + 1]``.
+
+        From 0 to R x L: padding belongs to the sequence before it, as Megatron's THD layout has it.
+        """
+        out = np.full(self.sequences + 1, self.slots, dtype=np.int32)
+        out[:-1] = self.starts[self.order]
         return out
 
     @cached_property
