@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import nopad
+from nopad import Rows
 from nopad.batch.layout import Layout
 from nopad.errors import LengthError, OptionError
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import gzip
 import os
 
 import pytest
@@ -101,19 +102,34 @@ def test_line_blocks_are_whole_lines_with_their_numbers(tmp_path, data, size):
     path = tmp_path / "x"
     path.write_bytes(data)
     blocks = list(InputFile.found(path, "x").line_blocks(size))
-    assert b"".join(block for block, _ in blocks) == data
-    assert all(block.endswith(b"\n") for block, _ in blocks[:-1])
-    assert all(block for block, _ in blocks)
+    assert b"".join(block for block, _, _ in blocks) == data
+    assert all(block.endswith(b"\n") for block, _, _ in blocks[:-1])
+    assert all(block for block, _, _ in blocks)
     before = b""
-    for block, line in blocks:
+    for block, offset, line in blocks:
+        assert offset == len(before)
         assert line == before.count(b"\n") + 1
         before += block
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    data=st.lists(st.sampled_from([b"\n", b"a", b"bcd", b"\r\n"]), max_size=40).map(b"".join), size=st.integers(1, 9)
+)
+@pytest.mark.parametrize("name", ["x", "x.gz"])
+def test_from_each_block_on_the_same_blocks_come_again(tmp_path, name, data, size):
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(data) if name == "x.gz" else data)
+    file = InputFile.found(path, name)
+    blocks = list(file.line_blocks(size))
+    for number, (_, offset, line) in enumerate(blocks):
+        assert list(file.line_blocks(size, offset, line)) == blocks[number:]
 
 
 def test_a_line_longer_than_a_block_stays_whole(tmp_path):
     path = tmp_path / "x"
     path.write_bytes(b"a" * 1000 + b"\nb\n")
-    assert list(InputFile.found(path, "x").line_blocks(64)) == [(b"a" * 1000 + b"\nb\n", 1)]
+    assert list(InputFile.found(path, "x").line_blocks(64)) == [(b"a" * 1000 + b"\nb\n", 0, 1)]
 
 
 def test_utf16_gets_a_hint():

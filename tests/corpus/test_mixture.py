@@ -76,3 +76,23 @@ def test_mappings_that_are_no_mixture():
     splits = datasets.DatasetDict({"train": datasets.Dataset.from_list([{"input_ids": [1]}])})
     with pytest.raises(SourceError, match=r"this DatasetDict holds several splits \(train\); give one of them"):
         open_source(splits)
+
+
+def test_from_each_block_on_the_same_blocks_come_again(files):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"input_ids": [[n] for n in range(50)]}), files / "b" / "t.parquet", row_group_size=7)
+    (files / "a" / "y.jsonl").write_text("".join(f'{{"input_ids": [{n}]}}\n' for n in range(30)))
+    memory = [{"input_ids": [n]} for n in range(3)]
+    for given in (files / "b", {"web": files / "a", "code": files / "b", "memory": memory}):
+        source = open_source(given, block_bytes=64)
+        blocks = list(source.blocks())
+        assert len(blocks) > 12
+        assert len({block.at for block in blocks}) == len(blocks)
+        for number, block in enumerate(blocks):
+            again = list(source.blocks_from(block.at))
+            assert [(one.name, one.at, one.first_line) for one in again] == [
+                (one.name, one.at, one.first_line) for one in blocks[number:]
+            ]
+            assert [one.digest() for one in again] == [one.digest() for one in blocks[number:]]

@@ -338,3 +338,19 @@ def test_the_form_of_a_batch_may_be_chosen():
     assert rows["input_ids"].shape == (3, 64)
     flat = next(iter(PackedLoader(DATA, 64, rows=2, form=Flat())))
     assert flat["input_ids"].shape == (1, flat.layout.tokens)
+
+
+def test_sequences_may_be_aligned_for_context_parallelism(fleet):
+    for step in ({"capacity": 64, "rows": 2}, {"tokens": 64}):
+        batches = fleet(DATA, 2, align=8, last="fill", **step).take()
+        assert fleet.counts(batches) == dict.fromkeys(range(300), 1)
+        for batch in (batch for ranks in batches for batch in ranks if batch.weight):
+            begins = batch.layout.cu_seqlens_padded
+            assert (begins % 8 == 0).all()
+            assert (np.diff(begins) >= batch.seq_lengths).all()
+            for index, begin in zip(fleet.sequences_of(batch), batch.layout.starts, strict=True):
+                assert batch["input_ids"].flatten()[begin : begin + LENGTHS[index]].tolist() == [index] * LENGTHS[index]
+    with pytest.raises(OptionError, match="align is for packs that are planned"):
+        PackedLoader(DATA, sequences=2, align=8)
+    with pytest.raises(OptionError, match="multiple"):
+        PackedLoader(DATA, 60, rows=1, align=8)

@@ -53,8 +53,8 @@ class Rows:
         depth: most sequences per row; None: unlimited.
         packs: which sequences share a row, and in which order; replaces best fit decreasing.
         rows: number of rows; missing ones are added empty at the end. None: as many as are needed.
-        align: every sequence takes a multiple of so many slots, the last of them padding, as context parallelism and FP8
-            kernels want it (2 x ranks of a sequence); `Layout.cu_seqlens_padded` says where each begins.
+        align: every sequence takes a multiple of so many slots, the last of them padding, as context parallelism (2 x
+            its ranks) and FP8 kernels want it; `Layout.cu_seqlens_padded` says where each begins.
         end_to_end: fill every row to its end, so that a sequence may go on in the next row (PopRT's fixed grid).
 
     Raises:
@@ -91,17 +91,17 @@ class Rows:
             object.__setattr__(self, "capacity", packs.capacity)
         if self.capacity is None:
             raise OptionError("rows need their width: give a capacity")
-        object.__setattr__(self, "align", ALIGN.check("align", self.align))
-        if self.capacity % self.align:
-            raise OptionError(f"the capacity {self.capacity} is no multiple of align, which is {self.align}")
-        if self.align > 1 and self.end_to_end:
-            raise OptionError("rows filled end to end have no gaps; leave align or end_to_end out")
         if self.end_to_end and self.depth is not None:
             raise OptionError("rows filled end to end have no depth; leave one of the two out")
         capacity, depth = check_sizes(self.capacity, self.depth)
         object.__setattr__(self, "capacity", capacity)
         object.__setattr__(self, "depth", depth)
         object.__setattr__(self, "rows", ROWS.check("rows", self.rows))
+        object.__setattr__(self, "align", ALIGN.check("align", self.align))
+        if capacity % self.align:
+            raise OptionError(f"the capacity {capacity} is no multiple of align, which is {self.align}")
+        if self.align > 1 and self.end_to_end:
+            raise OptionError("rows filled end to end have no gaps; leave align or end_to_end out")
 
     def layout(self, seq_lengths: NDArray[np.int32]) -> Layout:
         """Return the layout of sequences of these lengths.

@@ -24,7 +24,7 @@ from nopad.corpus.mixture import MixtureSource
 from nopad.corpus.objects import DatasetSource, DictSource
 from nopad.corpus.options import ReaderOptions
 from nopad.corpus.remote import find_remote, is_url
-from nopad.corpus.source import BLOCK_BYTES, Block, Source
+from nopad.corpus.source import BLOCK_BYTES, Block, Source, located
 from nopad.corpus.tables import ArrowFile, ParquetFile
 from nopad.corpus.text import TextFile
 from nopad.errors import SourceError
@@ -81,8 +81,11 @@ class FileSource(Source):
 
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks of each file in turn."""
-        for file in self._files:
-            yield from file.blocks()
+        return located(self._files)
+
+    def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
+        """Yield the blocks from number `at[0]` of the files on, and in it from ``at[1:]``."""
+        return located(self._files, at)
 
     def inventory(self) -> list[tuple[str, int]]:
         """Return (name, bytes) of each file, in reading order."""

@@ -85,21 +85,29 @@ class InputFile:
         if rest:
             yield rest
 
-    def line_blocks(self, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[bytes, int]]:
-        """Yield blocks of whole lines, about `block_bytes` or one longer line, as (data, number of the first line)."""
-        line, rest = 1, []
+    def line_blocks(
+        self, block_bytes: int = BLOCK_BYTES, offset: int = 0, line: int = 1
+    ) -> Iterator[tuple[bytes, int, int]]:
+        """Yield blocks of whole lines, about `block_bytes` or one longer line: (data, offset, number of first line).
+
+        From a block's offset and line on, the same blocks come again.
+        """
+        rest: list[bytes] = []
         with self._stream() as file:
-            while chunk := file.read(block_bytes):
+            file.skip(offset)
+            # Chunks end at multiples of `block_bytes`, wherever reading begins.
+            while chunk := file.read(block_bytes - (offset + sum(map(len, rest))) % block_bytes):
                 cut = chunk.rfind(b"\n") + 1
                 if not cut:
                     rest.append(chunk)
                     continue
                 data = b"".join((*rest, chunk[:cut]))
-                yield data, line
+                yield data, offset, line
+                offset += len(data)
                 line += data.count(b"\n")
                 rest = [chunk[cut:]]
         if tail := b"".join(rest):
-            yield tail, line
+            yield tail, offset, line
 
     @contextmanager
     def random(self) -> Iterator[Any]:
@@ -175,6 +183,14 @@ class _Proven:
         data: bytes = self.content.read(None if size < 0 else size)
         self.file.prove(self.stored)
         return data
+
+    def skip(self, size: int) -> None:
+        """Go from the beginning to this byte, or to the end if there are fewer."""
+        if size and self.content.seekable():
+            self.content.seek(size)
+            return
+        while size > 0 and (data := self.read(min(size, BLOCK_BYTES))):
+            size -= len(data)
 
 
 _AGAIN = "run again when nothing writes to it"

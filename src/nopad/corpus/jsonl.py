@@ -71,12 +71,17 @@ class JsonlFile(Source):
 
     def blocks(self) -> Iterator[Block]:
         """Yield blocks of whole lines."""
+        return self.blocks_from((0, 1))
+
+    def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
+        """Yield the blocks from this offset in bytes, and number of its line, on."""
         field = self._field or Field(name="text", kind="text")
         decoder: Decoder = partial(decode_objects, field=field, selection=self._chosen)
         if self._selection is not None:
             decoder = partial(decode_columns, schema=self._schema, selection=self._selection)
-        for data, line in self._file.line_blocks(self._block_bytes):
-            yield Block(name=self._file.name, data=data, decoder=decoder, first_line=line, path=str(self._file.path))
+        name, path = self._file.name, str(self._file.path)
+        for data, offset, line in self._file.line_blocks(self._block_bytes, *at):
+            yield Block(name=name, data=data, decoder=decoder, first_line=line, path=path, at=(offset, line))
 
     def inventory(self) -> list[tuple[str, int]]:
         """Return this file's name and size."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from nopad.corpus.source import Block, Source
+from nopad.corpus.source import Block, Source, located
 from nopad.errors import SourceError
 
 __all__ = ["NAME", "MixtureSource"]
@@ -40,9 +40,13 @@ class MixtureSource(Source):
 
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks of each source in turn."""
-        for name, source in self._sources.items():
-            for block in source.blocks():
-                yield replace(block, name=f"{name}={block.name}", source=name, path=block.path or block.name)
+        return self.blocks_from((0,))
+
+    def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
+        """Yield the blocks from number ``at[0]`` of the sources on, and in it from ``at[1:]``."""
+        for block in located(tuple(self._sources.values()), at):
+            name = self.names[block.at[0]]
+            yield replace(block, name=f"{name}={block.name}", source=name, path=block.path or block.name)
 
     def inventory(self) -> list[tuple[str, int]]:
         """Return (name=file, bytes) of each file, in reading order."""

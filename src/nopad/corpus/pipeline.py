@@ -29,11 +29,23 @@ from nopad.sequences import Sequences
 if TYPE_CHECKING:
     import pyarrow as pa
 
+__all__ = [
+    "GROUP_BYTES",
+    "Gathered",
+    "Group",
+    "Part",
+    "check_kind",
+    "finish",
+    "in_columns",
+    "sequences",
+    "start_tokenising",
+]
+
 GROUP_BYTES = 2 << 20
 
 _NONE = np.empty(0, dtype=np.int32)
 
-_Content = Callable[[], Sequences]
+Content = Callable[[], Sequences]
 
 
 class Group(NamedTuple):
@@ -52,20 +64,20 @@ class Group(NamedTuple):
     blocks: list[Block]
 
 
-class _Part(NamedTuple):
-    """A run of good records of one block; `first` is the number of the run's first record."""
+class Part(NamedTuple):
+    """A run of good records of one block; `numbers` are theirs in the source, from 0, int64 ``[records]``."""
 
     block: Block
     run: Records
-    first: int
+    numbers: NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class _Gathered:
+class Gathered:
     """The records of a group: good ones in order, the number of `bad` ones skipped, and a `failure` that ended it."""
 
     blocks: list[Block]
-    parts: list[_Part] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     records: int = 0
     bad: int = 0
     failure: RecordError | None = None
@@ -78,8 +90,17 @@ class _Gathered:
     @property
     def record(self) -> NDArray[np.int64]:
         """The number of each good record in its source, from 0; int64 ``[good records]``."""
-        runs = [np.arange(part.first, part.first + part.run.lines.size) for part in self.parts]
-        return np.concatenate([np.empty(0, dtype=np.int64), *runs])
+        return np.concatenate([np.empty(0, dtype=np.int64), *(part.numbers for part in self.parts)])
+
+    def skip(self, block: Block, bad: BadRecord, options: CorpusOptions) -> bool:
+        """Count a bad record, or store the failure that it is; return whether the group goes on."""
+        if options.on_bad_record == "error":
+            reason = f"{block.place(bad.line)}: {bad.reason}; repair it, or choose --on-bad-record skip"
+            self.failure = RecordError(reason)
+            return False
+        self.bad += 1
+        self.records += 1
+        return True
 
     def place(self, index: int) -> str:
         """Return where the good record `index` of this group is in the source, for messages."""
@@ -116,19 +137,19 @@ def _groups(
     `record` is the number of the first record.
     """
     first: dict[bool, str] = {}
-    waiting: tuple[_Gathered, _Content] | None = None
+    waiting: tuple[Gathered, Content] | None = None
     with ThreadPoolExecutor(1, thread_name_prefix="nopad-tokenize") as pool:
         for group in _runs(blocks, group_bytes):
             gathered = _gather(group, record, options)
-            _check_kind(gathered, first)
+            check_kind(gathered, first)
             record += gathered.records
             # The pool tokenises this group while the one before it is finished and used by the caller.
-            content = _start(gathered, tokenizer, pool)
+            content = start_tokenising(gathered, tokenizer, pool)
             if waiting:
-                yield _finish(*waiting, tokenizer, options)
+                yield finish(*waiting, tokenizer, options)
             waiting = gathered, content
         if waiting:
-            yield _finish(*waiting, tokenizer, options)
+            yield finish(*waiting, tokenizer, options)
 
 
 def _runs(blocks: Iterable[Block], group_bytes: int) -> Iterator[list[Block]]:
@@ -148,28 +169,24 @@ def _runs(blocks: Iterable[Block], group_bytes: int) -> Iterator[list[Block]]:
         yield group
 
 
-def _gather(blocks: list[Block], first_record: int, options: CorpusOptions) -> _Gathered:
+def _gather(blocks: list[Block], first_record: int, options: CorpusOptions) -> Gathered:
     """Decode a group up to the first bad record that is not allowed.
 
     This failure is stored, not raised: an earlier record may still fail because of its length.
     """
-    out = _Gathered(blocks)
+    out = Gathered(blocks)
     for block in blocks:
-        for run in _columns(block.records(), options):
+        for run in in_columns(block.records(), options):
             if isinstance(run, Records):
-                out.parts.append(_Part(block, run, first_record + out.records))
+                first = first_record + out.records
+                out.parts.append(Part(block, run, np.arange(first, first + run.lines.size)))
                 out.records += run.lines.size
-                continue
-            if options.on_bad_record == "error":
-                reason = f"{block.place(run.line)}: {run.reason}; repair it, or choose --on-bad-record skip"
-                out.failure = RecordError(reason)
+            elif not out.skip(block, run, options):
                 return out
-            out.bad += 1
-            out.records += 1
     return out
 
 
-def _columns(found: Iterable[Record | Records | BadRecord], options: CorpusOptions) -> Iterator[Records | BadRecord]:
+def in_columns(found: Iterable[Record | Records | BadRecord], options: CorpusOptions) -> Iterator[Records | BadRecord]:
     """Combine single records into columns; texts that are too long and ids beyond the vocabulary become bad records."""
     for one in _runs_of(found):
         if isinstance(one, BadRecord):
@@ -192,7 +209,7 @@ def _runs_of(found: Iterable[Record | Records | BadRecord]) -> Iterator[Records 
     yield from run_of(single)
 
 
-def _check_kind(gathered: _Gathered, first: dict[bool, str]) -> None:
+def check_kind(gathered: Gathered, first: dict[bool, str]) -> None:
     """Raise SourceError if text and ready-made ids are mixed, since only text would get special tokens.
 
     `first` remembers, for messages and across groups, where the first text (key True) and the first ids (False) are.
@@ -205,7 +222,7 @@ def _check_kind(gathered: _Gathered, first: dict[bool, str]) -> None:
         raise SourceError(f"{first[True]} is text and {first[False]} is ready-made ids; pack them in two separate jobs")
 
 
-def _start(gathered: _Gathered, tokenizer: Tokenizer | None, pool: Executor) -> _Content:
+def start_tokenising(gathered: Gathered, tokenizer: Tokenizer | None, pool: Executor) -> Content:
     """Start tokenising a group; return a function that waits for the result: each record's content, not cut yet."""
     if not gathered.is_text:
         ids = _end_to_end([part.run.ids for part in gathered.parts if part.run.ids is not None])
@@ -230,7 +247,7 @@ def _end_to_end(parts: Sequence[Sequences]) -> Sequences:
     )
 
 
-def _finish(gathered: _Gathered, wait: _Content, tokenizer: Tokenizer | None, options: CorpusOptions) -> Group:
+def finish(gathered: Gathered, wait: Content, tokenizer: Tokenizer | None, options: CorpusOptions) -> Group:
     """Apply the policies, add the special tokens, and return the group."""
     content = wait()
     lengths = content.seq_lengths.astype(np.int64)
@@ -274,7 +291,7 @@ def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
 
 
 def _check_lengths(
-    gathered: _Gathered, lengths: NDArray[np.int64], room: int, special: int, options: CorpusOptions
+    gathered: Gathered, lengths: NDArray[np.int64], room: int, special: int, options: CorpusOptions
 ) -> None:
     """Raise RecordError for the first record that is too long or empty, if the policy for such records is "error"."""
     over = (lengths > room) & (options.over_long == "error")

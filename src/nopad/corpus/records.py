@@ -125,6 +125,16 @@ class Records:
             padding=None if self.padding is None else self.padding[begin:end],
         )
 
+    def take(self, chosen: NDArray[np.int64]) -> Records:
+        """Return the records at these places, in this order."""
+        return Records(
+            lines=self.lines[chosen],
+            texts=None if self.texts is None else [self.texts[at] for at in chosen.tolist()],
+            ids=None if self.ids is None else self.ids.take(chosen).gathered(),
+            values={name: column.take(chosen) for name, column in self.values.items()},
+            padding=None if self.padding is None else self.padding[chosen],
+        )
+
 
 def run_of(records: Sequence[Record]) -> Iterator[Records]:
     """Combine single records into columns: one run, or more if texts and ids alternate.

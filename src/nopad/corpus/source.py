@@ -15,7 +15,8 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,7 @@ class Block:
         path: path of the file in messages, as the user knows it.
         whole: whether the block is one document, so that line numbers mean nothing.
         source: name of the named source that the block belongs to; "" if sources are not named.
+        at: where the source begins again with this block (`Source.blocks_from`); (): only its number says.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Block:
     path: str = ""
     whole: bool = False
     source: str = ""
+    at: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -112,6 +115,13 @@ class Source(ABC):
     def blocks(self) -> Iterator[Block]:
         """Yield all blocks in a fixed order, from the start at every call. Raises SourceError if reading fails."""
 
+    def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
+        """Yield the blocks from one on: that with this `Block.at`, or, if blocks have none, with this number from 0.
+
+        Sources that find it without reading the ones before it override this.
+        """
+        return islice(self.blocks(), at[0], None)
+
     def inventory(self) -> list[tuple[str, int]]:
         """Return (name, bytes) per file in reading order, so that a refused resume can say which file changed."""
         return []
@@ -159,6 +169,19 @@ class IterableSource(Source):
     def inventory(self) -> list[tuple[str, int]]:
         """Return one entry: the name, and the size of all items as JSON."""
         return [(self._name, self.total_bytes or 0)]
+
+
+def located(sources: Sequence[Source], at: tuple[int, ...] = (0,)) -> Iterator[Block]:
+    """Yield the blocks of several sources, one after the other; the first number of a block's `at` is its source's.
+
+    From source number ``at[0]`` on, and in this one from ``at[1:]``, as `Source.blocks_from` has it.
+    """
+    for number in range(at[0], len(sources)):
+        inside = at[1:] if number == at[0] else ()
+        first = inside[0] if len(inside) == 1 else 0
+        blocks = sources[number].blocks_from(inside) if inside else sources[number].blocks()
+        for place, block in enumerate(blocks, first):
+            yield replace(block, at=(number, *(block.at or (place,))))
 
 
 def chain(digest: bytes, block: Block) -> bytes:

@@ -37,14 +37,18 @@ class TextFile(Source):
 
     def blocks(self) -> Iterator[Block]:
         """Yield the file as a single block if it is one document, else blocks of whole lines."""
+        return self.blocks_from((0,) if self._unit == "file" else (0, 1))
+
+    def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
+        """Yield the single block, or those from this offset in bytes, and number of its line, on."""
         file, path = self._file, str(self._file.path)
         if self._unit == "file":
             data = file.whole(DOCUMENT_BYTES)
             self._check_size(len(data))
-            yield Block(name=file.name, data=data, decoder=decode_document, path=path, whole=True)
+            yield Block(name=file.name, data=data, decoder=decode_document, path=path, whole=True, at=(0,))
             return
-        for data, line in file.line_blocks(self._block_bytes):
-            yield Block(name=file.name, data=data, decoder=decode_lines, first_line=line, path=path)
+        for data, offset, line in file.line_blocks(self._block_bytes, *at):
+            yield Block(name=file.name, data=data, decoder=decode_lines, first_line=line, path=path, at=(offset, line))
 
     def _check_size(self, size: int) -> None:
         if size > DOCUMENT_BYTES:

@@ -11,30 +11,28 @@ ranks; O(tokens) per batch. Batches are built ahead in a thread.
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nopad.balance import Balance, CostModel, Shape, Tokens
+from nopad.balance import Balance, CostModel, Tokens
 from nopad.batch import Flat, PackedBatch, Rows
-from nopad.batch.form import Form, check_form
+from nopad.batch.form import ALIGN, Form, check_form
 from nopad.errors import OptionError
 from nopad.loading.agreement import check_agreement, exchange_of
 from nopad.loading.epochs import Epochs
 from nopad.loading.feeds import Feed
+from nopad.loading.finite import EpochSupply
 from nopad.loading.groups import Together
-from nopad.loading.legs import Course, Last, Leg, check_last
+from nopad.loading.legs import Last, check_last
 from nopad.loading.opening import open_feed
 from nopad.loading.ranks import Ranks
 from nopad.loading.sharing import HostArrays
-from nopad.loading.state import Position, check_same, read_state
-from nopad.loading.summary import Summary, summarise
+from nopad.loading.summary import Summary
+from nopad.loading.supply import Collate, Place, Serving, Supply
 from nopad.options import Option
 from nopad.sequences import Sequences
 
@@ -48,9 +46,6 @@ _PER_RANK = Option(default=1, help="units per rank and micro-step")
 _PREFETCH = Option(default=2, low=0, high=1024, help="batches built ahead")
 _SHARED_FROM = 1 << 20  # sequences
 _NUMBER = Option(default=0, low=0, help="of an epoch, or of batches")
-
-# Makes a batch of sequences in columns; the last argument says how many of them lie in each row, int64 ``[rows]``.
-Collate = Callable[[Sequences, Form, NDArray[np.int64]], PackedBatch]
 
 
 class PackedLoader:
@@ -73,6 +68,8 @@ class PackedLoader:
         balance: how units are drawn and dealt to ranks; a `Balance` or the name of one.
         cost: what is balanced; None: tokens.
         seed: of all random choices.
+        align: every sequence takes a multiple of so many slots of its row, the last of them padding (2 x the ranks of
+            context parallelism; FP8 kernels). Packs are planned for it.
         groups: the group of each sequence, integers ``[n]``, for sequences that stay together (preference pairs,
             answers to one prompt); or a number k: every k sequences are a group.
         together: what a group shares: a "step"; a "rank" of it; a "pack". In packs, a group always shares one.
@@ -111,6 +108,7 @@ class PackedLoader:
         balance: str | Balance = "karmarkar_karp",
         cost: CostModel | None = None,
         seed: int = 0,
+        align: int = 1,
         groups: int | ArrayLike | None = None,
         together: Together = "rank",
         form: Form | None = None,
@@ -123,49 +121,44 @@ class PackedLoader:
         host_dir: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
-        per_rank = _per_rank(rows, tokens, sequences, capacity)
         self.ranks = Ranks.found(rank=rank, world_size=world_size, node_size=node_size, group=group)
-        self._prefetch = _PREFETCH.check("prefetch", prefetch)
-        feed = open_feed(
-            data,
-            capacity if tokens is None else tokens,
-            unpacked=sequences is not None,
-            seed=seed,
-            groups=groups,
-            together=together,
-            **options,
-        )
-        shape = Shape(
-            world_size=self.ranks.world_size,
-            node_size=self.ranks.node_size,
-            accumulation=_ACCUMULATION.check("accumulation", accumulation),
-            per_rank=_groups_per_rank(per_rank, feed.group_size),
-        )
-        self._at = Position(leg=Leg(shape=shape, balance=Balance.named(balance), steps=0))
+        per_rank = _per_rank(rows, tokens, sequences, capacity)
+        prefetch = _PREFETCH.check("prefetch", prefetch)
+        accumulation = _ACCUMULATION.check("accumulation", accumulation)
         last = check_last(last)
-        self._epochs = Epochs(feed, cost or Tokens(), last, self._shared(feed, host_dir))
-        self._rows = rows is not None
-        self._form: Form = Rows(feed.capacity, rows=per_rank) if rows is not None else Flat()
-        self._form = check_form(form) if form is not None else self._form
-        self._collate = collate or _collated
-        self._begin_again()
-        self._epochs.course(self._at)  # refuses an impossible step now
+        capacity = capacity if tokens is None else tokens
+        align = _aligned(align, capacity, options)
 
-    def _shared(self, feed: Feed, host_dir: str | os.PathLike[str] | None) -> HostArrays | None:
-        """Return where the ranks of this host share arrays, if that is worth it or wanted."""
-        if host_dir is None and (self.ranks.node_size == 1 or feed.sequences < _SHARED_FROM):
-            return None
-        return HostArrays(feed.facts(), None if host_dir is None else Path(host_dir))
+        def serving(capacity: int, group_size: int = 1) -> Serving:
+            usual: Form = Flat()
+            if rows is not None or align > 1:
+                usual = Rows(capacity, rows=per_rank, align=align)
+            return Serving(
+                ranks=self.ranks,
+                accumulation=accumulation,
+                per_rank=_groups_per_rank(per_rank, group_size),
+                rows=rows is not None,
+                form=usual if form is None else check_form(form),
+                collate=collate or _collated,
+                prefetch=prefetch,
+            )
+
+        feed = open_feed(
+            data, capacity, unpacked=sequences is not None, seed=seed, groups=groups, together=together, **options
+        )
+        epochs = Epochs(feed, cost or Tokens(), last, _shared(self.ranks, feed, host_dir))
+        self._supply: Supply = EpochSupply(epochs, serving(feed.capacity, feed.group_size), Balance.named(balance))
+        self._at: Place = self._supply.begin()
+        self._begin_again()
 
     def _begin_again(self) -> None:
-        """Forget the iteration under way, and what was computed for it."""
+        """Forget the iteration under way."""
         self._running: object | None = None
-        self._dealt: tuple[Course, int, NDArray[np.int64]] | None = None
         self._agreed = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what worker processes need."""
-        private = {"_running", "_dealt", "_agreed"}
+        private = {"_running", "_agreed"}
         return {name: value for name, value in vars(self).items() if name not in private}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -195,7 +188,7 @@ class PackedLoader:
 
     def __len__(self) -> int:
         """Batches that a rank takes in the whole epoch; after a change of ranks, in what this change left of it."""
-        return self._epochs.course(self._at).steps * self._at.leg.shape.accumulation
+        return self._supply.length(self._at)
 
     def summary(self) -> Summary:
         """Return what the epoch under way is: steps, sequences, tokens, what is left out, how evenly ranks work.
@@ -208,10 +201,8 @@ class PackedLoader:
                  one sequence per row would take 2 steps: a schedule in steps sees 2.00 times as many ...
         balance  the slowest rank of a step costs 0.00% more than the mean (floor 0.00%), by Tokens()
         """
-        at, epochs = self._at, self._epochs
-        capacity = epochs.feed.capacity if self._rows else None
-        feed, notes = epochs.feed, epochs.feed.notes(at.epoch)
-        return summarise(epochs.course(at), epochs.units(at.epoch), feed.unit, epochs.cost, capacity, notes)
+        found: Summary = self._supply.summary(self._at)
+        return found
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of another epoch; nothing happens if it is the one under way.
@@ -220,12 +211,12 @@ class PackedLoader:
             OptionError: `epoch` is no number from 0.
         """
         if _NUMBER.check("epoch", epoch) != self._at.epoch:
-            self._at = self._at.at_start_of(epoch)
+            self._at = self._supply.epoch_begin(self._at, epoch)
             self._begin_again()
 
     def facts(self) -> dict[str, Any]:
         """Return what a run that goes on must have in common with this one; JSON values."""
-        return {**self._epochs.feed.facts(), "cost": repr(self._epochs.cost)}
+        return self._supply.facts()
 
     def state_dict(self, *, batches: int = 0) -> dict[str, Any]:
         """Return where the loader stands, or will stand after that many further batches of this epoch.
@@ -236,12 +227,7 @@ class PackedLoader:
         Raises:
             OptionError: this epoch has fewer batches left.
         """
-        at = self._at
-        for _ in range(_NUMBER.check("batches", batches)):
-            at = self._epochs.after(at)
-        if self._epochs.is_over(at):
-            at = at.at_start_of(at.epoch + 1)
-        return at.state(self.facts())
+        return self._supply.state(self._at, _NUMBER.check("batches", batches))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the loader stood that gave this state.
@@ -254,11 +240,7 @@ class PackedLoader:
             FormatError: this is no state, or of a newer nopad.
             PlanMismatchError: the state is of other data, another plan, cost model or seed; the message names it.
         """
-        position, facts = read_state(state)
-        check_same(facts, self.facts())
-        there = position.resumed(self._at.leg)
-        self._epochs.check_within(there)
-        self._at = there
+        self._at = self._supply.placed(state)
         self._begin_again()
 
     def __iter__(self) -> Iterator[PackedBatch]:
@@ -269,7 +251,7 @@ class PackedLoader:
                 this loader began meanwhile.
             CorruptError: the tokens changed since the loader was made.
         """
-        return self._moved_on(self._batches)
+        return self._moved_on(lambda: self._supply.batches(self._at))
 
     def dataloader(self, *, num_workers: int = 0, **options: Any) -> TorchLoader:
         """Return a torch `DataLoader` of these batches, which `num_workers` processes build; it moves this loader on.
@@ -289,7 +271,7 @@ class PackedLoader:
 
         For worker processes; the loader itself stays where it is.
         """
-        return (batch for _, batch in self._batches(worker, workers))
+        return (batch for _, batch in self._supply.batches(self._at, worker, workers))
 
     def follow(self, batches: Callable[[], Iterator[PackedBatch]]) -> Iterator[PackedBatch]:
         """Iterate over what is left of this epoch, with batches that other processes build (`share`), in order.
@@ -299,14 +281,14 @@ class PackedLoader:
         """
         return self._moved_on(lambda: self._paired(batches()))
 
-    def _paired(self, batches: Iterator[PackedBatch]) -> Iterator[tuple[Position, PackedBatch]]:
-        for number, (_, after) in enumerate(self._places()):
+    def _paired(self, batches: Iterator[PackedBatch]) -> Iterator[tuple[Place, PackedBatch]]:
+        for number, after in enumerate(self._supply.places(self._at)):
             batch = next(batches, None)
             if batch is None:
                 raise OptionError(f"the worker processes gave {number} batches and then no more; see their messages")
             yield after, batch
 
-    def _moved_on(self, batches: Callable[[], Iterator[tuple[Position, PackedBatch]]]) -> Iterator[PackedBatch]:
+    def _moved_on(self, batches: Callable[[], Iterator[tuple[Place, PackedBatch]]]) -> Iterator[PackedBatch]:
         """Yield the batches, and stand after each of them when the loop has got it."""
         self._agree()
         running = self._running = object()
@@ -315,7 +297,7 @@ class PackedLoader:
             self._at = after
             yield batch
             self._check_running(running)
-        self._at = self._at.at_start_of(self._at.epoch + 1)
+        self._at = self._supply.epoch_begin(self._at, self._at.epoch + 1)
 
     def _check_running(self, running: object) -> None:
         if self._running is not running:
@@ -323,72 +305,23 @@ class PackedLoader:
                 "this iteration is over: another one of the same loader began, or the loader was set to another place"
             )
 
-    def _batches(self, worker: int = 0, workers: int = 1) -> Iterator[tuple[Position, PackedBatch]]:
-        """Yield every `workers`-th batch of what is left of this epoch, from number `worker` on, built ahead.
-
-        Each comes with the position after it.
-        """
-        self._epochs.feed.check_unchanged()
-        places = islice(self._places(), worker, None, workers)
-        if not self._prefetch:
-            for at, after in places:
-                yield after, self._built(at)
-            return
-        building: deque[tuple[Position, Future[PackedBatch]]] = deque()
-        with ThreadPoolExecutor(1, thread_name_prefix="nopad-batch") as pool:
-            try:
-                for at, after in places:
-                    building.append((after, pool.submit(self._built, at)))
-                    if len(building) > self._prefetch:
-                        done, batch = building.popleft()
-                        yield done, batch.result()
-                while building:
-                    done, batch = building.popleft()
-                    yield done, batch.result()
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
-
-    def _places(self) -> Iterator[tuple[Position, Position]]:
-        """Yield the positions before and after each batch that is left of this epoch."""
-        at = self._at
-        while not self._epochs.is_over(at):
-            self._epochs.deal_ahead(at)
-            after = self._epochs.after(at)
-            yield at, after
-            at = after
-
-    def _built(self, at: Position) -> PackedBatch:
-        """Build this rank's batch at a position."""
-        units, course = self._epochs.units(at.epoch), self._epochs.course(at)
-        if self._dealt is None or self._dealt[0] is not course or self._dealt[1] != at.leg.steps:
-            self._dealt = course, at.leg.steps, course.dealt(at.leg.steps)[self.ranks.rank]
-        chosen = self._dealt[2][at.batches]
-        chosen = chosen[chosen >= 0]
-        if not chosen.size:  # in the last step, where there are fewer units than micro-steps of all ranks
-            sequences, _ = self._epochs.feed.gather(units, course.step(at.leg.steps).units[:1])
-            return self._collate(sequences.part(0, 1), self._form, np.ones(1, dtype=np.int64)).as_stand_in()
-        sequences, per_row = self._epochs.feed.gather(units, chosen)
-        return self._collate(sequences, self._form, per_row)
-
     def _agree(self) -> None:
         """Compare with the other ranks, once."""
-        if self._agreed:
-            return
-        leg = self._at.leg
-        facts = {
-            **self.facts(),
-            "world_size": leg.shape.world_size,
-            "the step": f"{leg.shape.accumulation} x {leg.shape.per_rank}",
-            "balance": repr(leg.balance),
-            "last": self._epochs.last,
-            "the position": (self._at.epoch, len(self._at.past), leg.steps, self._at.batches),
-        }
-        check_agreement(self.ranks, facts, exchange_of(self.ranks))
+        exchange = None if self._agreed else exchange_of(self.ranks)
+        if exchange is not None:
+            check_agreement(self.ranks, self._supply.agreed(self._at), exchange)
         self._agreed = True
 
 
 def _collated(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:
     return PackedBatch.from_columns(sequences, form, per_row=per_row)
+
+
+def _shared(ranks: Ranks, feed: Feed, host_dir: str | os.PathLike[str] | None) -> HostArrays | None:
+    """Return where the ranks of this host share arrays, if that is worth it or wanted."""
+    if host_dir is None and (ranks.node_size == 1 or feed.sequences < _SHARED_FROM):
+        return None
+    return HostArrays(feed.facts(), None if host_dir is None else Path(host_dir))
 
 
 def _per_rank(rows: int | None, tokens: int | None, sequences: int | None, capacity: int | None) -> int:
@@ -401,6 +334,17 @@ def _per_rank(rows: int | None, tokens: int | None, sequences: int | None, capac
     if name != "rows" and capacity is not None:
         raise OptionError(f"{name} per rank make one stream, which has no rows of a capacity; leave capacity out")
     return 1 if name == "tokens" else number
+
+
+def _aligned(align: int, capacity: int | None, options: dict[str, Any]) -> int:
+    """Return `align` after checking it, and add it to the options of a plan that is to be made."""
+    align = ALIGN.check("align", align)
+    if align > 1:
+        if capacity is None:
+            raise OptionError("align is for packs that are planned; give a capacity, or tokens")
+        if "plan" not in options:
+            options["align"] = align
+    return align
 
 
 def _groups_per_rank(per_rank: int, size: int) -> int:

@@ -1,0 +1,157 @@
+"""Epochs over stored tokens as the supply of a loader: every rank computes its part from lengths, seed and epoch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.balance import Balance, Shape
+from nopad.batch import PackedBatch
+from nopad.loading.epochs import Epochs
+from nopad.loading.legs import Course, Leg
+from nopad.loading.state import Position, check_same, read_state
+from nopad.loading.summary import Summary, summarise
+from nopad.loading.supply import Serving, Supply
+
+__all__ = ["EpochSupply"]
+
+
+class EpochSupply(Supply):
+    """The batches of one rank, epoch after epoch; a place is a `Position`."""
+
+    def __init__(self, epochs: Epochs, serving: Serving, balance: Balance) -> None:
+        """Serve batches of these epochs.
+
+        Raises:
+            OptionError: the units do not make a single step, or no whole steps where these are asked for.
+        """
+        self._epochs, self._serving = epochs, serving
+        shape = Shape(
+            world_size=serving.ranks.world_size,
+            node_size=serving.ranks.node_size,
+            accumulation=serving.accumulation,
+            per_rank=serving.per_rank,
+        )
+        self._leg = Leg(shape=shape, balance=balance, steps=0)
+        self._forget()
+        epochs.course(self.begin())  # refuses an impossible step now
+
+    def _forget(self) -> None:
+        self._dealt: tuple[Course, int, NDArray[np.int64]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what worker processes need."""
+        return {name: value for name, value in vars(self).items() if name != "_dealt"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore in another process."""
+        vars(self).update(state)
+        self._forget()
+
+    def begin(self) -> Position:
+        """Return the beginning of epoch 0."""
+        return Position(leg=self._leg)
+
+    def epoch_begin(self, at: Position, epoch: int) -> Position:
+        """Return the beginning of this epoch."""
+        return at.at_start_of(epoch)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the feed has, and the cost model."""
+        return {**self._epochs.feed.facts(), "cost": repr(self._epochs.cost)}
+
+    def agreed(self, at: Position) -> dict[str, Any]:
+        """Return the facts, the step, how it is dealt, and the place."""
+        leg = at.leg
+        return {
+            **self.facts(),
+            "world_size": leg.shape.world_size,
+            "the step": f"{leg.shape.accumulation} x {leg.shape.per_rank}",
+            "balance": repr(leg.balance),
+            "last": self._epochs.last,
+            "the position": (at.epoch, len(at.past), leg.steps, at.batches),
+        }
+
+    def length(self, at: Position) -> int:
+        """Return the batches of the whole epoch; after a change of ranks, of what this change left of it."""
+        return self._epochs.course(at).steps * at.leg.shape.accumulation
+
+    def summary(self, at: Position) -> Summary:
+        """Return steps, sequences, tokens, what is left out, how evenly ranks work."""
+        epochs = self._epochs
+        capacity = epochs.feed.capacity if self._serving.rows else None
+        feed, notes = epochs.feed, epochs.feed.notes(at.epoch)
+        return summarise(epochs.course(at), epochs.units(at.epoch), feed.unit, epochs.cost, capacity, notes)
+
+    def state(self, at: Position, batches: int) -> dict[str, Any]:
+        """Return a few integers; after the last batch of an epoch comes the beginning of the next."""
+        for _ in range(batches):
+            at = self._epochs.after(at)
+        if self._epochs.is_over(at):
+            at = at.at_start_of(at.epoch + 1)
+        return at.state(self.facts())
+
+    def placed(self, state: Any) -> Position:
+        """Return the place of a state, in a new leg if the ranks are others."""
+        position, facts = read_state(state)
+        check_same(facts, self.facts())
+        there = position.resumed(self._leg)
+        self._epochs.check_within(there)
+        return there
+
+    def check_workers(self, workers: int) -> None:
+        """Any number of processes can build batches."""
+
+    def batches(self, at: Position, worker: int = 0, workers: int = 1) -> Iterator[tuple[Position, PackedBatch]]:
+        """Yield batches of what is left of the epoch, built ahead, each with the position after it."""
+        self._epochs.feed.check_unchanged()
+        pairs = islice(self._pairs(at, deal_ahead=workers == 1), worker, None, workers)
+        if not self._serving.prefetch:
+            for before, after in pairs:
+                yield after, self._built(before)
+            return
+        building: deque[tuple[Position, Future[PackedBatch]]] = deque()
+        with ThreadPoolExecutor(1, thread_name_prefix="nopad-batch") as pool:
+            try:
+                for before, after in pairs:
+                    building.append((after, pool.submit(self._built, before)))
+                    if len(building) > self._serving.prefetch:
+                        done, batch = building.popleft()
+                        yield done, batch.result()
+                while building:
+                    done, batch = building.popleft()
+                    yield done, batch.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def places(self, at: Position) -> Iterator[Position]:
+        """Yield the position after each batch that is left of the epoch."""
+        return (after for _, after in self._pairs(at))
+
+    def _pairs(self, at: Position, *, deal_ahead: bool = True) -> Iterator[tuple[Position, Position]]:
+        """Yield the positions before and after each batch that is left of the epoch."""
+        while not self._epochs.is_over(at):
+            if deal_ahead:
+                self._epochs.deal_ahead(at)
+            after = self._epochs.after(at)
+            yield at, after
+            at = after
+
+    def _built(self, at: Position) -> PackedBatch:
+        """Build this rank's batch at a position."""
+        units, course, serving = self._epochs.units(at.epoch), self._epochs.course(at), self._serving
+        if self._dealt is None or self._dealt[0] is not course or self._dealt[1] != at.leg.steps:
+            self._dealt = course, at.leg.steps, course.dealt(at.leg.steps)[serving.ranks.rank]
+        chosen = self._dealt[2][at.batches]
+        chosen = chosen[chosen >= 0]
+        if not chosen.size:  # in the last step, where there are fewer units than micro-steps of all ranks
+            sequences, _ = self._epochs.feed.gather(units, course.step(at.leg.steps).units[:1])
+            return serving.collate(sequences.part(0, 1), serving.form, np.ones(1, dtype=np.int64)).as_stand_in()
+        sequences, per_row = self._epochs.feed.gather(units, chosen)
+        return serving.collate(sequences, serving.form, per_row)

@@ -1,0 +1,132 @@
+"""The seam between `PackedLoader` and where its batches come from: epochs over stored tokens, or a stream.
+
+A supply is asked about *places*: where a loader stands, as an immutable value. It keeps none itself, so that batches
+may be built ahead of the training loop, and the loader alone says how far the loop is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.batch import PackedBatch
+from nopad.batch.form import Form
+from nopad.loading.ranks import Ranks
+from nopad.sequences import Sequences
+
+__all__ = ["Collate", "Place", "Serving", "Supply"]
+
+# Makes a batch of sequences in columns; the last argument says how many of them lie in each row, int64 ``[rows]``.
+Collate = Callable[[Sequences, Form, NDArray[np.int64]], PackedBatch]
+
+
+class Place(Protocol):
+    """Where a loader stands; see the properties of `PackedLoader` by these names."""
+
+    @property
+    def epoch(self) -> int: ...  # noqa: D102
+
+    @property
+    def steps_seen(self) -> int: ...  # noqa: D102
+
+    @property
+    def sequences_seen(self) -> int: ...  # noqa: D102
+
+    @property
+    def tokens_seen(self) -> int: ...  # noqa: D102
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """For whom batches are built, and how.
+
+    Attributes:
+        ranks: this process's place.
+        accumulation: micro-steps per optimiser step.
+        per_rank: units per rank and micro-step.
+        rows: whether a unit is a row of a capacity.
+        form: how a batch lies in memory.
+        collate: makes a batch.
+        prefetch: batches that are built ahead in a thread.
+    """
+
+    ranks: Ranks
+    accumulation: int
+    per_rank: int
+    rows: bool
+    form: Form
+    collate: Collate
+    prefetch: int
+
+
+class Supply(ABC):
+    """Gives the batches of one rank from any place on."""
+
+    @abstractmethod
+    def begin(self) -> Any:
+        """Return the place where a run begins."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """Return what a run that goes on must have in common with this one, by name; JSON values."""
+
+    @abstractmethod
+    def agreed(self, at: Any) -> dict[str, Any]:
+        """Return what all ranks must have in common when they iterate from this place, by name."""
+
+    @abstractmethod
+    def length(self, at: Any) -> int:
+        """Return how many batches a rank takes in the epoch of this place.
+
+        Raises:
+            TypeError: nobody can know.
+        """
+
+    @abstractmethod
+    def summary(self, at: Any) -> Any:
+        """Return what is known of the epoch of this place, to print."""
+
+    @abstractmethod
+    def state(self, at: Any, batches: int) -> dict[str, Any]:
+        """Return the state of a loader that takes `batches` more batches from this place on; plain JSON.
+
+        Raises:
+            OptionError: there are fewer batches, or they are not known ahead.
+        """
+
+    @abstractmethod
+    def placed(self, state: Any) -> Any:
+        """Return the place of a state.
+
+        Raises:
+            FormatError: this is no state of such a loader.
+            PlanMismatchError: it is of other data, or other options.
+        """
+
+    @abstractmethod
+    def epoch_begin(self, at: Any, epoch: int) -> Any:
+        """Return the place where this epoch begins, for a loader that stands at `at`."""
+
+    @abstractmethod
+    def batches(self, at: Any, worker: int = 0, workers: int = 1) -> Iterator[tuple[Any, PackedBatch]]:
+        """Yield every `workers`-th batch of what is left of the epoch, from number `worker` on, built ahead.
+
+        Each comes with the place after it. Where the iterator is closed, its threads end.
+        """
+
+    @abstractmethod
+    def places(self, at: Any) -> Iterator[Any]:
+        """Yield the place after each batch that is left of the epoch, for batches that other processes build."""
+
+    @abstractmethod
+    def check_workers(self, workers: int) -> None:
+        """Refuse worker processes if they could not build these batches.
+
+        Raises:
+            OptionError: they could not; the message says what to do.
+        """
