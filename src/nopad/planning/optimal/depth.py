@@ -35,6 +35,7 @@ _LENGTH_STEPS = 1_700  # times (distinct lengths)^2: operations of the simplex i
 _UNLIKE = 1e-2  # a plan above the bound by more than this share is not improved by gathering free space
 _PARTS = (10, 25, 5, 60, 15, 40, 8, 100)  # `parts` of `dive_through`, one value for each dive from the exact program
 _FINER = 16  # a program in twice as many units is begun if so many times the operations of the last one are left
+_GATHERING = 0.5  # share of the budget to gather free space before the exact program
 _CLOSING = 0.25  # share of the budget to pack some packs again before the other steps
 _CONTINUING = 0.8  # share of the budget for the exact program after the one in units; the rest is to gather free space
 _RELAXING = 0.7  # share of the budget for solving the linear program; the rest is for rounding it
@@ -190,12 +191,12 @@ class Search:
         from nopad.planning.optimal.closing import NEAR
 
         self.dives = 1 if not self.dived else len(_PARTS) - self.dived
-        close, gather = self._close_in_part, self._gather
+        close, gather, first = self._close_in_part, self._gather, self._gather_in_part
         bad = _LENGTH_STEPS * self.histogram.lengths.size**2
         near = self.best.packs <= self.bound + NEAR
         begin = (close, self._begin_exact) if near or 2 * bad < self.budget.left else ()
         exact = (self._exact_in_part, gather, close, self._exact, gather, self._close)
-        for step in (*begin, close, self._in_units, gather, close, *exact):
+        for step in (*begin, close, self._in_units, first, close, *exact):
             if self.good() or self.budget.spent():
                 break
             step()
@@ -326,6 +327,12 @@ class Search:
             packing = close(items, self.bound - taken.total(), self.budget)
             if packing is not None:
                 self.offer(Listed.of(_named(taken, lengths) + _named(packing, lengths[present])))
+
+    def _gather_in_part(self) -> None:
+        """Do as `_gather` does, but leave some budget for the exact program if that may get far with it."""
+        bad = _LENGTH_STEPS * self.histogram.lengths.size**2
+        with self.budget.part(_GATHERING if bad < 3 * self.budget.left else 1):
+            self._gather()
 
     def _gather(self) -> None:
         """Gather the free space of the best plan in few packs (`gathering`), unless this plan was gathered before.
