@@ -3,7 +3,15 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import highspy
+import numpy as np
 import pytest
+
+from nopad.planning.optimal import solver
+from nopad.planning.optimal.budget import Budget
+from nopad.planning.optimal.master import OPTIONS, Master
+from nopad.planning.optimal.pricing import Items
+from nopad.planning.optimal.rounding import best_fit
 
 PLANS = """
 import hashlib, sys
@@ -40,3 +48,29 @@ def planned(threads):
 @pytest.mark.parametrize("threads", [2, 5])
 def test_a_library_that_solved_before_with_more_threads_changes_no_plan(alone, threads):
     assert planned(threads) == alone
+
+
+def test_a_program_that_stalls_is_solved_on_with_perturbation(monkeypatch):
+    """Degenerate programs take hundreds of thousands of iterations without it: six seconds where 0.6 are enough."""
+    items = Items.of(np.arange(5, 80), np.full(75, 40), 160, None)
+    programs = [Master(items), Master(items)]
+    optima, options = [], []
+    run = solver.run
+
+    def watched(model):
+        options.append([model.getOptionValue(name)[1] for name in solver._PERTURBATIONS])
+        run(model)
+
+    monkeypatch.setattr(solver, "run", watched)
+    for program in programs:
+        program.add([*best_fit(items, items.demand), *((item,) for item in range(75))])
+        optima.append(program.solve(Budget(9)))
+        monkeypatch.setattr(solver, "_STALLED", 3)
+        monkeypatch.setattr(solver, "_STALLED_EACH", 0)
+    assert optima[0].packs == pytest.approx(optima[1].packs)
+    assert options == [[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]
+    model = programs[1]._highs
+    assert isinstance(model, highspy.Highs)
+    assert [model.getOptionValue(name)[1] for name in solver._PERTURBATIONS] == [
+        OPTIONS[n] for n in solver._PERTURBATIONS
+    ]

@@ -24,7 +24,7 @@ from nopad.planning.optimal.depth import Search, shallower
 
 __all__ = ["auto", "nearly", "optimal"]
 
-_OTHER_DEPTHS = 10**9  # operations for other depths at most, where no depth was given and the plan is good enough
+_OTHER_DEPTHS = 5 * 10**8  # operations for other depths at most, where no depth was given and the plan is good enough
 
 
 def optimal(
@@ -78,6 +78,7 @@ def nearly(histogram: Histogram, capacity: int, depth: int | None, *, effort: fl
     search = Search(histogram, capacity, depth, Budget(effort), within=1)
     search.within = max(1, int(share * search.bound))
     search.run()
+    search.last_pack()
     return search.best.strategies()
 
 
@@ -91,6 +92,7 @@ def _planned(
         last = _OTHER_DEPTHS if depth is None and search.good() else max(budget.left, 0)
         with budget.at_most(last):
             _at_less(search, effort)
+        search.last_pack()
     return Planned(
         strategies=search.best.strategies(),
         certificate=search.certificate,
@@ -112,6 +114,7 @@ def _at_less(search: Search, effort: float) -> None:
             search.histogram, search.capacity, depth, search.budget.child(effort), search.within, fewer=packs
         )
         other.run()
+        other.last_pack()
         search.offer(other.best)
 
 

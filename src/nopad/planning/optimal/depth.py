@@ -32,14 +32,20 @@ _LAST = 4 * 10**8  # operations for the pack that `auto` may leave above the bou
 _BEGINNING = 0.4  # share of the budget for a first attempt at the exact program
 _MOST_BEGINNING = 0.9  # that share where even a bad case (`_LENGTH_STEPS`) takes less than half of the budget
 _LENGTH_STEPS = 1_700  # times (distinct lengths)^2: operations of the simplex iterations in a bad case
-_UNLIKE = 3e-3  # a plan above the bound by more than this share is not improved by gathering free space
+_UNLIKE = 1e-2  # a plan above the bound by more than this share is not improved by gathering free space
 _PARTS = (10, 25, 5, 60, 15, 40, 8, 100)  # `parts` of `dive_through`, one value for each dive from the exact program
+_FINER = 16  # a program in twice as many units is begun if so many times the operations of the last one are left
+_GATHERING = 0.5  # share of the budget to gather free space before the exact program
+_CLOSING = 0.25  # share of the budget to pack some packs again before the other steps
 _CONTINUING = 0.8  # share of the budget for the exact program after the one in units; the rest is to gather free space
 _RELAXING = 0.7  # share of the budget for solving the linear program; the rest is for rounding it
 _MOST_LEFT = 500  # sequences left at a stage of a dive, up to which the integer program is tried on them
 _MOST_CAPACITY = 2**24  # no linear programs above this: `units.fill` takes 40 bytes per token of capacity
+_STREAMING = 0.1  # share of the budget that may be put aside for `streamed`
 _MOST_STREAMED = 2**20  # sequences up to which `streamed` is tried for the last pack
-_ENTRY_STEPS = 2_500  # operations for each strategy of a plan: it is listed, counted and checked in the end
+_MOST_FIRST = 2**18  # sequences up to which it is tried before all linear programs, where a depth is given
+_ENTRY_STEPS = 1_200  # operations for each entry of the plan: its strategies are listed and checked in the end
+_QUICK_STEPS = 8_000  # operations for each distinct length, of the heuristics at one depth
 
 
 def shallower(histogram: Histogram, capacity: int, depth: int | None, packs: int) -> list[int]:
@@ -72,6 +78,7 @@ class Search:
         dived: number of dives from it.
         dives: the dives that may still follow in this round of all steps.
         gathered: the plan that `_gather` returned last.
+        streamed: whether the packs of a stream were offered.
     """
 
     histogram: Histogram
@@ -84,6 +91,7 @@ class Search:
     notes: list[str] = field(default_factory=list)
     master: Master | None = None
     gathered: Listed | None = None
+    streamed: bool = False
     solved: bool = False
     dived: int = 0
     dives: int = 1
@@ -100,6 +108,12 @@ class Search:
                     self.offer(Listed.of(spread(self.histogram, self.capacity, self.depth, packs)))
         if self.best.packs > self.bound:
             self._quick_at_less()
+        if self.capacity > _MOST_CAPACITY:
+            if self.best.packs > self.bound:
+                self.notes.append(f"best-fit, and the cheap bounds: the capacity is above {_MOST_CAPACITY:,}")
+            return
+        if not self.good() and self.depth is not None and self.histogram.sequences <= _MOST_FIRST:
+            self._streamed(self._stream_steps())
         if self.best.packs > self.bound:
             self._search()
 
@@ -113,7 +127,8 @@ class Search:
     def offer(self, packs: Listed) -> None:
         """Take these packs as the best plan if they are fewer."""
         if packs.packs < self.best.packs:
-            self.budget.charge(_ENTRY_STEPS * max(0, packs.copies.size - self.best.copies.size))
+            if self.fewer is None:
+                self.budget.charge(_ENTRY_STEPS * max(0, packs.copies.size - self.best.copies.size))
             self.best = packs
 
     def _prove(self, certificate: Certificate) -> None:
@@ -127,31 +142,44 @@ class Search:
         """Offer the plans of the heuristics at smaller depths, which keep the given depth too."""
         for depth in shallower(self.histogram, self.capacity, self.depth, self.best.packs):
             self.offer(Listed.of(lpfhp(self.histogram, self.capacity, depth)))
+            self.budget.charge(_QUICK_STEPS * self.histogram.lengths.size)
             packs = max(self.bound, lower_bound(self.histogram, self.capacity, depth).packs)
             self.offer(Listed.of(spread(self.histogram, self.capacity, depth, packs)))
             if self.best.packs <= self.bound:
                 break
 
     def _search(self) -> None:
-        """Run `_steps`, `_streamed` and `_last_pack`, and note what ended them.
-
-        A large budget first runs `_steps` on a part of it (`_SHORT`).
-        """
-        if self.capacity > _MOST_CAPACITY:
-            self.notes.append(f"best-fit, and the cheap bounds: the capacity is above {_MOST_CAPACITY:,}")
-            return
+        """Run `_round`, and note what ended it; a large budget first runs it on a part of itself (`_SHORT`)."""
         from nopad.planning.optimal.solver import SolverError
 
         try:
             if not self.good() and self.budget.left > 2 * _SHORT:
                 with self.budget.part(_SHORT / self.budget.left):
-                    self._steps()
-                    self._streamed()
-            self._steps()
-            self._streamed()
-            self._last_pack()
+                    self._round()
+            self._round()
         except SolverError as error:
             self.budget.trouble = str(error)
+
+    def last_pack(self) -> None:
+        """Spend up to `_LAST` operations on removing the last pack above the bound that `within` may leave."""
+        if (
+            self.budget.trouble
+            or self.capacity > _MOST_CAPACITY
+            or self._hopeless()
+            or not self.good()
+            or self.best.packs == self.bound
+            or self.budget.left <= _LAST
+        ):
+            return
+        from nopad.planning.optimal.solver import SolverError
+
+        within, self.within = self.within, 0
+        try:
+            with self.budget.at_most(_LAST):
+                self._close()
+        except SolverError as error:
+            self.budget.trouble = str(error)
+        self.within = within
 
     def _steps(self) -> None:
         """Take the steps of the search in their order, until a plan is good or the budget is spent.
@@ -163,41 +191,53 @@ class Search:
         from nopad.planning.optimal.closing import NEAR
 
         self.dives = 1 if not self.dived else len(_PARTS) - self.dived
-        close, gather = self._close, self._gather
+        close, gather, first = self._close_in_part, self._gather, self._gather_in_part
         bad = _LENGTH_STEPS * self.histogram.lengths.size**2
         near = self.best.packs <= self.bound + NEAR
         begin = (close, self._begin_exact) if near or 2 * bad < self.budget.left else ()
-        exact = (self._exact_in_part, gather, close, self._exact, gather, close)
-        for step in (*begin, close, self._in_units, gather, close, *exact):
+        exact = (self._exact_in_part, gather, close, self._exact, gather, self._close)
+        for step in (*begin, close, self._in_units, first, close, *exact):
             if self.good() or self.budget.spent():
                 break
             step()
 
-    def _streamed(self) -> None:
-        """Offer the packs of a stream of the sequences, and go on from them if they are fewer.
+    def _round(self) -> None:
+        """Run `_steps` and `_streamed`, and go on from the packs of a stream if they are fewer.
 
-        For the last pack above the bound, only if there are not too many sequences to pack all of them.
+        The operations of the stream are put aside before, if they are few.
         """
-        above = self.best.packs - self.bound
-        if not above or self._hopeless() or (self.good() and (above > 1 or self.histogram.sequences > _MOST_STREAMED)):
+        if self.best.packs <= self.bound or self._hopeless():
             return
-        from nopad.planning.optimal.streamed import streamed
-
-        before, packs = self.best, streamed(self.histogram, self.capacity, self.depth, self.budget)
-        if packs is not None:
-            self.offer(packs)
+        aside = 0 if self.streamed else self._stream_steps()
+        with self.budget.at_most(self.budget.left - aside):
+            self._steps()
+        before = self.best
+        self._streamed(aside)
         if self.best is not before:
             for step in (self._gather, self._close):
                 if not self.good() and not self.budget.spent():
                     step()
 
-    def _last_pack(self) -> None:
-        """Spend up to `_LAST` operations on removing the one pack above the bound that `auto` may leave."""
-        if self.good() and not self._hopeless() and self.best.packs > self.bound and self.budget.left > _LAST:
-            within, self.within = self.within, 0
-            with self.budget.at_most(_LAST):
-                self._close()
-            self.within = within
+    def _stream_steps(self) -> int:
+        """Return the operations of packing the sequences as a stream; 0 if they are too many for this budget."""
+        from nopad.planning.optimal.streamed import streaming
+
+        steps = streaming(self.histogram, self.capacity)
+        return steps if steps <= self.budget.left * _STREAMING else 0
+
+    def _streamed(self, steps: int) -> None:
+        """Offer the packs of a stream of the sequences, unless that was done before; `steps` are its operations.
+
+        For the last pack above the bound, only where there are not too many sequences to pack all of them.
+        """
+        above = self.best.packs - self.bound
+        few = above == 1 and self.histogram.sequences <= _MOST_STREAMED
+        if steps and not self.streamed and not self._hopeless() and (above > self.within or few):
+            from nopad.planning.optimal.streamed import streamed
+
+            self.streamed = True
+            self.budget.charge(steps)
+            self.offer(streamed(self.histogram, self.capacity, self.depth))
 
     def _most_used(self) -> int:
         """Return the depth if it limits any pack, otherwise 1; the knapsack table of pricing has one row more."""
@@ -288,6 +328,12 @@ class Search:
             if packing is not None:
                 self.offer(Listed.of(_named(taken, lengths) + _named(packing, lengths[present])))
 
+    def _gather_in_part(self) -> None:
+        """Do as `_gather` does, but leave some budget for the exact program if that may get far with it."""
+        bad = _LENGTH_STEPS * self.histogram.lengths.size**2
+        with self.budget.part(_GATHERING if bad < 3 * self.budget.left else 1):
+            self._gather()
+
     def _gather(self) -> None:
         """Gather the free space of the best plan in few packs (`gathering`), unless this plan was gathered before.
 
@@ -302,20 +348,33 @@ class Search:
             self.gathered = self.best
 
     def _in_units(self) -> None:
-        """Plan with lengths rounded to few sizes (see `units`).
+        """Plan with lengths rounded to few sizes (see `units`), and to more of them where that takes little.
 
         If the plan is not good then, also try to prove a bound from the first linear program that was solved.
         """
         if self.solved:
             return
-        from nopad.planning.optimal.units import certify, plan_in_units
+        from nopad.planning.optimal.units import RESOLUTIONS, certify, plan_in_units
 
-        packs, guide = plan_in_units(self.histogram, self.capacity, self.depth, self.budget)
-        self.offer(packs)
+        guide, units = None, 0
+        for finest in sorted(RESOLUTIONS)[1:]:
+            before = self.budget.left
+            packs, found = plan_in_units(self.histogram, self.capacity, self.depth, self.budget, finest)
+            self.offer(packs)
+            guide = found or guide
+            finer = _FINER * (before - self.budget.left) < self.budget.left
+            if guide is None or self.good() or not finer or guide[1].items.capacity <= units:
+                break
+            units = guide[1].items.capacity
         if guide is not None and not self.good():
             certificate = certify(*guide, self.capacity, self.depth, self.budget)
             if certificate is not None:
                 self._prove(certificate)
+
+    def _close_in_part(self) -> None:
+        """Do as `_close` does, but leave most of the budget to the steps after it."""
+        with self.budget.part(_CLOSING):
+            self._close()
 
     def _close(self) -> None:
         """Pack the sequences of some packs into one pack fewer (`pack_again`), and repeat this until it fails."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -79,11 +78,18 @@ class Listed:
     def strategies(self) -> Strategies:
         """Return ``(count, lengths longest first)`` pairs, one for each distinct pack."""
         from nopad import _kernels
+        from nopad.planning import _fit_kernels
 
-        flat = -self.lengths
-        _kernels.sort_within_packs(self.indptr, flat)
-        lengths, ends = (-flat).tolist(), self.indptr.tolist()
-        merged: Counter[tuple[int, ...]] = Counter()
-        for count, (begin, end) in zip(self.copies.tolist(), pairwise(ends), strict=True):
-            merged[tuple(lengths[begin:end])] += count
-        return [(count, pattern) for pattern, count in merged.items()]
+        keys = np.empty(self.copies.size, dtype=np.uint64)
+        _fit_kernels.multiset_keys(self.indptr, np.arange(self.lengths.size), self.lengths, keys)
+        _, first, entry = np.unique(keys, return_index=True, return_inverse=True)
+        counts = np.zeros(first.size, dtype=np.int64)
+        np.add.at(counts, entry, self.copies)
+        distinct = self.take(first)
+        flat = -distinct.lengths
+        _kernels.sort_within_packs(distinct.indptr, flat)  # ascending order of the negated lengths is longest first
+        lengths = (-flat).tolist()
+        return [
+            (count, tuple(lengths[begin:end]))
+            for count, (begin, end) in zip(counts.tolist(), pairwise(distinct.indptr.tolist()), strict=True)
+        ]

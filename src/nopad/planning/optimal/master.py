@@ -37,10 +37,10 @@ OPTIONS = {
 
 _DUAL, _PRIMAL = 1, 4  # values of HiGHS' option simplex_strategy
 _ITERATION_STEPS = 12_000  # operations of a simplex iteration
-_FEW, _MANY, _MORE = 6, 48, 26  # for each row besides: where the basis is sparse; where it is not; and above `_ROWS`
+_FEW, _MANY, _MORE = 12, 48, 26  # for each row besides: where the basis is sparse; where it is not; and above `_ROWS`
 _ROWS = 1_000
 _PAIRS, _TRIPLETS = 2.2, 3.1  # mean items of a full pack up to which a new basis is sparse, and from which on it is not
-_FILLED = 8  # iterations per row until no basis is sparse
+_FILLED = 5  # iterations per row until no basis is sparse
 
 
 @dataclass(frozen=True)

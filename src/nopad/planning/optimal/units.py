@@ -24,13 +24,11 @@ from nopad.planning.optimal.pricing import Items, Pattern
 from nopad.planning.optimal.rounding import Packing
 from nopad.planning.optimal.search import Solved, relax, solve
 
-__all__ = ["MOST_CELLS", "Units", "certify", "divide", "fill", "patterns_of", "plan_in_units"]
+__all__ = ["MOST_CELLS", "RESOLUTIONS", "Units", "certify", "divide", "fill", "patterns_of", "plan_in_units"]
 
 _MOST_SIZES = 700  # distinct sizes that a linear program can have and still be quick
 MOST_CELLS = 2**25  # most of distinct sizes x units x depth, which is what pricing costs
-_RESOLUTIONS = (2048, 1024, 512, 256, 128)  # units per pack
-_COARSE = 256  # units per pack, at most, where the budget is not `_LARGE`: gathering free space makes up for it
-_LARGE = 5 * 10**9
+RESOLUTIONS = (2048, 1024, 512, 256, 128)  # units per pack
 _REST = 10  # one sequence in so many of each length goes into the rest
 _MOST_FILLED = 2**18  # most sequences that are put into slots at a time
 _ROUNDS, _LEAST_ROUNDS = 20, 2  # rounds of pricing in tokens: the most, and the fewest that the budget must allow
@@ -53,9 +51,9 @@ class Units:
     middle: NDArray[np.float64]
 
     @classmethod
-    def of(cls, histogram: Histogram, capacity: int, depth: int | None, finest: int = _RESOLUTIONS[0]) -> Units:
+    def of(cls, histogram: Histogram, capacity: int, depth: int | None, finest: int = RESOLUTIONS[0]) -> Units:
         """Round the lengths of a histogram; a pack has as many units as pricing has time for, from 128 to `finest`."""
-        for resolution in [n for n in _RESOLUTIONS if n <= max(min(capacity, finest), _RESOLUTIONS[-1])]:
+        for resolution in [n for n in RESOLUTIONS if n <= max(min(capacity, finest), RESOLUTIONS[-1])]:
             nearest = np.floor(histogram.lengths * (resolution / capacity) + 0.5).astype(np.int64)
             sizes, first, item = np.unique(np.maximum(nearest, 1), return_index=True, return_inverse=True)
             most = 1 if depth is None else min(depth, resolution // int(sizes[0]))
@@ -135,9 +133,11 @@ def fill(packing: Packing, units: Units, histogram: Histogram, capacity: int, de
 
 
 def plan_in_units(
-    histogram: Histogram, capacity: int, depth: int | None, budget: Budget
+    histogram: Histogram, capacity: int, depth: int | None, budget: Budget, finest: int
 ) -> tuple[Listed, tuple[Solved, Units] | None]:
     """Return packs of the real lengths, and the first linear program that was solved with its units, for `certify`.
+
+    A pack has at most `finest` units.
 
     A large histogram is planned in parts (`divide`), each rest being divided again. Parts for which the budget allows
     no linear program are packed by best-fit; None instead of the program if that holds for all.
@@ -145,7 +145,6 @@ def plan_in_units(
     guide: tuple[Solved, Units] | None = None
     packs: list[Listed] = []
     rest = histogram
-    finest = _RESOLUTIONS[0] if budget.left > _LARGE else _COARSE
     while rest.sequences:
         copies, part, rest = divide(rest)
         units = Units.of(part, capacity, depth, finest)
