@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from nopad import PackedLoader
 
@@ -24,6 +25,9 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=25))
     mine = given["by_rank"].get(str(rank), {})
     options = {**given["options"], **mine.get("options", {})}
+    if given["mesh"]:
+        mesh = init_device_mesh("cpu", tuple(given["mesh"]), mesh_dim_names=("dp", "tp"))
+        options["group"] = mesh["dp"]
     data = [torch.full((length,), number).numpy() for number, length in enumerate(given["lengths"])]
     loader = PackedLoader(data, **options)
     if given.get("state"):

@@ -20,11 +20,11 @@ OPTIONS = {"capacity": 40, "rows": 2, "last": "fill", "accumulation": 2}
 PROGRAM = Path(__file__).with_name("ranks_program.py")
 
 
-def run(folder, world_size, *, options=OPTIONS, by_rank=None, state=None):
+def run(folder, world_size, *, options=OPTIONS, by_rank=None, state=None, mesh=None):
     """Run one process per rank; return each rank's exit status, the lines it printed, and the seconds it all took."""
     folder.mkdir()
     given = {"options": options, "by_rank": by_rank or {}, "lengths": LENGTHS, "store": str(folder / "store")}
-    (folder / "given.json").write_text(json.dumps({**given, "state": state}))
+    (folder / "given.json").write_text(json.dumps({**given, "state": state, "mesh": mesh}))
     begin = time.monotonic()
     processes = [
         subprocess.Popen(
@@ -52,6 +52,15 @@ def test_ranks_run_an_epoch_of_ragged_data_and_stop_together(tmp_path, world_siz
     assert all(printed[-1] == {"done": True, "epoch": 1} for printed in lines)
     assert len({printed[-2]["steps"] for printed in lines}) == 1
     assert Counter(number for printed in lines for number in printed[-2]["seen"]) == dict.fromkeys(range(203), 1)
+
+
+def test_tensor_parallel_peers_get_the_same_batches(tmp_path):
+    codes, lines, _ = run(tmp_path / "run", 4, mesh=[2, 2])
+    assert codes == [0] * 4
+    seen = [printed[-2]["seen"] for printed in lines]
+    assert seen[0] == seen[1]
+    assert seen[2] == seen[3]
+    assert Counter(seen[0] + seen[2]) == dict.fromkeys(range(203), 1)
 
 
 def test_when_a_rank_is_killed_the_others_stop_and_others_go_on_exactly(tmp_path):
