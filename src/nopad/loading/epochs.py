@@ -130,5 +130,5 @@ class Epochs:
         """Deal the next epoch in the background if this one is nearly over."""
         if self._ahead is None and at.leg.steps >= int(_NEARLY * self.course(at).steps):
             pool = ThreadPoolExecutor(1, thread_name_prefix="nopad-deal")
-            self._ahead = at.epoch + 1, pool.submit(self.feed.units, at.epoch + 1)
+            self._ahead = at.epoch + 1, pool.submit(self._made, at.epoch + 1)
             pool.shutdown(wait=False)

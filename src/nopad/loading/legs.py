@@ -65,7 +65,6 @@ class Course:
     Attributes:
         steps: number of steps from the beginning of this leg to the end of the epoch.
         units_left: units that no earlier leg has taken.
-        dropped: how many of them are left over at the end, because they make no whole step.
         empty: how many places of the last step stay empty.
     """
 
@@ -92,7 +91,7 @@ class Course:
         # How many sequences of a unit are dealt apart: the same number for all units.
         parts = units.members(np.zeros(1, dtype=np.int64))[0].size if units.apart else 1
         self._dealing = replace(leg.shape, per_rank=leg.shape.per_rank * parts)
-        self.steps, self.dropped, self.empty = _whole_steps(self.units_left, leg.shape, check_last(last), resumed)
+        self.steps, self.empty = _whole_steps(self.units_left, leg.shape, check_last(last), resumed)
 
     def units_at(self, begin: int, end: int) -> NDArray[np.int64]:
         """Return units number `begin` to `end` (exclusive) in the order of this leg; int64."""
@@ -188,8 +187,8 @@ def check_last(last: Any) -> Last:
     raise OptionError(f"last is {last!r}; it is 'drop', 'fill' or 'refuse'")
 
 
-def _whole_steps(units: int, shape: Shape, last: Last, resumed: bool) -> tuple[int, int, int]:
-    """Return (steps, units dropped, places left empty) of a leg with this many units."""
+def _whole_steps(units: int, shape: Shape, last: Last, resumed: bool) -> tuple[int, int]:
+    """Return (steps, places left empty) of a leg with this many units."""
     steps, over = divmod(units, shape.per_step)
     if over and last == "refuse":
         raise OptionError(
@@ -197,10 +196,10 @@ def _whole_steps(units: int, shape: Shape, last: Last, resumed: bool) -> tuple[i
             "last='drop' or 'fill', or another step"
         )
     if over and last == "fill":
-        return steps + 1, 0, shape.per_step - over
+        return steps + 1, shape.per_step - over
     if not steps and not resumed:
         raise OptionError(
             f"{units:,} units make no step of {shape.per_step:,} ({shape.world_size:,} ranks x {shape.accumulation:,} "
             f"micro-steps x {shape.per_rank:,}); choose last='fill', or a smaller step"
         )
-    return steps, over, 0
+    return steps, 0
