@@ -187,7 +187,7 @@ def memory(tokens: Path) -> tuple[float, float]:
             counted = str(tokens.resolve()) not in line
         elif counted and name == "Pss":
             total += int(value.split()[0])
-        elif counted and name == "Pss_Anon":
+        elif counted and name == "Anonymous":
             anonymous += int(value.split()[0])
     return total / 1024, anonymous / 1024
 
