@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import nopad
 from nopad import Histogram, plan
 from nopad.planning.optimal import auto, depth, optimal
 from nopad.planning.optimal.budget import Budget
@@ -21,15 +20,12 @@ def test_more_depth_never_costs_packs(algorithm, lengths, capacity):
 
 
 def test_a_plan_of_a_smaller_depth_is_taken(monkeypatch):
-    """The search at depth 16 alone ends one pack above its bound here, where that at depth 8 meets it."""
-    share = np.clip(((np.arange(513) + 0.5) / 512 - 0.1) / 0.3, 0, 1)
-    counts = np.random.default_rng([512, 2, 2]).multinomial(10**6, np.diff(share))
-    histogram = Histogram(np.flatnonzero(counts) + 1, counts[counts > 0])
-    packs = {most: plan(histogram, 512, depth=most).packs for most in (8, 16)}
-    assert packs[16] == packs[8]
-    for module in (depth, nopad.planning.optimal):
-        monkeypatch.setattr(module, "shallower", lambda *_, **__: [])
-    assert plan(histogram, 512, depth=16).packs > packs[8]
+    """With a search at depth 16 that finds nothing, its plan is that of the best search below."""
+    histogram = Histogram.from_lengths(np.clip(np.random.default_rng(0).normal(60, 15, 3000), 5, 160).astype(np.int64))
+    run = depth.Search.run
+    monkeypatch.setattr(depth.Search, "run", lambda self: None if self.depth == 16 else run(self))
+    below = min(plan(histogram, 160, depth=most).packs for most in (3, 4, 8))
+    assert plan(histogram, 160, depth=16).packs == below < plan(histogram, 160, depth=16, algorithm="lpfhp").packs
 
 
 def test_the_depths_below_are_those_that_could_help():

@@ -36,6 +36,7 @@ _UNLIKE = 1e-2  # a plan above the bound by more than this share is not improved
 _PARTS = (10, 25, 5, 60, 15, 40, 8, 100)  # `parts` of `dive_through`, one value for each dive from the exact program
 _FINER = 16  # a program in twice as many units is begun if so many times the operations of the last one are left
 _GATHERING = 0.5  # share of the budget to gather free space before the exact program
+_SMALL = 400  # packs of a plan that is packed again as a whole (`residuals`), which often finds the last pack
 _CLOSING = 0.25  # share of the budget to pack some packs again before the other steps
 _CONTINUING = 0.8  # share of the budget for the exact program after the one in units; the rest is to gather free space
 _RELAXING = 0.7  # share of the budget for solving the linear program; the rest is for rounding it
@@ -372,8 +373,8 @@ class Search:
                 self._prove(certificate)
 
     def _close_in_part(self) -> None:
-        """Do as `_close` does, but leave most of the budget to the steps after it."""
-        with self.budget.part(_CLOSING):
+        """Do as `_close` does, but leave most of the budget to the steps after it, unless the plan is small."""
+        with self.budget.part(1 if self.best.packs <= _SMALL else _CLOSING):
             self._close()
 
     def _close(self) -> None:
