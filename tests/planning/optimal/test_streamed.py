@@ -42,7 +42,6 @@ def test_a_large_histogram_costs_no_more_than_its_parts():
 
 
 def test_a_plan_with_a_depth_is_no_worse_than_a_stream():
-    """Without the packs of a stream this plan took one pack more, and all of the budget."""
     rng = np.random.default_rng(2)
     lengths = np.clip(np.round(rng.lognormal(np.log(205), 1.1, 10_000)), 1, 4096).astype(np.int64)
     packs = plan(lengths, 4096, depth=16).packs

@@ -24,6 +24,7 @@ from nopad.planning.optimal.depth import Search, shallower
 
 __all__ = ["auto", "nearly", "optimal"]
 
+_SHORT = 3  # effort of a first search, and of those at smaller depths after it, where the budget is over twice as large
 _OTHER_DEPTHS = 5 * 10**8  # operations for other depths at most, where no depth was given and the plan is good enough
 
 
@@ -87,7 +88,7 @@ def _planned(
 ) -> Planned:
     """Return the best plan of a search at the depth given and, where it is above its bound, at smaller depths."""
     search = Search(histogram, capacity, depth, budget, within)
-    search.run()
+    _run(search)
     if search.best.packs > search.bound:
         last = _OTHER_DEPTHS if depth is None and search.good() else max(budget.left, 0)
         with budget.at_most(last):
@@ -99,6 +100,21 @@ def _planned(
         facts={"linear_programs": budget.programs},
         notes=tuple(_notes(search)),
     )
+
+
+def _run(search: Search, *, less: bool = True) -> None:
+    """Run a search; with a large budget first on a part of it (`_SHORT`), for `less` at smaller depths, then whole."""
+    budget, short = search.budget, _SHORT * 10**9
+    if budget.left <= 2 * short:
+        search.run()
+        return
+    with budget.at_most(short):
+        search.run()
+    if less and not search.good():
+        with budget.at_most(short if search.depth is not None else _OTHER_DEPTHS):
+            _at_less(search, _SHORT)
+    if not search.good():
+        search.go_on()
 
 
 def _at_less(search: Search, effort: float) -> None:
@@ -113,7 +129,7 @@ def _at_less(search: Search, effort: float) -> None:
         other = Search(
             search.histogram, search.capacity, depth, search.budget.child(effort), search.within, fewer=packs
         )
-        other.run()
+        _run(other, less=False)
         other.last_pack()
         search.offer(other.best)
 

@@ -27,7 +27,6 @@ __all__ = ["Search", "shallower"]
 
 _MOST_TABLE = 2**27  # entries, 8 bytes each, of the table of pricing; no exact program where it would be larger
 _MOST_SEEDS = 4_000  # strategies of the best plan that are added to the exact program
-_SHORT = 3 * 10**9  # a budget twice as large first spends this on all steps: its plan is no worse than that of effort=3
 _LAST = 4 * 10**8  # operations for the pack that `auto` may leave above the bound
 _BEGINNING = 0.4  # share of the budget for a first attempt at the exact program
 _MOST_BEGINNING = 0.9  # that share where even a bad case (`_LENGTH_STEPS`) takes less than half of the budget
@@ -115,8 +114,7 @@ class Search:
             return
         if not self.good() and self.depth is not None and self.histogram.sequences <= _MOST_FIRST:
             self._streamed(self._stream_steps())
-        if self.best.packs > self.bound:
-            self._search()
+        self.go_on()
 
     def good(self) -> bool:
         """Whether the search is at its end."""
@@ -149,14 +147,13 @@ class Search:
             if self.best.packs <= self.bound:
                 break
 
-    def _search(self) -> None:
-        """Run `_round`, and note what ended it; a large budget first runs it on a part of itself (`_SHORT`)."""
+    def go_on(self) -> None:
+        """Run `_round` on what is left of the budget, or of a part of it, unless the plan is at its bound."""
+        if self.best.packs <= self.bound or self.budget.trouble or self.capacity > _MOST_CAPACITY:
+            return
         from nopad.planning.optimal.solver import SolverError
 
         try:
-            if not self.good() and self.budget.left > 2 * _SHORT:
-                with self.budget.part(_SHORT / self.budget.left):
-                    self._round()
             self._round()
         except SolverError as error:
             self.budget.trouble = str(error)
