@@ -149,7 +149,14 @@ class _Pass:
         self._group, self._bytes, self._all_bytes = Gathered([]), 0, 0
 
     def groups(self) -> Iterator[tuple[Gathered, Cursor]]:
-        """Yield groups, the last one with the beginning of the next pass, or the end."""
+        """Yield groups, the last one with the beginning of the next pass, or the end, or before an error."""
+        try:
+            yield from self._groups()
+        except Exception:
+            yield self._group, self._cursor
+            raise
+
+    def _groups(self) -> Iterator[tuple[Gathered, Cursor]]:
         first = self._cursor.first
         for block in self._blocks():
             self._block = block
