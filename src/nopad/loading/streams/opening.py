@@ -20,7 +20,7 @@ __all__ = ["is_stream", "open_stream"]
 
 _EXHAUSTED = Option(default="repeat", choices=("repeat", "stop"), help="what happens at the end of the source")
 _CORPUS = tuple(field.name for field in fields(CorpusOptions) if field.name != "capacity")
-_PACKING = ("buffer", "patience")
+_PACKING = ("buffer", "patience", "buffer_tokens")
 _OWN = ("tokenizer", "exhausted", *_PACKING, *_CORPUS)
 
 

@@ -15,6 +15,8 @@ from nopad.packs import Packs
 
 __all__ = ["Packer", "Packing"]
 
+_HELD_PACKS, _HELD_TOKENS = 16, 1 << 16
+
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
@@ -23,6 +25,8 @@ class Packing:
     Attributes:
         capacity: most tokens per pack; None: each sequence is a unit by itself.
         depth, buffer, patience: as in `StreamPacker`.
+        buffer_tokens: as in `StreamPacker`; None: 16 packs' worth, and at least 65,536, so that the first batch comes
+            soon however long the sequences are.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -30,12 +34,15 @@ class Packing:
 
     capacity: int | None
     depth: int | None = None
-    buffer: int = 256
+    buffer: int = 4096
     patience: int | None = None
+    buffer_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.capacity is not None:
             object.__setattr__(self, "capacity", check_sizes(self.capacity, self.depth)[0])
+            if self.buffer_tokens is None:
+                object.__setattr__(self, "buffer_tokens", max(_HELD_PACKS * self.capacity, _HELD_TOKENS))
         self.packer()
 
     @property
@@ -51,7 +58,7 @@ class Packing:
         """Return what a run that goes on must have in common, by name."""
         if self.capacity is None:
             return {"unit": self.unit}
-        names = ("capacity", "depth", "buffer", "patience")
+        names = ("capacity", "depth", "buffer", "patience", "buffer_tokens")
         return {"unit": self.unit, **{name: getattr(self, name) for name in names}}
 
 
@@ -64,7 +71,11 @@ class Packer:
         self._inner: StreamPacker | None = None
         if packing.capacity is not None:
             self._inner = StreamPacker(
-                packing.capacity, depth=packing.depth, buffer=packing.buffer, patience=packing.patience
+                packing.capacity,
+                depth=packing.depth,
+                buffer=packing.buffer,
+                patience=packing.patience,
+                buffer_tokens=packing.buffer_tokens,
             )
 
     def push(self, lengths: NDArray[np.int32]) -> list[tuple[int, ...]]:
