@@ -84,7 +84,7 @@ def case_emit(rng):
 def case_push(rng):
     held = holding(rng)
     lengths = rng.integers(1, int(rng.choice([30, CAPACITY + 1])), 150).astype(np.int32)
-    return *held, lengths, some_depth(rng), int(rng.choice([40, 10_000])), *outputs(300)
+    return *held, lengths, some_depth(rng), int(rng.choice([40, 10_000])), int(rng.choice([50, 2**40])), *outputs(300)
 
 
 def case_drain(rng):

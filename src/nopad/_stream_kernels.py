@@ -265,13 +265,14 @@ def push(
     lengths: NDArray[Any],
     depth: int,
     patience: int,
+    most: int,
     indptr: NDArray[Any],
     sequence: NDArray[Any],
 ) -> int:
     """Add sequences one by one; write the packs that become ready, and return how many there are.
 
-    A pack becomes ready when the buffer is full, or when `patience` sequences have arrived after a held one. Pack p
-    gets the sequence numbers ``sequence[indptr[p]:indptr[p + 1]]``.
+    A pack becomes ready when the buffer is full, when it holds `most` tokens, or when `patience` sequences have arrived
+    after a held one. Pack p gets the sequence numbers ``sequence[indptr[p]:indptr[p + 1]]``.
     """
     capacity = queues.shape[0] - 2
     packs, at = 0, 0
@@ -286,7 +287,7 @@ def push(
             indptr[packs] = at
         else:
             insert(state, slots, queues, words, mirror, number, length)
-            if state[HELD] == slots.shape[0]:
+            while state[HELD] == slots.shape[0] or (state[TOKENS] >= most and state[HELD] > 0):
                 first = anchor(queues, words, mirror, capacity, depth)
                 at = emit(state, slots, queues, words, mirror, first, depth, sequence, at)
                 packs += 1

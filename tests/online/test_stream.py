@@ -23,6 +23,7 @@ options = st.fixed_dictionaries(
         "depth": st.sampled_from([None, 1, 2, 3, 5, 1000]),
         "buffer": st.sampled_from([1, 2, 3, 8, 40]),
         "patience": st.sampled_from([None, 1, 5, 30]),
+        "buffer_tokens": st.sampled_from([None, 1, 60, 300]),
     }
 )
 
@@ -65,7 +66,9 @@ def test_no_more_than_the_buffer_is_held_and_nothing_longer_than_patience(length
         out += packer.push([length]).sequences
         assert packer.arrived == i + 1
         assert packer.held == i + 1 - out < max(options["buffer"], 2)
-        assert all(i - number < packer.patience for number in packer.state_dict()["numbers"])
+        state = packer.state_dict()
+        assert all(i - number < packer.patience for number in state["numbers"])
+        assert sum(state["lengths"]) < (options["buffer_tokens"] or 2**62)
     out += packer.finish().sequences
     assert (out, packer.held) == (len(lengths), 0)
 
@@ -185,6 +188,7 @@ def test_bad_lengths_change_nothing(refuses, lengths, message):
         ({"buffer": 0}, "buffer must be an integer from 1 to 16777216, got 0"),
         ({"buffer": True}, "buffer must be an integer from 1 to 16777216, got True"),
         ({"buffer": 2**24 + 1}, "buffer must be an integer from 1 to 16777216, got 16777217"),
+        ({"buffer_tokens": 0}, "buffer_tokens must be an integer from 1 to 4611686018427387904, got 0"),
         ({"patience": 1.5}, "patience must be an integer from 1 to 4611686018427387904, got 1.5"),
     ],
 )

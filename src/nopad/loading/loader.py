@@ -11,7 +11,7 @@ ranks; O(tokens) per batch. Batches are built ahead in a thread.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,9 @@ from nopad.loading.legs import Last, check_last
 from nopad.loading.opening import open_feed
 from nopad.loading.ranks import Ranks
 from nopad.loading.sharing import HostArrays
+from nopad.loading.streams.opening import is_stream, open_stream
+from nopad.loading.streams.summary import StreamSummary
+from nopad.loading.streams.supply import StreamSupply
 from nopad.loading.summary import Summary
 from nopad.loading.supply import Collate, Place, Serving, Supply
 from nopad.options import Option
@@ -143,11 +146,17 @@ class PackedLoader:
                 prefetch=prefetch,
             )
 
-        feed = open_feed(
-            data, capacity, unpacked=sequences is not None, seed=seed, groups=groups, together=together, **options
-        )
-        epochs = Epochs(feed, cost or Tokens(), last, _shared(self.ranks, feed, host_dir))
-        self._supply: Supply = EpochSupply(epochs, serving(feed.capacity, feed.group_size), Balance.named(balance))
+        self._supply: Supply
+        if is_stream(data, options):
+            _refuse_dealing(balance=balance, cost=cost, seed=seed, groups=groups, together=together, host_dir=host_dir)
+            reader, packing = open_stream(data, capacity, options, unpacked=sequences is not None)
+            self._supply = StreamSupply(reader, packing, serving(packing.capacity or 1), last)
+        else:
+            feed = open_feed(
+                data, capacity, unpacked=sequences is not None, seed=seed, groups=groups, together=together, **options
+            )
+            epochs = Epochs(feed, cost or Tokens(), last, _shared(self.ranks, feed, host_dir))
+            self._supply = EpochSupply(epochs, serving(feed.capacity, feed.group_size), Balance.named(balance))
         self._at: Place = self._supply.begin()
         self._begin_again()
 
@@ -190,7 +199,7 @@ class PackedLoader:
         """Batches that a rank takes in the whole epoch; after a change of ranks, in what this change left of it."""
         return self._supply.length(self._at)
 
-    def summary(self) -> Summary:
+    def summary(self) -> Summary | StreamSummary:
         """Return what the epoch under way is: steps, sequences, tokens, what is left out, how evenly ranks work.
 
         >>> import nopad
@@ -201,7 +210,7 @@ class PackedLoader:
                  one sequence per row would take 2 steps: a schedule in steps sees 2.00 times as many ...
         balance  the slowest rank of a step costs 0.00% more than the mean (floor 0.00%), by Tokens()
         """
-        found: Summary = self._supply.summary(self._at)
+        found: Summary | StreamSummary = self._supply.summary(self._at)
         return found
 
     def set_epoch(self, epoch: int) -> None:
@@ -229,7 +238,7 @@ class PackedLoader:
         """
         return self._supply.state(self._at, _NUMBER.check("batches", batches))
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on where the loader stood that gave this state.
 
         With the same ranks, step and balance, the next batch is the one that would have come next. With others, the
@@ -264,6 +273,7 @@ class PackedLoader:
         """
         from nopad.loading.torch import TorchLoader
 
+        self._supply.check_workers(num_workers)
         return TorchLoader(self, num_workers=num_workers, **options)
 
     def share(self, worker: int, workers: int) -> Iterator[PackedBatch]:
@@ -271,7 +281,7 @@ class PackedLoader:
 
         For worker processes; the loader itself stays where it is.
         """
-        return (batch for _, batch in self._supply.batches(self._at, worker, workers))
+        return (batch for _, batch in self._supply.batches(self._at, worker, workers) if batch is not None)
 
     def follow(self, batches: Callable[[], Iterator[PackedBatch]]) -> Iterator[PackedBatch]:
         """Iterate over what is left of this epoch, with batches that other processes build (`share`), in order.
@@ -288,13 +298,15 @@ class PackedLoader:
                 raise OptionError(f"the worker processes gave {number} batches and then no more; see their messages")
             yield after, batch
 
-    def _moved_on(self, batches: Callable[[], Iterator[tuple[Place, PackedBatch]]]) -> Iterator[PackedBatch]:
+    def _moved_on(self, batches: Callable[[], Iterator[tuple[Place, PackedBatch | None]]]) -> Iterator[PackedBatch]:
         """Yield the batches, and stand after each of them when the loop has got it."""
         self._agree()
         running = self._running = object()
         for after, batch in batches():
             self._check_running(running)
             self._at = after
+            if batch is None:
+                return
             yield batch
             self._check_running(running)
         self._at = self._supply.epoch_begin(self._at, self._at.epoch + 1)
@@ -322,6 +334,17 @@ def _shared(ranks: Ranks, feed: Feed, host_dir: str | os.PathLike[str] | None) -
     if host_dir is None and (ranks.node_size == 1 or feed.sequences < _SHARED_FROM):
         return None
     return HostArrays(feed.facts(), None if host_dir is None else Path(host_dir))
+
+
+def _refuse_dealing(**given: Any) -> None:
+    """Refuse what says how an epoch is dealt, for a stream, of which only the beginning is known."""
+    usual = {"balance": "karmarkar_karp", "cost": None, "seed": 0, "groups": None, "together": "rank", "host_dir": None}
+    odd = [name for name, value in given.items() if value is not usual[name] and value != usual[name]]
+    if odd:
+        raise OptionError(
+            f"{', '.join(odd)} say how an epoch is dealt; a stream is dealt as it comes, record after record, and its "
+            "packs are equally full: leave them out"
+        )
 
 
 def _per_rank(rows: int | None, tokens: int | None, sequences: int | None, capacity: int | None) -> int:

@@ -113,10 +113,11 @@ class Supply(ABC):
         """Return the place where this epoch begins, for a loader that stands at `at`."""
 
     @abstractmethod
-    def batches(self, at: Any, worker: int = 0, workers: int = 1) -> Iterator[tuple[Any, PackedBatch]]:
+    def batches(self, at: Any, worker: int = 0, workers: int = 1) -> Iterator[tuple[Any, PackedBatch | None]]:
         """Yield every `workers`-th batch of what is left of the epoch, from number `worker` on, built ahead.
 
-        Each comes with the place after it. Where the iterator is closed, its threads end.
+        Each comes with the place after it. Where the end of the epoch depends on more than the place, the place where
+        the next one begins comes last, with None. Where the iterator is closed, its threads end.
         """
 
     @abstractmethod

@@ -1,9 +1,9 @@
 """Pack an endless stream: lengths go in as they arrive, and packs come out when they are ready.
 
-At most `buffer` sequences are held back. When the buffer is full, one pack leaves: it begins with one of the longest
-sequences, and prefers lengths that fill it *exactly*; of several such lengths, it prefers those held most often. So
-common lengths are used up, rare lengths wait for the packs that only they complete, and the buffer stays varied.
-`finish` packs the rest; nothing is lost.
+At most `buffer` sequences are held back, of fewer than `buffer_tokens` tokens. When the buffer is full, one pack leaves:
+it begins with one of the longest sequences, and prefers lengths that fill it *exactly*; of several such lengths, it
+prefers those held most often. So common lengths are used up, rare lengths wait for the packs that only they complete,
+and the buffer stays varied. `finish` packs the rest; nothing is lost.
 
 A sequence of the full capacity leaves at once as a pack. When `patience` sequences have arrived after one that still
 waits, it begins the next pack. The packs depend on the lengths alone, not on how they are divided among calls of
@@ -49,6 +49,8 @@ class StreamPacker:
         depth: most sequences a pack may hold; None: unlimited.
         buffer: most sequences held back; more give fuller packs, up to a point.
         patience: a sequence leaves at the latest when this many have arrived after it; None: 64 times `buffer`.
+        buffer_tokens: fewer tokens than this are held back, where that is less than `buffer` sequences; None: as many
+            as these have.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -64,7 +66,13 @@ class StreamPacker:
     """
 
     def __init__(
-        self, capacity: int, *, depth: int | None = None, buffer: int = 4096, patience: int | None = None
+        self,
+        capacity: int,
+        *,
+        depth: int | None = None,
+        buffer: int = 4096,
+        patience: int | None = None,
+        buffer_tokens: int | None = None,
     ) -> None:
         """Create a packer that holds no sequence."""
         self.capacity, self.depth = check_sizes(capacity, depth)
@@ -72,6 +80,7 @@ class StreamPacker:
             raise OptionError(f"a stream's capacity is at most {MAX_CAPACITY:,}, got {capacity:,}")
         self.buffer = _whole("buffer", buffer, MAX_BUFFER)
         self.patience = _whole("patience", _PATIENCE * self.buffer if patience is None else patience, 2**62)
+        self.buffer_tokens = None if buffer_tokens is None else _whole("buffer_tokens", buffer_tokens, 2**62)
         self._clear(arrived=0)
 
     def _clear(self, arrived: int) -> None:
@@ -102,7 +111,9 @@ class StreamPacker:
                 added.
         """
         checked = as_lengths(lengths, self.capacity)
-        return self._packs(checked.size, _kernels().push, checked, self._most, self.patience)
+        return self._packs(
+            checked.size, _kernels().push, checked, self._most, self.patience, self.buffer_tokens or 2**62
+        )
 
     def finish(self) -> Packs:
         """Return all sequences held back as packs. `push` may be called again afterwards, and the numbers go on."""
@@ -149,7 +160,7 @@ class StreamPacker:
         }
 
     def _options(self) -> dict[str, int | None]:
-        return {"capacity": self.capacity, "depth": self.depth, "buffer": self.buffer, "patience": self.patience}
+        return {name: getattr(self, name) for name in ("capacity", "depth", "buffer", "patience", "buffer_tokens")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a packer's state; the sequences that this packer holds now are forgotten.
@@ -195,6 +206,7 @@ def stream_pack(
     depth: int | None = None,
     buffer: int = 4096,
     patience: int | None = None,
+    buffer_tokens: int | None = None,
 ) -> Iterator[list[Item]]:
     """Pack any iterable: yield each pack as a list of items, in order of arrival.
 
@@ -209,7 +221,7 @@ def stream_pack(
     >>> list(nopad.stream_pack(["hello", "is", "all", "packable", "packed"], capacity=8, buffer=3))
     [['hello', 'all'], ['packable'], ['is', 'packed']]
     """
-    packer = StreamPacker(capacity, depth=depth, buffer=buffer, patience=patience)
+    packer = StreamPacker(capacity, depth=depth, buffer=buffer, patience=patience, buffer_tokens=buffer_tokens)
     return _stream(iter(items), packer, length)
 
 

@@ -57,7 +57,7 @@ def _packed(histogram: Histogram, capacity: int, depth: int | None) -> Listed:
     n, most = lengths.size, capacity + 1 if depth is None else depth
     held = _stream_kernels.empty_buffer(capacity, _HELD)
     indptr, sequence = np.zeros(n + 1, dtype=np.int64), np.empty(n, dtype=np.int64)
-    packs = push(*held, lengths, most, 2**62, indptr, sequence)
+    packs = push(*held, lengths, most, 2**62, 2**62, indptr, sequence)
     ends, numbers = np.zeros(n + 1, dtype=np.int64), np.empty(n, dtype=np.int64)
     last = drain(*held, most, ends, numbers)
     done = int(indptr[packs])

@@ -1,0 +1,35 @@
+"""Items of an iterator, made ahead in a thread."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar, cast
+
+__all__ = ["ahead"]
+
+Item = TypeVar("Item")
+_END = object()
+
+
+def ahead(items: Generator[Item, None, None], count: int, name: str) -> Generator[Item, None, None]:
+    """Yield the items, up to `count` of them made ahead in a thread of this name; 0: none, and no thread.
+
+    An error of `items` is raised in its turn. Where the iterator is closed, `items` is closed and the thread ends.
+    """
+    if not count:
+        try:
+            yield from items
+        finally:
+            items.close()
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix=name) as pool:
+        try:
+            making = deque(pool.submit(next, items, cast(Item, _END)) for _ in range(count))
+            while (item := making.popleft().result()) is not _END:
+                making.append(pool.submit(next, items, cast(Item, _END)))
+                yield item
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+            items.close()

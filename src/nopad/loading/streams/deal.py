@@ -1,0 +1,74 @@
+"""Which records of a stream are a rank's own: a count that every rank makes alike, without communication.
+
+Record after record goes to one rank after the other. When a run goes on with other ranks, the records that its ranks
+had read reach to different places, one per rank. What they left is dealt anew: a record that an earlier deal gave to a
+rank that had come that far is passed over, and the others are counted. An earlier deal is forgotten once its furthest
+place is behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Deal", "Left"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """What an earlier deal left.
+
+    Attributes:
+        world_size: among how many ranks it was dealt.
+        count: to which of them the next record that came to this deal goes.
+        reached: number of the first record that each rank had not read; ``[world_size]``.
+    """
+
+    world_size: int
+    count: int
+    reached: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deal:
+    """How records are dealt from some record on.
+
+    Attributes:
+        world_size, rank: whose part it is, and of how many.
+        count: to which rank the next record goes.
+        before: earlier deals whose ranks had read further than this record, the oldest first.
+
+    >>> deal = Deal(world_size=2, rank=1)
+    >>> mine, deal = deal.take(0, 5)
+    >>> mine.tolist(), deal.count
+    ([1, 3], 1)
+    """
+
+    world_size: int
+    rank: int
+    count: int = 0
+    before: tuple[Left, ...] = ()
+
+    def take(self, first: int, records: int) -> tuple[NDArray[np.int64], Deal]:
+        """Return which of so many records, from number `first` on, are this rank's, from 0; and the deal after them."""
+        left = np.arange(first, first + records)
+        before = []
+        for old in self.before:
+            owners = (old.count + np.arange(left.size)) % old.world_size
+            count = (old.count + left.size) % old.world_size
+            left = left[left >= np.array(old.reached)[owners]]
+            if first + records < max(old.reached):
+                before.append(replace(old, count=count))
+        mine = left[(self.rank - self.count) % self.world_size :: self.world_size]
+        count = (self.count + left.size) % self.world_size
+        return mine - first, replace(self, count=count, before=tuple(before))
+
+    def again(self, reached: tuple[int, ...], world_size: int, rank: int) -> Deal:
+        """Return a deal to other ranks of what the ranks of this one left, from the least that they reached on.
+
+        This deal is at that record; `reached` says how far each rank had read.
+        """
+        left = Left(world_size=self.world_size, count=self.count, reached=reached)
+        return Deal(world_size=world_size, rank=rank, before=(*self.before, left))

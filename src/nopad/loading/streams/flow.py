@@ -1,0 +1,100 @@
+"""The stream of one rank while it runs: groups of sequences come in, units go out, and nothing else is kept."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.errors import SourceError
+from nopad.loading.streams.packing import Packing
+from nopad.loading.streams.place import Pack, StreamPlace
+from nopad.loading.streams.reading import Read, Reader
+from nopad.sequences import Sequences
+
+__all__ = ["Flow"]
+
+
+class Flow:
+    """What follows a place: units of this rank, in order."""
+
+    def __init__(self, place: StreamPlace, reader: Reader, packing: Packing) -> None:
+        """Begin to read, and to tokenise ahead, when the first units are taken."""
+        self._place = place
+        self._ready = deque(place.ready)
+        self._groups = cast(Generator[Read, None, None], reader.groups(place.cursor))
+        self._packer = packing.packer()
+        waiting, held = place.waiting, place.held
+        if held.sequences is not None:
+            self._packer.restore(place.arrived, held.numbers[waiting], held.sequences.seq_lengths[waiting])
+        else:
+            self._packer.restore(place.arrived, held.numbers, np.zeros(0, dtype=np.int32))
+        self._fruitless = place.cursor.passes  # the pass in which the last sequence came
+
+    def place(self) -> StreamPlace:
+        """Return where this stands: before the units that are taken next."""
+        return replace(self._place, ready=tuple(self._ready))
+
+    def take(self, units: int) -> list[Pack]:
+        """Return the next units, fewer only at the end of a stream that ends; they stay held until `given`."""
+        while len(self._ready) < units and self._read():
+            pass
+        return [self._ready.popleft() for _ in range(min(units, len(self._ready)))]
+
+    def _read(self) -> bool:
+        """Take in one more group; whether there was anything."""
+        read = next(self._groups, None)
+        if read is None:
+            last = self._packer.finish()
+            self._ready.extend(last)
+            return bool(last)
+        found, counts, cursor = read
+        place = self._place
+        if len(found):
+            self._ready.extend(self._packer.push(found.seq_lengths))
+            self._fruitless = cursor.passes
+        elif cursor.passes > self._fruitless + cursor.deal.world_size:
+            raise SourceError(
+                f"the last {cursor.deal.world_size + 1} passes over the source gave this rank not one sequence: "
+                f"{counts.records:,} records, all of them skipped or empty; give a source that has texts"
+            )
+        self._place = replace(
+            place,
+            cursor=cursor,
+            held=place.held.and_also(found, place.arrived),
+            arrived=place.arrived + len(found),
+            counts=place.counts + counts,
+        )
+        return True
+
+    def sequences(self, packs: Sequence[Pack]) -> tuple[Sequences, NDArray[np.int64]]:
+        """Return the sequences of units that were taken, unit after unit, and how many each has."""
+        held = self._place.held
+        assert held.sequences is not None
+        numbers = np.array([number for pack in packs for number in pack], dtype=np.int64)
+        return held.sequences.take(held.places(numbers)), np.array([len(pack) for pack in packs], dtype=np.int64)
+
+    def given(self, packs: Sequence[Pack]) -> None:
+        """Count a whole step with these units, which are held no longer."""
+        place = self._place
+        numbers = np.array([number for pack in packs for number in pack], dtype=np.int64)
+        held, tokens = place.held, 0
+        if held.sequences is not None and numbers.size:
+            tokens = int(held.sequences.seq_lengths[held.places(numbers)].sum(dtype=np.int64))
+            held = held.without(numbers)
+        self._place = replace(
+            place,
+            held=held,
+            batches=0,
+            steps_seen=place.steps_seen + 1,
+            sequences_here=place.sequences_here + numbers.size,
+            tokens_here=place.tokens_here + tokens,
+        )
+
+    def close(self) -> None:
+        """Stop reading; threads end."""
+        self._groups.close()

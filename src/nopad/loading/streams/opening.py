@@ -1,0 +1,78 @@
+"""What a user hands to a loader -> a stream, if it is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from nopad.corpus.discover import open_source
+from nopad.corpus.options import CorpusOptions
+from nopad.corpus.records import MAX_ID
+from nopad.corpus.source import Source
+from nopad.corpus.tokenizer import Tokenizer, load_tokenizer
+from nopad.errors import OptionError
+from nopad.loading.streams.packing import Packing
+from nopad.loading.streams.reading import Reader
+from nopad.options import Option
+
+__all__ = ["is_stream", "open_stream"]
+
+_EXHAUSTED = Option(default="repeat", choices=("repeat", "stop"), help="what happens at the end of the source")
+_CORPUS = tuple(field.name for field in fields(CorpusOptions) if field.name != "capacity")
+_PACKING = ("buffer", "patience", "buffer_tokens")
+_OWN = ("tokenizer", "exhausted", *_PACKING, *_CORPUS)
+
+
+def is_stream(data: Any, options: Mapping[str, Any]) -> bool:
+    """Whether this is a stream: texts, a function, an iterable dataset, or anything with options of a stream."""
+    if any(name in options for name in _OWN):
+        return True
+    if isinstance(data, Source):
+        return data.kind == "text"
+    return (callable(data) and not hasattr(data, "__len__")) or isinstance(data, Iterator) or _is_iterable_dataset(data)
+
+
+def _is_iterable_dataset(data: Any) -> bool:
+    return hasattr(data, "with_format") and not hasattr(data, "__len__")
+
+
+def open_stream(
+    data: Any, capacity: int | None, options: Mapping[str, Any], *, unpacked: bool
+) -> tuple[Reader, Packing]:
+    """Return what reads `data` and how it is packed; `capacity`: most tokens of a pack; `unpacked`: there are none.
+
+    Raises:
+        OptionError: an option is unknown or invalid, there is no tokenizer for texts, or one for ready-made ids.
+        SourceError: `data` is no source, or can be read only once.
+    """
+    unknown = [name for name in options if name not in (*_OWN, "depth")]
+    if unknown:
+        raise OptionError(f"{', '.join(unknown)} is no option of a stream; it takes {', '.join((*_OWN, 'depth'))}")
+    if isinstance(data, Iterator):
+        raise OptionError(
+            "an iterator can be read once, so no run could go on with it; give a function that returns a new one"
+        )
+    if capacity is None and not unpacked:
+        raise OptionError("rows of what capacity? Give one")
+    source = data if isinstance(data, Source) else open_source(data)
+    given = {name: options[name] for name in (*_PACKING, "depth") if options.get(name) is not None}
+    if capacity is None and given:
+        raise OptionError(f"{', '.join(given)} are options of packs, and sequences are not packed here; leave them out")
+    packing = Packing(capacity=capacity, **given)
+    corpus = CorpusOptions(
+        capacity=MAX_ID if packing.capacity is None else packing.capacity,
+        **{name: options[name] for name in _CORPUS if name in options},
+    )
+    tokenizer = _tokenizer(source, options.get("tokenizer"))
+    corpus.content_capacity(tokenizer)
+    repeat = _EXHAUSTED.check("exhausted", options.get("exhausted", "repeat")) == "repeat"
+    return Reader(source, tokenizer, corpus, repeat), packing
+
+
+def _tokenizer(source: Source, given: Any) -> Tokenizer | None:
+    if source.kind == "ids" and given is not None:
+        raise OptionError("a tokenizer is given, and the source holds ready-made ids; leave it out, or name the text")
+    if source.kind == "text" and given is None:
+        raise OptionError("the source holds texts; give the tokenizer of your model, tokenizer=")
+    return None if given is None else load_tokenizer(given)

@@ -1,0 +1,107 @@
+"""How a stream's sequences become units: packs that `StreamPacker` makes, or one sequence each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.errors import FormatError
+from nopad.online import StreamPacker
+from nopad.options import check_sizes
+from nopad.packs import Packs
+
+__all__ = ["Packer", "Packing"]
+
+_HELD_PACKS, _HELD_TOKENS = 16, 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """How sequences are packed.
+
+    Attributes:
+        capacity: most tokens per pack; None: each sequence is a unit by itself.
+        depth, buffer, patience: as in `StreamPacker`.
+        buffer_tokens: as in `StreamPacker`; None: 16 packs' worth, and at least 65,536, so that the first batch comes
+            soon however long the sequences are.
+
+    Raises:
+        OptionError: an option has an invalid value.
+    """
+
+    capacity: int | None
+    depth: int | None = None
+    buffer: int = 4096
+    patience: int | None = None
+    buffer_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.capacity is not None:
+            object.__setattr__(self, "capacity", check_sizes(self.capacity, self.depth)[0])
+            if self.buffer_tokens is None:
+                object.__setattr__(self, "buffer_tokens", max(_HELD_PACKS * self.capacity, _HELD_TOKENS))
+        self.packer()
+
+    @property
+    def unit(self) -> str:
+        """What a unit is called."""
+        return "sequence" if self.capacity is None else "pack"
+
+    def packer(self) -> Packer:
+        """Return a packer that holds no sequence."""
+        return Packer(self)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a run that goes on must have in common, by name."""
+        if self.capacity is None:
+            return {"unit": self.unit}
+        names = ("capacity", "depth", "buffer", "patience", "buffer_tokens")
+        return {"unit": self.unit, **{name: getattr(self, name) for name in names}}
+
+
+class Packer:
+    """Makes units of sequences as they arrive, and numbers them in this order."""
+
+    def __init__(self, packing: Packing) -> None:
+        """Hold nothing."""
+        self._arrived = 0
+        self._inner: StreamPacker | None = None
+        if packing.capacity is not None:
+            self._inner = StreamPacker(
+                packing.capacity,
+                depth=packing.depth,
+                buffer=packing.buffer,
+                patience=packing.patience,
+                buffer_tokens=packing.buffer_tokens,
+            )
+
+    def push(self, lengths: NDArray[np.int32]) -> list[tuple[int, ...]]:
+        """Add sequences of these lengths; return the units that are ready, each as the numbers of its sequences."""
+        first, self._arrived = self._arrived, self._arrived + lengths.size
+        if self._inner is not None:
+            return _numbers(self._inner.push(lengths))
+        return [(number,) for number in range(first, self._arrived)]
+
+    def finish(self) -> list[tuple[int, ...]]:
+        """Return the units of all sequences held."""
+        return [] if self._inner is None else _numbers(self._inner.finish())
+
+    def restore(self, arrived: int, numbers: NDArray[np.int64], lengths: NDArray[np.int32]) -> None:
+        """Hold the sequences with these numbers and lengths, of so many that arrived.
+
+        Raises:
+            FormatError: there cannot be such a packer.
+        """
+        self._arrived = arrived
+        if self._inner is not None:
+            held = {"arrived": arrived, "numbers": numbers.tolist(), "lengths": lengths.tolist()}
+            self._inner.load_state_dict({**self._inner.state_dict(), **held})
+        elif numbers.size:
+            raise FormatError("this state holds sequences that were not given, and sequences by themselves never wait")
+
+
+def _numbers(packs: Packs) -> list[tuple[int, ...]]:
+    return [tuple(pack.tolist()) for pack in packs]

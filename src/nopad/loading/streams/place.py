@@ -1,0 +1,200 @@
+"""Where a loader over a stream stands: how far the source is read, and every sequence that was read and not given.
+
+A place is that of the beginning of a step, with the micro-steps of it that were taken already. So a run also goes on
+with other ranks: a step that was not finished is taken again, since its gradient was never applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.corpus.options import Counts
+from nopad.errors import FormatError, OptionError
+from nopad.loading.streams.packing import Packing
+from nopad.loading.streams.reading import Cursor
+from nopad.sequences import Sequences
+
+__all__ = ["Held", "StreamPlace", "dealt_again"]
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """Sequences that were read and not given: what is alive of those in memory.
+
+    Attributes:
+        sequences: the sequences in memory; None: none.
+        numbers: their numbers, in order of arrival, ascending; int64 ``[n]``.
+        alive: whether each was not given yet; bool ``[n]``.
+    """
+
+    sequences: Sequences | None
+    numbers: NDArray[np.int64]
+    alive: NDArray[np.bool_]
+
+    @classmethod
+    def none(cls) -> Held:
+        """Return no sequence."""
+        return cls(None, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_))
+
+    def __len__(self) -> int:
+        """Sequences that were not given yet."""
+        return int(np.count_nonzero(self.alive))
+
+    @property
+    def tokens(self) -> int:
+        """Their tokens."""
+        return 0 if self.sequences is None else int(self.sequences.seq_lengths[self.alive].sum(dtype=np.int64))
+
+    def compact(self) -> Held:
+        """Return the same without the sequences that were given. O(tokens)."""
+        if self.sequences is None or self.alive.all():
+            return self
+        kept = np.flatnonzero(self.alive)
+        if not kept.size:
+            return Held.none()
+        return Held(self.sequences.take(kept).gathered(), self.numbers[kept], np.ones(kept.size, dtype=np.bool_))
+
+    def and_also(self, more: Sequences, first: int) -> Held:
+        """Return these and new ones, which are numbered from `first` on. O(tokens)."""
+        if not len(more):
+            return self
+        here = self.compact()
+        numbers = np.arange(first, first + len(more))
+        alive = np.ones(len(more), dtype=np.bool_)
+        if here.sequences is None:
+            return Held(more, numbers, alive)
+        return Held(
+            Sequences.joined([here.sequences, more]),
+            np.concatenate([here.numbers, numbers]),
+            np.concatenate([here.alive, alive]),
+        )
+
+    def places(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where the sequences with these numbers are in `sequences`."""
+        return np.searchsorted(self.numbers, numbers)
+
+    def without(self, numbers: NDArray[np.int64]) -> Held:
+        """Return the same after these were given."""
+        alive = self.alive.copy()
+        alive[self.places(numbers)] = False
+        return Held(self.sequences, self.numbers, alive)
+
+
+Pack = tuple[int, ...]  # numbers of its sequences
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StreamPlace:
+    """Where one rank stands.
+
+    Attributes:
+        cursor: where reading goes on.
+        held: what was read and not given.
+        ready: packs of held sequences, in the order in which they are given; the packer holds the other sequences.
+        arrived: how many sequences were read since numbering began.
+        accumulation, per_rank: micro-steps of a step, and units per micro-step.
+        batches: micro-batches of the next step that were taken already.
+        steps_seen: whole steps.
+        sequences_here, tokens_here: what was in them on this rank.
+        left_sequences, left_tokens: what this rank read and left out at the ends of passes.
+        counts: what happened to the records that this rank read.
+    """
+
+    cursor: Cursor
+    held: Held
+    ready: tuple[Pack, ...] = ()
+    arrived: int = 0
+    accumulation: int
+    per_rank: int
+    batches: int = 0
+    steps_seen: int = 0
+    sequences_here: int = 0
+    tokens_here: int = 0
+    left_sequences: int = 0
+    left_tokens: int = 0
+    counts: Counts
+
+    @property
+    def epoch(self) -> int:
+        """How often this rank has read the source to its end, or, where ranks stop there, how often they stopped."""
+        return self.cursor.passes
+
+    @property
+    def sequences_seen(self) -> int:
+        """Sequences in whole steps.
+
+        Raises:
+            OptionError: there are other ranks, of which this one knows nothing.
+        """
+        return self._alone(self.sequences_here, "sequences")
+
+    @property
+    def tokens_seen(self) -> int:
+        """Tokens in whole steps.
+
+        Raises:
+            OptionError: there are other ranks, of which this one knows nothing.
+        """
+        return self._alone(self.tokens_here, "tokens")
+
+    def _alone(self, here: int, what: str) -> int:
+        if self.cursor.deal.world_size > 1:
+            raise OptionError(
+                f"how many {what} the other ranks of a stream have seen is not known without asking them; let "
+                f"schedules count steps_seen, which is the same on all ranks, or all_reduce the {what} of each batch"
+            )
+        return here
+
+    @property
+    def waiting(self) -> NDArray[np.bool_]:
+        """Which of the sequences in memory the packer holds; bool ``[n]``."""
+        waiting = self.held.alive.copy()
+        waiting[self.held.places(np.array([n for pack in self.ready for n in pack], dtype=np.int64))] = False
+        return waiting
+
+
+def dealt_again(
+    places: Sequence[StreamPlace], packing: Packing, world_size: int, rank: int, accumulation: int, per_rank: int
+) -> StreamPlace:
+    """Return the place of one of `world_size` ranks where the ranks at `places` stopped, in the order of ranks.
+
+    Records that no rank has read are dealt anew. Sequences that a rank has read and not given go to all ranks in turn.
+
+    Raises:
+        FormatError: the places are not of one moment.
+    """
+    steps = sorted({place.steps_seen for place in places})
+    if len(steps) > 1:
+        raise FormatError(f"these states are of steps {steps}, not of one moment; give those that were saved together")
+    reached = tuple(place.cursor.reached for place in places)
+    least = places[reached.index(min(reached))].cursor
+    length = next((place.cursor.length for place in places if place.cursor.length), None)
+    cursor = replace(least, length=length, deal=least.deal.again(reached, world_size, rank))
+    mine = places[rank::world_size]
+    held = Held.none()
+    pool = [held_ for place in places if (held_ := place.held.compact()).sequences is not None]
+    if pool:
+        every = Sequences.joined([one.sequences for one in pool if one.sequences is not None])
+        chosen = np.arange(rank, len(every), world_size)
+        held = held.and_also(every.take(chosen).gathered(), 0) if chosen.size else held
+    arrived = len(held)
+    packer = packing.packer()
+    ready = packer.push(held.sequences.seq_lengths) if held.sequences is not None else []
+    return StreamPlace(
+        cursor=cursor,
+        held=held,
+        ready=tuple(ready),
+        arrived=arrived,
+        accumulation=accumulation,
+        per_rank=per_rank,
+        steps_seen=places[0].steps_seen,
+        sequences_here=sum(place.sequences_here for place in mine),
+        tokens_here=sum(place.tokens_here for place in mine),
+        left_sequences=sum(place.left_sequences for place in mine),
+        left_tokens=sum(place.left_tokens for place in mine),
+        counts=sum((place.counts for place in mine), Counts()),
+    )

@@ -1,0 +1,285 @@
+"""From a source to this rank's sequences, group after group, tokenised ahead on other cores.
+
+Records are read and decoded on the calling thread, and this rank's are tokenised in a few threads (tokenizers release
+the interpreter's lock), some groups ahead. A group is what `GROUP_BYTES` of this rank's records give, so where groups
+begin depends on nothing but where reading began, and every group comes with the cursor from which reading goes on after
+it. An error comes after the groups before it.
+
+Cost: every rank reads and decodes all blocks (hundreds of MB/s), except whole documents of others; it tokenises its own
+records only. Memory: a block decoded, and `AHEAD` groups.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.corpus.options import CorpusOptions, Counts
+from nopad.corpus.pipeline import Content, Gathered, Part, check_kind, finish, in_columns, start_tokenising
+from nopad.corpus.records import BadRecord, Records
+from nopad.corpus.source import Block, Source
+from nopad.corpus.tokenizer import Tokenizer
+from nopad.errors import SourceError
+from nopad.loading.streams.deal import Deal
+from nopad.sequences import Sequences
+
+__all__ = ["Cursor", "Read", "Reader"]
+
+GROUP_BYTES = 128 << 10  # of this rank's records; small, so that the first batch comes soon
+READ_BYTES = 16 << 20  # of all ranks' records, after which a group ends too
+AHEAD = 4  # groups
+_THREADS = 4
+_MARKED = 4096  # bytes, or 64 rows, of either end of a block that are looked at when reading goes on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cursor:
+    """Where reading goes on.
+
+    Attributes:
+        passes: how often the source was read to its end.
+        began: number of the first record of this pass; records are counted over all passes.
+        at: the block in which the next record is (`Block.at`, or its number); (): the first one.
+        first: number, in this pass, of the first record of that block.
+        record: number, in this pass, of the next record.
+        mark: a digest of both ends of the block; "": none.
+        length: records of a pass; None: no pass has ended.
+        ended: whether the source is at its end, and is not read again.
+        deal: whose the records from here on are.
+    """
+
+    passes: int = 0
+    began: int = 0
+    at: tuple[int, ...] = ()
+    first: int = 0
+    record: int = 0
+    mark: str = ""
+    length: int | None = None
+    ended: bool = False
+    deal: Deal
+
+    @property
+    def reached(self) -> int:
+        """Number of the next record, over all passes."""
+        return self.began + self.record
+
+
+class Read(NamedTuple):
+    """A group of this rank's sequences, what happened to their records, and where reading goes on after it."""
+
+    sequences: Sequences
+    counts: Counts
+    cursor: Cursor
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads a source for one rank.
+
+    Attributes:
+        source: what is read.
+        tokenizer: None: the records are ready-made ids.
+        options: what happens to records that are bad, too long or empty.
+        repeat: whether the source begins again at its end.
+    """
+
+    source: Source
+    tokenizer: Tokenizer | None
+    options: CorpusOptions
+    repeat: bool
+
+    def groups(self, cursor: Cursor) -> Iterator[Read]:
+        """Yield the groups from here on; where the iterator is closed, its threads end.
+
+        Raises:
+            RecordError: a record is bad, too long or empty, and the options do not allow it.
+            SourceError: reading fails, text and ids are mixed, the source has changed, or has no record.
+        """
+        waiting: deque[tuple[Gathered, Content, Cursor] | Exception] = deque()
+        with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), thread_name_prefix="nopad-tokenize") as pool:
+            try:
+                for found in self._gathered(cursor):
+                    if isinstance(found, Exception):
+                        waiting.append(found)
+                    else:
+                        waiting.append((found[0], start_tokenising(found[0], self.tokenizer, pool), found[1]))
+                    if len(waiting) > AHEAD:
+                        yield self._read(waiting.popleft())
+                while waiting:
+                    yield self._read(waiting.popleft())
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _gathered(self, cursor: Cursor) -> Iterator[tuple[Gathered, Cursor] | Exception]:
+        """Yield decoded groups; at the end an error, if there is one, in its turn."""
+        kinds: dict[bool, str] = {}
+        try:
+            while not cursor.ended:
+                for group, after in _Pass(self, cursor).groups():
+                    check_kind(group, kinds)
+                    yield group, after
+                cursor = after
+        except Exception as error:
+            yield error
+
+    def _read(self, waiting: tuple[Gathered, Content, Cursor] | Exception) -> Read:
+        if isinstance(waiting, Exception):
+            raise waiting
+        gathered, content, cursor = waiting
+        found, counts, _ = finish(gathered, content, self.tokenizer, self.options)
+        return Read(replace(found, values=_numbers_of(found.values)), counts, cursor)
+
+
+class _Pass:
+    """One pass over a source, or what is left of it, gathered into groups of this rank's records."""
+
+    def __init__(self, reader: Reader, cursor: Cursor) -> None:
+        self._reader, self._cursor = reader, cursor
+        self._begin()
+
+    def _begin(self) -> None:
+        self._group, self._bytes, self._all_bytes = Gathered([]), 0, 0
+
+    def groups(self) -> Iterator[tuple[Gathered, Cursor]]:
+        """Yield groups, the last one with the beginning of the next pass, or the end, or before an error."""
+        try:
+            yield from self._groups()
+        except Exception:
+            yield self._group, self._cursor
+            raise
+
+    def _groups(self) -> Iterator[tuple[Gathered, Cursor]]:
+        first = self._cursor.first
+        for block in self._blocks():
+            self._block = block
+            self._cursor = replace(self._cursor, at=block.at, first=first, mark="")
+            whole = self._theirs(block, first)
+            for run in () if whole else in_columns(block.records(), self._reader.options):
+                yield from self._run(run, first)
+                first += _size(run)
+            first += whole
+            self._all_bytes += len(block.data) if isinstance(block.data, bytes) else block.data.nbytes
+            if self._all_bytes >= READ_BYTES:
+                yield self._ended_group()
+        yield self._group, self._next_pass(first)
+
+    def _blocks(self) -> Iterator[Block]:
+        """Yield the blocks from the cursor on, each with its place; refuse a source that has changed."""
+        at, source = self._cursor.at, self._reader.source
+        blocks = source.blocks_from(at) if at else source.blocks()
+        found = False
+        for number, block in enumerate(blocks, at[0] if at else 0):
+            placed = block if block.at else replace(block, at=(number,))
+            if not found and self._cursor.mark not in ("", _mark(placed)):
+                raise SourceError(
+                    f"{block.path or block.name}: changed since the state was saved; begin anew without it"
+                )
+            found = True
+            yield placed
+        if at and not found:
+            raise SourceError("the source ends before the place of the state: it changed; begin anew without the state")
+
+    def _theirs(self, block: Block, first: int) -> bool:
+        """Pass over a whole document of another rank, which need not be decoded; whether it was one."""
+        if not block.whole or first < self._cursor.record:
+            return False
+        mine, deal = self._cursor.deal.take(self._cursor.reached, 1)
+        if not mine.size:
+            self._cursor = replace(self._cursor, record=first + 1, deal=deal)
+        return not mine.size
+
+    def _run(self, run: Records | BadRecord, first: int) -> Iterator[tuple[Gathered, Cursor]]:
+        """Add this rank's records of a run that begins with number `first`; yield the groups that this fills."""
+        end, begin = first + _size(run), max(first, self._cursor.record)
+        if end <= begin:
+            return
+        mine, deal = self._cursor.deal.take(self._cursor.began + begin, end - begin)
+        mine += begin - first
+        sizes = np.cumsum(_bytes_of(run, mine))
+        at = 0
+        while at < mine.size:
+            room = GROUP_BYTES - self._bytes + (int(sizes[at - 1]) if at else 0)
+            to = min(int(np.searchsorted(sizes, room)) + 1, mine.size)
+            self._add(run, mine[at:to], first)
+            self._bytes += int(sizes[to - 1]) - (int(sizes[at - 1]) if at else 0)
+            if self._bytes >= GROUP_BYTES or self._group.failure:
+                self._advance(first + int(mine[to - 1]) + 1)
+                yield self._ended_group()
+            at = to
+        self._cursor = replace(self._cursor, record=end, deal=deal)
+
+    def _add(self, run: Records | BadRecord, mine: NDArray[np.int64], first: int) -> None:
+        if isinstance(run, BadRecord):
+            self._group.skip(self._block, run, self._reader.options)
+            return
+        chosen = run if mine.size == run.lines.size else run.take(mine)
+        self._group.parts.append(Part(self._block, chosen, first + mine))
+        self._group.records += mine.size
+
+    def _advance(self, record: int) -> None:
+        """Let the cursor stand at this record of the pass."""
+        cursor = self._cursor
+        _, deal = cursor.deal.take(cursor.reached, record - cursor.record)
+        self._cursor = replace(cursor, record=record, deal=deal)
+
+    def _ended_group(self) -> tuple[Gathered, Cursor]:
+        """Return the group, and the cursor after it; begin another one."""
+        self._cursor = replace(self._cursor, mark=self._cursor.mark or _mark(self._block))
+        group = self._group
+        self._begin()
+        return group, self._cursor
+
+    def _next_pass(self, records: int) -> Cursor:
+        """Return the cursor after the last record."""
+        cursor = self._cursor
+        if not records:
+            raise SourceError("the source has no record; give one that has")
+        if cursor.length not in (None, records):
+            raise SourceError(f"the source had {cursor.length:,} records, and has {records:,} now; it changed")
+        if not self._reader.repeat:
+            return replace(cursor, length=records, ended=True, mark="")
+        began = cursor.began + records
+        return Cursor(passes=cursor.passes + 1, began=began, length=records, deal=cursor.deal)
+
+
+def _size(run: Records | BadRecord) -> int:
+    return 1 if isinstance(run, BadRecord) else run.lines.size
+
+
+def _bytes_of(run: Records | BadRecord, mine: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return about how many bytes each of these records takes; int64 ``[mine]``."""
+    if isinstance(run, BadRecord):
+        return np.ones(mine.size, dtype=np.int64)
+    if run.texts is not None:
+        return np.fromiter((len(run.texts[at]) + 1 for at in mine.tolist()), np.int64, mine.size)
+    assert run.ids is not None
+    return 4 * run.ids.seq_lengths[mine].astype(np.int64) + 1
+
+
+def _mark(block: Block) -> str:
+    """Return a digest of both ends of a block and its size."""
+    digest = hashlib.sha256(block.name.encode("utf-8", "surrogateescape"))
+    if isinstance(block.data, bytes):
+        digest.update(b"%d" % len(block.data) + block.data[:_MARKED] + block.data[-_MARKED:])
+    else:
+        rows = block.data.num_rows
+        for part in (block.data.slice(0, 64), block.data.slice(max(rows - 64, 0))):
+            digest.update(b"%d" % rows + replace(block, data=part).digest())
+    return digest.hexdigest()[:32]
+
+
+def _numbers_of(values: Any) -> dict[str, NDArray[Any]]:
+    """Return the columns per sequence that hold numbers, as NumPy arrays."""
+    arrays = {
+        name: column if isinstance(column, np.ndarray) else column.to_numpy(zero_copy_only=False)
+        for name, column in values.items()
+    }
+    return {name: array for name, array in arrays.items() if array.dtype.kind in "biuf"}

@@ -1,0 +1,190 @@
+"""The state of a rank that loads from a stream, as JSON: a few integers, and the sequences that wait for their pack.
+
+Tokens are base64 of the smallest integers that hold them: about 2.7 bytes per token of a vocabulary below 65,536, else
+5.3. A packer holds at most `buffer` sequences.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.corpus.options import Counts
+from nopad.errors import FormatError
+from nopad.loading.streams.deal import Deal, Left
+from nopad.loading.streams.packing import Packing
+from nopad.loading.streams.place import Held, StreamPlace
+from nopad.loading.streams.reading import Cursor
+from nopad.sequences import Sequences
+
+__all__ = ["read_state", "written"]
+
+_FORMAT, _VERSION = "nopad.loader.stream", 1
+_NUMBERS = (
+    "arrived",
+    "accumulation",
+    "per_rank",
+    "batches",
+    "steps_seen",
+    "sequences_here",
+    "tokens_here",
+    "left_sequences",
+    "left_tokens",
+)
+_NAMES = {"format", "format_version", "same", "world_size", "rank", "cursor", "held", "ready", "counts", *_NUMBERS}
+
+
+def written(place: StreamPlace, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a place and `facts` as a state."""
+    deal = place.cursor.deal
+    cursor = {one.name: getattr(place.cursor, one.name) for one in fields(Cursor)}
+    return {
+        "format": _FORMAT,
+        "format_version": _VERSION,
+        "same": dict(facts),
+        "world_size": deal.world_size,
+        "rank": deal.rank,
+        "cursor": {
+            **cursor,
+            "at": list(place.cursor.at),
+            "deal": {
+                "count": deal.count,
+                "before": [{**asdict(one), "reached": [*one.reached]} for one in deal.before],
+            },
+        },
+        "held": _held(place.held.compact()),
+        "ready": [list(pack) for pack in place.ready],
+        "counts": place.counts.to_dict(),
+        **{name: getattr(place, name) for name in _NUMBERS},
+    }
+
+
+def _held(held: Held) -> dict[str, Any]:
+    found = held.sequences
+    return {
+        "numbers": held.numbers.tolist(),
+        "lengths": [] if found is None else found.seq_lengths.tolist(),
+        "tokens": {} if found is None else {name: _packed(column) for name, column in found.tokens.items()},
+        "values": {} if found is None else {name: _packed(column) for name, column in found.values.items()},
+    }
+
+
+def _packed(column: NDArray[Any]) -> dict[str, str]:
+    """Return a column as base64, with its type, and the type in which it is written."""
+    stored = column
+    if column.dtype.kind in "iu" and column.size:
+        stored = column.astype(np.promote_types(np.min_scalar_type(column.min()), np.min_scalar_type(column.max())))
+    data = base64.b64encode(stored.astype(stored.dtype.newbyteorder("<")).tobytes()).decode()
+    return {"type": column.dtype.str.lstrip("<>=|"), "stored": stored.dtype.str.lstrip("<>=|"), "data": data}
+
+
+def read_state(state: Any, packing: Packing) -> tuple[StreamPlace, dict[str, Any]]:
+    """Return the place and the facts in a state.
+
+    Raises:
+        FormatError: it is no state of a loader over a stream, of a newer version, or has values that cannot be.
+    """
+    if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
+        raise FormatError("this is no state of a nopad.PackedLoader over a stream; give what its state_dict() returned")
+    version = state.get("format_version")
+    if type(version) is not int or version != _VERSION:
+        raise FormatError(
+            f"this state is of format version {version!r}, and this nopad reads {_VERSION}; upgrade nopad"
+        )
+    if set(state) != _NAMES:
+        raise FormatError(f"a state has {', '.join(sorted(_NAMES))}; this one has {', '.join(sorted(map(str, state)))}")
+    try:
+        place = StreamPlace(
+            cursor=_cursor(state["cursor"], _count(state, "world_size"), _count(state, "rank")),
+            held=_read_held(state["held"]),
+            ready=tuple(tuple(_whole(number) for number in pack) for pack in state["ready"]),
+            counts=Counts.from_dict(state["counts"]),
+            **{name: _count(state, name) for name in _NUMBERS},
+        )
+        _check(place, packing)
+        return place, dict(state["same"])
+    except FormatError:
+        raise
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        raise FormatError(f"this state is damaged: {error}") from error
+
+
+def _check(place: StreamPlace, packing: Packing) -> None:
+    """Refuse a place that cannot be."""
+    held, numbers = place.held, [number for pack in place.ready for number in pack]
+    deal = place.cursor.deal
+    fits = deal.rank < deal.world_size and deal.count < deal.world_size
+    fits &= all(len(one.reached) == one.world_size > one.count for one in deal.before)
+    fits &= place.batches < place.accumulation and place.per_rank > 0
+    fits &= bool((np.diff(held.numbers, prepend=-1, append=place.arrived) > 0).all())
+    fits &= len(set(numbers)) == len(numbers) and set(numbers) <= set(held.numbers.tolist())
+    fits &= place.cursor.first <= place.cursor.record and all(place.ready)
+    if not fits:
+        raise FormatError("this state is damaged: its numbers do not fit together")
+    if held.sequences is not None:
+        waiting = place.waiting
+        packing.packer().restore(place.arrived, held.numbers[waiting], held.sequences.seq_lengths[waiting])
+        if packing.capacity is not None:
+            lengths = dict(zip(held.numbers.tolist(), held.sequences.seq_lengths.tolist(), strict=True))
+            if any(sum(lengths[number] for number in pack) > packing.capacity for pack in place.ready):
+                raise FormatError("this state is damaged: a pack is above the capacity")
+
+
+def _cursor(given: Mapping[str, Any], world_size: int, rank: int) -> Cursor:
+    before = tuple(
+        Left(
+            world_size=_count(one, "world_size"),
+            count=_count(one, "count"),
+            reached=tuple(_whole(number) for number in one["reached"]),
+        )
+        for one in given["deal"]["before"]
+    )
+    if not isinstance(given["mark"], str) or type(given["ended"]) is not bool:
+        raise FormatError("this state is damaged: 'mark' is a string, and 'ended' True or False")
+    return Cursor(
+        **{name: _count(given, name) for name in ("passes", "began", "first", "record")},
+        at=tuple(_whole(number) for number in given["at"]),
+        mark=given["mark"],
+        length=None if given["length"] is None else _count(given, "length"),
+        ended=given["ended"],
+        deal=Deal(world_size=world_size, rank=rank, count=_count(given["deal"], "count"), before=before),
+    )
+
+
+def _read_held(given: Mapping[str, Any]) -> Held:
+    lengths = np.array([_whole(length) for length in given["lengths"]], dtype=np.int32)
+    numbers = np.array([_whole(number) for number in given["numbers"]], dtype=np.int64)
+    if not numbers.size == lengths.size or (lengths < 1).any():
+        raise FormatError("this state is damaged: there is not one length of at least 1 per sequence that it holds")
+    if not numbers.size:
+        return Held.none()
+    total = int(lengths.sum(dtype=np.int64))
+    tokens = {str(name): _unpacked(column, name, total) for name, column in given["tokens"].items()}
+    values = {str(name): _unpacked(column, name, lengths.size) for name, column in given["values"].items()}
+    if "input_ids" not in tokens:
+        raise FormatError("this state is damaged: it holds sequences without input_ids")
+    found = Sequences(seq_lengths=lengths, tokens=tokens, values=values)
+    return Held(found, numbers, np.ones(numbers.size, dtype=np.bool_))
+
+
+def _unpacked(column: Mapping[str, str], name: str, size: int) -> NDArray[Any]:
+    stored = np.dtype(column["stored"]).newbyteorder("<")
+    data = base64.b64decode(column["data"], validate=True)
+    if stored.kind not in "biuf" or len(data) != size * stored.itemsize:
+        raise FormatError(f"this state is damaged: its column {name!r} has {len(data)} bytes for {size} values")
+    return np.frombuffer(data, dtype=stored).astype(np.dtype(column["type"]))
+
+
+def _count(given: Mapping[str, Any], name: str) -> int:
+    return _whole(given[name], name)
+
+
+def _whole(value: Any, name: str = "a number") -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise FormatError(f"{name} of this state is {value!r}; expected an integer from 0")
+    return value

@@ -1,0 +1,71 @@
+"""What is known of a stream: what a step is, what this rank has read, and how full its packs were."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nopad.corpus.options import Counts
+
+__all__ = ["StreamSummary"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamSummary:
+    """What a loader knows of a stream; print it. How long it is, and what other ranks do, is not known beforehand.
+
+    Attributes:
+        unit: what is dealt: "pack" or "sequence".
+        world_size, accumulation, per_rank: a step is so many ranks x micro-steps x units.
+        exhausted: "repeat" or "stop".
+        passes: how often this rank has read the source to its end.
+        records: records of a pass; None: no pass has ended.
+        steps, sequences, tokens: whole steps, and what was in them on this rank.
+        slots: places for tokens in these steps on this rank; None: as many as tokens.
+        held_sequences, held_tokens: what this rank has read and not given yet.
+        left_out: (sequences, tokens) that this rank read and left out at the ends of passes.
+        counts: what happened to the records that this rank read.
+    """
+
+    unit: str
+    world_size: int
+    accumulation: int
+    per_rank: int
+    exhausted: str
+    passes: int
+    records: int | None
+    steps: int
+    sequences: int
+    tokens: int
+    slots: int | None
+    held_sequences: int
+    held_tokens: int
+    left_out: tuple[int, int]
+    counts: Counts
+
+    def __str__(self) -> str:
+        """Return a few lines for people."""
+        share = f" ({self.tokens / self.slots:.2%} of the slots)" if self.slots else ""
+        known = "" if self.records is None else f", {self.records:,} records each"
+        end = "begins again at its end" if self.exhausted == "repeat" else "stops at its end"
+        lines = [
+            f"step     {self.world_size:,} ranks x {self.accumulation:,} micro-steps x {self.per_rank:,} {self.unit}s",
+            f"stream   {end}; {self.passes:,} passes so far{known}",
+            f"given    {self.steps:,} steps: {self.sequences:,} sequences, {self.tokens:,} tokens{share} on this rank",
+            f"held     {self.held_sequences:,} sequences, {self.held_tokens:,} tokens read and not given yet",
+        ]
+        if any(self.left_out):
+            lines.append(f"left out {self.left_out[0]:,} sequences, {self.left_out[1]:,} tokens: no whole step")
+        lines += self._records()
+        return "\n".join(lines)
+
+    def _records(self) -> list[str]:
+        counts = self.counts
+        lost = {
+            "bad, skipped": counts.bad_skipped,
+            "empty, skipped": counts.empty_skipped,
+            "truncated": counts.truncated,
+            "split": counts.split,
+            "dropped as too long": counts.dropped,
+        }
+        told = "".join(f", {number:,} {what}" for what, number in lost.items() if number)
+        return [f"records  {counts.records:,} read on this rank{told}"]

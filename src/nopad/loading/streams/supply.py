@@ -1,0 +1,321 @@
+"""A stream as the supply of a loader: each rank reads, tokenises and packs its own records, ahead of the loop.
+
+An endless stream needs no communication. Where ranks stop at the end of the source, they tell one another before every
+step how many units they have left, on the thread of the training loop, so that all of them stop together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from nopad.batch import PackedBatch
+from nopad.corpus.options import Counts
+from nopad.errors import FormatError, OptionError
+from nopad.loading.agreement import Exchange, exchange_of
+from nopad.loading.ahead import ahead
+from nopad.loading.legs import Last
+from nopad.loading.state import check_same
+from nopad.loading.streams.deal import Deal
+from nopad.loading.streams.flow import Flow
+from nopad.loading.streams.packing import Packing
+from nopad.loading.streams.place import Held, Pack, StreamPlace, dealt_again
+from nopad.loading.streams.reading import Cursor, Reader
+from nopad.loading.streams.state import read_state, written
+from nopad.loading.streams.summary import StreamSummary
+from nopad.loading.supply import Serving, Supply
+from nopad.sequences import Sequences
+
+__all__ = ["Exhausted", "StreamSupply"]
+
+Exhausted = Literal["repeat", "stop"]
+
+
+class _Begun(NamedTuple):
+    """A step that begins: how many units this rank has for it, and what it would leave out if there were no more."""
+
+    units: int
+    left: StreamPlace
+
+
+class _Made(NamedTuple):
+    """A batch, and the place after it."""
+
+    after: StreamPlace
+    batch: PackedBatch
+
+
+@dataclass(frozen=True)
+class StreamSupply(Supply):
+    """The batches of one rank of a stream; a place is a `StreamPlace`.
+
+    Attributes:
+        reader: reads and tokenises.
+        packing: how sequences become units.
+        serving: for whom.
+        last: what happens with units that make no whole step, where ranks stop at the end.
+    """
+
+    reader: Reader
+    packing: Packing
+    serving: Serving
+    last: Last
+
+    def __post_init__(self) -> None:
+        """Refuse ranks that could not stop together.
+
+        Raises:
+            OptionError: ranks are to stop at the end, and have no process group to tell one another.
+        """
+        if not self.reader.repeat and self.serving.ranks.world_size > 1 and exchange_of(self.serving.ranks) is None:
+            raise OptionError(
+                "ranks that stop at the end of a stream must tell one another how much they have left, and there is no "
+                "process group: call torch.distributed.init_process_group first, or choose exhausted='repeat'"
+            )
+
+    def begin(self) -> StreamPlace:
+        """Return the beginning of the source."""
+        ranks = self.serving.ranks
+        return StreamPlace(
+            cursor=Cursor(deal=Deal(world_size=ranks.world_size, rank=ranks.rank)),
+            held=Held.none(),
+            accumulation=self.serving.accumulation,
+            per_rank=self.serving.per_rank,
+            counts=Counts(),
+        )
+
+    def epoch_begin(self, at: StreamPlace, epoch: int) -> StreamPlace:
+        """Return the beginning of a pass, where ranks stop at its end.
+
+        Raises:
+            OptionError: the stream never stops.
+        """
+        if self.reader.repeat:
+            raise OptionError("an endless stream has no epochs to go to; it goes on by itself, pass after pass")
+        cursor = replace(self.begin().cursor, passes=epoch, length=at.cursor.length)
+        return replace(at, cursor=cursor, held=Held.none(), ready=(), arrived=0, batches=0)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what identifies source, tokenizer and options."""
+        source, tokenizer = self.reader.source, self.reader.tokenizer
+        said = [source.kind, source.names, source.settings(), source.inventory()]
+        options = asdict(self.reader.options)
+        options.pop("capacity")
+        return {
+            **self.packing.facts(),
+            **options,
+            "data": hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest(),
+            "tokenizer": None if tokenizer is None else tokenizer.fingerprint,
+            "exhausted": self._exhausted,
+        }
+
+    @property
+    def _exhausted(self) -> Exhausted:
+        return "repeat" if self.reader.repeat else "stop"
+
+    def agreed(self, at: StreamPlace) -> dict[str, Any]:
+        """Return the facts, the step, and the place as far as ranks have it in common."""
+        return {
+            **self.facts(),
+            "world_size": self.serving.ranks.world_size,
+            "the step": f"{at.accumulation} x {at.per_rank}",
+            "last": self.last,
+            "the position": (at.steps_seen, at.batches),
+        }
+
+    def length(self, at: StreamPlace) -> int:
+        """Refuse to say.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "how many batches a stream gives is not known"
+            + (": it never ends; count steps" if self.reader.repeat else " before its end; count steps")
+            + " instead (max_steps=, loader.steps_seen)"
+        )
+
+    def summary(self, at: StreamPlace) -> StreamSummary:
+        """Return what is known so far."""
+        units = at.steps_seen * at.accumulation * at.per_rank
+        return StreamSummary(
+            unit=self.packing.unit,
+            world_size=at.cursor.deal.world_size,
+            accumulation=at.accumulation,
+            per_rank=at.per_rank,
+            exhausted=self._exhausted,
+            passes=at.epoch,
+            records=at.cursor.length,
+            steps=at.steps_seen,
+            sequences=at.sequences_here,
+            tokens=at.tokens_here,
+            slots=units * self.packing.capacity if self.serving.rows and self.packing.capacity else None,
+            held_sequences=len(at.held),
+            held_tokens=at.held.tokens,
+            left_out=(at.left_sequences, at.left_tokens),
+            counts=at.counts,
+        )
+
+    def state(self, at: StreamPlace, batches: int) -> dict[str, Any]:
+        """Return where this rank is, and the sequences that it holds.
+
+        Raises:
+            OptionError: batches ahead are asked for, which nobody has read.
+        """
+        if batches:
+            raise OptionError(
+                "what a stream holds after further batches is not known before they are read; take the state when the "
+                "loop has them"
+            )
+        return written(at, self.facts())
+
+    def placed(self, state: Any) -> StreamPlace:
+        """Return the place of one rank's state, or of the states of all ranks, in any order.
+
+        Raises:
+            FormatError: these are no states of a stream, not of all ranks, or not of one moment.
+            PlanMismatchError: they are of other data, another tokenizer, or other options.
+        """
+        states = [state] if isinstance(state, Mapping) or not isinstance(state, Sequence) else list(state)
+        read = [read_state(one, self.packing) for one in states]
+        facts = self.facts()
+        for _, there in read:
+            check_same(there, facts)
+        places = _in_order([place for place, _ in read], self.serving.ranks.rank, self.serving.ranks.world_size)
+        ranks, shape = self.serving.ranks, (self.serving.accumulation, self.serving.per_rank)
+        for place in places:
+            if (place.cursor.deal.world_size, place.cursor.deal.rank) == (ranks.world_size, ranks.rank):
+                same = (place.accumulation, place.per_rank) == shape
+                return place if same else replace(place, accumulation=shape[0], per_rank=shape[1], batches=0)
+        return dealt_again(places, self.packing, ranks.world_size, ranks.rank, *shape)
+
+    def check_workers(self, workers: int) -> None:
+        """Refuse worker processes, of which each would read the stream again.
+
+        Raises:
+            OptionError: there are some.
+        """
+        if workers:
+            raise OptionError(
+                f"num_workers is {workers}, and each worker process would read the stream from its beginning; leave it "
+                "at 0: texts are tokenised ahead in threads, on other cores"
+            )
+
+    def places(self, at: StreamPlace) -> Iterator[StreamPlace]:
+        """Refuse batches of other processes.
+
+        Raises:
+            OptionError: always.
+        """
+        self.check_workers(1)
+        yield at
+
+    def batches(
+        self, at: StreamPlace, worker: int = 0, workers: int = 1
+    ) -> Iterator[tuple[StreamPlace, PackedBatch | None]]:
+        """Yield the batches from here on, built ahead; at the end of a stream that stops, the next pass and None.
+
+        Raises:
+            OptionError: there are workers; or the stream ended in the middle of a step, and `last` is "refuse".
+        """
+        if workers > 1:
+            self.check_workers(workers)
+        exchange = exchange_of(self.serving.ranks) or (lambda mine: [mine])
+        with closing(ahead(self._steps(at), self.serving.prefetch, "nopad-batch")) as made:
+            for one in made:
+                if isinstance(one, _Made):
+                    yield one.after, one.batch
+                elif not self.reader.repeat and not self._goes_on(one.units, exchange):
+                    yield self._left_out(one.left), None
+                    return
+
+    def _goes_on(self, units: int, exchange: Exchange) -> bool:
+        """Whether all ranks take one more step, for which this rank has so many units."""
+        every, full = list(exchange(units)), self.serving.accumulation * self.serving.per_rank
+        if min(every) == full:
+            return True
+        if self.last == "refuse" and any(every):
+            raise OptionError(
+                f"the stream ended in the middle of a step: the ranks have {min(every)} to {max(every)} of {full} "
+                "units left; choose last='drop' or 'fill', or exhausted='repeat'"
+            )
+        return self.last == "fill" and any(every)
+
+    def _left_out(self, at: StreamPlace) -> StreamPlace:
+        """Return the beginning of the next pass, with what this rank holds counted as left out."""
+        left = replace(
+            at,
+            left_sequences=at.left_sequences + len(at.held),
+            left_tokens=at.left_tokens + at.held.tokens,
+        )
+        return self.epoch_begin(left, at.epoch + 1)
+
+    def _steps(self, at: StreamPlace) -> Generator[_Begun | _Made, None, None]:
+        """Yield each step: its beginning, and its batches as far as they were not taken yet."""
+        with closing(Flow(at, self.reader, self.packing)) as flow:
+            while True:
+                begun = replace(flow.place(), batches=0)
+                packs = flow.take(at.accumulation * at.per_rank)
+                yield _Begun(len(packs), flow.place())
+                micros = [packs[micro :: at.accumulation] for micro in range(at.accumulation)]
+                for micro in range(at.batches if begun.steps_seen == at.steps_seen else 0, at.accumulation):
+                    batch = self._batch(flow, micros[micro])
+                    if micro + 1 < at.accumulation:
+                        yield _Made(replace(begun, batches=micro + 1), batch)
+                flow.given(packs)
+                yield _Made(flow.place(), batch)
+
+    def _batch(self, flow: Flow, packs: Sequence[Pack]) -> PackedBatch:
+        """Build a batch of these units; of none, a stand-in."""
+        if not packs:
+            one = np.ones(1, dtype=np.int64)
+            return self.serving.collate(self._nothing(), self.serving.form, one).as_stand_in()
+        sequences, per_row = flow.sequences(packs)
+        return self.serving.collate(sequences, self.serving.form, per_row)
+
+    def _nothing(self) -> Sequences:
+        """Return one sequence of one token with the columns of all others, for a rank that has none left."""
+        columns: dict[str, dict[str, Any]] = {"token": {"input_ids": np.zeros(1, dtype=np.int32)}, "sequence": {}}
+        for one in self.reader.source.carried:
+            if one.type != "string":
+                columns[one.per][one.name] = np.zeros(1, dtype=_TYPES.get(one.type, one.type))
+        records = {name: np.zeros(1, dtype=np.int64) for name in ("seq_index", "seq_start")}
+        return Sequences(
+            seq_lengths=np.ones(1, dtype=np.int32),
+            tokens=columns["token"],
+            values={**records, **columns["sequence"]},
+        )
+
+
+_TYPES = {"float": "float32", "double": "float64", "halffloat": "float16", "bool": "bool"}
+
+
+def _in_order(places: Sequence[StreamPlace], rank: int, world_size: int) -> list[StreamPlace]:
+    """Return the places in the order of their ranks; one is enough if it is that of this rank.
+
+    Raises:
+        FormatError: ranks are missing, or there twice.
+    """
+    ordered = sorted(places, key=lambda place: place.cursor.deal.rank)
+    found = [place.cursor.deal.rank for place in ordered]
+    sizes = {place.cursor.deal.world_size for place in ordered}
+    if len(sizes) == 1 and ((found == [rank] and sizes == {world_size}) or found == list(range(*sizes))):
+        return ordered
+    (size,) = sizes if len(sizes) == 1 else (max(sizes),)
+    missing = sorted(set(range(size)) - set(found))
+    lacks = f"those of ranks {', '.join(map(str, missing[:8]))} are missing" if missing else "some are there twice"
+    raise FormatError(
+        f"this is rank {rank} of {world_size}, and these are {len(found)} states of ranks {_some(found)} of "
+        f"{' and '.join(map(str, sorted(sizes)))}: {lacks}. A rank needs its own state, or, if the number of ranks "
+        "changed, those of all ranks that were there, as a list"
+    )
+
+
+def _some(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
