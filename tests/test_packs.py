@@ -14,7 +14,7 @@ import nopad
 import nopad.files
 import nopad.packs
 from nopad import Packs
-from nopad.errors import FormatError, OptionError, PlanMismatchError, StorageError
+from nopad.errors import FormatError, PlanMismatchError, StorageError
 from nopad.packs import index_dtype
 
 LENGTHS = [5, 3, 4, 2, 8, 1, 1]
@@ -74,21 +74,6 @@ def test_taking_packs_by_number(packs, data):
 def test_taking_packs_that_are_not_there(numbers):
     with pytest.raises(IndexError, match=rf"\Apack numbers must be in 0\.\.3, got {numbers[0]}\.\.{numbers[1]}\Z"):
         make(MEMBERS).take(numbers)
-
-
-@given(random_packs(), st.integers(1, 15))
-def test_shards_are_all_packs_once(packs, world_size):
-    shards = [listed(packs.shard(rank, world_size)) for rank in range(world_size)]
-    assert [shards[i % world_size][i // world_size] for i in range(len(packs))] == listed(packs)
-    sizes = [len(shard) for shard in shards]
-    assert sum(sizes) == len(packs)
-    assert max(sizes) - min(sizes) <= 1
-
-
-@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0), (0, -1)])
-def test_ranks_outside_the_world(refuses, rank, world_size):
-    with refuses(OptionError, f"rank must be in 0..world_size - 1, got rank {rank} of world_size {world_size}"):
-        make(MEMBERS).shard(rank, world_size)
 
 
 def test_lengths_of_slots():

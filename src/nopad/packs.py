@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nopad.arrow import list_array, list_parts, read_arrow, write_arrow
-from nopad.errors import FormatError, OptionError, PlanMismatchError
+from nopad.errors import FormatError, PlanMismatchError
 from nopad.histogram import as_lengths
 from nopad.options import MAX_LENGTH
 
@@ -126,12 +126,6 @@ class Packs:
             raise IndexError(f"pack numbers must be in 0..{len(self) - 1}, got {chosen.min()}..{chosen.max()}")
         indptr, sequence = take_lists(self.indptr, self.sequence, chosen)
         return replace(self, indptr=indptr, sequence=sequence)
-
-    def shard(self, rank: int, world_size: int) -> Packs:
-        """Return every `world_size`-th pack from number `rank` on: the share of one worker."""
-        if world_size < 1 or not 0 <= rank < world_size:
-            raise OptionError(f"rank must be in 0..world_size - 1, got rank {rank} of world_size {world_size}")
-        return self[rank::world_size]
 
     def seq_lengths(self, lengths: ArrayLike) -> NDArray[np.int32]:
         """Return the length of each packed sequence, in the order of `sequence`; int32 ``[sequences]``.

@@ -155,12 +155,12 @@ def shared(_solved_once):
 
 @pytest.fixture
 def mixed(call, tmp_path):
-    """Two datasets, train and validation, of the sources a (60 records) and b (20), weighed 2 : 1."""
+    """Two datasets, train and validation, of the sources a (60 records) and b (20)."""
     for name, records in (("a", 60), ("b", 20)):
         lines = (json.dumps({"input_ids": [at] * (1 + at % 7)}) for at in range(records))
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     inputs = [f"{name}={tmp_path / name}.jsonl" for name in "ab"]
     out = tmp_path / "mixed"
-    ran = call("pack", *inputs, "-o", out, "-c", 16, "--weight", "a=2", "--weight", "b=1", "--validation", "10%")
+    ran = call("pack", *inputs, "-o", out, "-c", 16, "--validation", "10%")
     assert (ran.code, ran.err) == (0, "")
     return out

@@ -1,4 +1,4 @@
-"""Named sources, weights and a held-out share on the command line."""
+"""Named sources and a held-out share on the command line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from nopad.cli.options import parse_share, parse_weights
+from nopad.cli.options import parse_share
 from nopad.errors import OptionError
 
 
@@ -14,7 +14,7 @@ from nopad.errors import OptionError
 def again(mixed):
     """The arguments that made it."""
     inputs = [f"{name}={mixed.parent / name}.jsonl" for name in "ab"]
-    return ["pack", *inputs, "-o", mixed, "-c", 16, "--weight", "a=2", "--weight", "b=1", "--validation", "10%"]
+    return ["pack", *inputs, "-o", mixed, "-c", 16, "--validation", "10%"]
 
 
 def test_what_is_told_of_both(call, mixed, again):
@@ -22,13 +22,11 @@ def test_what_is_told_of_both(call, mixed, again):
     train, validation = ran.split("validation\n", 1)
     assert train.startswith("train\n  before ")
     assert "  source a: " in train
-    assert ", weight 2; " in train
     assert " of 60 records" in train
-    assert " held out, " in train
-    assert " left out by weight (" in train
+    assert " held out\n" in train
+    assert "not held out" not in train
     assert " not held out\n" in validation
-    assert "left out by weight" not in validation
-    assert ", weight" not in validation.split("Next")[0].split("source a")[1]
+    assert "  source a: " in validation
     assert f"{mixed}/validation: packed dataset" in ran
     assert "already packed" in ran
     assert f"Next: nopad verify {mixed}\n" in ran
@@ -50,7 +48,7 @@ def test_one_file_of_a_source_after_the_other(call, mixed, tmp_path):
     a, b = (mixed.parent / f"{name}.jsonl" for name in "ab")
     assert call("pack", f"x={a}", f"x={b}", "-o", tmp_path / "x", "-c", 16).code == 0
     [source] = json.loads((tmp_path / "x" / "nopad.json").read_text())["sources"]
-    assert (source["name"], source["records"], source["weight"]) == ("x", 80, None)
+    assert (source["name"], source["records"]) == ("x", 80)
 
 
 def test_an_equals_sign_in_a_path_is_no_name(call, mixed, tmp_path):
@@ -66,12 +64,6 @@ def test_an_equals_sign_in_a_path_is_no_name(call, mixed, tmp_path):
     ("arguments", "message"),
     [
         (["a={a}", "{b}"], "{b} has no name, and others have; write NAME={b}, or name none"),
-        (["a={a}", "b={b}", "--weight", "a=1"], "there is no weight for 'b'; give each source one, or none any"),
-        (["a={a}", "--weight", "a=0"], "the weight of 'a' is 0.0; it must be above 0 (leave a source out otherwise)"),
-        (
-            ["{a}", "--weight", "a=1"],
-            "weights need named sources: NAME=INPUT for each, or a mapping of names to inputs",
-        ),
         (["{a}", "--validation", "100%"], "the share to hold out is 1.0; it must be at least 0 and below 1"),
         (["a={a}", "b={a}.gz"], "{a}.gz: no such file or folder; check the path, or put it back"),
     ],
@@ -82,14 +74,6 @@ def test_what_is_refused(call, mixed, tmp_path, arguments, message):
     assert ran.code == 2
     assert ran.error().startswith(message.format(**names))
     assert not (tmp_path / "x").exists()
-
-
-def test_pairs_of_weights():
-    assert parse_weights(["a=2", "b=0.5"]) == {"a": 2, "b": 0.5}
-    assert parse_weights(None) is None
-    for given, says in ((["a"], "--weight must be NAME=NUMBER"), (["a=1", "a=2"], "--weight a is given twice")):
-        with pytest.raises(OptionError, match=says):
-            parse_weights(given)
 
 
 def test_shares():

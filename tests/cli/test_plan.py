@@ -333,11 +333,29 @@ def test_bad_lengths(call, tmp_path, values, message):
     assert message in ran.error()
 
 
-def test_empty_input(call, tmp_path):
-    path = tmp_path / "lengths.npy"
-    np.save(path, np.array([], dtype=np.int32))
-    ran = call("plan", path, "-c", 8)
-    assert (ran.code, ran.error()) == (2, f"{path} holds no sequences")
+@pytest.mark.parametrize("how", [[], ["--validation", "10%"]], ids=["whole", "held out"])
+def test_empty_input(call, tmp_path, how):
+    np.save(tmp_path / "lengths.npy", np.array([], dtype=np.int32))
+    (tmp_path / "empty.jsonl").write_text('{"input_ids": []}\n')
+    for path in (tmp_path / "lengths.npy", tmp_path / "empty.jsonl"):
+        ran = call("plan", path, "-c", 8, *how)
+        assert (ran.code, ran.error()) == (2, f"{path} holds no sequences")
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "message"),
+    [
+        ("h.json", "10%", "--validation holds out records, and {path} is a histogram; give the corpus"),
+        ("h.json", "1.5", "the share to hold out is 1.5; it must be at least 0 and below 1, such as 0.01"),
+        ("a.jsonl", "100%", "the share to hold out is 1.0; it must be at least 0 and below 1, such as 0.01"),
+        ("a.jsonl", "10%", "holding out 10.000% of 1 records leaves none to train on; give more records"),
+    ],
+)
+def test_shares_that_cannot_be_held_out(call, tmp_path, name, share, message):
+    path = tmp_path / name
+    path.write_text('{"histogram": [3]}' if name == "h.json" else '{"input_ids": [1, 2]}\n')
+    ran = call("plan", path, "-c", 8, "--validation", share)
+    assert (ran.code, ran.error()) == (2, message.format(path=path))
 
 
 def test_over_long_record_names_the_way_out(call, jsonl, words):
@@ -408,12 +426,12 @@ class TestWhatPackReads:
         "arguments",
         [
             ["a.jsonl", "b.jsonl"],
-            ["a=a.jsonl", "b=b.jsonl", "--weight", "a=1", "--weight", "b=2"],
-            ["a=a.jsonl", "b=b.jsonl", "--weight", "a=1", "--weight", "b=1", "--validation", "10%", "--seed", "3"],
+            ["a=a.jsonl", "b=b.jsonl"],
+            ["a=a.jsonl", "b=b.jsonl", "--validation", "10%", "--seed", "3"],
             ["a.jsonl", "--vocab-size", "30", "--on-bad-record", "skip"],
             ["a.jsonl", "b.jsonl", "--carry", "none", "--over-long", "split"],
         ],
-        ids=["two files", "weights", "held out", "vocabulary", "split"],
+        ids=["two files", "named", "held out", "vocabulary", "split"],
     )
     def test_the_same_numbers(self, call, corpus, monkeypatch, arguments):
         monkeypatch.chdir(corpus)

@@ -54,7 +54,7 @@ def mixture(folder) -> Path:
     """Two datasets of two sources; the long one has tokens dropped."""
     long, short = ([[at] * n for at, n in enumerate(lengths)] for lengths in (LENGTHS, [1, 2, 3] * 40))
     source = MixtureSource({"long": IterableSource(long), "short": IterableSource(short)})
-    packing = nopad.PackOptions(weights={"long": 1, "short": 2}, validation=0.1)
+    packing = nopad.PackOptions(validation=0.1)
     nopad.pack_corpus(source, folder / "mixed", nopad.CorpusOptions(capacity=7, over_long="drop"), packing=packing)
     return folder / "mixed"
 

@@ -142,13 +142,12 @@ def test_a_split_of_named_sources(mixture):
     assert (train.name, held.name) == ("mixed/train", "mixed/validation")
     assert train.command == held.command
     assert train.command == (
-        "nopad pack long=INPUT short=INPUT -o mixed --capacity 7 --over-long drop --validation 0.1 "
-        "--weight long=1 --weight short=2"
+        "nopad pack long=INPUT short=INPUT -o mixed --capacity 7 --over-long drop --validation 0.1"
     )
     counts = dict(train.outcome)
     assert counts["records read"] == 240
     assert counts["records held out"] == held.plan.sequences
-    assert counts["records left out by weight"] == dict(held.outcome)["records left out by weight"] > 0
+    assert counts["records dropped as over-long"] == dict(held.outcome)["records dropped as over-long"] > 0
     named = {record.split(",")[0] for pack in train.packs for _, record in pack}
     assert named == {"long", "short"}
     numbers = [int(record.split()[-1]) for pack in train.packs for _, record in pack]

@@ -50,8 +50,6 @@ def check_manifest(manifest: Manifest, records, wanted, room: int, over_long: st
         "stripped_tokens": 0,
         "other_split": 0,
         "other_split_tokens": 0,
-        "left_by_weight": 0,
-        "left_by_weight_tokens": 0,
     }
 
 

@@ -1,4 +1,4 @@
-"""Named sources, weights, and a held-out share: two datasets of one job."""
+"""Named sources and a held-out share: two datasets of one job."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import pytest
 import nopad
 from nopad.corpus import IterableSource, LengthsFile, open_source
 from nopad.corpus.mixture import MixtureSource
-from nopad.errors import FormatError, OptionError, OutputExistsError, RecordError, ResumeError
+from nopad.errors import FormatError, OutputExistsError, RecordError, ResumeError
 from nopad.store import Manifest, open_packed
 from nopad.store.verification.content import LOST
-
-WEIGHTS = {"a": 3, "b": 1}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +27,7 @@ def source(records):
     return MixtureSource({name: IterableSource(ids, block_records=10) for name, ids in records.items()})
 
 
-OPTIONS = {"weights": WEIGHTS, "validation": 0.2, "over_long": "split", "seed": 4}
+OPTIONS = {"validation": 0.2, "over_long": "split", "seed": 4}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +42,7 @@ def mine(tmp_path, whole):
     return shutil.copytree(whole, tmp_path / "mine")
 
 
-def test_every_record_is_in_one_of_them_or_counted(whole, source, records, read_back):
+def test_every_record_is_in_one_of_them(whole, source, records, read_back):
     every = [ids for part in records.values() for ids in part]
     train, held = (read_back(whole / name) for name in ("train", "validation"))
     seen = [{number for number, _ in found} for found in (train, held)]
@@ -57,18 +55,17 @@ def test_every_record_is_in_one_of_them_or_counted(whole, source, records, read_
         assert manifest.options["split"] == name
         for key, total in manifest.counts.items():
             assert sum(part[key] for part in manifest.sources) == total
-    left = Manifest.load(whole / "train").counts["left_by_weight"]
-    assert left == len(every) - 1 - len(seen[0] | seen[1]) > 10
-    assert len(seen[1]) > 10
+    assert seen[0] | seen[1] == {number for number, ids in enumerate(every) if ids}
+    assert len(seen[0]) > len(seen[1]) > 10
 
 
 def test_each_source_is_counted_apart(whole, records):
     manifest = Manifest.load(whole / "train")
     a, b = manifest.sources
-    assert [(part["name"], part["weight"], part["first_record"]) for part in (a, b)] == [("a", 3, 0), ("b", 1, 120)]
+    assert [(part["name"], part["first_record"]) for part in (a, b)] == [("a", 0), ("b", 120)]
     assert (a["records"], b["records"], b["empty_skipped"]) == (120, 61, 1)
-    assert a["tokens"] / b["tokens"] == pytest.approx(3, rel=0.1)
-    assert [part["weight"] for part in Manifest.load(whole / "validation").sources] == [None, None]
+    for part, held in zip((a, b), Manifest.load(whole / "validation").sources, strict=True):
+        assert part["tokens"] + held["tokens"] == sum(map(len, records[part["name"]]))
     for row in open_packed(whole / "train"):
         np.testing.assert_array_equal(row["seq_source"], row.seq_index >= 120)
 
@@ -116,8 +113,6 @@ def test_the_same_call_again_reuses_both(mine, pack, source, tree):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"weights": {"a": 1, "b": 1}}, "weights was"),
-        ({"weights": None}, "weights was"),
         ({"validation": 0.3}, "validation was 0.2, now 0.3"),
         ({"validation": 0}, "already holds something else"),
     ],
@@ -136,11 +131,9 @@ def test_an_unfinished_job_knows_its_share(tmp_path, pack, source, interrupt):
 
 
 def test_nothing_is_left_of_a_job_that_cannot_be(tmp_path, pack):
-    source = MixtureSource({"a": IterableSource([[1], [2]]), "b": IterableSource([[]])})
-    with pytest.raises(RecordError, match="'b' has a weight, and no token to train on"):
-        pack(source, tmp_path / "out", weights={"a": 1, "b": 1})
-    with pytest.raises(OptionError, match="there is no weight for 'b'"):
-        pack(source, tmp_path / "out", weights={"a": 1})
+    source = MixtureSource({"a": IterableSource([[1]]), "b": IterableSource([[]])})
+    with pytest.raises(RecordError, match=r"holding out 10\.000% of 1 records leaves none to train on"):
+        pack(source, tmp_path / "out", validation=0.1)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -163,17 +156,13 @@ def edit(write_manifest):
     return run
 
 
-def test_another_choice_than_stated_is_found(mine, edit, source, only):
-    edit(mine, "train", lambda m: m["options"]["weights"].update(a=2))
-    problem = only(nopad.verify(mine / "train", source=source))
-    assert problem == "these are not the records that seed 4, the weights and the share held out choose"
-
-
-def test_weights_of_other_sources_are_found(mine, edit, source, only):
-    """Someone made the manifest's checksum anew: a KeyError."""
-    edit(mine, "train", lambda m: m["options"].update(weights={"x": 1}))
-    problem = only(nopad.verify(mine / "train", source=source))
-    assert problem == "nopad.json states weights of other sources than it was packed from"
+def test_another_choice_than_stated_is_found(tmp_path, pack, edit, source, only):
+    """It holds the record with the smallest key, which only the whole source tells."""
+    pack(source, tmp_path / "train", over_long="split", seed=4)
+    edit(tmp_path, "train", lambda m: m["options"].update(validation=1e-9, split="train"))
+    assert nopad.verify(tmp_path / "train") == []
+    problem = only(nopad.verify(tmp_path / "train", source=source))
+    assert problem == "these are not the records that seed 4 and the share held out choose"
 
 
 def test_another_share_than_stated_is_found_without_the_source(mine, edit):
@@ -204,7 +193,6 @@ def test_edited_sources_are_found(mine, edit, change, says):
 OTHER = {
     "seed": ({"seed": 5}, "seed is 4, and 5"),
     "share": ({"validation": 0.25}, "validation is 0.2, and 0.25"),
-    "weights": ({"weights": {"a": 1, "b": 2}}, "weights is "),
     "capacity": ({"capacity": 17}, "capacity is 16, and 17"),
     "depth": ({"depth": 40}, "depth is None, and 40"),
     "source": ({}, "sha256 is "),

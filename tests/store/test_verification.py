@@ -91,7 +91,6 @@ UNPROVEN_COUNTS = {
     "stripped",
     "stripped_tokens",
     "other_split_tokens",
-    "left_by_weight_tokens",
 }
 
 

@@ -27,13 +27,11 @@ __all__ = [
     "TokenizerSpec",
     "Validation",
     "VocabSize",
-    "Weight",
     "parse_depth",
     "parse_options",
     "parse_policies",
     "parse_reader",
     "parse_share",
-    "parse_weights",
 ]
 
 
@@ -107,15 +105,6 @@ PadId = Annotated[
 VocabSize = Annotated[
     int | None,
     typer.Option("--vocab-size", metavar="N", help="Ready-made ids of N or above are bad.", rich_help_panel=CORPUS),
-]
-Weight = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--weight",
-        metavar="NAME=W",
-        help="Share of the tokens for a named source; one for each of them. No record comes twice.",
-        rich_help_panel=CORPUS,
-    ),
 ]
 Validation = Annotated[
     str | None,
@@ -209,25 +198,6 @@ def parse_policies(
         "on_bad_record": on_bad_record,
         "vocab_size": vocab_size,
     }
-
-
-def parse_weights(given: list[str] | None) -> dict[str, float] | None:
-    """Parse ``NAME=W`` pairs; None if there are none.
-
-    Raises:
-        OptionError: an entry is no such pair, or a name occurs twice.
-    """
-    weights: dict[str, float] = {}
-    for text in given or []:
-        name, _, value = text.partition("=")
-        try:
-            weight = float(value)
-        except ValueError:
-            raise OptionError(f"--weight must be NAME=NUMBER, such as web=3, got {text!r}") from None
-        if name in weights:
-            raise OptionError(f"--weight {name} is given twice")
-        weights[name] = weight
-    return weights or None
 
 
 def parse_share(text: str | None) -> float:

@@ -27,13 +27,11 @@ from nopad.cli.options import (
     TokenizerSpec,
     Validation,
     VocabSize,
-    Weight,
     parse_depth,
     parse_options,
     parse_policies,
     parse_reader,
     parse_share,
-    parse_weights,
 )
 from nopad.cli.render import console, outcome
 from nopad.corpus import CorpusOptions, LengthsFile, load_tokenizer
@@ -89,7 +87,6 @@ def pack(
     mask_field: MaskField = None,
     pad_id: PadId = None,
     vocab_size: VocabSize = None,
-    weight: Weight = None,
     validation: Validation = None,
 ) -> None:
     """Pack a corpus into a dataset of Parquet shards; run the same command again to finish an interrupted job.
@@ -103,7 +100,7 @@ def pack(
 
       nopad pack lengths.npy -o index --capacity 512 --index-only
 
-      nopad pack web=web/ code=code/ -o packed -c 4096 --weight web=3 --weight code=1 --validation 1%
+      nopad pack web=web/ code=code/ -o packed -c 4096 --validation 1%
     """
     policies = parse_policies(special_tokens, over_long, empty, on_bad_record, vocab_size)
     options = CorpusOptions(capacity=capacity, **policies)
@@ -117,7 +114,6 @@ def pack(
         order=order,
         options=parse_options(option, even),
         shard_tokens=shard_tokens,
-        weights=parse_weights(weight),
         validation=parse_share(validation),
     )
     reused = (out / MANIFEST).exists() or bool(split_folders(out))

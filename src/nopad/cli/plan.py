@@ -12,7 +12,7 @@ import typer
 from numpy.typing import NDArray
 
 from nopad.cli.ladder import parse_ladder, refuse_beside, show_ladder
-from nopad.cli.lengths import Given, Shares, read_given
+from nopad.cli.lengths import Given, read_given
 from nopad.cli.monitor import Bars
 from nopad.cli.options import (
     AlgorithmOptions,
@@ -30,13 +30,11 @@ from nopad.cli.options import (
     TokenizerSpec,
     Validation,
     VocabSize,
-    Weight,
     parse_depth,
     parse_options,
     parse_policies,
     parse_reader,
     parse_share,
-    parse_weights,
 )
 from nopad.cli.render import console, describe_bound, describe_histogram, plan_table
 from nopad.errors import OptionError
@@ -103,7 +101,9 @@ def plan(
     seed: Annotated[
         int,
         typer.Option(
-            "--seed", metavar="S", help="Random seed of the order drawn for greedy from a histogram, and of the shares."
+            "--seed",
+            metavar="S",
+            help="Random seed of the order drawn for greedy from a histogram, and of --validation.",
         ),
     ] = 0,
     as_json: Annotated[
@@ -125,7 +125,6 @@ def plan(
     mask_field: MaskField = None,
     pad_id: PadId = None,
     vocab_size: VocabSize = None,
-    weight: Weight = None,
     validation: Validation = None,
 ) -> None:
     """Plan packs and print a table of algorithms and depths, each against the proven lower bound.
@@ -137,7 +136,7 @@ def plan(
 
       nopad plan corpus/ --capacity 2048 --over-long split --tokenizer tokenizer.json
 
-      nopad plan web=web/ code=code/ -c 4096 --weight web=3 --weight code=1
+      nopad plan web=web/ code=code/ -c 4096 --validation 1%
 
       nopad plan histogram.json -a lpfhp -d none -o lpfhp.plan.json
 
@@ -150,7 +149,8 @@ def plan(
         tokenizer=tokenizer,
         policies=parse_policies(special_tokens, over_long, empty, on_bad_record, vocab_size),
         reader=parse_reader(text_unit, text_field, ids_field, carry, mask_field, pad_id),
-        shares=Shares(weights=parse_weights(weight), validation=parse_share(validation), seed=seed),
+        validation=parse_share(validation),
+        seed=seed,
     )
     if ladder is not None:
         _ladder(ladder, read, {"--capacity": capacity, "--algorithm": algorithm}, options, depth, as_json, output)

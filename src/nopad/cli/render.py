@@ -140,16 +140,14 @@ def outcome(manifest: Manifest, plan: Plan) -> Text:
         ("bad_skipped", "skipped as bad"),
         ("stripped", f"came with padding ({counted(counts['stripped_tokens'], 'token')}, removed)"),
         ("other_split", "held out" if manifest.options.get("split") == "train" else "not held out"),
-        ("left_by_weight", f"left out by weight ({counts['left_by_weight_tokens']:,} tokens)"),
     ):
-        if counts[name] and not (name == "left_by_weight" and manifest.options.get("split") == "validation"):
+        if counts[name]:
             parts.append(f"{counts[name]:,} {word}")
     if manifest.source["ignored"]:
         parts.append(f"{counted(manifest.source['ignored'], 'file')} of another kind not read")
     text.append(f"  records: {', '.join(parts)}\n")
     for part in manifest.sources:
-        share = f", weight {part['weight']:g}" if part["weight"] is not None else ""
-        of = f"{part['name']}: {part['tokens']:,} tokens, {part['tokens'] / manifest.tokens:.2%}{share}"
+        of = f"{part['name']}: {part['tokens']:,} tokens, {part['tokens'] / manifest.tokens:.2%}"
         text.append(
             f"  source {of}; {counted(part['sequences'], 'sequence')} of {counted(part['records'], 'record')}\n"
         )

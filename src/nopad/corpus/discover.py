@@ -111,7 +111,7 @@ def open_source(
 
     `inputs`: a path, URL or ``hf:NAME``, or several of them, read in this order; a `datasets.Dataset` or
     `IterableDataset`; or dicts: a list, an iterator, or a function that returns a new iterator. A mapping of names to
-    such inputs is a mixture: each named source is counted separately and may get a weight (`PackOptions.weights`).
+    such inputs is a mixture: each named source is counted separately.
 
     Raises SourceError for a path that is missing, unreadable, given twice or has nothing to read, for text and
     ready-made ids in one job, and for files whose columns differ; the message names the path and says what to do.

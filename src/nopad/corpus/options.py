@@ -143,8 +143,6 @@ class Counts:
         stripped, stripped_tokens: records that had padding, and tokens of this padding, which is no content.
         other_split, other_split_tokens: records that are in the other dataset (training or held out), and their
             tokens, special tokens included.
-        left_by_weight, left_by_weight_tokens: records that are in no dataset because of the weights, and their tokens,
-            special tokens included.
     """
 
     records: int = 0
@@ -161,8 +159,6 @@ class Counts:
     stripped_tokens: int = 0
     other_split: int = 0
     other_split_tokens: int = 0
-    left_by_weight: int = 0
-    left_by_weight_tokens: int = 0
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)})

@@ -170,18 +170,16 @@ def source_chart(subject: Subject) -> Any:
     fates = {
         "packed": "tokens",
         "not held out" if subject.split == "validation" else "held out": "other_split_tokens",
-        "left out by weight": "left_by_weight_tokens",
         "cut off or dropped": None,
     }
     rows = []
     for part in subject.sources:
-        weight = "" if part["weight"] is None else f", weight {part['weight']:g}"
         for place, (fate, key) in enumerate(fates.items()):
             tokens = part["truncated_tokens"] + part["dropped_tokens"] if key is None else part[key]
             share = part["tokens"] / subject.plan.tokens
-            rows.append({"source": part["name"] + weight, "fate": fate, "at": place, "tokens": tokens, "share": share})
+            rows.append({"source": part["name"], "fate": fate, "at": place, "tokens": tokens, "share": share})
     used = [fate for fate in fates if any(row["tokens"] for row in rows if row["fate"] == fate)]
-    colours = dict(zip(fates, [BLUE, "#e69f00", "#999999", ORANGE], strict=True))
+    colours = dict(zip(fates, [BLUE, "#e69f00", ORANGE], strict=True))
     return (
         alt.Chart(alt.Data(values=[row for row in rows if row["fate"] in used]))
         .mark_bar()

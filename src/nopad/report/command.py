@@ -14,7 +14,7 @@ from nopad.store import Manifest, PackOptions
 __all__ = ["option_words", "pack_command"]
 
 # `nopad pack` spells these options differently, or has none of this name.
-_APART = ("special_tokens", "carry", "weights", "validation", "split")
+_APART = ("special_tokens", "carry", "validation", "split")
 _DEFAULTS: dict[str, Any] = {
     f.name: f.default
     for kind in (CorpusOptions, ReaderOptions, PackOptions)
@@ -57,8 +57,6 @@ def _options(manifest: Manifest) -> Iterator[str]:
             yield from option_words({name: value})
     if options.get("validation"):
         yield from ("--validation", str(options["validation"]))
-    for name, weight in (options.get("weights") or {}).items():
-        yield from ("--weight", f"{name}={int(weight) if weight == int(weight) else weight!r}")
     carry = options.get("carry", "auto")
     for name in [] if carry == "auto" else carry or ["none"]:
         yield from ("--carry", name)

@@ -173,7 +173,6 @@ def _dataset(path: Path, comparison: Sequence[Mapping[str, Any]] | None) -> Subj
         "records skipped as bad": counts["bad_skipped"],
         "records that came padded": counts["stripped"],
         f"records {'held out' if split == 'train' else 'not held out'}": counts["other_split"],
-        "records left out by weight": counts["left_by_weight"],
         "files of another kind": manifest.source["ignored"],
     }
     return Subject(

@@ -30,7 +30,7 @@ from nopad.files import local_path
 from nopad.histogram import as_lengths
 from nopad.sequences import Sequences
 from nopad.store.build import Builder
-from nopad.store.choice import check_shares, choose
+from nopad.store.choice import choose
 from nopad.store.manifest import POLICIES, SPLITS, Manifest, tool_versions
 from nopad.store.monitor import Monitor, Silent
 from nopad.store.options import PackOptions
@@ -63,7 +63,7 @@ def pack_corpus(
         out: the dataset folder: new, empty, or left by an equal call.
         corpus: capacity and policies.
         tokenizer: for text; ready-made ids need none.
-        packing: algorithm, depth, seed, order; weights of sources, the share to hold out.
+        packing: algorithm, depth, seed, order; the share to hold out.
         index_only: write which sequence goes where, without tokens; the source stays untouched.
         monitor: receives the progress.
         commit_every_s: seconds between two commits of the spool to disk.
@@ -91,7 +91,6 @@ def pack_corpus(
     _check_outside(source, workspace.out)
     packing = (packing or PackOptions()).checked(corpus.capacity)
     job = _Job(workspace, source, corpus, tokenizer, packing, index_only, monitor or Silent())
-    check_shares(job.packing.weights, job.packing.validation, source.names)
     if job.is_finished():
         return job.finished()
     with workspace.claim(job.settings(), source):
@@ -187,7 +186,6 @@ class _Job:
                 **options,
                 **self.source.settings(),
                 "shard_tokens": self.packing.shard_tokens,
-                "weights": self.packing.weights and dict(self.packing.weights),
                 "validation": self.packing.validation or None,
                 "split": split,
                 **self.packing.options,
@@ -212,14 +210,12 @@ class _Job:
 
         The only key is None if the job makes a single dataset.
         """
-        if not self.packing.validation and self.packing.weights is None and self.source.names == ("",):
+        if not self.packing.validation and self.source.names == ("",):
             return {None: (columns, by_source)}
         record, lengths = columns.values["seq_index"], columns.seq_lengths
         choice = choose(
             record,
-            lengths,
             {name: counts.records for name, counts in by_source.items()},
-            weights=self.packing.weights,
             validation=self.packing.validation,
             seed=self.packing.seed,
         )
@@ -239,9 +235,8 @@ class _Job:
             return workspace.finished(self.settings(split), progress.chain)
         counts = sum(by_source.values(), Counts())
         firsts = np.cumsum([0, *(own.records for own in by_source.values())]).tolist()
-        weights = (split != "validation" and self.packing.weights) or {}
         sources = [
-            {"name": name, "weight": weights.get(name), "first_record": first, **own.to_dict()}
+            {"name": name, "first_record": first, **own.to_dict()}
             for first, (name, own) in zip(firsts, by_source.items(), strict=False)
         ]
         builder = Builder(workspace, progress.chain, self.corpus.capacity, self.packing, self.index_only, self.monitor)

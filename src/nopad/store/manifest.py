@@ -7,7 +7,6 @@ It holds no time and no path, so the same input gives the same bytes. It include
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -23,7 +22,7 @@ __all__ = ["MANIFEST", "PLAN", "POLICIES", "SPLITS", "Manifest", "Shard", "split
 MANIFEST = "nopad.json"
 PLAN = "plan.json"
 FORMAT = "nopad.packed"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 SPLITS = ("train", "validation")  # folders of a job with a held-out share
 POLICIES = ("special_tokens", "over_long", "empty", "on_bad_record", "vocab_size")  # of CorpusOptions
 
@@ -53,8 +52,8 @@ class Manifest:
         tokenizer: ``sha256``, ``vocab_size``, ``prefix``, ``suffix``; None for ready-made ids.
         options: policies and field names that shaped the sequences.
         counts: what happened to the records (truncated, split, dropped, skipped, ...).
-        sources: the counts of each named source, in the order of the numbers in ``seq_source``, with ``name``,
-            ``weight`` (None: the whole source) and ``first_record`` (number of its first record).
+        sources: the counts of each named source, in the order of the numbers in ``seq_source``, with ``name`` and
+            ``first_record`` (number of its first record).
         plan_sha256: SHA-256 of ``plan.json``.
         sequence_checksum: checksum of all (record, start, length) triples in any order, hex.
         columns: name -> Arrow type.
@@ -196,23 +195,14 @@ def _has(value: object, *keys: str) -> bool:
 
 
 def _are_options(options: Mapping[str, Any]) -> bool:
-    """Whether validation, split and weights, which verification computes with, have values that a job can have."""
+    """Whether validation and split, which verification computes with, have values that a job can have."""
     share, split = options.get("validation"), options.get("split")
-    weights = options.get("weights")
-    return (
-        (share is None or (type(share) is float and 0 < share < 1))
-        and (split in SPLITS if share else split is None)
-        and (weights is None or (_has(weights) and all(map(_is_weight, weights.values()))))
-    )
-
-
-def _is_weight(value: object) -> bool:
-    return type(value) in (int, float) and 0 < value < math.inf  # type: ignore[operator]
+    return (share is None or (type(share) is float and 0 < share < 1)) and (split in SPLITS if share else split is None)
 
 
 def _is_part(part: object) -> bool:
     """Whether an entry of ``sources`` has the fields of a named source."""
-    if not isinstance(part, dict) or not isinstance(part.get("name"), str) or "weight" not in part:
+    if not isinstance(part, dict) or not isinstance(part.get("name"), str):
         return False
     return all(_is_count(part.get(name)) for name in ("first_record", *(f.name for f in fields(Counts))))
 

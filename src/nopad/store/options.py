@@ -10,6 +10,7 @@ from nopad.assignment import Order
 from nopad.errors import OptionError
 from nopad.options import check_sizes
 from nopad.planning.registry import check_algorithm, complete_options
+from nopad.store.choice import check_share
 from nopad.store.shards import SHARD_TOKENS
 
 __all__ = ["PackOptions"]
@@ -23,13 +24,11 @@ class PackOptions:
         depth, algorithm, seed, order: as the arguments of `nopad.pack`.
         options: options of the algorithm, and conditions on the packs.
         shard_tokens: about how many tokens a file holds (`nopad.store.shards`).
-        weights: the share of the training tokens for each named source, as any positive numbers; None: all records are
-            taken. No record is used twice, so the source with the fewest tokens per unit of weight is taken whole, and
-            a part of each other source (`nopad.store.choice`).
-        validation: share of the records to hold out, chosen by `seed`; they become a separate dataset.
+        validation: share of the records to hold out, from 0 to below 1, chosen by `seed` (`nopad.store.choice`); they
+            become a separate dataset.
 
     Raises:
-        OptionError: `order`, `shard_tokens` or `options` has an invalid value.
+        OptionError: `order`, `shard_tokens`, `options` or `validation` has an invalid value.
     """
 
     depth: int | None = None
@@ -38,7 +37,6 @@ class PackOptions:
     order: Order = "random"
     options: Mapping[str, Any] = field(default_factory=dict)
     shard_tokens: int = SHARD_TOKENS
-    weights: Mapping[str, float] | None = None
     validation: float = 0.0
 
     def __post_init__(self) -> None:
@@ -48,6 +46,7 @@ class PackOptions:
             raise OptionError(f"shard_tokens must be an integer of at least 1, got {self.shard_tokens!r}")
         if not isinstance(self.options, Mapping):
             raise OptionError(f"options is {self.options!r}; it must be a mapping of names to values")
+        check_share(self.validation)
 
     def checked(self, capacity: int) -> PackOptions:
         """Return the options as plain Python values for JSON; `capacity` is that of the packs.

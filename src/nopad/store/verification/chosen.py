@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,22 +21,17 @@ class Chosen:
     """Collects the source's records while they are read, and chooses those that the dataset should hold.
 
     Attributes:
-        partly: whether there were weights or a held-out share; otherwise the dataset holds all records.
+        partly: whether a share was held out; otherwise the dataset holds all records.
     """
 
     def __init__(self, m: Manifest) -> None:
-        self._weights: Mapping[str, float] | None = m.options.get("weights")
         self._validation: float = m.options.get("validation") or 0
         self._seed = m.seed
         self._split = m.options.get("split")
-        self.partly = bool(self._weights or self._validation)
+        self.partly = bool(self._validation)
         self._record: list[NDArray[np.int64]] = []
         self._lengths: list[NDArray[Any]] = []
         self._made: tuple[Choice, NDArray[np.int64], NDArray[Any]] | None = None
-
-    def misnamed(self, by_source: Iterable[str]) -> bool:
-        """Return whether weights are given, but not for exactly these sources."""
-        return bool(self._weights) and set(self._weights or ()) != set(by_source)
 
     def add(self, record: NDArray[np.int64], lengths: NDArray[Any]) -> None:
         """Store the record numbers and lengths of sequences of the source."""
@@ -84,6 +79,6 @@ class Chosen:
         if self._made is None:
             record, lengths = np.concatenate(self._record), np.concatenate(self._lengths)
             records = {name: counts.records for name, counts in by_source.items()}
-            how: dict[str, Any] = {"weights": self._weights, "validation": self._validation, "seed": self._seed}
-            self._made = choose(record, lengths, records, **how), record, lengths
+            choice = choose(record, records, validation=self._validation, seed=self._seed)
+            self._made = choice, record, lengths
         return self._made

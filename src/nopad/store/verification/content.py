@@ -27,7 +27,7 @@ from nopad.store.monitor import Monitor
 from nopad.store.reader import PackedDataset
 from nopad.store.row_groups import RowGroup, row_group_problems
 
-LOST = ("dropped", "empty_skipped", "bad_skipped", "other_split", "left_by_weight")  # counts of records not packed
+LOST = ("dropped", "empty_skipped", "bad_skipped", "other_split")  # counts of records not packed
 _CHUNK = 1 << 16  # sequences processed together
 
 __all__ = ["Content", "content_problems", "dealing_problems", "hashes_of", "read_content"]

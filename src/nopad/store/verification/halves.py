@@ -30,7 +30,7 @@ _COMMON = (
     "rows_per_group",
     "tool_versions",
 )
-_OWN_COUNTS = {"sequences", "tokens", "other_split", "other_split_tokens", "left_by_weight", "left_by_weight_tokens"}
+_OWN_COUNTS = {"sequences", "tokens", "other_split", "other_split_tokens"}
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,7 @@ def _counts(trained: Manifest, held_out: Manifest) -> Iterator[tuple[str, dict[s
     """Yield (name, counts in `trained`, counts in `held_out`), first of all records, then of each named source."""
     yield "", dict(trained.counts), dict(held_out.counts)
     for one, other in zip(trained.sources, held_out.sources, strict=False):
-        here = [{name: value for name, value in part.items() if name != "weight"} for part in (one, other)]
-        yield f" of {one['name']!r}", here[0], here[1]
+        yield f" of {one['name']!r}", dict(one), dict(other)
 
 
 def _without_split(value: Any) -> Any:

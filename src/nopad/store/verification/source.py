@@ -29,8 +29,6 @@ def source_problems(
     chosen = Chosen(m)
     if isinstance(source, LengthsFile):
         given = np.asarray(source.lengths)
-        if chosen.misnamed(source.names):
-            return [f"{MANIFEST} states weights of other sources than it was packed from"]
         chosen.add(np.arange(given.size), given)
         if not np.array_equal(lengths, given[chosen.numbers({"": Counts(records=given.size)})]):
             problems.append("the lengths in the packs are not those of the source")
@@ -104,11 +102,9 @@ def _count_problems(
     names = [part["name"] for part in m.sources] if m.sources else [""]
     if names != list(by_source):
         return [f"packed from the sources {', '.join(names)}, and these are {', '.join(by_source)}"]
-    if chosen.misnamed(by_source):
-        return [f"{MANIFEST} states weights of other sources than it was packed from"]
     if chosen.partly:
         if not np.array_equal(chosen.records(by_source), content.record(slice(None))):
-            return [f"these are not the records that seed {m.seed}, the weights and the share held out choose"]
+            return [f"these are not the records that seed {m.seed} and the share held out choose"]
         by_source = chosen.counts(by_source)
     stated: list[tuple[str, Mapping[str, Any], dict[str, int]]] = []
     total = sum(by_source.values(), Counts()).to_dict()
