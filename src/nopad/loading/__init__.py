@@ -1,6 +1,7 @@
 """Loading: packs, rows or sequences dealt to ranks in equal steps of equal cost, with exact resume."""
 
+from nopad.loading.collate import causal
 from nopad.loading.loader import PackedLoader
 from nopad.loading.ranks import Ranks
 
-__all__ = ["PackedLoader", "Ranks"]
+__all__ = ["PackedLoader", "Ranks", "causal"]
