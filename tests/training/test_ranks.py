@@ -35,7 +35,7 @@ def test_one_rank_goes_on_where_two_stopped(ranks, tmp_path):
     assert 0 < sum(before) < LENGTHS.sum()
     both = [sum(pair) for pair in zip(before, made.seen.tokens, strict=True)]
     assert both == (EPOCHS * LENGTHS).tolist()
-    # 50 packs: 24 of them seen in 3 steps of 8, so 26 in 7 steps of 4, and then a whole epoch of 13 steps
+    # 51 packs: 24 of them seen in 3 steps of 8, so 27 in 7 steps of 4, and then a whole epoch of 13 steps
     assert made.state.global_step == made.state.max_steps == 3 + 7 + 13
     assert made.epochs[-1] == EPOCHS == made.state.num_train_epochs
     assert made.epochs == sorted(set(made.epochs))

@@ -11,9 +11,10 @@ pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 import accelerate
+import numpy as np
 import torch
 import transformers
-from runs import ACCUMULATION, EPOCHS, LENGTHS, ROWS, arguments, loader, model, tokenizer, watched
+from runs import ACCUMULATION, EPOCHS, LENGTHS, ROWS, Seen, arguments, loader, model, tokenizer, watched
 
 import nopad
 from nopad.errors import FormatError, OptionError, PlanMismatchError
@@ -60,6 +61,26 @@ def test_a_run_that_was_cut_goes_on_exactly(whole, tmp_path, step, workers):
     assert again.args.ignore_data_skip is False
     for ours, theirs in zip(again.model.parameters(), first.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("step", "accumulation", "steps"),
+    # 51 packs an epoch, 4 of them in each of the steps before; then 2, or 8
+    [(5, 1, 16 + 26), (17, 1, 18), (5, 4, 4 + 7), (17, 4, 5), (13, 4, 7)],
+)
+def test_another_step_goes_on_with_what_was_not_seen(whole, tmp_path, step, accumulation, steps):
+    first, folder = whole
+    how = arguments(tmp_path, gradient_accumulation_steps=accumulation)
+    again = watched(Trainer)(model(), how, train_dataset=loader(accumulation=accumulation))
+    again.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
+    assert again.state.global_step == again.state.max_steps == step + steps
+    assert len(again.seen.batches) == steps * accumulation
+    assert again.epochs[-1] == EPOCHS == again.state.num_train_epochs
+    assert again.epochs == sorted(set(again.epochs))
+    before = Seen()
+    for batch in first.seen.batches[: step * ACCUMULATION]:
+        before.counts.update(number for row in batch for number in row if number)
+    assert (np.add(before.tokens, again.seen.tokens) == EPOCHS * LENGTHS).all()
 
 
 def test_the_last_checkpoint_is_found_and_has_nothing_left(whole, tmp_path):
