@@ -28,7 +28,7 @@ def main() -> None:
     for name, run in RUNS.items():
         try:
             seen = run(folder / name)
-            told = {"tokens": seen.tokens, "steps": seen.steps, "stand_ins": seen.stand_ins}
+            told = {"tokens": seen.tokens, "steps": seen.steps, "stand_ins": seen.stand_ins, "losses": seen.losses}
         except ModuleNotFoundError as error:
             told = {"absent": error.name}
         except Exception as error:
@@ -56,16 +56,33 @@ def trainer(folder: Path) -> Seen:
 
     made = watched(Trainer)(model(), arguments(folder), train_dataset=loader())
     made.train()
+    made.seen.losses = made.losses
     return made.seen
 
 
 def cut(folder: Path) -> Seen:
-    """The same, but only three steps, and a checkpoint."""
+    """The same, stopped after three steps, with a checkpoint."""
+    import transformers
+
     from nopad.training import Trainer
 
-    how = arguments(folder, max_steps=3, save_strategy="steps", save_steps=3)
-    made = watched(Trainer)(model(), how, train_dataset=loader())
+    class Stop(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            control.should_training_stop = state.global_step == 3
+
+    how = arguments(folder, save_strategy="steps", save_steps=3)
+    made = watched(Trainer)(model(), how, train_dataset=loader(), callbacks=[Stop()])
     made.train()
+    return made.seen
+
+
+def resumed(folder: Path) -> Seen:
+    """The rest of what was cut."""
+    from nopad.training import Trainer
+
+    made = watched(Trainer)(model(), arguments(folder), train_dataset=loader())
+    made.train(resume_from_checkpoint=str(folder.with_name("cut") / "checkpoint-3"))
+    made.seen.losses = made.losses
     return made.seen
 
 
@@ -113,7 +130,7 @@ def lightning(folder: Path) -> Seen:
     return seen
 
 
-RUNS = {"plain": plain, "trainer": trainer, "cut": cut, "sft": sft, "lightning": lightning}
+RUNS = {"plain": plain, "trainer": trainer, "cut": cut, "resumed": resumed, "sft": sft, "lightning": lightning}
 
 if __name__ == "__main__":
     main()

@@ -29,6 +29,7 @@ class Seen:
         self.counts: Counter[int] = Counter()
         self.batches = []
         self.stand_ins = 0
+        self.losses = []
 
     def add(self, batch):
         self.batches.append(batch["input_ids"].tolist())

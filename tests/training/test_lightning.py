@@ -12,7 +12,7 @@ import lightning
 import torch
 from runs import ACCUMULATION, EPOCHS, LENGTHS, Seen, loader, model
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Module(lightning.LightningModule):

@@ -27,6 +27,15 @@ def test_each_sequence_is_trained_on_once_an_epoch(ranks, name):
     assert sum(one["stand_ins"] for one in told) > 0  # the last step of an epoch has fewer packs than micro-batches
 
 
+def test_two_ranks_go_on_where_they_stopped(ranks):
+    told, _ = ranks
+    for rank in range(2):
+        both = zip(told["cut"][rank]["tokens"], told["resumed"][rank]["tokens"], strict=True)
+        assert [sum(pair) for pair in both] == told["trainer"][rank]["tokens"]
+        assert len(told["trainer"][rank]["losses"]) == told["trainer"][rank]["steps"] // ACCUMULATION
+    assert told["resumed"][0]["losses"] == told["trainer"][0]["losses"]
+
+
 def test_one_rank_goes_on_where_two_stopped(ranks, tmp_path):
     told, folder = ranks
     made = watched(Trainer)(model(), arguments(tmp_path), train_dataset=loader(rank=0, world_size=1))

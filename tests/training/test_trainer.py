@@ -21,7 +21,7 @@ from nopad.errors import FormatError, OptionError, PlanMismatchError
 from nopad.loading.torch import TorchDataset
 from nopad.training import Trainer
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +106,15 @@ def test_steps_or_more_epochs_on_a_finished_run(whole, tmp_path):
     assert (given.epoch, given.steps_seen) == (2, 30)
 
 
+def test_each_trial_of_a_search_begins_anew(whole, tmp_path, monkeypatch):
+    first, _ = whole
+    monkeypatch.setattr("transformers.trainer_callback.hp_params", dict)  # it knows trials of installed tools only
+    made = watched(Trainer)(model(), arguments(tmp_path, max_steps=3), train_dataset=loader())
+    for _ in range(2):
+        made.train(trial={"learning_rate": 1e-2})
+    assert made.seen.batches == 2 * first.seen.batches[: 3 * ACCUMULATION]
+
+
 def test_an_epoch_that_a_callback_ends_is_over(tmp_path):
     class Short(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **_):
@@ -172,6 +181,9 @@ def test_what_the_trainer_would_ignore_or_average_wrongly_is_refused(tmp_path):
     for evaluated in (loader(), {"one": loader()}):
         with pytest.raises(OptionError, match="eval_dataset is a PackedLoader"):
             Trainer(model(), arguments(tmp_path), train_dataset=loader(), eval_dataset=evaluated)
+    for wrapped in (loader().dataloader(), TorchDataset(loader())):
+        with pytest.raises(OptionError, match="give the loader itself"):
+            Trainer(model(), arguments(tmp_path), train_dataset=wrapped)
     with pytest.raises(OptionError, match="eval_dataset is a PackedLoader"):
         Trainer(model(), arguments(tmp_path), train_dataset=loader()).evaluate(loader())
 

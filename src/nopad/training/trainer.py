@@ -26,7 +26,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from nopad.errors import FormatError, OptionError
 from nopad.files import write_atomic
 from nopad.loading.loader import PackedLoader
-from nopad.loading.torch import TorchLoader
+from nopad.loading.torch import TorchDataset, TorchLoader
 
 __all__ = ["STATE_FILE", "LoaderMixin", "Trainer"]
 
@@ -141,6 +141,9 @@ class LoaderMixin(_Base):
         loader = given.arguments.get("train_dataset")
         self._progress: _Progress | None = None
         self._steps_done = 0
+        self._begin: dict[str, Any] | None = None
+        if isinstance(loader, TorchDataset | TorchLoader):
+            raise OptionError("train_dataset is made of a PackedLoader; give the loader itself")
         if isinstance(loader, PackedLoader):
             evaluated = given.arguments.get("eval_dataset")
             if given.arguments.get("data_collator") is not None and evaluated is None:
@@ -258,8 +261,10 @@ class LoaderMixin(_Base):
         samples = examples * max_steps // ahead.whole
         return done // most + epochs, most, examples, samples, batch, most * loader.accumulation, max_steps
 
-    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def train(self, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as transformers' Trainer does, with the loader where it stands, or where the checkpoint left it.
+
+        Each trial of a search for hyperparameters begins where the first one began.
 
         Raises:
             FormatError: the checkpoint holds no state of a loader.
@@ -267,17 +272,20 @@ class LoaderMixin(_Base):
         """
         loader = self.train_dataset
         if not isinstance(loader, PackedLoader):
-            return super().train(resume_from_checkpoint, *args, **kwargs)
+            return super().train(resume_from_checkpoint, trial, *args, **kwargs)
         folder = resume_from_checkpoint
         if folder is True:
             folder = get_last_checkpoint(self.args.output_dir)  # type: ignore[no-untyped-call]
         if folder:
             loader.load_state_dict(_saved(Path(folder)))
+        elif trial is not None:
+            self._begin = self._begin or loader.state_dict()
+            loader.load_state_dict(self._begin)
         loader.load_state_dict(loader.state_dict())  # from the end of an epoch to the beginning of the next
         self._steps_done = _steps_of(Path(folder)) if folder else 0
         skips, self.args.ignore_data_skip = self.args.ignore_data_skip, True  # the loader is there already
         try:
-            return super().train(resume_from_checkpoint, *args, **kwargs)
+            return super().train(resume_from_checkpoint, trial, *args, **kwargs)
         finally:
             self.args.ignore_data_skip = skips
 
