@@ -33,8 +33,8 @@ run: $(BASE) ## pack the standard library's docstrings and comments: the two-min
 test: $(TEST) ## all tests and docstring examples, two at a time, with the coverage floor
 	@$(PY) -m pytest $(TWO) --cov $(ARGS)
 
-oldest: $(OLDEST) ## the tests of models and audits on the oldest transformers that is supported
-	@$(OLDEST)/bin/python -m pytest $(TWO) tests/model tests/auditing -o filterwarnings=ignore -p no:cacheprovider $(ARGS)
+oldest: $(OLDEST) ## the tests of models, trainers and audits on the oldest transformers that is supported
+	@$(OLDEST)/bin/python -m pytest $(TWO) tests/model tests/training tests/auditing -o filterwarnings=ignore -p no:cacheprovider $(ARGS)
 
 soak: $(TEST) ## for hours in which nobody waits: kills by the hundred, many more random examples
 	@$(PY) -m pytest $(TWO) -m "soak or hypothesis" --hypothesis-profile=soak $(ARGS)

@@ -22,7 +22,7 @@ def modules_after(code: str) -> set[str]:
     [
         "import nopad",
         "import nopad; nopad.plan([5, 3, 4], 8, algorithm='ffd').problems()",
-        "import nopad; nopad.PackedBatch.from_sequences([[7, 8, 9], [1, 2]], nopad.Rows(4))",
+        "import nopad; nopad.PackedBatch.from_sequences([[7, 8, 9], [1, 2]], nopad.Rows(4)).as_grain()",
         "import nopad; str(nopad.Histogram.from_lengths([1]) + nopad.Histogram.from_lengths([2]))",
     ],
 )

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.errors import LengthError, OptionError
+from nopad.errors import BatchError, LengthError, OptionError
 
 __all__ = ["Layout", "checked"]
 
@@ -218,6 +218,20 @@ class Layout:
     def sequence_ids(self) -> NDArray[np.int32]:
         """Number of each token's sequence in the order given, from 1, and 0 in padding; int32 ``[R, L]``."""
         return self.scatter(np.arange(1, self.sequences + 1, dtype=np.int32).repeat(self.seq_lengths), 0)
+
+    @cached_property
+    def segment_ids(self) -> NDArray[np.int32]:
+        """Number of each token's sequence in its row, from 1, and 0 in padding; int32 ``[R, L]``.
+
+        Raises:
+            BatchError: rows are filled end to end, and a sequence that goes on in the next row has no number there.
+        """
+        if self.crossing:
+            raise BatchError("rows filled end to end have no numbers of sequences by row; use sequence_ids")
+        rows = self.starts[self.order] // max(self.shape[1], 1)
+        numbers = np.empty(self.sequences, dtype=np.int32)
+        numbers[self.order] = np.arange(1, self.sequences + 1) - np.searchsorted(rows, rows)
+        return self.scatter(numbers.repeat(self.seq_lengths), 0)
 
     def same_places(self, other: Layout) -> bool:
         """Whether another layout has each sequence where this one has it."""

@@ -20,6 +20,7 @@ from nopad.batch.columns import Records, from_columns, from_features, from_rows,
 from nopad.batch.form import Flat, Form, check_form
 from nopad.batch.guard import PackedMask, layout_of, mark
 from nopad.batch.layout import Layout
+from nopad.batch.names import grain_arrays
 from nopad.batch.values import check_fill, ignored, index_like, named, shape_of
 from nopad.errors import BatchError, OptionError
 from nopad.sequences import Sequences
@@ -302,6 +303,18 @@ class PackedBatch(MutableMapping[str, Any]):
         return self.layout.sequence_ids
 
     @property
+    def segment_ids(self) -> NDArray[np.int32]:
+        """Number of each slot's sequence in its row, from 1; 0 in padding; int32 ``[R, L]``, on the host.
+
+        Some models read such numbers as their mask. They are no item, so no model gets them by mistake: a stock model
+        would take 1, 2, 3 for "no padding", and let sequences see each other. Less 1, they are `seq_idx`.
+
+        Raises:
+            BatchError: rows are filled end to end.
+        """
+        return self.layout.segment_ids
+
+    @property
     def seq_lengths(self) -> NDArray[np.int32]:
         """Lengths in the order given; int32 ``[S]``, on the host."""
         return self.layout.seq_lengths
@@ -462,11 +475,16 @@ class PackedBatch(MutableMapping[str, Any]):
         added = {"decoder_input_ids": decoder["input_ids"], "labels": decoder["labels"]}
         return PackedBatch({**self._fields, **added, "decoder_attention_mask": decoder._fields[MASK]})
 
-    def as_flash_kwargs(self) -> dict[str, Any]:
+    def as_flash_kwargs(self, *, seq_idx: bool = False) -> dict[str, Any]:
         """Return the arguments by which transformers' own flash attention keeps sequences apart, without a mask.
 
+        They are ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k`` beside the batch's columns.
         This works only for the flat form and only for models on flash attention: other attention silently ignores these
         arguments and lets sequences see each other.
+
+        Args:
+            seq_idx: add ``seq_idx``, the number of each token's sequence from 0, int32 ``[1, T]``, which the
+                convolutions and state spaces of hybrid models (Bamba, Granite) read.
 
         Raises:
             BatchError: the batch is in rows.
@@ -478,4 +496,29 @@ class PackedBatch(MutableMapping[str, Any]):
         device = self["input_ids"].device
         ends = torch.from_numpy(self.cu_seqlens).to(device)
         fields = {name: self[name] for name in self if name != MASK}
+        if seq_idx:
+            fields["seq_idx"] = torch.from_numpy(self.segment_ids - 1).to(device)
         return {**fields, **dict(zip(FLASH_KEYS, (ends, ends, self.max_seqlen, self.max_seqlen), strict=True))}
+
+    def as_grain(self, names: Mapping[str, str] | None = None) -> dict[str, NDArray[Any]]:
+        """Return NumPy arrays under the names that Grain's packing gives them, as JAX models read them.
+
+        Each column with a value per token comes with ``<column>_segment_ids``, the number of the sequence in its row
+        from 1, and ``<column>_positions``, both 0 in padding; int32 ``[R, L]``. Labels are where their tokens are, not
+        shifted. Columns per sequence stay ``[S, ...]``. A stand-in (`weight` 0) is all padding. Torch is not imported.
+
+        Args:
+            names: other names of columns, such as ``{"input_ids": "inputs"}``.
+
+        Raises:
+            BatchError: rows are filled end to end.
+            OptionError: `names` has what is no column, or two columns would have one name.
+
+        >>> from nopad import PackedBatch, Rows
+        >>> batch = PackedBatch.from_sequences([[7, 8, 9], [5], [1, 2]], Rows(4))
+        >>> {name: array.tolist() for name, array in batch.as_grain({"input_ids": "inputs"}).items()}
+        {'inputs': [[7, 8, 9, 5], [1, 2, 0, 0]],
+         'inputs_segment_ids': [[1, 1, 1, 2], [1, 1, 0, 0]],
+         'inputs_positions': [[0, 1, 2, 0], [0, 1, 0, 0]]}
+        """
+        return grain_arrays(self, self._fields, named("names", names))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -195,6 +195,27 @@ class PackedLoader:
         """Tokens in these steps, on all ranks."""
         return self._at.tokens_seen
 
+    @property
+    def accumulation(self) -> int:
+        """Micro-steps per optimiser step."""
+        return self._at.leg.shape.accumulation
+
+    @property
+    def per_rank(self) -> int:
+        """Rows or sequences per rank and micro-step; 1 where a step is a number of tokens."""
+        return self._at.leg.shape.per_rank * self._epochs.feed.group_size
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Refuse: batches have no numbers.
+
+        Raises:
+            OptionError: always.
+        """
+        raise OptionError(
+            "a PackedLoader gives whole batches in order, and none by number; iterate over it, or train with "
+            "nopad.training.Trainer, nopad.training.SFTTrainer, or loader.dataloader() in Lightning"
+        )
+
     def __len__(self) -> int:
         """Batches that a rank takes in the whole epoch; after a change of ranks, in what this change left of it."""
         return self._supply.length(self._at)
@@ -301,6 +322,8 @@ class PackedLoader:
     def _moved_on(self, batches: Callable[[], Iterator[tuple[Place, PackedBatch | None]]]) -> Iterator[PackedBatch]:
         """Yield the batches, and stand after each of them when the loop has got it."""
         self._agree()
+        if self._epochs.is_over(self._at):  # a loop that counts takes the last batch, and never asks for one more
+            self._at = self._at.at_start_of(self._at.epoch + 1)
         running = self._running = object()
         for after, batch in batches():
             self._check_running(running)

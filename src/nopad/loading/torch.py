@@ -1,14 +1,20 @@
 """A loader as torch knows one: an `IterableDataset`, and a `DataLoader` whose worker processes build its batches.
 
 Worker w of k builds the batches w, w + k, ...; torch takes them in turn, so workers never change the order. The loader
-in the main process stands where the training loop is, not where the workers are, so its state is exact.
+in the main process stands where the training loop is, not where the workers are, so its state is exact. Torch's own
+random generator is left alone, so that a resumed run draws the same numbers as an uninterrupted one.
+
+The batches are one rank's part already. What would share them out among ranks again is refused: accelerate's `prepare`,
+and with it transformers' own Trainer. (Lightning leaves loaders of an `IterableDataset` as they are.)
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from nopad.batch import PackedBatch
@@ -34,10 +40,12 @@ class TorchDataset(IterableDataset[PackedBatch]):
         """Iterate over this process's share of the batches that are left of the epoch.
 
         Raises:
-            OptionError: this is a worker process of a DataLoader that does not tell the loader what was read.
+            OptionError: this is a worker process of a DataLoader that does not tell the loader what was read, or
+                accelerate would share the batches out among ranks again.
         """
         worker = get_worker_info()
         if worker is None:
+            _check_not_prepared(self)
             yield from self.loader
             return
         if not self.followed:
@@ -76,6 +84,10 @@ class TorchLoader(DataLoader[PackedBatch]):
         ):
             if options.get(name):
                 raise OptionError(f"{name} is the loader's business; leave it out")
+        if not options.get("in_order", True):
+            raise OptionError("in_order=False would change the order of batches; leave it out")
+        # Its own generator, since a DataLoader draws a seed for its workers whenever an epoch begins.
+        options.setdefault("generator", torch.Generator().manual_seed(torch.initial_seed()))
         dataset = TorchDataset(loader)
         dataset.followed = num_workers > 0
         super().__init__(dataset, batch_size=None, num_workers=num_workers, **options)
@@ -102,3 +114,20 @@ class TorchLoader(DataLoader[PackedBatch]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a loader stood (`PackedLoader.load_state_dict`)."""
         self.packed_loader.load_state_dict(state)
+
+
+def _check_not_prepared(dataset: TorchDataset) -> None:
+    """Refuse to be read by a DataLoader that accelerate made of another one: it shards, and reads a batch ahead.
+
+    Raises:
+        OptionError: accelerate's DataLoader is the one that reads.
+    """
+    state = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
+    reading = None if state is None else getattr(state(), "active_dataloader", None)
+    inner = getattr(reading, "dataset", None)
+    if reading is not None and dataset in (inner, getattr(inner, "dataset", None)):
+        raise OptionError(
+            "accelerate would share these batches out among ranks a second time; leave the loader out of "
+            "accelerator.prepare and move each batch with batch.to(accelerator.device), or train with "
+            "nopad.training.Trainer in transformers"
+        )

@@ -1,0 +1,45 @@
+"""The names by which others know what a batch holds: Grain's, as NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.batch.guard import PackedMask, layout_of
+from nopad.errors import OptionError
+
+if TYPE_CHECKING:
+    from nopad.batch.packed import PackedBatch
+
+__all__ = ["grain_arrays"]
+
+_TARGETS = ("decoder_input_ids", "labels")
+
+
+def grain_arrays(batch: PackedBatch, fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, NDArray[Any]]:
+    """Return a batch as Grain's packing gives one; see `PackedBatch.as_grain`. `fields`: the batch's own arrays."""
+    odd = [name for name in names if name not in fields or name == "position_ids"]
+    if odd:
+        known = ", ".join(name for name, value in fields.items() if not isinstance(value, PackedMask))
+        raise OptionError(f"names has {odd[0]!r}, which is no column of this batch: {known}")
+    target = fields.get("decoder_attention_mask")
+    out: dict[str, NDArray[Any]] = {}
+    for name, value in fields.items():
+        if isinstance(value, PackedMask) or name == "position_ids":
+            continue
+        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+        feature = names.get(name, name)
+        layout = layout_of(target) if target is not None and name in _TARGETS else batch.layout
+        made = {feature: array}
+        if array.shape == layout.shape:
+            segments = np.zeros_like(layout.segment_ids) if layout.stand_in else layout.segment_ids
+            made[f"{feature}_segment_ids"] = segments
+            made[f"{feature}_positions"] = layout.position_ids.astype(np.int32)
+        twice = made.keys() & out.keys()
+        if twice:
+            raise OptionError(f"two columns would be called {min(twice)!r}; give other names")
+        out |= made
+    return out

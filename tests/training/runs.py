@@ -1,0 +1,108 @@
+"""What the tests of trainers and the program of their ranks share: data that counts itself, and a tiny model."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import torch
+import transformers
+
+import nopad
+from nopad.loading import causal
+
+LENGTHS = np.random.default_rng(0).integers(1, 30, size=101)
+CAPACITY, ROWS, ACCUMULATION, EPOCHS = 32, 2, 2, 2
+
+
+def loader(**options):
+    """Every token of sequence n has the id n + 1."""
+    data = [np.full(length, number + 1) for number, length in enumerate(LENGTHS)]
+    same = {"rows": ROWS, "accumulation": ACCUMULATION, "last": "fill", "collate": causal}
+    return nopad.PackedLoader(data, CAPACITY, **same | options)
+
+
+class Seen:
+    """How often each token id was in the batches that somebody trained on, padding and stand-ins left out."""
+
+    def __init__(self):
+        self.counts: Counter[int] = Counter()
+        self.batches = []
+        self.stand_ins = 0
+        self.losses = []
+
+    def add(self, batch):
+        self.batches.append(batch["input_ids"].tolist())
+        self.stand_ins += not batch.weight
+        if batch.weight:
+            self.counts.update(number for row in self.batches[-1] for number in row if number)
+
+    @property
+    def tokens(self):
+        return [self.counts[number + 1] for number in range(LENGTHS.size)]
+
+    @property
+    def steps(self):
+        return len(self.batches)
+
+
+def watched(kind):
+    """A trainer that notes what it trains on, and what it logs."""
+
+    class Watched(kind):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.seen = Seen()
+
+        def training_step(self, model, inputs, *args, **kwargs):
+            self.seen.add(inputs)
+            return super().training_step(model, inputs, *args, **kwargs)
+
+        @property
+        def losses(self):
+            return [entry["loss"] for entry in self.state.log_history if "loss" in entry]
+
+        @property
+        def epochs(self):
+            return [entry["epoch"] for entry in self.state.log_history if "loss" in entry]
+
+    return Watched
+
+
+def model(dropout=0.0):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=128,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        attention_dropout=dropout,
+        tie_word_embeddings=True,
+    )
+    return nopad.packed(transformers.LlamaForCausalLM(config))
+
+
+def arguments(folder, kind=transformers.TrainingArguments, **options):
+    same = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": ROWS,
+        "gradient_accumulation_steps": ACCUMULATION,
+        "num_train_epochs": EPOCHS,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "report_to": [],
+        "save_strategy": "no",
+        "use_cpu": True,
+        "disable_tqdm": True,
+    }
+    return kind(**same | options)
+
+
+def tokenizer():
+    import tokenizers
+    from tokenizers import models
+
+    inner = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "[PAD]": 1, "[EOS]": 2}, unk_token="[UNK]"))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]", eos_token="[EOS]")

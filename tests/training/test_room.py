@@ -1,0 +1,37 @@
+"""What the room itself does: nothing is imported before it is needed, and what is missing is named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import nopad.training
+from nopad.errors import MissingExtraError
+
+
+def test_nothing_heavy_is_imported_before_it_is_used():
+    program = "import sys, nopad.training; print({'torch', 'transformers', 'trl', 'lightning'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+    assert dir(nopad.training) == ["LoaderMixin", "SFTTrainer", "Trainer"]
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "install"),
+    [("Trainer", "transformers", r"nopad\[train\]"), ("SFTTrainer", "trl", r"nopad\[train\] trl")],
+)
+def test_what_is_missing_is_named(monkeypatch, name, missing, install):
+    for module in ("nopad.training.trainer", "nopad.training.sft"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    if missing == "trl":
+        pytest.importorskip("transformers")
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(MissingExtraError, match=rf"nopad.training.{name} needs {missing}: pip install {install}"):
+        getattr(nopad.training, name)
+
+
+def test_other_names_are_no_names():
+    with pytest.raises(AttributeError, match=r"module 'nopad\.training' has no attribute 'Nothing'"):
+        nopad.training.Nothing  # noqa: B018

@@ -1,0 +1,254 @@
+"""The loader in transformers' Trainer in one process: options that contradict it, length, resume."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+import accelerate
+import numpy as np
+import torch
+import transformers
+from runs import ACCUMULATION, EPOCHS, LENGTHS, ROWS, Seen, arguments, loader, model, tokenizer, watched
+
+import nopad
+from nopad.errors import FormatError, OptionError, PlanMismatchError
+from nopad.loading.torch import TorchDataset
+from nopad.training import Trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run with dropout, and checkpoints of it: in the first epoch, at its end, and in the second."""
+    folder = tmp_path_factory.mktemp("whole")
+    how = arguments(folder, save_strategy="steps", save_steps=1, num_train_epochs=EPOCHS)
+    made = watched(Trainer)(model(dropout=0.2), how, train_dataset=loader())
+    made.train()
+    return made, folder
+
+
+def test_the_run_is_as_long_as_the_loader_says(whole):
+    made, _ = whole
+    steps = len(loader()) // ACCUMULATION
+    assert steps == 13
+    assert made.state.global_step == made.state.max_steps == EPOCHS * steps == len(made.losses)
+    assert made.seen.tokens == (EPOCHS * LENGTHS).tolist()
+    assert made.epochs == [epoch + step / steps for epoch in range(EPOCHS) for step in range(1, steps + 1)]
+    assert made.num_examples(made.get_train_dataloader()) == LENGTHS.size
+    plain = loader()
+    assert made.seen.batches == [batch["input_ids"].tolist() for _ in range(EPOCHS) for batch in plain]
+    assert made.losses[-1] < made.losses[0]
+
+
+@pytest.mark.parametrize(("step", "workers"), [(5, 0), (13, 0), (17, 2)])
+def test_a_run_that_was_cut_goes_on_exactly(whole, tmp_path, step, workers):
+    first, folder = whole
+    torch.manual_seed(5)
+    how = arguments(tmp_path, dataloader_num_workers=workers)
+    again = watched(Trainer)(model(dropout=0.2), how, train_dataset=loader())
+    again.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
+    assert again.seen.batches == first.seen.batches[step * ACCUMULATION :]
+    assert again.losses[step:] == first.losses[step:]
+    assert again.epochs == first.epochs
+    assert again.state.global_step == first.state.global_step
+    assert again.args.ignore_data_skip is False
+    for ours, theirs in zip(again.model.parameters(), first.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("step", "accumulation", "steps"),
+    # 51 packs an epoch, 4 of them in each of the steps before; then 2, or 8
+    [(5, 1, 16 + 26), (17, 1, 18), (5, 4, 4 + 7), (17, 4, 5), (13, 4, 7)],
+)
+def test_another_step_goes_on_with_what_was_not_seen(whole, tmp_path, step, accumulation, steps):
+    first, folder = whole
+    how = arguments(tmp_path, gradient_accumulation_steps=accumulation)
+    again = watched(Trainer)(model(), how, train_dataset=loader(accumulation=accumulation))
+    again.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
+    assert again.state.global_step == again.state.max_steps == step + steps
+    assert len(again.seen.batches) == steps * accumulation
+    assert again.epochs[-1] == EPOCHS == again.state.num_train_epochs
+    assert again.epochs == sorted(set(again.epochs))
+    before = Seen()
+    for batch in first.seen.batches[: step * ACCUMULATION]:
+        before.counts.update(number for row in batch for number in row if number)
+    assert (np.add(before.tokens, again.seen.tokens) == EPOCHS * LENGTHS).all()
+
+
+def test_the_last_checkpoint_is_found_and_has_nothing_left(whole, tmp_path):
+    _, folder = whole
+    again = watched(Trainer)(model(), arguments(folder), train_dataset=loader())
+    again.train(resume_from_checkpoint=True)
+    assert again.seen.batches == []
+
+
+def test_steps_or_more_epochs_on_a_finished_run(whole, tmp_path):
+    first, folder = whole
+    again = watched(Trainer)(model(), arguments(tmp_path, num_train_epochs=2.5), train_dataset=loader())
+    again.train(resume_from_checkpoint=str(folder / "checkpoint-26"))
+    assert again.state.global_step == 26 + 7
+    assert again.epochs[-1] == 2 + 7 / 13
+    given = loader()
+    again = watched(Trainer)(model(), arguments(tmp_path, max_steps=15), train_dataset=given)
+    again.train()
+    assert again.seen.batches == first.seen.batches[: 15 * ACCUMULATION]
+    again.train()  # goes on where the loader stands
+    assert again.state.global_step == 15
+    assert again.seen.batches[30:52] == first.seen.batches[30:]
+    assert (given.epoch, given.steps_seen) == (2, 30)
+
+
+def test_each_trial_of_a_search_begins_anew(whole, tmp_path, monkeypatch):
+    first, _ = whole
+    monkeypatch.setattr("transformers.integrations.hp_params", dict)  # it knows trials of installed tools only
+    made = watched(Trainer)(model(), arguments(tmp_path, max_steps=3), train_dataset=loader())
+    for _ in range(2):
+        made.train(trial={"learning_rate": 1e-2})
+    assert made.seen.batches == 2 * first.seen.batches[: 3 * ACCUMULATION]
+
+
+def test_an_epoch_that_a_callback_ends_is_over(tmp_path):
+    class Short(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            control.should_epoch_stop = state.global_step == 4
+
+    made = watched(Trainer)(model(), arguments(tmp_path), train_dataset=loader(), callbacks=[Short()])
+    made.train()
+    plain = loader()
+    expected = [batch["input_ids"].tolist() for batch, _ in zip(plain, range(4 * ACCUMULATION), strict=False)]
+    plain.set_epoch(1)
+    assert made.seen.batches == expected + [batch["input_ids"].tolist() for batch in plain]
+    assert made.epochs[-1] == 2
+
+
+def test_a_loader_that_has_seen_all_epochs_is_refused(tmp_path):
+    given = loader()
+    given.set_epoch(2)
+    with pytest.raises(OptionError, match=r"has seen 2 epochs, and num_train_epochs is 2: nothing is left"):
+        Trainer(model(), arguments(tmp_path), train_dataset=given).train()
+    given = loader()
+    next(iter(given))
+    with pytest.raises(OptionError, match="stands in the middle of a step, after 1 of 2 micro-steps"):
+        Trainer(model(), arguments(tmp_path), train_dataset=given).train()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gradient_accumulation_steps": 4}, "gradient_accumulation_steps is 4, and the loader's accumulation is 2"),
+        (
+            {"per_device_train_batch_size": 8},
+            "per_device_train_batch_size is 8, and the loader's number of rows or .* 2",
+        ),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size is the loader's business"),
+        ({"dataloader_drop_last": True}, "dataloader_drop_last is the loader's business"),
+        ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy is the loader's business"),
+    ],
+)
+def test_options_that_contradict_the_loader_are_refused(tmp_path, options, message):
+    with pytest.raises(OptionError, match=message):
+        Trainer(model(), arguments(tmp_path, **options), train_dataset=loader())
+
+
+def test_another_number_of_ranks_is_refused(tmp_path):
+    with pytest.raises(OptionError, match="different data is 1, and the loader's world_size is 2"):
+        Trainer(model(), arguments(tmp_path), train_dataset=loader(rank=0, world_size=2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dataloader_persistent_workers": True, "dataloader_num_workers": 1}, "persistent_workers is the loader's"),
+        ({"dataloader_in_order": False}, "in_order=False would change the order"),
+    ],
+)
+def test_options_of_its_data_loader_that_would_change_batches_are_refused(tmp_path, options, message):
+    for name in options:
+        if not hasattr(transformers.TrainingArguments, name):
+            pytest.skip(f"this transformers has no {name}")
+    with pytest.raises(OptionError, match=message):
+        Trainer(model(), arguments(tmp_path, **options), train_dataset=loader()).train()
+
+
+def test_what_the_trainer_would_ignore_or_average_wrongly_is_refused(tmp_path):
+    with pytest.raises(OptionError, match="data_collator would do nothing"):
+        Trainer(model(), arguments(tmp_path), nopad.PackedBatch.from_features, loader())
+    for evaluated in (loader(), {"one": loader()}):
+        with pytest.raises(OptionError, match="eval_dataset is a PackedLoader"):
+            Trainer(model(), arguments(tmp_path), train_dataset=loader(), eval_dataset=evaluated)
+    for wrapped in (loader().dataloader(), TorchDataset(loader())):
+        with pytest.raises(OptionError, match="give the loader itself"):
+            Trainer(model(), arguments(tmp_path), train_dataset=wrapped)
+    with pytest.raises(OptionError, match="eval_dataset is a PackedLoader"):
+        Trainer(model(), arguments(tmp_path), train_dataset=loader()).evaluate(loader())
+
+
+def test_checkpoints_of_others_are_refused(whole, tmp_path):
+    _, folder = whole
+    made = Trainer(model(), arguments(tmp_path), train_dataset=loader(seed=1))
+    with pytest.raises(PlanMismatchError, match="seed is 1 and was 0"):
+        made.train(resume_from_checkpoint=str(folder / "checkpoint-5"))
+    made = Trainer(model(), arguments(tmp_path), train_dataset=loader())
+    with pytest.raises(FormatError, match=r"has no nopad_loader.json, so it was not saved in training"):
+        made.train(resume_from_checkpoint=str(tmp_path))
+    (tmp_path / "nopad_loader.json").write_text("{")
+    with pytest.raises(FormatError, match=r"nopad_loader.json is no JSON"):
+        made.train(resume_from_checkpoint=str(tmp_path))
+
+
+def test_a_checkpoint_holds_the_loaders_state(whole):
+    _, folder = whole
+    state = json.loads((folder / "checkpoint-5" / "nopad_loader.json").read_text())
+    plain = loader()
+    for _ in zip(range(5 * ACCUMULATION), plain, strict=False):
+        pass
+    assert state == plain.state_dict()
+
+
+def test_other_data_are_the_trainers_own_business(tmp_path):
+    rows = [{"input_ids": [n + 1] * 4, "labels": [n + 1] * 4} for n in range(8)]
+    how = arguments(tmp_path, remove_unused_columns=False, num_train_epochs=1)
+
+    def collate(features):
+        return nopad.PackedBatch.from_features(features, causal=True)
+
+    made = Trainer(model(), how, collate, rows, eval_dataset=rows)
+    made.train()
+    assert made.state.global_step == 8 // ROWS // ACCUMULATION
+    assert "eval_loss" in made.evaluate()
+    assert not (tmp_path / "nopad_loader.json").exists()
+
+
+@pytest.mark.parametrize("prepared", ["loader", "dataset"])
+def test_accelerate_is_kept_from_sharing_batches_out_again(prepared):
+    given = loader()
+    batches = given.dataloader() if prepared == "loader" else torch.utils.data.DataLoader(TorchDataset(given), None)
+    wrapped = accelerate.Accelerator(cpu=True).prepare(batches)
+    with pytest.raises(OptionError, match=r"a second time; leave the loader out of accelerator.prepare"):
+        next(iter(wrapped))
+    assert sum(1 for _ in given.dataloader()) == len(given)
+
+
+def test_transformers_own_trainer_is_told_which_one_to_use(tmp_path):
+    with pytest.raises(OptionError, match=r"train with nopad.training.Trainer"):
+        transformers.Trainer(model(), arguments(tmp_path), train_dataset=loader()).train()
+    with pytest.raises(OptionError, match=r"train with nopad.training.Trainer"):
+        transformers.Trainer(model(), arguments(tmp_path), train_dataset=TorchDataset(loader())).train()
+
+
+def test_trl_does_not_pack_or_label_a_loader(tmp_path):
+    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    from nopad.training import SFTTrainer
+
+    for asked in ("packing", "completion_only_loss"):
+        how = arguments(tmp_path, kind=trl.SFTConfig, bf16=False, **{asked: True})
+        with pytest.raises(OptionError, match=f"{asked} is of TRL's own data"):
+            SFTTrainer(model(), how, train_dataset=loader(), processing_class=tokenizer())
