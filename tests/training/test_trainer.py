@@ -106,6 +106,26 @@ def test_steps_or_more_epochs_on_a_finished_run(whole, tmp_path):
     assert (given.epoch, given.steps_seen) == (2, 30)
 
 
+def test_a_loader_without_a_length(whole, tmp_path, monkeypatch):
+    """As of a stream: `max_steps` says how long training goes on."""
+
+    def unknown(self):
+        raise TypeError("a stream has no length")
+
+    first, _ = whole
+    monkeypatch.setattr(nopad.PackedLoader, "__len__", unknown)
+    with pytest.raises(ValueError, match="max_steps"):
+        Trainer(model(), arguments(tmp_path), train_dataset=loader()).train()
+    how = arguments(tmp_path, max_steps=16, save_strategy="steps", save_steps=14)
+    made = watched(Trainer)(model(), how, train_dataset=loader())
+    made.train()
+    assert made.seen.batches == first.seen.batches[: 16 * ACCUMULATION]
+    again = watched(Trainer)(model(), how, train_dataset=loader())
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-14"))
+    assert again.seen.batches == first.seen.batches[14 * ACCUMULATION : 16 * ACCUMULATION]
+    assert again.losses == made.losses
+
+
 def test_each_trial_of_a_search_begins_anew(whole, tmp_path, monkeypatch):
     first, _ = whole
     monkeypatch.setattr("transformers.integrations.hp_params", dict)  # it knows trials of installed tools only

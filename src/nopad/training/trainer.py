@@ -26,6 +26,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from nopad.errors import FormatError, OptionError
 from nopad.files import write_atomic
 from nopad.loading.loader import PackedLoader
+from nopad.loading.summary import Summary
 from nopad.loading.torch import TorchDataset, TorchLoader
 
 __all__ = ["STATE_FILE", "LoaderMixin", "Trainer"]
@@ -68,7 +69,7 @@ def _ahead(loader: PackedLoader) -> _Ahead | None:
         OptionError: it stands in the middle of a step.
     """
     state = loader.state_dict()
-    if state["batches"]:
+    if state.get("batches"):
         raise OptionError(
             f"the loader stands in the middle of a step, after {state['batches']} of {loader.accumulation} "
             "micro-steps; load a state that was saved between two steps"
@@ -91,12 +92,12 @@ class _TrainerLoader(TorchLoader):
     _first: tuple[int, int] | None = None
 
     @cached_property
-    def sequences(self) -> int:
-        """Sequences in the epoch under way."""
-        return self.packed_loader.summary().sequences
+    def summary(self) -> Summary:
+        """What the epoch is in which training begins."""
+        return self.packed_loader.summary()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin the epoch that is `epoch` minus the first such number after the one in which the loader stood."""
+        """Begin another epoch; the first number that comes is that of the epoch in which the loader stands."""
         if self._first is None:
             self._first = epoch, self.packed_loader.epoch
         given, stood = self._first
@@ -224,13 +225,13 @@ class LoaderMixin(_Base):
         Raises:
             OptionError: the dataset is a `PackedLoader`.
         """
-        _check_evaluated(eval_dataset)
+        _check_evaluated(self.eval_dataset if eval_dataset is None else eval_dataset)
         return super().get_eval_dataloader(eval_dataset)
 
     def num_examples(self, dataloader: Any) -> int:
         """Return the number of sequences in an epoch."""
         if isinstance(dataloader, _TrainerLoader):
-            return dataloader.sequences
+            return dataloader.summary.sequences
         return int(super().num_examples(dataloader))
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
@@ -240,6 +241,9 @@ class LoaderMixin(_Base):
             OptionError: the loader has seen all epochs already, or stands in the middle of a step.
         """
         values = super().set_initial_training_values(args, dataloader)
+        if self._progress is not None:
+            self.remove_callback(self._progress)
+            self._progress = None
         ahead = _ahead(dataloader.packed_loader) if isinstance(dataloader, _TrainerLoader) else None
         if ahead is None:
             return values
@@ -251,14 +255,12 @@ class LoaderMixin(_Base):
                 "nothing is left; give more epochs, or a new loader"
             )
         epochs = ahead.epochs(max_steps - done)
-        if self._progress is not None:
-            self.remove_callback(self._progress)
         self._progress = _Progress(loader, ahead, ahead.epoch + epochs)
         self.add_callback(self._progress)
         # The Trainer takes `done // most` epochs as over, and at most so many steps of each of the others.
         most = max(ahead.left, ahead.whole)
         _, _, examples, _, batch, _, _ = values
-        samples = examples * max_steps // ahead.whole
+        samples = examples * max_steps // dataloader.summary.steps
         return done // most + epochs, most, examples, samples, batch, most * loader.accumulation, max_steps
 
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any) -> Any:
