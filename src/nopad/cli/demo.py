@@ -23,6 +23,7 @@ from nopad.errors import CorruptError, MissingExtraError
 from nopad.files import replacing, storage_errors
 from nopad.histogram import Histogram
 from nopad.loading import PackedLoader
+from nopad.loading.summary import Summary
 from nopad.planning import Plan
 from nopad.planning.comparison import DEPTHS, notes_of
 from nopad.planning.registry import QUICK_ALGORITHMS
@@ -128,10 +129,14 @@ def _draw(out: Path, path: Path, rows: list[dict[str, Any]]) -> Path | None:
 
 def _balance_line(out: Path) -> str:
     """Return, in a line, how evenly 8 ranks work on the packed dataset `out`, counting attention."""
-    dealt, drawn = (
-        PackedLoader(out, rows=4, rank=0, world_size=8, cost=Attention(hidden_size=768), balance=balance).summary()
-        for balance in ("karmarkar_karp", "none")
-    )
+
+    def steps(balance: str) -> Summary:
+        cost = Attention(hidden_size=768)
+        found = PackedLoader(out, rows=4, rank=0, world_size=8, cost=cost, balance=balance).summary()
+        assert isinstance(found, Summary)  # of a dataset
+        return found
+
+    dealt, drawn = steps("karmarkar_karp"), steps("none")
     return (
         f"dealt to 8 ranks, 4 packs each: {dealt.steps:,} equal steps, the slowest rank {dealt.balanced.waste:.2%} "
         f"above the mean (as drawn: {drawn.balanced.waste:.2%}), counting attention"

@@ -93,9 +93,11 @@ class EpochSupply(Supply):
         """Return a few integers; after the last batch of an epoch comes the beginning of the next."""
         for _ in range(batches):
             at = self._epochs.after(at)
-        if self._epochs.is_over(at):
-            at = at.at_start_of(at.epoch + 1)
-        return at.state(self.facts())
+        return self.settled(at).state(self.facts())
+
+    def settled(self, at: Position) -> Position:
+        """Return `at`, or the beginning of the next epoch if this one has no batch after it."""
+        return at.at_start_of(at.epoch + 1) if self._epochs.is_over(at) else at
 
     def placed(self, state: Any) -> Position:
         """Return the place of a state, in a new leg if the ranks are others."""

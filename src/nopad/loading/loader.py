@@ -127,7 +127,8 @@ class PackedLoader:
         self.ranks = Ranks.found(rank=rank, world_size=world_size, node_size=node_size, group=group)
         per_rank = _per_rank(rows, tokens, sequences, capacity)
         prefetch = _PREFETCH.check("prefetch", prefetch)
-        accumulation = _ACCUMULATION.check("accumulation", accumulation)
+        self._per_rank = per_rank
+        self._accumulation = accumulation = _ACCUMULATION.check("accumulation", accumulation)
         last = check_last(last)
         capacity = capacity if tokens is None else tokens
         align = _aligned(align, capacity, options)
@@ -148,7 +149,8 @@ class PackedLoader:
 
         self._supply: Supply
         if is_stream(data, options):
-            _refuse_dealing(balance=balance, cost=cost, seed=seed, groups=groups, together=together, host_dir=host_dir)
+            dealing = {"balance": balance, "cost": cost, "seed": seed, "groups": groups, "together": together}
+            _refuse_dealing(**dealing, align=align, host_dir=host_dir)
             reader, packing = open_stream(data, capacity, options, unpacked=sequences is not None)
             self._supply = StreamSupply(reader, packing, serving(packing.capacity or 1), last)
         else:
@@ -198,12 +200,12 @@ class PackedLoader:
     @property
     def accumulation(self) -> int:
         """Micro-steps per optimiser step."""
-        return self._at.leg.shape.accumulation
+        return self._accumulation
 
     @property
     def per_rank(self) -> int:
         """Rows or sequences per rank and micro-step; 1 where a step is a number of tokens."""
-        return self._at.leg.shape.per_rank * self._epochs.feed.group_size
+        return self._per_rank
 
     def __getitem__(self, index: Any) -> NoReturn:
         """Refuse: batches have no numbers.
@@ -322,8 +324,7 @@ class PackedLoader:
     def _moved_on(self, batches: Callable[[], Iterator[tuple[Place, PackedBatch | None]]]) -> Iterator[PackedBatch]:
         """Yield the batches, and stand after each of them when the loop has got it."""
         self._agree()
-        if self._epochs.is_over(self._at):  # a loop that counts takes the last batch, and never asks for one more
-            self._at = self._at.at_start_of(self._at.epoch + 1)
+        self._at = self._supply.settled(self._at)  # a loop that counts never asks for one more than the last batch
         running = self._running = object()
         for after, batch in batches():
             self._check_running(running)
@@ -361,7 +362,8 @@ def _shared(ranks: Ranks, feed: Feed, host_dir: str | os.PathLike[str] | None) -
 
 def _refuse_dealing(**given: Any) -> None:
     """Refuse what says how an epoch is dealt, for a stream, of which only the beginning is known."""
-    usual = {"balance": "karmarkar_karp", "cost": None, "seed": 0, "groups": None, "together": "rank", "host_dir": None}
+    usual = {"balance": "karmarkar_karp", "cost": None, "seed": 0, "groups": None, "together": "rank", "align": 1}
+    usual["host_dir"] = None
     odd = [name for name, value in given.items() if value is not usual[name] and value != usual[name]]
     if odd:
         raise OptionError(

@@ -112,6 +112,10 @@ class Supply(ABC):
     def epoch_begin(self, at: Any, epoch: int) -> Any:
         """Return the place where this epoch begins, for a loader that stands at `at`."""
 
+    def settled(self, at: Any) -> Any:
+        """Return `at`, or the beginning of the next epoch if this one has no batch after it."""
+        return at
+
     @abstractmethod
     def batches(self, at: Any, worker: int = 0, workers: int = 1) -> Iterator[tuple[Any, PackedBatch | None]]:
         """Yield every `workers`-th batch of what is left of the epoch, from number `worker` on, built ahead.

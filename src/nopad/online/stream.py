@@ -1,7 +1,7 @@
 """Pack an endless stream: lengths go in as they arrive, and packs come out when they are ready.
 
-At most `buffer` sequences are held back, of fewer than `buffer_tokens` tokens. When the buffer is full, one pack leaves:
-it begins with one of the longest sequences, and prefers lengths that fill it *exactly*; of several such lengths, it
+At most `buffer` sequences are held back, of fewer than `buffer_tokens` tokens. When it is full, one pack leaves: it
+begins with one of the longest sequences, and prefers lengths that fill it *exactly*; of several such lengths, it
 prefers those held most often. So common lengths are used up, rare lengths wait for the packs that only they complete,
 and the buffer stays varied. `finish` packs the rest; nothing is lost.
 

@@ -94,7 +94,9 @@ class _TrainerLoader(TorchLoader):
     @cached_property
     def summary(self) -> Summary:
         """What the epoch is in which training begins."""
-        return self.packed_loader.summary()
+        found = self.packed_loader.summary()
+        assert isinstance(found, Summary)  # a stream has no length, and the Trainer does not ask for its epoch
+        return found
 
     def set_epoch(self, epoch: int) -> None:
         """Begin another epoch; the first number that comes is that of the epoch in which the loader stands."""
