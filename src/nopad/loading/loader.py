@@ -128,7 +128,8 @@ class PackedLoader:
         per_rank = _per_rank(rows, tokens, sequences, capacity)
         prefetch = _PREFETCH.check("prefetch", prefetch)
         self._per_rank = per_rank
-        self._accumulation = accumulation = _ACCUMULATION.check("accumulation", accumulation)
+        accumulation = int(_ACCUMULATION.check("accumulation", accumulation))
+        self._accumulation = accumulation
         last = check_last(last)
         capacity = capacity if tokens is None else tokens
         align = _aligned(align, capacity, options)
