@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from nopad import PackedLoader
+from nopad.corpus import IterableSource
 
 
 def main() -> None:
@@ -25,6 +26,8 @@ def main() -> None:
     mine = given["by_rank"].get(str(rank), {})
     options = {**given["options"], **mine.get("options", {})}
     data = [torch.full((length,), number).numpy() for number, length in enumerate(given["lengths"])]
+    if "exhausted" in options:
+        data = IterableSource(data, block_records=20)
     loader = PackedLoader(data, **options)
     if given.get("state"):
         loader.load_state_dict(given["state"])
