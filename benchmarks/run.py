@@ -24,6 +24,7 @@ QUICK = (
     "materialise",
     "reader",
     "gathering",
+    "stream_loading",
     "batch",
     "audit",
 )
