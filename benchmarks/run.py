@@ -20,11 +20,11 @@ QUICK = (
     "baselines",
     "assignment",
     "tokenising",
+    "stream_loading",
     "sources",
     "materialise",
     "reader",
     "gathering",
-    "stream_loading",
     "batch",
     "audit",
 )
