@@ -112,7 +112,8 @@ class Reader:
             SourceError: reading fails, text and ids are mixed, the source has changed, or has no record.
         """
         waiting: deque[_Started | Exception] = deque()
-        with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), thread_name_prefix="nopad-tokenize") as pool:
+        threads = min(_THREADS, os.cpu_count() or 1) if self.tokenizer and self.tokenizer.threads else 1
+        with ThreadPoolExecutor(threads, thread_name_prefix="nopad-tokenize") as pool:
             try:
                 for found in self._gathered(cursor, pool):
                     waiting.append(found)
