@@ -1,9 +1,9 @@
 """Pack an endless stream: lengths go in as they arrive, and packs come out when they are ready.
 
-At most `buffer` sequences are held back, of fewer than `buffer_tokens` tokens. When the buffer is full, one pack
-leaves: it begins with one of the longest sequences, and prefers lengths that fill it *exactly*; of several such
-lengths, it prefers those held most often. So common lengths are used up, rare lengths wait for the packs that only they
-complete, and the buffer stays varied. `finish` packs the rest; nothing is lost.
+At most `buffer` sequences are held back, of fewer than `buffer_tokens` tokens. When it is full, one pack leaves: it
+begins with one of the longest sequences, and prefers lengths that fill it *exactly*; of several such lengths, it
+prefers those held most often. So common lengths are used up, rare lengths wait for the packs that only they complete,
+and the buffer stays varied. `finish` packs the rest; nothing is lost.
 
 A sequence of the full capacity leaves at once as a pack. When `patience` sequences have arrived after one that still
 waits, it begins the next pack. The packs depend on the lengths alone, not on how they are divided among calls of
