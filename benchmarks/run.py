@@ -20,6 +20,7 @@ QUICK = (
     "baselines",
     "assignment",
     "tokenising",
+    "stream_loading",
     "sources",
     "materialise",
     "reader",

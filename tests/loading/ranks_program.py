@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from nopad import PackedLoader
+from nopad.corpus import IterableSource
 
 
 def main() -> None:
@@ -29,6 +30,8 @@ def main() -> None:
         mesh = init_device_mesh("cpu", tuple(given["mesh"]), mesh_dim_names=("dp", "tp"))
         options["group"] = mesh["dp"]
     data = [torch.full((length,), number).numpy() for number, length in enumerate(given["lengths"])]
+    if "exhausted" in options:
+        data = IterableSource(data, block_records=20)
     loader = PackedLoader(data, **options)
     if given.get("state"):
         loader.load_state_dict(given["state"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,8 @@ def run(folder, world_size, *, options=OPTIONS, by_rank=None, state=None, mesh=N
         for rank in range(world_size)
     ]
     try:
-        outputs = [process.communicate(timeout=120) for process in processes]
+        with ThreadPoolExecutor(world_size) as pool:  # all at once: a rank whose output nobody reads would stop
+            outputs = list(pool.map(lambda process: process.communicate(timeout=120), processes))
     finally:
         for process in processes:
             process.kill()
@@ -93,3 +95,24 @@ def test_ranks_that_disagree_are_told_so_at_the_first_step(tmp_path, differs, me
     for printed in lines:
         assert len(printed) == 1
         assert message in printed[0]["error"]
+
+
+def test_ranks_of_a_stream_stop_together_at_its_end_and_others_go_on_exactly(tmp_path):
+    options = {**OPTIONS, "exhausted": "stop", "buffer": 8}
+    codes, lines, _ = run(tmp_path / "run", 3, options=options)
+    assert codes == [0, 0, 0]
+    assert all(printed[-1] == {"done": True, "epoch": 1} for printed in lines)
+    assert len({printed[-2]["steps"] for printed in lines}) == 1
+    assert Counter(number for printed in lines for number in printed[-2]["seen"]) == dict.fromkeys(range(203), 1)
+    printed = [printed[5] for printed in lines]  # 6 batches each, so 3 whole steps of two micro-steps
+    codes, rest, _ = run(tmp_path / "again", 2, options=options, state=[one["state"] for one in printed])
+    assert codes == [0, 0]
+    seen = Counter(number for one in (*printed, *(lines[-2] for lines in rest)) for number in one["seen"])
+    assert seen == dict.fromkeys(range(203), 1)
+
+
+def test_ranks_that_read_other_streams_are_told_so(tmp_path):
+    options = {**OPTIONS, "exhausted": "repeat"}
+    codes, lines, _ = run(tmp_path / "run", 2, options=options, by_rank={"1": {"options": {"buffer": 9}}})
+    assert codes == [3, 3]
+    assert all("the ranks disagree about buffer: 4096 on process 0, 9 on process 1" in one[0]["error"] for one in lines)

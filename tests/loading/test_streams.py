@@ -6,6 +6,8 @@ import base64
 import copy
 import itertools
 import json
+import subprocess
+import sys
 import threading
 from collections import Counter
 
@@ -349,6 +351,7 @@ def texts(tmp_path_factory):
 
 
 def kinds(folder, texts):
+    datasets = pytest.importorskip("datasets")
     return {
         "JSON Lines": nopad.open_source(folder / "lines", block_bytes=512),
         "text files": nopad.open_source(folder / "files"),
@@ -356,11 +359,26 @@ def kinds(folder, texts):
         "a path": folder / "lines",
         "a function": lambda: ({"text": text} for text in texts),
         "a list": [{"text": text} for text in texts],
+        "an iterable dataset": datasets.IterableDataset.from_generator(lambda: ({"text": text} for text in texts)),
+        "a dataset": datasets.Dataset.from_dict({"text": texts}),
         "a mixture": nopad.open_source({"a": folder / "lines" / "0.jsonl", "b": folder / "files"}),
     }
 
 
-@pytest.mark.parametrize("kind", ["JSON Lines", "text files", "Parquet", "a path", "a function", "a list", "a mixture"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "JSON Lines",
+        "text files",
+        "Parquet",
+        "a path",
+        "a function",
+        "a list",
+        "a mixture",
+        "a dataset",
+        "an iterable dataset",
+    ],
+)
 def test_texts_of_any_source_are_tokenised_as_they_are_and_resumed(texts, kind):
     folder, known = texts
     tokenizer = nopad.load_tokenizer()
@@ -644,6 +662,38 @@ def test_whole_documents_of_other_ranks_are_not_decoded(tmp_path, monkeypatch):
     loader = PackedLoader(data, sequences=5, rank=1, world_size=4, tokenizer=nopad.load_tokenizer(), prefetch=0)
     next(iter(loader))
     assert set(decoded) == {f"padding {number}".encode() for number in range(1, 40, 4)}
+
+
+def test_a_tokenizer_written_in_python_is_called_by_one_thread_at_a_time(monkeypatch):
+    inside, most = [0], [0]
+
+    class Slow(nopad.load_tokenizer().__class__):
+        threads = False
+
+        def encodings(self, texts):
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            found = super().encodings(texts)
+            inside[0] -= 1
+            return found
+
+    tokenizer = Slow(nopad.load_tokenizer()._inner)
+    loader = PackedLoader(IterableSource(WORDS * 300), 64, rows=2, tokenizer=tokenizer, prefetch=0)
+    assert len(list(itertools.islice(loader, 40))) == 40
+    assert most == [1]
+
+
+def test_a_process_ends_with_an_iteration_left_open(tmp_path):
+    program = """
+import nopad
+from nopad.corpus import IterableSource
+texts = IterableSource(["padding is waste"] * 999)
+batches = iter(nopad.PackedLoader(texts, 64, rows=2, tokenizer=nopad.load_tokenizer()))
+print(next(batches).layout.sequences)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) > 10
 
 
 def test_the_deal_of_records():

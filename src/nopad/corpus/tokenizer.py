@@ -53,6 +53,11 @@ class Tokenizer:
         """Number of tokens, added ones included."""
         return int(self._inner.get_vocab_size(with_added_tokens=True))
 
+    @property
+    def threads(self) -> bool:
+        """Whether several threads may encode at once; those written in Python promise nothing."""
+        return not isinstance(self._inner, SlowBackend)
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256, in hex, of the tokenizer as JSON with sorted keys, after truncation and padding were removed."""

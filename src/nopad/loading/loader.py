@@ -52,7 +52,7 @@ _NUMBER = Option(default=0, low=0, help="of an epoch, or of batches")
 
 
 class PackedLoader:
-    """Batches of one rank, epoch after epoch. The module docstring says how, and what it costs.
+    """Batches of one rank, epoch after epoch, or from a stream. The module docstring says how, and what it costs.
 
     ``for batch in loader`` gives what is left of the epoch under way; after it comes the next epoch. ``len(loader)`` is
     how many batches a rank takes in a whole epoch.
@@ -83,7 +83,11 @@ class PackedLoader:
         prefetch: batches that are built ahead in a thread; 0: none.
         host_dir: a folder where the ranks of a host share what all of them need, so that their memory does not grow
             with their number; None: from a million sequences and two ranks on, a folder for temporary files.
-        options: of the plan: depth, algorithm, effort, ... (see `nopad.plan`); or ``plan``, a `Plan` that is made.
+        options: of the plan: depth, algorithm, effort, ... (see `nopad.plan`); or ``plan``, a `Plan` that is made. Of a
+            stream: ``tokenizer``; ``exhausted``, "repeat" or "stop"; depth, buffer, patience and buffer_tokens of
+            `nopad.StreamPacker`; and those of `nopad.CorpusOptions`. Data are a stream if they are texts
+            (`nopad.open_source`), a function that returns dicts, an iterable dataset, or have an option of a stream
+            only; then batches never end, or end where the source does (`docs/loading.md`).
 
     Attributes:
         ranks: this process's place.
@@ -180,22 +184,30 @@ class PackedLoader:
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch under way, from 0."""
+        """Number of the epoch under way, from 0; of a stream, how often it was read to its end."""
         return self._at.epoch
 
     @property
     def steps_seen(self) -> int:
-        """Whole steps taken since the first epoch."""
+        """Whole steps taken since the first epoch; the same on all ranks."""
         return self._at.steps_seen
 
     @property
     def sequences_seen(self) -> int:
-        """Sequences in these steps, on all ranks."""
+        """Sequences in these steps, on all ranks.
+
+        Raises:
+            OptionError: this is one of several ranks of a stream, and knows only its own.
+        """
         return self._at.sequences_seen
 
     @property
     def tokens_seen(self) -> int:
-        """Tokens in these steps, on all ranks."""
+        """Tokens in these steps, on all ranks.
+
+        Raises:
+            OptionError: this is one of several ranks of a stream, and knows only its own.
+        """
         return self._at.tokens_seen
 
     @property
@@ -220,7 +232,11 @@ class PackedLoader:
         )
 
     def __len__(self) -> int:
-        """Batches that a rank takes in the whole epoch; after a change of ranks, in what this change left of it."""
+        """Batches that a rank takes in the whole epoch; after a change of ranks, in what this change left of it.
+
+        Raises:
+            TypeError: nobody knows, since the data are a stream.
+        """
         return self._supply.length(self._at)
 
     def summary(self) -> Summary | StreamSummary:
@@ -269,8 +285,11 @@ class PackedLoader:
         epoch goes on with exactly the units that it has not seen yet; a step of which only a part was taken counts as
         not seen, since its gradient was never applied.
 
+        A rank of a stream needs the state that it gave itself, or, if the number of ranks changed, those of all ranks
+        that were there, as a list.
+
         Raises:
-            FormatError: this is no state, or of a newer nopad.
+            FormatError: this is no state, or of a newer nopad, or states of ranks are missing.
             PlanMismatchError: the state is of other data, another plan, cost model or seed; the message names it.
         """
         self._at = self._supply.placed(state)

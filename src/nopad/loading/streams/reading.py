@@ -15,7 +15,7 @@ import hashlib
 import os
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -80,6 +80,14 @@ class Read(NamedTuple):
     cursor: Cursor
 
 
+class _Started(NamedTuple):
+    """A group that is being tokenised, and where reading goes on after it."""
+
+    group: Gathered
+    content: Content
+    cursor: Cursor
+
+
 @dataclass(frozen=True)
 class Reader:
     """Reads a source for one rank.
@@ -103,14 +111,12 @@ class Reader:
             RecordError: a record is bad, too long or empty, and the options do not allow it.
             SourceError: reading fails, text and ids are mixed, the source has changed, or has no record.
         """
-        waiting: deque[tuple[Gathered, Content, Cursor] | Exception] = deque()
-        with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), thread_name_prefix="nopad-tokenize") as pool:
+        waiting: deque[_Started | Exception] = deque()
+        threads = min(_THREADS, os.cpu_count() or 1) if self.tokenizer and self.tokenizer.threads else 1
+        with ThreadPoolExecutor(threads, thread_name_prefix="nopad-tokenize") as pool:
             try:
-                for found in self._gathered(cursor):
-                    if isinstance(found, Exception):
-                        waiting.append(found)
-                    else:
-                        waiting.append((found[0], start_tokenising(found[0], self.tokenizer, pool), found[1]))
+                for found in self._gathered(cursor, pool):
+                    waiting.append(found)
                     if len(waiting) > AHEAD:
                         yield self._read(waiting.popleft())
                 while waiting:
@@ -118,24 +124,23 @@ class Reader:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def _gathered(self, cursor: Cursor) -> Iterator[tuple[Gathered, Cursor] | Exception]:
-        """Yield decoded groups; at the end an error, if there is one, in its turn."""
+    def _gathered(self, cursor: Cursor, pool: Executor) -> Iterator[_Started | Exception]:
+        """Yield decoded groups that are being tokenised; at the end an error, if there is one, in its turn."""
         kinds: dict[bool, str] = {}
         try:
             while not cursor.ended:
                 for group, after in _Pass(self, cursor).groups():
                     check_kind(group, kinds)
-                    yield group, after
+                    yield _Started(group, start_tokenising(group, self.tokenizer, pool), after)
                 cursor = after
         except Exception as error:
             yield error
 
-    def _read(self, waiting: tuple[Gathered, Content, Cursor] | Exception) -> Read:
-        if isinstance(waiting, Exception):
-            raise waiting
-        gathered, content, cursor = waiting
-        found, counts, _ = finish(gathered, content, self.tokenizer, self.options)
-        return Read(replace(found, values=_numbers_of(found.values)), counts, cursor)
+    def _read(self, started: _Started | Exception) -> Read:
+        if isinstance(started, Exception):
+            raise started
+        found, counts, _ = finish(started.group, started.content, self.tokenizer, self.options)
+        return Read(replace(found, values=_numbers_of(found.values)), counts, started.cursor)
 
 
 class _Pass:
