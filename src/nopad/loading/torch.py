@@ -14,6 +14,9 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from nopad.batch import PackedBatch
 from nopad.errors import OptionError
 from nopad.loading.loader import PackedLoader
+from nopad.options import Option
+
+_WORKERS = Option(default=0, low=0, high=1 << 16, help="processes that build batches")
 
 __all__ = ["TorchDataset", "TorchLoader"]
 
@@ -76,6 +79,8 @@ class TorchLoader(DataLoader[PackedBatch]):
         ):
             if options.get(name):
                 raise OptionError(f"{name} is the loader's business; leave it out")
+        options.pop("batch_size", None)
+        num_workers = _WORKERS.check("num_workers", num_workers)
         dataset = TorchDataset(loader)
         dataset.followed = num_workers > 0
         super().__init__(dataset, batch_size=None, num_workers=num_workers, **options)
