@@ -146,3 +146,9 @@ def test_no_share_of_a_fit_is_negative():
 def test_a_fit_of_too_little_is_refused(batches, seconds, message):
     with pytest.raises(OptionError, match=message):
         Measured.fit(batches, seconds)
+
+
+@pytest.mark.parametrize("values", [(float("nan"), 0.0), (1.0, float("inf")), (-1.0, 1.0), ("1", 0.0)])
+def test_times_that_cannot_be_are_refused(values):
+    with pytest.raises(OptionError, match="is a number of nanoseconds, at least 0"):
+        Measured(*values)

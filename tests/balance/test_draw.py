@@ -169,3 +169,10 @@ def test_too_few_for_a_step_are_still_drawn():
         assert whole_steps([3, 1, 2, 4], Shape(4, 2, accumulation, 4), Balance.named(name)) == 0
         order = draw([3, 1, 2, 4], Shape(4, 2, accumulation, 4), Balance.named(name), 0)
         assert sorted(order.tolist()) == [0, 1, 2, 3]
+
+
+def test_more_strata_than_a_byte_counts_lose_no_unit():
+    costs = np.arange(1, 1001) % 220 + 1
+    balance = Balance(draw="stratified", deal="none", edges=tuple(range(1, 150)), quotas=(1,) + (0,) * 149)
+    order = draw(costs, Shape(1, 1, 1, 1), balance, 5)
+    assert sorted(order.tolist()) == list(range(1000))

@@ -28,6 +28,12 @@ def case_sort_by_cost(rng):
     return costs, rng.permutation(costs.size), np.zeros(costs.size, np.int64), np.zeros(costs.size, np.int64)
 
 
+def case_is_permutation(rng):
+    items = rng.permutation(9)
+    items[rng.integers(9)] += rng.integers(-1, 2)
+    return (items,)
+
+
 def case_arrange_windows(rng):
     levels, piece, steps = rng.integers(1, 5, 3)
     units = rng.permutation(levels * piece * steps)
@@ -102,3 +108,11 @@ def test_the_order_is_that_of_a_stable_sort(costs, coarser):
 def test_keys_are_derived_as_specified():
     key = np.uint64(random.key(5, 6))
     assert int(kernels.derive(key, 7)) == random.key(5, 6, 7)
+
+
+@pytest.mark.parametrize(
+    ("items", "whole"),
+    [([], True), ([0], True), ([2, 0, 1], True), ([1, 1, 0], False), ([3, 0, 1], False), ([-1, 0], False)],
+)
+def test_is_permutation(items, whole):
+    assert kernels.is_permutation(np.array(items, dtype=np.int64)) == whole

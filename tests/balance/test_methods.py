@@ -59,3 +59,12 @@ def test_an_unknown_name():
         OptionError, match=r"unknown method of balance 'best'; there are none, sorted, .*karmarkar_karp"
     ):
         Balance.named("best")
+
+
+def test_what_is_no_name_and_no_list_is_refused():
+    for odd in (["sorted"], None, 3):
+        with pytest.raises(OptionError, match="unknown method of balance"):
+            Balance.named(odd)
+    for odd in (5, "12"):
+        with pytest.raises(OptionError, match="edges are integers, one after another"):
+            Balance(draw="stratified", edges=odd)

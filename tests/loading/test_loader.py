@@ -244,12 +244,15 @@ def test_a_state_of_something_else_is_refused_by_name():
         ({"legs": []}, "a list of 'legs'"),
         ({"legs": [{"steps": 3}]}, "leg 0 of this state is no leg"),
         ({"more": 1}, "this one has balance|this one has"),
+        ({"steps_seen": 3, "sequences_seen": 2, "tokens_seen": 9}, "this one has 3 steps, 2 sequences, 9 tokens"),
+        ({"sequences_seen": 3, "tokens_seen": 2}, "this one has 0 steps, 3 sequences, 2 tokens"),
+        ({"same": {1: 2}}, "something else"),
     ],
 )
 def test_a_damaged_state_is_refused_and_changes_nothing(change, message):
     loader = PackedLoader(DATA, 40, rows=1)
     before = loader.state_dict()
-    with pytest.raises(FormatError, match=message):
+    with pytest.raises((FormatError, PlanMismatchError), match=message):
         loader.load_state_dict({**before, **change})
     assert loader.state_dict() == before
 
@@ -258,6 +261,7 @@ def test_a_state_with_more_steps_than_the_epoch_has_is_refused():
     loader = PackedLoader(DATA, 40, rows=1)
     state = loader.state_dict()
     state["legs"][0]["steps"] = len(loader) + 1
+    state |= dict.fromkeys(["steps_seen", "sequences_seen", "tokens_seen"], len(loader) + 1)
     with pytest.raises(FormatError, match="steps of an epoch that has"):
         loader.load_state_dict(state)
 

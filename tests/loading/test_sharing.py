@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import multiprocessing
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +59,44 @@ def test_what_a_killed_job_left_behind_is_removed_by_the_next(tmp_path):
     assert len(left) == 1
     HostArrays(FACTS, tmp_path)
     assert not left[0].exists()
+
+
+def test_what_a_killed_job_left_behind_is_not_read(tmp_path):
+    program = (
+        "import json, os, sys, numpy as np; from pathlib import Path; from nopad.loading.sharing import HostArrays\n"
+        "shared = HostArrays(json.loads(sys.argv[2]), Path(sys.argv[1]))\n"
+        "shared.arrays('epoch-0', lambda: {'order': np.zeros(9)}); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", program, tmp_path, json.dumps(FACTS)], check=False)
+    assert HostArrays(FACTS, tmp_path).arrays("epoch-0", lambda: {"order": np.arange(3)})["order"].tolist() == [0, 1, 2]
+
+
+def test_arrays_of_which_one_was_removed_are_made_again(tmp_path):
+    shared = HostArrays(FACTS, tmp_path)
+    for _ in range(2):
+        found = shared.arrays("epoch-0", lambda: {"order": np.arange(3), "bounds": np.arange(2)})
+        assert sorted(found) == ["bounds", "order"]
+        next(shared.folder.rglob("order.npy")).unlink()
+
+
+def test_without_its_folder_each_process_has_its_own(tmp_path):
+    shared = HostArrays(FACTS, tmp_path / "here")
+    shutil.rmtree(tmp_path / "here")
+    assert shared.arrays("epoch-0", lambda: {"order": np.arange(2)})["order"].tolist() == [0, 1]
+    shared.forget("epoch-0*")
+    shared.close()
+
+
+def test_a_forked_process_leaves_the_folder_to_its_parent(tmp_path):
+    shared = HostArrays(FACTS, tmp_path)
+    process = multiprocessing.get_context("fork").Process(target=shared.close)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert shared.folder.is_dir()
+    other = HostArrays({"seed": 1}, tmp_path)
+    assert shared.folder.is_dir()
+    del shared, other
 
 
 def test_a_make_that_fails_leaves_nothing_half_made(tmp_path):

@@ -61,6 +61,12 @@ def test_a_plain_data_loader_without_workers(expected):
     assert contents(batches) == expected[0][0]
 
 
+def test_options_that_are_left_as_they_are(expected):
+    assert contents(loader().dataloader(batch_size=None, num_workers=np.int64(0))) == expected[0][0]
+    with pytest.raises(OptionError, match="num_workers must be an integer"):
+        loader().dataloader(num_workers="2")
+
+
 def test_workers_that_the_loader_would_not_know_of_are_refused():
     with pytest.raises(OptionError, match=r"use loader.dataloader\(num_workers=2\) instead"):
         next(iter(DataLoader(TorchDataset(loader()), batch_size=None, num_workers=2)))

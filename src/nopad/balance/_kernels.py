@@ -65,6 +65,19 @@ def sort_by_cost(
             costs[i], items[i] = spare_costs[i], spare_items[i]
 
 
+@njit(cache=True, nogil=True)
+def is_permutation(items: NDArray[Any]) -> bool:
+    """Whether `items` are 0 to n - 1, each once."""
+    n = items.shape[0]
+    found = np.zeros(n, dtype=np.bool_)
+    for i in range(n):
+        item = items[i]
+        if item < 0 or item >= n or found[item]:
+            return False
+        found[item] = True
+    return True
+
+
 @njit(cache=True, nogil=True, inline="always")
 def derive(key: np.uint64, part: int) -> np.uint64:
     """Return the key of one more part, as `nopad.random.key` does."""

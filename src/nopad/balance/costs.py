@@ -7,6 +7,8 @@ tokens before it, which at long context is most of the work. `Measured` is fitte
 
 from __future__ import annotations
 
+import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +21,10 @@ from nopad.errors import BalanceError, OptionError
 from nopad.histogram import integers
 from nopad.options import Option
 
-__all__ = ["Attention", "CostModel", "Measured", "Tokens", "check_costs", "round_up"]
+__all__ = ["Attention", "CostModel", "Measured", "Tokens", "check_costs", "fingerprint", "round_up"]
 
 _MOST = 2**63 - 1
+_PROBED = 1024  # lengths of a fingerprint
 
 
 class CostModel(ABC):
@@ -36,6 +39,25 @@ class CostModel(ABC):
             LengthError: lengths are not integers.
         """
 
+    def checked(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
+        """Return what `of` returns, after checking it; whoever has a model of somebody else asks this.
+
+        Raises:
+            BalanceError: it is not one integer of at least 0 for each length, or one does not fit into 64 bits.
+        """
+        found = np.asarray(self.of(seq_lengths))
+        n = np.size(seq_lengths)
+        if found.shape != (n,) or found.dtype.kind not in "iu":
+            raise BalanceError(
+                f"{self!r} gives {found.dtype} {list(found.shape)} as the costs of {n} sequences; `of` must give an "
+                "integer for each: round them, in a unit that is small enough"
+            )
+        if n and int(found.min()) < 0:
+            raise BalanceError(f"{self!r} gives a cost of {int(found.min())}; costs are integers of at least 0")
+        if n and int(found.max()) > _MOST:
+            raise BalanceError(_overflow("the cost of a sequence", int(found.max())))
+        return found.astype(np.int64, copy=False)
+
     def of_packs(self, indptr: NDArray[Any], seq_lengths: ArrayLike) -> NDArray[np.int64]:
         """Return the cost of each pack, int64 ``[packs]``: the sum over its sequences.
 
@@ -49,7 +71,7 @@ class CostModel(ABC):
         >>> Attention(hidden_size=1).of_packs(np.array([0, 1, 3]), [4, 2, 2]).tolist()
         [40, 32]
         """
-        costs = self.of(seq_lengths)
+        costs = self.checked(seq_lengths)
         most = int(np.diff(indptr).max(initial=0)) * int(costs.max(initial=0))
         if most > _MOST:
             raise BalanceError(_overflow("the cost of a pack", most))
@@ -152,11 +174,19 @@ class Measured(CostModel):
         ns_per_token: what a token takes.
         ns_per_square: what each of the ``length**2`` pairs of tokens of a sequence takes.
         ns_per_batch: what a batch takes whatever it holds; no part of the cost of a sequence.
+
+    Raises:
+        OptionError: a value is negative or not finite.
     """
 
     ns_per_token: float
     ns_per_square: float
     ns_per_batch: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not (isinstance(value, int | float | np.number) and math.isfinite(value) and value >= 0):
+                raise OptionError(f"{name} is {value!r}; it is a number of nanoseconds, at least 0")
 
     def of(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
         """Return the nanoseconds that each sequence takes, rounded, at least 1."""
@@ -198,6 +228,22 @@ class Measured(CostModel):
             raise OptionError("the batches are too much alike to tell tokens from attention; time batches that differ")
         found = nnls(terms / scale, times)[0] / scale * 1e9
         return cls(ns_per_token=float(found[1]), ns_per_square=float(found[2]), ns_per_batch=float(found[0]))
+
+
+def fingerprint(model: CostModel, longest: int) -> str:
+    """Return the name of a cost model and a digest of its costs, at up to 1,024 lengths from 1 to `longest`.
+
+    Models of equal costs have equal fingerprints, in all processes, whatever they are.
+
+    Raises:
+        BalanceError: as `CostModel.checked`.
+
+    >>> fingerprint(Tokens(), 512) == fingerprint(Tokens(), 512) != fingerprint(Attention(hidden_size=1), 512)
+    True
+    """
+    lengths = np.unique(np.geomspace(1, longest, _PROBED).round().astype(np.int64))
+    digest = hashlib.sha256(np.ascontiguousarray(model.checked(lengths), "<i8").data).hexdigest()
+    return f"{type(model).__name__} {digest[:32]}"
 
 
 def round_up(seq_lengths: ArrayLike, multiple: int) -> NDArray[np.int64]:

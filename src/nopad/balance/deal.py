@@ -47,15 +47,26 @@ def deal(costs: ArrayLike, shape: Shape, balance: Balance) -> NDArray[np.int64]:
     result_shape = (shape.world_size, shape.accumulation, shape.per_rank)
     if balance.deal == "none":
         return np.arange(shape.per_step, dtype=np.int64).reshape(result_shape)
+    return _proven(_dealt(checked, shape, balance).reshape(result_shape))
+
+
+def _proven(parts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return `parts` after proving that they have every unit once."""
+    if not _kernels().is_permutation(parts.reshape(-1)):
+        raise AssertionError("a deal must have every unit once")
+    return parts
+
+
+def _dealt(costs: NDArray[np.int64], shape: Shape, balance: Balance) -> NDArray[np.int64]:
     kernels = _kernels()
     how = {"raster": kernels.RASTER, "snake": kernels.SNAKE, "karmarkar_karp": kernels.KARMARKAR_KARP}[balance.deal]
     groups = shape.nodes if balance.within == "node" else 1
     blocks = shape.accumulation if balance.wait == "micro" else 1
     rows = shape.per_rank_step // blocks
     parts = np.empty((groups, blocks, shape.world_size // groups, rows), dtype=np.int64)
-    kernels.deal_groups(checked, how, parts)
+    kernels.deal_groups(costs, how, parts)
     if balance.wait == "micro":
-        return np.ascontiguousarray(parts.transpose(0, 2, 1, 3)).reshape(result_shape)
+        return np.ascontiguousarray(parts.transpose(0, 2, 1, 3))
     return _into_micro_steps(parts.reshape(shape.world_size, rows), shape)
 
 

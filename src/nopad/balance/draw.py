@@ -54,12 +54,19 @@ def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[
     if balance.draw == "random":
         return order
     if balance.draw == "stratified":
-        return _stratified(order, checked, shape, balance, key)
+        return _proven(_stratified(order, checked, shape, balance, key), checked.size)
     whole = order[: order.size - order.size % shape.per_step]
     if balance.draw == "sorted":
         _sort(whole, checked, shape, balance, random.key(key, 1))
     else:
         _stratify_by_quantile(whole, checked, shape, balance, random.key(key, 1))
+    return _proven(order, checked.size)
+
+
+def _proven(order: NDArray[Any], units: int) -> NDArray[Any]:
+    """Return `order` after proving that it has every unit once."""
+    if order.size != units or not _balance_kernels().is_permutation(order):
+        raise AssertionError("a draw must have every unit once")
     return order
 
 
@@ -127,7 +134,7 @@ def _stratified(
 ) -> NDArray[Any]:
     """Return the units so that each rank's micro-step has the quota of each stratum, and the rest after them."""
     edges = _edges(costs, balance)
-    stratum = np.searchsorted(np.array(edges, dtype=np.int64), costs[units]).astype(np.int8)
+    stratum = np.searchsorted(np.array(edges, dtype=np.int64), costs[units])
     members = [units[stratum == number] for number in range(len(edges) + 1)]
     counts = [len(some) for some in members]
     quotas = _quotas(counts, edges, shape, balance)

@@ -21,10 +21,12 @@ tokens) it leaves less imbalance than any other. At long context sorted_windows 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, get_args
+
+import numpy as np
 
 from nopad.errors import OptionError
 from nopad.options import Option
@@ -89,6 +91,8 @@ class Balance:
                 continue
             if self.draw != "stratified":
                 raise OptionError(f"{name} are for draw 'stratified', not for draw {self.draw!r}")
+            if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str):
+                raise OptionError(f"{name} are integers, one after another, such as (128, 256, 384), got {values!r}")
             option = Option(default=None, help="", low=lowest, high=2**63 - 1)
             object.__setattr__(self, name, tuple(option.check(f"each of {name}", value) for value in values))
         if self.edges is not None and any(a >= b for a, b in zip(self.edges, self.edges[1:], strict=False)):
@@ -106,7 +110,7 @@ class Balance:
         """
         if isinstance(name, Balance):
             return replace(name, **changes)
-        if name not in METHODS:
+        if not isinstance(name, str) or name not in METHODS:
             raise OptionError(f"unknown method of balance {name!r}; there are {', '.join(METHODS)}")
         return replace(METHODS[name], **changes)
 

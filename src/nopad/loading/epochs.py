@@ -6,6 +6,7 @@ The next epoch is dealt in the background while the last tenth of the one before
 from __future__ import annotations
 
 import hashlib
+import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from nopad.balance import CostModel
+from nopad.balance.costs import fingerprint
 from nopad.errors import FormatError, OptionError
 from nopad.loading.feeds import Feed
 from nopad.loading.legs import Course, Last, ordered
@@ -36,14 +38,22 @@ class Epochs:
     """
 
     def __init__(self, feed: Feed, cost: CostModel, last: Last, shared: HostArrays | None = None) -> None:
-        """Deal nothing yet; `shared`: where the ranks of this host keep what all of them need; None: in memory."""
+        """Deal nothing yet; `shared`: where the ranks of this host keep what all of them need; None: in memory.
+
+        Raises:
+            OptionError: `cost` is no cost model.
+        """
+        if not isinstance(cost, CostModel):
+            raise OptionError(
+                f"cost is {cost!r}; it is a nopad.balance.CostModel, such as Tokens() or Attention(hidden_size=4096)"
+            )
         self.feed, self.cost, self.last, self._shared = feed, cost, last, shared
         self._forget()
 
     def _forget(self) -> None:
         self._units: tuple[int, Units] | None = None
         self._course: tuple[tuple[Any, ...], Course] | None = None
-        self._ahead: tuple[int, Future[Units]] | None = None
+        self._ahead: tuple[int, int, Future[Units]] | None = None  # process, epoch
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what other processes need; each deals for itself."""
@@ -56,12 +66,14 @@ class Epochs:
 
     def units(self, epoch: int) -> Units:
         """Return the units of an epoch."""
-        if self._units is None or self._units[0] != epoch:
+        kept = self._units  # held, since a thread that still builds for an earlier iteration may replace it
+        if kept is None or kept[0] != epoch:
             ahead, self._ahead = self._ahead, None
-            self._units = None  # free the last epoch's before the next is made
-            found = ahead[1].result() if ahead is not None and ahead[0] == epoch else self._made(epoch)
-            self._units = epoch, found
-        return self._units[1]
+            self._units = kept = None  # free the last epoch's before the next is made
+            # A forked process has the future, but not the thread that would fulfil it.
+            found = ahead[2].result() if ahead and ahead[:2] == (os.getpid(), epoch) else self._made(epoch)
+            self._units = kept = epoch, found
+        return kept[1]
 
     def _made(self, epoch: int) -> Units:
         if self._shared is None:
@@ -78,12 +90,13 @@ class Epochs:
             OptionError: the units left do not make whole steps, and that is not allowed.
         """
         which = at.epoch, at.past, at.leg.shape, at.leg.balance
-        if self._course is None or self._course[0] != which:
+        kept = self._course  # held, as in `units`
+        if kept is None or kept[0] != which:
             units = self.units(at.epoch)
             order = self._ordered(units, at)
             course = Course(units, order, at.leg, cost=self.cost, last=self.last, resumed=bool(at.past))
-            self._course = which, course
-        return self._course[1]
+            self._course = kept = which, course
+        return kept[1]
 
     def _ordered(self, units: Units, at: Position) -> NDArray[Any] | None:
         def order() -> NDArray[Any] | None:
@@ -91,7 +104,8 @@ class Epochs:
 
         if self._shared is None or (at.leg.balance.draw == "random" and not at.past):
             return order()
-        key = hashlib.sha256(repr((at.past, at.leg.shape, at.leg.balance, self.cost)).encode()).hexdigest()[:16]
+        costs = fingerprint(self.cost, int(units.seq_lengths.max()))
+        key = hashlib.sha256(repr((at.past, at.leg.shape, at.leg.balance, costs)).encode()).hexdigest()[:16]
 
         def make() -> dict[str, NDArray[Any]]:
             found = order()
@@ -110,6 +124,9 @@ class Epochs:
         Raises:
             FormatError: more steps were taken than there are.
         """
+        taken = sum(leg.steps * leg.shape.per_step for leg in at.past)
+        if taken > len(self.units(at.epoch)):
+            raise FormatError(f"this state took {taken} units of an epoch that has {len(self.units(at.epoch))}")
         steps = self.course(at).steps
         if at.leg.steps + bool(at.batches) > steps:
             raise FormatError(f"this state took {at.leg.steps + bool(at.batches)} steps of an epoch that has {steps}")
@@ -130,5 +147,5 @@ class Epochs:
         """Deal the next epoch in the background if this one is nearly over."""
         if self._ahead is None and at.leg.steps >= int(_NEARLY * self.course(at).steps):
             pool = ThreadPoolExecutor(1, thread_name_prefix="nopad-deal")
-            self._ahead = at.epoch + 1, pool.submit(self._made, at.epoch + 1)
+            self._ahead = os.getpid(), at.epoch + 1, pool.submit(self._made, at.epoch + 1)
             pool.shutdown(wait=False)

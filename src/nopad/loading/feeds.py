@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from nopad import random
 from nopad.assignment import assign, check_cover
+from nopad.balance import round_up
 from nopad.errors import CorruptError, LengthError, OptionError, PlanMismatchError
 from nopad.histogram import as_lengths
 from nopad.loading.groups import Groups, Together
@@ -93,6 +94,7 @@ class StoredTokens(Feed):
         *,
         groups: Groups | None = None,
         together: Together = "rank",
+        align: int = 1,
         seed: int = 0,
     ) -> None:
         """Deal the sequences of `source`.
@@ -102,12 +104,13 @@ class StoredTokens(Feed):
             plan: covers exactly their lengths, or those of the groups (`planned`); None: no packs.
             groups: sequences that share a step, a rank or a pack; None: none do.
             together: what they share without a plan: "step" or "rank"; with a plan they share a pack.
+            align: slots of which each sequence takes a multiple, where groups are packed.
             seed: of the deal.
 
         Raises:
             OptionError: groups differ in size, and there is no plan.
         """
-        self._source, self._plan, self._groups, self.seed = source, plan, groups, seed
+        self._source, self._plan, self._groups, self._align, self.seed = source, plan, groups, align, seed
         self.apart = plan is None and groups is not None and together == "step"
         self.sequences = len(source)
         self.capacity = int(source.seq_lengths.max(initial=1)) if plan is None else plan.capacity
@@ -120,6 +123,8 @@ class StoredTokens(Feed):
         found: dict[str, Any] = {"unit": self.unit, "seed": self.seed, "data": self._source.fingerprint}
         if self._groups is not None:
             found["groups"] = self._groups.fingerprint
+            if self._plan is None:
+                found["together"] = "step" if self.apart else "rank"
         if self._plan is not None:
             found |= {"capacity": self.capacity, "plan": self._plan.fingerprint}
         return found
@@ -130,7 +135,7 @@ class StoredTokens(Feed):
         key = random.key(self.seed, random.STREAM_EPOCH, epoch)
         indptr = sequence = order = None
         if self._plan is not None:
-            packs = assign(self._plan, lengths if groups is None else groups.tokens(lengths), seed=key)
+            packs = assign(self._plan, lengths if groups is None else groups.slots(lengths, self._align), seed=key)
             indptr, sequence = (packs.indptr, packs.sequence) if groups is None else groups.expanded(packs)
         else:
             order = np.arange(lengths.size if groups is None else len(groups), dtype=index_dtype(lengths.size))
@@ -153,23 +158,30 @@ class StoredTokens(Feed):
 
 
 def planned(
-    source: TokenSource, capacity: int, *, groups: Groups | None = None, plan: Plan | None = None, **options: Any
+    source: TokenSource,
+    capacity: int,
+    *,
+    groups: Groups | None = None,
+    plan: Plan | None = None,
+    align: int = 1,
+    **options: Any,
 ) -> Plan:
     """Return the plan for the sequences of `source`: `plan` if it is given, or a new one (`nopad.plan`).
 
-    With `groups`, it is a plan for the groups, each as long as all its sequences.
+    With `groups`, it is a plan for the groups, each as long as all its sequences; with `align`, every sequence has room
+    for a multiple of so many tokens.
 
     Raises:
         LengthError: a sequence or group is longer than `capacity`; the message counts them.
         PlanMismatchError: `plan` is for other lengths or another capacity.
         OptionError: an option has an invalid value.
     """
-    lengths = source.seq_lengths if groups is None else groups.tokens(source.seq_lengths)
+    lengths = source.seq_lengths if groups is None else groups.slots(source.seq_lengths, align)
     check_fits(lengths, capacity, "sequence" if groups is None else "group")
     if groups is not None and options.get("depth") is not None:
         raise OptionError("depth limits sequences per pack, and packs are made of whole groups; leave it out")
     if plan is None:
-        return new_plan(lengths, capacity, **options)
+        return new_plan(lengths, capacity, **(options if align == 1 else {**options, "align": align}))
     if options:
         raise OptionError(
             f"a plan is given, and {', '.join(options)} as well, which are for a new one; give one of both"
@@ -177,6 +189,11 @@ def planned(
     if plan.capacity != capacity:
         raise PlanMismatchError(f"the plan is for a capacity of {plan.capacity}, and {capacity} is given")
     check_cover(plan, as_lengths(lengths))
+    if align > 1 and int(np.add.reduceat(round_up(plan.lengths, align), plan.indptr[:-1]).max()) > capacity:
+        raise PlanMismatchError(
+            f"the plan has packs that do not fit into {capacity} where each sequence takes a multiple of {align}; "
+            f"make it with align={align}"
+        )
     return plan
 
 

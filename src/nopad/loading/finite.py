@@ -12,12 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.balance import Balance, Shape
+from nopad.balance.costs import fingerprint
 from nopad.batch import PackedBatch
+from nopad.errors import CorruptError, OptionError
 from nopad.loading.epochs import Epochs
 from nopad.loading.legs import Course, Leg
 from nopad.loading.state import Position, check_same, read_state
 from nopad.loading.summary import Summary, summarise
 from nopad.loading.supply import Serving, Supply
+from nopad.loading.units import Units
+from nopad.sequences import Sequences
 
 __all__ = ["EpochSupply"]
 
@@ -41,6 +45,7 @@ class EpochSupply(Supply):
         self._leg = Leg(shape=shape, balance=balance, steps=0)
         self._forget()
         epochs.course(self.begin())  # refuses an impossible step now
+        self._cost = fingerprint(epochs.cost, int(epochs.units(0).seq_lengths.max()))
 
     def _forget(self) -> None:
         self._dealt: tuple[Course, int, NDArray[np.int64]] | None = None
@@ -64,7 +69,7 @@ class EpochSupply(Supply):
 
     def facts(self) -> dict[str, Any]:
         """Return what the feed has, and the cost model."""
-        return {**self._epochs.feed.facts(), "cost": repr(self._epochs.cost)}
+        return {**self._epochs.feed.facts(), "cost": self._cost}
 
     def agreed(self, at: Position) -> dict[str, Any]:
         """Return the facts, the step, how it is dealt, and the place."""
@@ -72,10 +77,12 @@ class EpochSupply(Supply):
         return {
             **self.facts(),
             "world_size": leg.shape.world_size,
+            "node_size": leg.shape.node_size,
             "the step": f"{leg.shape.accumulation} x {leg.shape.per_rank}",
             "balance": repr(leg.balance),
             "last": self._epochs.last,
             "the position": (at.epoch, len(at.past), leg.steps, at.batches),
+            "earlier ranks of this epoch": repr(at.past),
         }
 
     def length(self, at: Position) -> int:
@@ -148,12 +155,30 @@ class EpochSupply(Supply):
     def _built(self, at: Position) -> PackedBatch:
         """Build this rank's batch at a position."""
         units, course, serving = self._epochs.units(at.epoch), self._epochs.course(at), self._serving
-        if self._dealt is None or self._dealt[0] is not course or self._dealt[1] != at.leg.steps:
-            self._dealt = course, at.leg.steps, course.dealt(at.leg.steps)[serving.ranks.rank]
-        chosen = self._dealt[2][at.batches]
+        kept = self._dealt  # held, since a thread that still builds for an earlier iteration may replace it
+        if kept is None or kept[0] is not course or kept[1] != at.leg.steps:
+            self._dealt = kept = course, at.leg.steps, course.dealt(at.leg.steps)[serving.ranks.rank]
+        chosen = kept[2][at.batches]
         chosen = chosen[chosen >= 0]
         if not chosen.size:  # in the last step, where there are fewer units than micro-steps of all ranks
-            sequences, _ = self._epochs.feed.gather(units, course.step(at.leg.steps).units[:1])
-            return serving.collate(sequences.part(0, 1), serving.form, np.ones(1, dtype=np.int64)).as_stand_in()
-        sequences, per_row = self._epochs.feed.gather(units, chosen)
-        return serving.collate(sequences, serving.form, per_row)
+            sequences, _ = self._gathered(units, course.step(at.leg.steps).units[:1])
+            return self._collated(sequences.part(0, 1), np.ones(1, dtype=np.int64)).as_stand_in()
+        return self._collated(*self._gathered(units, chosen))
+
+    def _gathered(self, units: Units, chosen: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
+        """Gather these units, and prove that what comes has the sequences and lengths by which they were dealt.
+
+        Raises:
+            CorruptError: it has others.
+        """
+        sequences, sizes = self._epochs.feed.gather(units, chosen)
+        numbers, expected = units.held(chosen)
+        if not (np.array_equal(sizes, expected) and np.array_equal(sequences.seq_lengths, units.seq_lengths[numbers])):
+            raise CorruptError("the data gave other sequences than were dealt: lengths differ; open it again")
+        return sequences, sizes
+
+    def _collated(self, sequences: Sequences, per_row: NDArray[np.int64]) -> PackedBatch:
+        batch = self._serving.collate(sequences, self._serving.form, per_row)
+        if not isinstance(batch, PackedBatch):
+            raise OptionError(f"collate gave a {type(batch).__name__}; it makes a nopad.PackedBatch")
+        return batch

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nopad.balance import round_up
 from nopad.errors import OptionError
 from nopad.packs import Packs, index_dtype, take_lists
 
@@ -99,9 +100,10 @@ class Groups:
             )
         return most
 
-    def tokens(self, seq_lengths: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return the tokens of each group; int64 ``[groups]``."""
-        sums: NDArray[np.int64] = np.add.reduceat(seq_lengths[self.sequence].astype(np.int64), self.indptr[:-1])
+    def slots(self, seq_lengths: NDArray[np.int32], align: int = 1) -> NDArray[np.int64]:
+        """Return the slots of each group, of which each sequence takes a multiple of `align`; int64 ``[groups]``."""
+        slots = round_up(seq_lengths, align)[self.sequence]
+        sums: NDArray[np.int64] = np.add.reduceat(slots, self.indptr[:-1])
         return sums
 
     def expanded(self, packs: Packs) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from nopad import random
 from nopad.balance import Balance, CostModel, Shape, deal, draw
-from nopad.errors import OptionError
+from nopad.errors import BalanceError, OptionError
 from nopad.loading.units import Units
 from nopad.packs import index_dtype
 
@@ -168,11 +168,21 @@ def ordered(
             left = np.arange(len(units), dtype=index_dtype(len(units))) if left is None else left
             if left.size >= other.shape.per_step:
                 key = random.key(seed, random.STREAM_LEG, epoch, number)
-                left = left[draw(units.costs(left.astype(np.int64), cost), other.shape, other.balance, key)]
+                left = left[_drawn(units.costs(left.astype(np.int64), cost), other, key, resumed=number > 0)]
         if number < len(past) and other.steps:
             left = np.arange(len(units), dtype=index_dtype(len(units))) if left is None else left
             left = left[other.steps * other.shape.per_step :]
     return left
+
+
+def _drawn(costs: NDArray[np.int64], leg: Leg, key: int, *, resumed: bool) -> NDArray[Any]:
+    """Return the order in which a leg takes its units; as they come, if a stratum ran out in an earlier leg."""
+    try:
+        return draw(costs, leg.shape, leg.balance, key)
+    except BalanceError:
+        if not resumed or leg.balance.draw != "stratified":
+            raise
+        return np.arange(costs.size)
 
 
 def check_last(last: Any) -> Last:

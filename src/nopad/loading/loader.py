@@ -137,6 +137,7 @@ class PackedLoader:
         last = check_last(last)
         capacity = capacity if tokens is None else tokens
         align = _aligned(align, capacity, options)
+        form = None if form is None else _fitting(check_form(form), align, packed=capacity is not None)
 
         def serving(capacity: int, group_size: int = 1) -> Serving:
             usual: Form = Flat()
@@ -147,7 +148,7 @@ class PackedLoader:
                 accumulation=accumulation,
                 per_rank=_groups_per_rank(per_rank, group_size),
                 rows=rows is not None,
-                form=usual if form is None else check_form(form),
+                form=form or usual,
                 collate=collate or _collated,
                 prefetch=prefetch,
             )
@@ -169,7 +170,7 @@ class PackedLoader:
 
     def _begin_again(self) -> None:
         """Forget the iteration under way."""
-        self._running: object | None = None
+        self._running: tuple[int, object] | None = None  # process, iteration
         self._agreed = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -345,7 +346,7 @@ class PackedLoader:
         """Yield the batches, and stand after each of them when the loop has got it."""
         self._agree()
         self._at = self._supply.settled(self._at)  # a loop that counts never asks for one more than the last batch
-        running = self._running = object()
+        running = self._running = os.getpid(), object()
         for after, batch in batches():
             self._check_running(running)
             self._at = after
@@ -355,7 +356,11 @@ class PackedLoader:
             self._check_running(running)
         self._at = self._supply.epoch_begin(self._at, self._at.epoch + 1)
 
-    def _check_running(self, running: object) -> None:
+    def _check_running(self, running: tuple[int, object]) -> None:
+        if running[0] != os.getpid():
+            raise OptionError(
+                "this iteration began in another process, whose threads build its batches; begin a new one"
+            )
         if self._running is not running:
             raise OptionError(
                 "this iteration is over: another one of the same loader began, or the loader was set to another place"
@@ -405,14 +410,20 @@ def _per_rank(rows: int | None, tokens: int | None, sequences: int | None, capac
 
 
 def _aligned(align: int, capacity: int | None, options: dict[str, Any]) -> int:
-    """Return `align` after checking it, and add it to the options of a plan that is to be made."""
+    """Return `align` after checking it, and add it to the options of the plan."""
     align = ALIGN.check("align", align)
     if align > 1:
         if capacity is None:
             raise OptionError("align is for packs that are planned; give a capacity, or tokens")
-        if "plan" not in options:
-            options["align"] = align
+        options["align"] = align
     return align
+
+
+def _fitting(form: Form, align: int, *, packed: bool) -> Form:
+    """Return `form` if it aligns sequences as the packs are planned."""
+    if packed and getattr(form, "align", 1) != align:
+        raise OptionError(f"align is {align}, and {form} does not align sequences so; leave form out, or let it")
+    return form
 
 
 def _groups_per_rank(per_rank: int, size: int) -> int:

@@ -29,7 +29,9 @@ class MixedTokens(Feed):
             LengthError: a sequence is longer than `capacity`.
             OptionError: an option has an invalid value.
         """
-        self._mixture, self._capacity, self._options, self.seed = mixture, capacity, options, seed
+        self._mixture, self._capacity, self.seed = mixture, capacity, seed
+        plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
+        self._options = dict(sorted(plain.items()))  # in one order, since a state holds them in words
         lengths = mixture.seq_lengths
         if capacity is not None:
             check_fits(lengths, capacity, "sequence")

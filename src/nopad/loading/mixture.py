@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from nopad import random
 from nopad.errors import OptionError
 from nopad.loading.sources import TokenSource, open_tokens
+from nopad.options import MAX_LENGTH
 from nopad.packs import index_dtype
 from nopad.sequences import Sequences, gather_runs
 
@@ -86,7 +87,10 @@ class Mixture:
         self._begin = np.concatenate([[0], np.cumsum([len(source) for source in self._sources])])
         self._tokens = [int(source.seq_lengths.sum(dtype=np.int64)) for source in self._sources]
         self._shares = _shares(weights, self.names, self._tokens)
+        ends = [Fraction(tokens) / share for tokens, share in zip(self._tokens, self._shares, strict=True)]
+        self._total = max(ends) if exhausted == "repeat" else min(ends)  # tokens of an epoch
         self._check_columns()
+        self._check_size()
 
     def __len__(self) -> int:
         """Number of sequences in all sources."""
@@ -121,16 +125,15 @@ class Mixture:
         """Return which sequences an epoch takes. O(n), and once more for each pass over a source."""
         if self.exhausted == "drop":
             return self._each_once(seed, epoch)
-        ends = [Fraction(tokens) / share for tokens, share in zip(self._tokens, self._shares, strict=True)]
-        total = max(ends) if self.exhausted == "repeat" else min(ends)
         parts, notes = [], []
         for place, share in enumerate(self._shares):
-            quota = int(share * total)
-            part = self._window(place, seed, epoch * quota, (epoch + 1) * quota)
+            quota = share * self._total
+            begin, end = int(epoch * quota), int((epoch + 1) * quota)
+            part = self._window(place, seed, begin, end)
             parts.append(part)
             notes.append(
-                f"{self.names[place]}: {part.size:,} sequences, {quota:,} tokens ({float(share):.1%}), "
-                f"{quota / self._tokens[place]:.2f} of its own"
+                f"{self.names[place]}: {part.size:,} sequences, {end - begin:,} tokens ({float(share):.1%}), "
+                f"{(end - begin) / self._tokens[place]:.2f} of its own"
             )
         numbers = np.concatenate(parts).astype(index_dtype(len(self)))
         return Chosen(numbers, (0, numbers.size), tuple(notes))
@@ -201,6 +204,19 @@ class Mixture:
                 seq_lengths=found.seq_lengths, tokens=found.tokens, values={"seq_index": local, **found.values}
             )
 
+    def _check_size(self) -> None:
+        """Refuse weights with which the largest source would be read once in an epoch that nobody can hold."""
+        if self.exhausted == "drop":
+            return
+        for name, source, tokens, share in zip(self.names, self._sources, self._tokens, self._shares, strict=True):
+            times = share * self._total / tokens
+            if times * len(source) > MAX_LENGTH:
+                raise OptionError(
+                    f"with these weights, an epoch reads {name!r} {float(times):,.0f} times, which is more than "
+                    f"{MAX_LENGTH:,} sequences, until every other source was read once; choose exhausted='stop', or "
+                    "weights that differ less"
+                )
+
     def _check_columns(self) -> None:
         names = [_columns(source.gather(np.zeros(1, dtype=np.int64))) for source in self._sources]
         for name, found in zip(self.names, names, strict=True):
@@ -226,7 +242,8 @@ def _shares(weights: Mapping[str, float] | None, names: tuple[str, ...], tokens:
         weight = weights.get(name)
         if weight is None:
             raise OptionError(f"there is no weight for {name!r}; give each source one, or none any")
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
-            raise OptionError(f"the weight of {name!r} is {weight!r}; it must be above 0: leave the source out")
-    exact = [Fraction(weights[name]) for name in names]
+        number = isinstance(weight, int | float | np.integer | np.floating) and not isinstance(weight, bool)
+        if not number or not 0 < weight < float("inf"):
+            raise OptionError(f"the weight of {name!r} is {weight!r}; it is a number above 0, or leave the source out")
+    exact = [Fraction(weight.item() if isinstance(weight := weights[name], np.generic) else weight) for name in names]
     return [weight / sum(exact) for weight in exact]

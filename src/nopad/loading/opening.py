@@ -37,7 +37,8 @@ def open_feed(
         OptionError: `data` is no packed dataset and no capacity is given; options of a plan are given without one;
             groups cannot stay together in this way.
     """
-    check_sizes(1 if capacity is None else capacity, None, seed)
+    checked, _ = check_sizes(1 if capacity is None else capacity, None, seed)
+    capacity, seed = None if capacity is None else checked, int(seed)
     together = check_together(together)
     if isinstance(data, Mixture):
         if groups is not None or (capacity is None and not unpacked):
@@ -54,7 +55,8 @@ def open_feed(
             raise OptionError("together is 'pack', and sequences are not packed; choose 'rank' or 'step'")
         if capacity is not None:
             plan = planned(source, capacity, groups=grouped, **options)
-            return StoredTokens(source, plan, groups=grouped, together=together, seed=seed)
+            align = options.get("align", 1)
+            return StoredTokens(source, plan, groups=grouped, together=together, align=align, seed=seed)
         _refuse(options)
         return StoredTokens(source, None, groups=grouped, together=together, seed=seed)
     _refuse(options)

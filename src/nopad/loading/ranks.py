@@ -56,6 +56,14 @@ class Ranks:
                 "that divides the number of ranks"
             )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what worker processes need: not the group, which belongs to this process."""
+        return {**vars(self), "group": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
+        """Return this place itself, which never changes."""
+        return self
+
     @property
     def node(self) -> int:
         """Number of this process's node, from 0."""

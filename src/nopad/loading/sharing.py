@@ -3,7 +3,8 @@
 The ranks find one another by a folder whose name is a digest of what all of them have in common. Whoever needs an array
 first makes it under a lock; the others wait, and map the file. Files are never changed, only removed, which does not
 touch what is mapped already. The last process that uses a folder removes it; folders that a killed job left behind are
-removed when the next one begins.
+removed, unread, when the next one begins. Where somebody else removes files meanwhile (a cleaner of temporary files),
+arrays are made again, and each process has its own once the folder is gone.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import nopad
 from nopad.errors import StorageError
 from nopad.files import locked, storage_errors
 
@@ -29,6 +31,7 @@ __all__ = ["HostArrays"]
 
 Arrays = Mapping[str, NDArray[Any]]
 _USERS = "users"  # locked by every process that uses the folder
+_NAMES = "names.json"  # of the arrays in a folder
 
 
 class HostArrays:
@@ -44,7 +47,8 @@ class HostArrays:
         Raises:
             StorageError: the folder cannot be made, or belongs to somebody else.
         """
-        key = hashlib.sha256(json.dumps(dict(facts), sort_keys=True).encode()).hexdigest()[:32]
+        same = {**facts, "nopad": nopad.__version__}
+        key = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:32]
         root = root or Path(tempfile.gettempdir()) / f"nopad-{os.getuid()}"
         self.folder = root / key
         with storage_errors("writing", root):
@@ -52,11 +56,11 @@ class HostArrays:
             if root.is_symlink() or root.stat().st_uid != os.getuid():
                 raise StorageError(f"{root} belongs to somebody else; give another host_dir")
             with locked(root / "lock"):
-                _remove_left_behind(root, self.folder)
+                _remove_left_behind(root)
                 self.folder.mkdir(mode=0o700, exist_ok=True)
                 users = os.open(self.folder / _USERS, os.O_RDWR | os.O_CREAT, 0o600)
                 fcntl.flock(users, fcntl.LOCK_SH)
-        self._close = weakref.finalize(self, _leave, root, self.folder, users)
+        self._close = weakref.finalize(self, _leave, root, self.folder, users, os.getpid())
 
     def arrays(self, name: str, make: Callable[[], Arrays]) -> dict[str, NDArray[Any]]:
         """Return the arrays of this name, mapped from files; `make` returns them if no process has made them yet.
@@ -67,18 +71,25 @@ class HostArrays:
             StorageError: the disk is full, or a read or write failed.
         """
         place = self.folder / name
+        if not self.folder.is_dir():
+            return dict(make())
         with storage_errors("writing", place), locked(self.folder / "lock"):
-            if not place.is_dir():
+            if not _whole(place):
+                shutil.rmtree(place, ignore_errors=True)
                 partial = self.folder / f"{name}.partial"
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir()
-                for key, array in make().items():
+                made = make()
+                for key, array in made.items():
                     np.save(partial / f"{key}.npy", array)
+                (partial / _NAMES).write_text(json.dumps(sorted(made)))
                 partial.rename(place)
-            return {path.stem: np.asarray(np.load(path, mmap_mode="c")) for path in sorted(place.iterdir())}
+            return {path.stem: np.asarray(np.load(path, mmap_mode="c")) for path in sorted(place.glob("*.npy"))}
 
     def forget(self, pattern: str) -> None:
         """Remove the files of all arrays whose names match; processes that have mapped them keep them."""
+        if not self.folder.is_dir():
+            return
         with locked(self.folder / "lock"):
             for place in self.folder.glob(pattern):
                 shutil.rmtree(place, ignore_errors=True)
@@ -86,6 +97,12 @@ class HostArrays:
     def close(self) -> None:
         """Leave the folder; the last process removes it."""
         self._close()
+
+
+def _whole(place: Path) -> bool:
+    """Whether all arrays that were written here are still here."""
+    names = place / _NAMES
+    return names.is_file() and all((place / f"{name}.npy").is_file() for name in json.loads(names.read_text()))
 
 
 def _free(users: int) -> bool:
@@ -97,10 +114,10 @@ def _free(users: int) -> bool:
     return True
 
 
-def _remove_left_behind(root: Path, mine: Path) -> None:
+def _remove_left_behind(root: Path) -> None:
     """Remove the folders that no process uses any more."""
     for folder in root.iterdir():
-        if folder == mine or not (folder / _USERS).is_file():
+        if not (folder / _USERS).is_file():
             continue
         users = os.open(folder / _USERS, os.O_RDWR)
         try:
@@ -110,12 +127,13 @@ def _remove_left_behind(root: Path, mine: Path) -> None:
             os.close(users)
 
 
-def _leave(root: Path, folder: Path, users: int) -> None:
+def _leave(root: Path, folder: Path, users: int, owner: int) -> None:
     try:
-        with locked(root / "lock"):
-            if _free(users):
-                shutil.rmtree(folder, ignore_errors=True)
-    except OSError:
+        if os.getpid() == owner:  # a forked process shares the lock, and must not end it
+            with locked(root / "lock"):
+                if _free(users):
+                    shutil.rmtree(folder, ignore_errors=True)
+    except StorageError:
         pass  # somebody has removed it already
     finally:
         os.close(users)

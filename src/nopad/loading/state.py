@@ -111,6 +111,14 @@ def read_state(state: Any) -> tuple[Position, dict[str, Any]]:
         batches=_count(state, "batches"),
         **{name: _count(state, name) for name in _SEEN},
     )
+    if not all(leg.steps for leg in position.past):
+        raise FormatError("a state has no leg without steps but the last; this one does")
+    steps = sum(leg.steps for leg in legs)
+    if not steps <= position.steps_seen <= position.sequences_seen <= position.tokens_seen:
+        raise FormatError(
+            f"a state has seen at least the {steps} steps of its epoch, a sequence in each, and a token in each; this "
+            f"one has {position.steps_seen} steps, {position.sequences_seen} sequences, {position.tokens_seen} tokens"
+        )
     if position.batches >= position.leg.shape.accumulation:
         raise FormatError(
             f"a state has fewer 'batches' than a step has micro-steps ({position.leg.shape.accumulation}); this one "
@@ -151,7 +159,7 @@ def check_same(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     Raises:
         PlanMismatchError: a fact differs.
     """
-    odd = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
+    odd = [name for name in sorted({*there, *here}, key=str) if there.get(name) != here.get(name)]
     if odd:
         told = ", ".join(f"{name} is {_short(here.get(name))} and was {_short(there.get(name))}" for name in odd)
         raise PlanMismatchError(

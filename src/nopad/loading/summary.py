@@ -56,6 +56,8 @@ class Summary:
     def __str__(self) -> str:
         """Return a few lines for people."""
         s, units = self.shape, f"{self.unit}s"
+        if not self.steps:
+            return f"epoch    no step is left: {self.left_out[0]:,} {units} ({self.left_out[1]:,} sequences) make none"
         lines = [
             f"step     {s.world_size:,} ranks x {s.accumulation:,} micro-steps x {s.per_rank:,} {units}: "
             f"{self.sequences / self.steps:,.0f} sequences, {self.tokens / self.steps:,.0f} tokens",
@@ -114,7 +116,7 @@ def summarise(
         steps_not_packed=None if capacity is None else -(-sequences // shape.per_step),
         left_out=(left.size, *_counts(units, left)),
         empty=course.empty,
-        balanced=report(np.stack([wait.ranks for wait in waits]), [wait.floor for wait in waits]),
+        balanced=_report(waits),
         too_long=_too_long(units, [wait.too_long for wait in waits]),
         notes=notes,
     )
@@ -144,14 +146,23 @@ def _waits(course: Course, units: Units, cost: CostModel, step: int) -> Iterator
         costs = np.zeros(places.shape, dtype=np.int64)
         numbers, sizes = units.held(places[places >= 0])
         costs[places >= 0] = units.costs_of(numbers, sizes, cost)
-        single = cost.of(units.seq_lengths[numbers])
+        if not costs.any():  # in the last step, a micro-step in which no rank has a unit
+            continue
+        single = cost.checked(units.seq_lengths[numbers])
         alone = numbers[needs_context_parallelism(single, world_size)]
         yield _Wait(costs.sum(axis=1), floor(single, world_size), alone)
 
 
+def _report(waits: list[_Wait]) -> Report:
+    """Return how even these are; nothing is uneven where nobody waits, since no step is left."""
+    if not waits:
+        return Report(steps=0, least=0.0, most=0.0, mean=0.0, waste=0.0, abr=0.0, floor=0.0)
+    return report(np.stack([wait.ranks for wait in waits]), [wait.floor for wait in waits])
+
+
 def _too_long(units: Units, found: list[NDArray[np.int64]]) -> tuple[tuple[int, int], ...]:
     """Return (sequence, tokens) of each of these sequences once, the longest first."""
-    numbers = np.unique(np.concatenate(found))
+    numbers = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *found]))
     lengths = units.seq_lengths[numbers].astype(np.int64)
     order = np.argsort(-lengths, kind="stable")
     return tuple(zip(numbers[order].tolist(), lengths[order].tolist(), strict=True))

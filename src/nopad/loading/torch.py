@@ -20,6 +20,9 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from nopad.batch import PackedBatch
 from nopad.errors import OptionError
 from nopad.loading.loader import PackedLoader
+from nopad.options import Option
+
+_WORKERS = Option(default=0, low=0, high=1 << 16, help="processes that build batches")
 
 __all__ = ["TorchDataset", "TorchLoader"]
 
@@ -88,6 +91,8 @@ class TorchLoader(DataLoader[PackedBatch]):
             raise OptionError("in_order=False would change the order of batches; leave it out")
         # Its own generator, since a DataLoader draws a seed for its workers whenever an epoch begins.
         options.setdefault("generator", torch.Generator().manual_seed(torch.initial_seed()))
+        options.pop("batch_size", None)
+        num_workers = _WORKERS.check("num_workers", num_workers)
         dataset = TorchDataset(loader)
         dataset.followed = num_workers > 0
         super().__init__(dataset, batch_size=None, num_workers=num_workers, **options)

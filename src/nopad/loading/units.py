@@ -86,14 +86,14 @@ class Units:
         """Return the cost of each of the chosen units under `model`; int64 ``[chosen]``.
 
         Raises:
-            OptionError: a cost is beyond 64 bits.
+            BalanceError: a cost is beyond 64 bits, or no integer.
         """
         return self.costs_of(*self.members(chosen), model)
 
     def costs_of(self, numbers: NDArray[np.int64], sizes: NDArray[np.int64], model: CostModel) -> NDArray[np.int64]:
         """Do as `costs` does, for what `members` returned."""
         if numbers.size == sizes.size:  # one sequence each
-            return model.of(self.seq_lengths[numbers])
+            return model.checked(self.seq_lengths[numbers])
         bounds = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
         return model.of_packs(bounds, self.seq_lengths[numbers])
 

@@ -33,6 +33,8 @@ _SAMPLED_TOKENS = 1 << 22  # of a fingerprint
 _SAMPLED = 4096  # sequences of a fingerprint
 _BLOCK = 1 << 14  # sequences that are hashed at once
 
+_Held = tuple[NDArray[np.int64] | None, NDArray[np.int32]]
+
 
 @dataclass(frozen=True)
 class Bits:
@@ -131,18 +133,27 @@ class TokenSource(ABC):
         if self.skipped == lengths.size:
             raise SourceError(f"{name}: holds no sequence with a token; give at least one")
         self._stored = lengths.size
-        self._take_lengths(lengths)
+        self._held: _Held | None = self._numbered(lengths)
         self._prove()
 
-    def _take_lengths(self, lengths: NDArray[np.int32]) -> None:
-        """Keep the lengths; where empty sequences are skipped, also which of the stored ones are numbered."""
-        self._kept = np.flatnonzero(lengths) if self.skipped else None
-        self._lengths: NDArray[np.int32] | None = lengths if self._kept is None else lengths[self._kept]
-        self._lengths.flags.writeable = False
+    def _numbered(self, lengths: NDArray[np.int32]) -> _Held:
+        """Return which of the stored sequences are numbered, where empty ones are skipped, and the lengths."""
+        kept = np.flatnonzero(lengths) if self.skipped else None
+        lengths = lengths if kept is None else lengths[kept]
+        lengths.flags.writeable = False
+        return kept, lengths
+
+    def _arrays(self) -> _Held:
+        """Return the arrays of n values: in one look, since another thread may free them meanwhile."""
+        held = self._held
+        if held is None:
+            self._held = held = self._numbered(self.stored_lengths())
+            self._prove()
+        return held
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the arrays of n values, which a worker computes again if it asks for them."""
-        return {**vars(self), "_lengths": None, "_kept": None}
+        return {**vars(self), "_held": None}
 
     def __len__(self) -> int:
         """Number of sequences."""
@@ -155,15 +166,11 @@ class TokenSource(ABC):
     @property
     def seq_lengths(self) -> NDArray[np.int32]:
         """Length of each sequence in tokens, at least 1; int32 ``[n]``, read-only."""
-        if self._lengths is None:
-            self._take_lengths(self.stored_lengths())
-            self._prove()
-        assert self._lengths is not None
-        return self._lengths
+        return self._arrays()[1]
 
     def release(self) -> None:
         """Free the arrays of n values, which are computed again when they are asked for."""
-        self._lengths = self._kept = None
+        self._held = None
 
     @property
     def fingerprint(self) -> str:
@@ -228,10 +235,9 @@ class TokenSource(ABC):
             raise OptionError(f"sequence {odd} of {self.name}; there are 0 to {len(self) - 1}")
         if not self.skipped:
             return chosen
-        if self._kept is None:
-            self._take_lengths(self.stored_lengths())
-        assert self._kept is not None
-        return self._kept[chosen]
+        kept = self._arrays()[0]
+        assert kept is not None
+        return kept[chosen]
 
     @property
     def files(self) -> tuple[MappedFile, ...]:
