@@ -151,14 +151,14 @@ def test_the_summary_of_a_filled_step_with_idle_micro_steps():
     assert (summary.sequences, summary.steps, summary.empty) == (9, 2, 7)
 
 
-def test_the_summary_where_no_step_is_left(fleet):
+def test_what_is_left_for_no_step_of_other_ranks_is_told(fleet, caplog):
     run = fleet(DATA, 2, sequences=4)
     run.take(36)
     loader = PackedLoader(DATA, sequences=4, rank=0, world_size=5)
     loader.load_state_dict(run.state())
-    assert len(loader) == 0
-    assert str(loader.summary()) == "epoch    no step is left: 12 sequences (12 sequences) make none"
-    assert list(loader) == []
+    assert "12 sequences are left of epoch 0 and make no step of 20" in caplog.text
+    assert (loader.epoch, len(loader), loader.sequences_seen) == (1, 15, 288)
+    assert len(list(loader)) == 15
 
 
 def test_strata_that_ran_out_do_not_keep_a_run_from_going_on(fleet):

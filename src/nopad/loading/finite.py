@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +25,8 @@ from nopad.loading.units import Units
 from nopad.sequences import Sequences
 
 __all__ = ["EpochSupply"]
+
+log = logging.getLogger("nopad")
 
 
 class EpochSupply(Supply):
@@ -107,12 +110,21 @@ class EpochSupply(Supply):
         return at.at_start_of(at.epoch + 1) if self._epochs.is_over(at) else at
 
     def placed(self, state: Any) -> Position:
-        """Return the place of a state, in a new leg if the ranks are others."""
+        """Return the place of a state, in a new leg if the ranks are others.
+
+        If what is left of the epoch makes no step of theirs, the next one begins, with a warning in the log.
+        """
         position, facts = read_state(state)
         check_same(facts, self.facts())
         there = position.resumed(self._leg)
         self._epochs.check_within(there)
-        return there
+        if self._epochs.is_over(there):
+            left = self._epochs.course(there).units_left
+            log.warning(
+                "nopad: %s %ss are left of epoch %s and make no step of %s; going on with the next epoch",
+                *(f"{left:,}", self._epochs.feed.unit, there.epoch, f"{there.leg.shape.per_step:,}"),
+            )
+        return self.settled(there)
 
     def check_workers(self, workers: int) -> None:
         """Any number of processes can build batches."""
