@@ -54,8 +54,8 @@ class Flow:
             return bool(last)
         found, counts, cursor = read
         place = self._place
+        self._ready.extend(self._packer.push(found.seq_lengths))  # of none at first, which loads compiled loops
         if len(found):
-            self._ready.extend(self._packer.push(found.seq_lengths))
             self._fruitless = cursor.passes
         elif cursor.passes > self._fruitless + cursor.deal.world_size:
             raise SourceError(

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,6 +108,8 @@ class Reader:
     def groups(self, cursor: Cursor) -> Iterator[Read]:
         """Yield the groups from here on; where the iterator is closed, its threads end.
 
+        The first one is empty, and comes while the next are tokenised: whoever has something to get ready does it then.
+
         Raises:
             RecordError: a record is bad, too long or empty, and the options do not allow it.
             SourceError: reading fails, text and ids are mixed, the source has changed, or has no record.
@@ -115,10 +118,12 @@ class Reader:
         threads = min(_THREADS, os.cpu_count() or 1) if self.tokenizer and self.tokenizer.threads else 1
         with ThreadPoolExecutor(threads, thread_name_prefix="nopad-tokenize") as pool:
             try:
-                for found in self._gathered(cursor, pool):
+                gathered = self._gathered(cursor, pool)
+                waiting.extend(islice(gathered, AHEAD))
+                yield Read(Sequences(seq_lengths=np.zeros(0, dtype=np.int32)), Counts(), cursor)
+                for found in gathered:
                     waiting.append(found)
-                    if len(waiting) > AHEAD:
-                        yield self._read(waiting.popleft())
+                    yield self._read(waiting.popleft())
                 while waiting:
                     yield self._read(waiting.popleft())
             finally:
