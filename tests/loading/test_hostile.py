@@ -16,7 +16,15 @@ import pytest
 import nopad
 from nopad import Flat, PackedLoader, Rows
 from nopad.balance import Attention, Balance, CostModel, Tokens
-from nopad.errors import BalanceError, CorruptError, FormatError, LengthError, OptionError, PlanMismatchError
+from nopad.errors import (
+    BalanceError,
+    BatchError,
+    CorruptError,
+    FormatError,
+    LengthError,
+    OptionError,
+    PlanMismatchError,
+)
 from nopad.loading import Mixture, Ranks
 from nopad.loading.feeds import StoredTokens
 from nopad.loading.sources import open_tokens
@@ -198,6 +206,26 @@ def test_a_share_below_a_token_per_epoch_is_read_in_some_epochs():
     of_b = [sum(int(batch.records["seq_source"][0]) for batch in loader) for _ in range(16)]
     assert sum(of_b) == 4
     assert max(of_b) == 1
+
+
+def test_a_mixture_of_single_sequences_goes_on_with_other_ranks(fleet):
+    def mixture():
+        return Mixture({"a": DATA[:7], "b": DATA[7:9]}, {"a": 1, "b": 9})
+
+    epoch = fleet(mixture(), 1, sequences=1).take()
+    assert len(epoch) > 20  # sequences of b come many times, so there are more units than sequences
+    run = fleet(mixture(), 2, sequences=2)
+    first = run.take(5)
+    rest = fleet(mixture(), 3, sequences=1, last="fill", state=run.state()).take()
+    assert fleet.counts(first + rest) == fleet.counts(epoch)
+
+
+def test_numbers_beyond_64_bits_do_not_turn_negative(tmp_path):
+    np.save(tmp_path / "ids.npy", np.arange(6))
+    np.save(tmp_path / "offsets.npy", np.array([0, 2, 6]))
+    np.save(tmp_path / "hash.npy", np.array([1, 2**63 + 1], np.uint64))
+    with pytest.raises(BatchError, match="'hash' holds 9223372036854775809, which is beyond 64-bit integers"):
+        list(PackedLoader(tmp_path, 6, rows=1))
 
 
 def test_a_collate_that_makes_no_batch_is_told():

@@ -59,7 +59,7 @@ def from_sequences(sequences: Sequence[Any], columns: Mapping[str, Any], *, name
             if not np.array_equal(other, lens):
                 at = int((other != lens).argmax())
                 raise BatchError(f"column {column!r} has {other[at]} values for the {lens[at]} tokens of sequence {at}")
-            tokens[column] = _wide(flat)
+            tokens[column] = _wide(flat, column)
         else:
             for n, entry in enumerate(given):
                 if _is_list(entry):
@@ -170,7 +170,7 @@ def _packed_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, 
         if name != "input_ids" and per_sequence and (name in OWN or not per_token):
             values[name] = column
         elif per_token and column.dtype.kind != "O":
-            tokens[name] = _wide(column)
+            tokens[name] = _wide(column, name)
         elif per_token:
             raise BatchError(f"column {name!r} is of {column.dtype} per token; expected numbers: leave it out")
         else:
@@ -235,7 +235,7 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np
     records = {name: values.pop(name) for name in RECORDS if name in values}
     stacked = Sequences(
         seq_lengths=np.concatenate([row.seq_lengths for row in rows]),
-        tokens={name: _wide(np.concatenate([row[name] for row in rows])) for name in per_token},
+        tokens={name: _wide(np.concatenate([row[name] for row in rows]), name) for name in per_token},
         values=values,
     )
     per_row = np.array([row.seq_lengths.size for row in rows], dtype=np.int64)
@@ -257,9 +257,11 @@ def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
     gathered = sequences.gathered()
     values = dict(gathered.values)
     records = {name: values.pop(name) for name in RECORDS if name in values}
-    tokens = {name: _wide(column) for name, column in gathered.tokens.items()}
+    tokens = {name: _wide(column, name) for name, column in gathered.tokens.items()}
     stacked = Sequences(
-        seq_lengths=gathered.seq_lengths, tokens=tokens, values={name: _wide(column) for name, column in values.items()}
+        seq_lengths=gathered.seq_lengths,
+        tokens=tokens,
+        values={name: _wide(column, name) for name, column in values.items()},
     )
     return _labelled(_without_positions(stacked)), records
 
@@ -276,7 +278,7 @@ def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any
         raise BatchError(
             f"column {name!r} has {len(arrays)} entries of shapes {shapes}; expected {sequences} of one shape"
         )
-    return _wide(np.stack(arrays))
+    return _wide(np.stack(arrays), name)
 
 
 def _is_list(entry: Any) -> bool:
@@ -345,11 +347,17 @@ def _values(given: Sequence[Any], name: str) -> NDArray[Any]:
     whole = isinstance(entries[0], int) and not any(isinstance(entry, float) for entry in entries)
     if isinstance(entries[0], int | float) and (found.dtype == object or (whole and found.dtype.kind == "f")):
         raise BatchError(f"column {name!r} mixes numbers with other things, or has some beyond 64 bits")
-    return _signed(found, name, int(found.argmax())) if found.dtype == np.uint64 else _wide(found)
+    return _signed(found, name, int(found.argmax())) if found.dtype == np.uint64 else _wide(found, name)
 
 
-def _wide(column: NDArray[Any]) -> NDArray[Any]:
-    """Convert integers to int64, as embeddings and losses require; return other dtypes unchanged."""
+def _wide(column: NDArray[Any], name: str) -> NDArray[Any]:
+    """Convert integers to int64, as embeddings and losses require; return other dtypes unchanged.
+
+    Raises:
+        BatchError: one does not fit.
+    """
+    if column.dtype == np.uint64 and column.size and int(column.max()) > np.iinfo(np.int64).max:
+        raise BatchError(f"column {name!r} holds {column.max()}, which is beyond 64-bit integers")
     return column.astype(np.int64, copy=False) if column.dtype.kind in "iu" else column
 
 

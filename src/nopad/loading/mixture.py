@@ -50,16 +50,16 @@ class Mixture:
         sources: whatever `nopad.loading.sources.open_tokens` takes, by name.
         weights: the share of each source, as any positive numbers; None: as many tokens as each has.
         exhausted: what happens when a source has been read once. "repeat": it is read again, and the epoch ends when
-            every source has been read at least once. "stop": the epoch ends when the first source has been read; the
-            others go on in the next epoch where they stopped. "drop": the others go on without it, with the same shares
+            every source has given as many tokens as it has. "stop": the epoch ends when the first source has been read;
+            the others go on in the next epoch where they stopped. "drop": the others go on without it, with the same shares
             among themselves, until all have been read once.
 
     Attributes:
         names: names of the sources, in the order given: the order of ``seq_source`` in the records of a batch.
 
     Raises:
-        OptionError: a weight names no source, is missing or not above 0, `exhausted` is none of the three, or the
-            sources do not have the same columns.
+        OptionError: a weight names no source, is missing or not above 0, `exhausted` is none of the three, the
+            sources do not have the same columns, or an epoch would have more than 2^31 sequences.
 
     >>> import nopad
     >>> from nopad.loading import Mixture

@@ -45,7 +45,9 @@ class Units:
     phased: bool = False
 
     def __len__(self) -> int:
-        """Number of units."""
+        """Number of units of the epoch."""
+        if self.order is not None:  # of a mixture, it has sequences several times, or not at all
+            return self.order.size
         return self.seq_lengths.size if self.indptr is None else self.indptr.size - 1
 
     @property
