@@ -178,6 +178,14 @@ def test_options_that_contradict_the_loader_are_refused(tmp_path, options, messa
         Trainer(model(), arguments(tmp_path, **options), train_dataset=loader())
 
 
+def test_a_stream_on_several_ranks_is_refused(tmp_path):
+    """Every rank has a state of its own, and a checkpoint holds one."""
+    how = {"rows": ROWS, "accumulation": ACCUMULATION, "rank": 0, "world_size": 2, "exhausted": "repeat"}
+    ours = nopad.PackedLoader(lambda: iter([[1, 2], [3]]), 8, **how)
+    with pytest.raises(OptionError, match="every rank of a stream has its own"):
+        Trainer(model(), arguments(tmp_path, max_steps=2), train_dataset=ours)
+
+
 def test_another_number_of_ranks_is_refused(tmp_path):
     with pytest.raises(OptionError, match="different data is 1, and the loader's world_size is 2"):
         Trainer(model(), arguments(tmp_path), train_dataset=loader(rank=0, world_size=2))

@@ -212,6 +212,11 @@ class PackedLoader:
         return self._at.tokens_seen
 
     @property
+    def is_stream(self) -> bool:
+        """Whether it reads a stream, where every rank has a state of its own."""
+        return isinstance(self._supply, StreamSupply)
+
+    @property
     def accumulation(self) -> int:
         """Micro-steps per optimiser step."""
         return self._accumulation

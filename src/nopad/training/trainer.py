@@ -169,6 +169,11 @@ class LoaderMixin(_Base):
     def _check_step(self, loader: PackedLoader) -> None:
         """Refuse options that contradict the loader."""
         args = self.args
+        if loader.is_stream and loader.ranks.world_size > 1:
+            raise OptionError(
+                "checkpoints of the Trainer hold one state, and on several ranks every rank of a stream has its own; "
+                "pack the source first (`nopad pack`), or save each rank's loader.state_dict() in a loop of your own"
+            )
         ranks = args.world_size // self.get_tp_size()
         same = {
             "gradient_accumulation_steps": (args.gradient_accumulation_steps, "accumulation", loader.accumulation),
