@@ -181,7 +181,7 @@ def test_options_that_contradict_the_loader_are_refused(tmp_path, options, messa
 def test_a_stream_on_several_ranks_is_refused(tmp_path):
     """Every rank has a state of its own, and a checkpoint holds one."""
     how = {"rows": ROWS, "accumulation": ACCUMULATION, "rank": 0, "world_size": 2, "exhausted": "repeat"}
-    ours = nopad.PackedLoader(lambda: iter([[1, 2], [3]]), 8, **how)
+    ours = nopad.PackedLoader(lambda: iter([{"input_ids": [1, 2]}, {"input_ids": [3]}]), 8, **how)
     with pytest.raises(OptionError, match="every rank of a stream has its own"):
         Trainer(model(), arguments(tmp_path, max_steps=2), train_dataset=ours)
 
