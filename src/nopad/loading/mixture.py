@@ -51,8 +51,8 @@ class Mixture:
         weights: the share of each source, as any positive numbers; None: as many tokens as each has.
         exhausted: what happens when a source has been read once. "repeat": it is read again, and the epoch ends when
             every source has given as many tokens as it has. "stop": the epoch ends when the first source has been read;
-            the others go on in the next epoch where they stopped. "drop": the others go on without it, with the same shares
-            among themselves, until all have been read once.
+            the others go on in the next epoch where they stopped. "drop": the others go on without it, with the same
+            shares among themselves, until all have been read once.
 
     Attributes:
         names: names of the sources, in the order given: the order of ``seq_source`` in the records of a batch.
