@@ -69,7 +69,10 @@ def locked(path: Path) -> Iterator[None]:
     """
     with storage_errors("locking", path), open(path, "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:  # not by closing alone: a process that was forked meanwhile has the file open, too
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @contextmanager

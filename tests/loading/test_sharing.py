@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import gc
 import json
 import multiprocessing
@@ -85,6 +86,25 @@ def test_without_its_folder_each_process_has_its_own(tmp_path):
     assert shared.arrays("epoch-0", lambda: {"order": np.arange(2)})["order"].tolist() == [0, 1]
     shared.forget("epoch-0*")
     shared.close()
+
+
+def test_a_process_that_is_forked_while_arrays_are_made_does_not_keep_the_lock(tmp_path):
+    shared, children = HostArrays(FACTS, tmp_path), []
+    context = multiprocessing.get_context("fork")
+    end = context.Event()
+
+    def make():
+        children.append(context.Process(target=end.wait, args=(60,)))
+        children[0].start()
+        return {"order": np.arange(2)}
+
+    shared.arrays("epoch-0", make)
+    try:
+        with open(shared.folder / "lock", "wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        end.set()
+        children[0].join(60)
 
 
 def test_a_forked_process_leaves_the_folder_to_its_parent(tmp_path):
