@@ -105,7 +105,7 @@ def _solved_once(_shared_folder):
 
     real, folder = scipy.optimize.nnls, _shared_folder
 
-    def nnls(matrix, target, maxiter):
+    def nnls(matrix, target, maxiter=None):
         if matrix.shape[1] < 10_000:
             return real(matrix, target, maxiter=maxiter)
         problem = hashlib.sha256(matrix.tobytes() + target.tobytes() + str((matrix.shape, maxiter)).encode())

@@ -12,7 +12,6 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from nopad.balance import Attention
 from nopad.cli.demo_model import embedding_lines
 from nopad.cli.monitor import Bars
 from nopad.cli.options import Seed, TokenizerSpec
@@ -22,8 +21,6 @@ from nopad.corpus import CorpusOptions, load_tokenizer, open_source, stdlib_text
 from nopad.errors import CorruptError, MissingExtraError
 from nopad.files import replacing, storage_errors
 from nopad.histogram import Histogram
-from nopad.loading import PackedLoader
-from nopad.loading.summary import Summary
 from nopad.planning import Plan
 from nopad.planning.comparison import DEPTHS, notes_of
 from nopad.planning.registry import QUICK_ALGORITHMS
@@ -129,6 +126,9 @@ def _draw(out: Path, path: Path, rows: list[dict[str, Any]]) -> Path | None:
 
 def _balance_line(out: Path) -> str:
     """Return, in a line, how evenly 8 ranks work on the packed dataset `out`, counting attention."""
+    from nopad.balance import Attention  # with compiled loops, which the start of the command line does not wait for
+    from nopad.loading import PackedLoader
+    from nopad.loading.summary import Summary
 
     def steps(balance: str) -> Summary:
         cost = Attention(hidden_size=768)
