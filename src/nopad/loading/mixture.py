@@ -131,9 +131,10 @@ class Mixture:
             begin, end = int(epoch * quota), int((epoch + 1) * quota)
             part = self._window(place, seed, begin, end)
             parts.append(part)
+            tokens = int(self._sources[place].seq_lengths[part - self._begin[place]].sum(dtype=np.int64))
             notes.append(
-                f"{self.names[place]}: {part.size:,} sequences, {end - begin:,} tokens ({float(share):.1%}), "
-                f"{(end - begin) / self._tokens[place]:.2f} of its own"
+                f"{self.names[place]}: {part.size:,} sequences, {tokens:,} tokens ({float(share):.1%}), "
+                f"read {tokens / self._tokens[place]:.2f} times"
             )
         numbers = np.concatenate(parts).astype(index_dtype(len(self)))
         return Chosen(numbers, (0, numbers.size), tuple(notes))
