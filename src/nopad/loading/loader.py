@@ -60,7 +60,8 @@ class PackedLoader:
 
     Args:
         data: a packed dataset or its folder; tokens already stored, in any form that
-            `nopad.loading.sources.open_tokens` takes; a `nopad.loading.Mixture` of several of these; or a stream (see `options`).
+            `nopad.loading.sources.open_tokens` takes; a `nopad.loading.Mixture` of
+            several of these; or a stream (see `options`).
         capacity: most tokens per pack; the sequences are packed anew every epoch. None: the rows of a packed dataset
             stay as they are, or sequences are not packed.
         rows: packs per rank and micro-step.
@@ -89,7 +90,8 @@ class PackedLoader:
             stream: ``tokenizer``; ``exhausted``, "repeat" or "stop"; depth, buffer, patience and buffer_tokens of
             `nopad.StreamPacker`; and those of `nopad.CorpusOptions`. Data are a stream if they are texts
             (`nopad.open_source`), a function that returns an iterator of dicts, an iterable dataset, or if
-            ``tokenizer`` or ``exhausted`` is given; then batches never end, or end where the source does (`docs/loading.md`).
+            ``tokenizer`` or ``exhausted`` is given; then batches never end, or end where the source does
+            (`docs/loading.md`).
 
     Attributes:
         ranks: this process's place.

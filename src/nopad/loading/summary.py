@@ -82,8 +82,8 @@ class Summary:
         if self.too_long:
             named = ", ".join(f"{number:,} ({tokens:,} tokens)" for number, tokens in self.too_long[:_NAMED])
             lines.append(
-                f"too long {len(self.too_long):,} sequences, in {b.steps:,} {where}s looked at, each cost a rank more than "
-                f"the mean; only context parallelism helps: {named}"
+                f"too long {len(self.too_long):,} sequences, in {b.steps:,} {where}s looked at, each cost a rank more "
+                f"than the mean; only context parallelism helps: {named}"
             )
         return "\n".join([*lines, *(f"source   {note}" for note in self.notes)])
 
