@@ -71,11 +71,11 @@ class EpochSupply(Supply):
         return at.at_start_of(epoch)
 
     def facts(self) -> dict[str, Any]:
-        """Return what the feed has, and the cost model."""
+        """Return the facts of the feed, and the cost model."""
         return {**self._epochs.feed.facts(), "cost": self._cost}
 
     def agreed(self, at: Position) -> dict[str, Any]:
-        """Return the facts, the step, how it is dealt, and the place."""
+        """Return the facts, how many units a step takes, the method of balance, and the position."""
         leg = at.leg
         return {
             **self.facts(),
@@ -156,7 +156,7 @@ class EpochSupply(Supply):
         return (after for _, after in self._pairs(at))
 
     def _pairs(self, at: Position, *, deal_ahead: bool = True) -> Iterator[tuple[Position, Position]]:
-        """Yield the positions before and after each batch that is left of the epoch."""
+        """Yield (position before, position after) for each batch that is left of the epoch."""
         while not self._epochs.is_over(at):
             if deal_ahead:
                 self._epochs.deal_ahead(at)

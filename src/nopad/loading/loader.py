@@ -60,8 +60,8 @@ class PackedLoader:
 
     Args:
         data: a packed dataset or its folder; tokens already stored, in any form that
-            `nopad.loading.sources.open_tokens` takes; a `nopad.loading.Mixture` of
-            several of these; or a stream (see `options`).
+            `nopad.loading.sources.open_tokens` takes; a `nopad.loading.Mixture` of several of
+            these; or a stream (see `options`).
         capacity: most tokens per pack; the sequences are packed anew every epoch. None: the rows of a packed dataset
             stay as they are, or sequences are not packed.
         rows: packs per rank and micro-step.
@@ -274,7 +274,7 @@ class PackedLoader:
             self._begin_again()
 
     def facts(self) -> dict[str, Any]:
-        """Return what a run that goes on must have in common with this one; JSON values."""
+        """Return the facts that must be the same when a saved run goes on, by name; JSON values."""
         return self._supply.facts()
 
     def state_dict(self, *, batches: int = 0) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class Units:
         return np.arange(total) + np.repeat(begin - ends + sizes, sizes), sizes
 
     def held(self, dealt: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return what `members` returns, for what a rank got: units, or single sequences where they are `apart`."""
+        """Return what `members` returns, for what a rank was dealt: units, or, where `apart`, single sequences."""
         if self.apart:
             return dealt, np.ones(dealt.size, dtype=np.int64)
         return self.members(dealt)
