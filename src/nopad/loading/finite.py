@@ -47,7 +47,7 @@ class EpochSupply(Supply):
         )
         self._leg = Leg(shape=shape, balance=balance, steps=0)
         self._forget()
-        epochs.course(self.begin())  # refuses an impossible step now
+        epochs.course(self.begin())  # so that an impossible step is refused now
         self._cost = fingerprint(epochs.cost, int(epochs.units(0).seq_lengths.max()))
 
     def _forget(self) -> None:
@@ -93,14 +93,14 @@ class EpochSupply(Supply):
         return self._epochs.course(at).steps * at.leg.shape.accumulation
 
     def summary(self, at: Position) -> Summary:
-        """Return steps, sequences, tokens, what is left out, how evenly ranks work."""
+        """Return the summary of the epoch of this position."""
         epochs = self._epochs
         capacity = epochs.feed.capacity if self._serving.rows else None
         feed, notes = epochs.feed, epochs.feed.notes(at.epoch)
         return summarise(epochs.course(at), epochs.units(at.epoch), feed.unit, epochs.cost, capacity, notes)
 
     def state(self, at: Position, batches: int) -> dict[str, Any]:
-        """Return a few integers; after the last batch of an epoch comes the beginning of the next."""
+        """Return the state after `batches` more batches; the end of an epoch is the beginning of the next."""
         for _ in range(batches):
             at = self._epochs.after(at)
         return self.settled(at).state(self.facts())
@@ -167,7 +167,7 @@ class EpochSupply(Supply):
     def _built(self, at: Position) -> PackedBatch:
         """Build this rank's batch at a position."""
         units, course, serving = self._epochs.units(at.epoch), self._epochs.course(at), self._serving
-        kept = self._dealt  # held, since a thread that still builds for an earlier iteration may replace it
+        kept = self._dealt  # a reference of its own, since a thread of an earlier iteration may replace the attribute
         if kept is None or kept[0] is not course or kept[1] != at.leg.steps:
             self._dealt = kept = course, at.leg.steps, course.dealt(at.leg.steps)[serving.ranks.rank]
         chosen = kept[2][at.batches]

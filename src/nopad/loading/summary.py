@@ -15,7 +15,7 @@ from nopad.loading.units import Units
 
 __all__ = ["Summary", "summarise"]
 
-_SAMPLED = 32  # steps that are dealt to see how even they are
+_SAMPLED = 32  # at most so many steps are dealt, to see how even they are
 _NAMED = 5  # sequences that a message names
 
 
@@ -94,7 +94,7 @@ class Summary:
 def summarise(
     course: Course, units: Units, unit: str, cost: CostModel, capacity: int | None, notes: tuple[str, ...] = ()
 ) -> Summary:
-    """Summarise what is left of an epoch; `capacity`: slots per unit; None: a unit has as many as tokens.
+    """Summarise what is left of an epoch; `capacity`: slots per unit; None: a unit has as many slots as tokens.
 
     O(units), and a deal of up to 32 steps.
     """
@@ -150,13 +150,13 @@ def _waits(course: Course, units: Units, cost: CostModel, step: int) -> Iterator
             continue
         single = cost.checked(units.seq_lengths[numbers])
         alone = numbers[needs_context_parallelism(single, world_size)]
-        if (places < 0).any():  # a step that is filled has a low mean, and no sequence is too long for that
+        if (places < 0).any():  # empty places make the mean low; that does not make a sequence too long
             alone = alone[:0]
         yield _Wait(costs.sum(axis=1), floor(single, world_size), alone)
 
 
 def _report(waits: list[_Wait]) -> Report:
-    """Return how even these are; nothing is uneven where nobody waits, since no step is left."""
+    """Return how even the ranks' costs are; all zeros where no step is left."""
     if not waits:
         return Report(steps=0, least=0.0, most=0.0, mean=0.0, waste=0.0, abr=0.0, floor=0.0)
     return report(np.stack([wait.ranks for wait in waits]), [wait.floor for wait in waits])

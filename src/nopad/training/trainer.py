@@ -58,7 +58,7 @@ class _Ahead(NamedTuple):
         return max(self.left + math.ceil((epochs - self.epoch - 1) * self.whole), 0)
 
     def epochs(self, steps: int) -> int:
-        """Return in how many epochs, begun or not, so many steps lie."""
+        """Return how many epochs the next `steps` steps touch, the one under way included."""
         return 1 + max(-((self.left - steps) // self.whole), 0) if steps > 0 else 0
 
 
@@ -79,7 +79,7 @@ def _ahead(loader: PackedLoader) -> _Ahead | None:
     except TypeError:
         return None
     left = steps - state["legs"][-1]["steps"]
-    if len(state["legs"]) > 1:  # this epoch was begun by other ranks
+    if len(state["legs"]) > 1:  # another number of ranks, or another accumulation, began this epoch
         loader.set_epoch(loader.epoch + 1)
         steps = len(loader) // loader.accumulation
         loader.load_state_dict(state)
@@ -227,7 +227,7 @@ class LoaderMixin(_Base):
         return _TrainerLoader(loader, num_workers=args.dataloader_num_workers, pin_memory=pinned, **options)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the Trainer's own loader of an evaluation dataset.
+        """Return the Trainer's own DataLoader for an evaluation dataset.
 
         Raises:
             OptionError: the dataset is a `PackedLoader`.

@@ -239,7 +239,7 @@ class _Pass:
         self._group.records += mine.size
 
     def _advance(self, record: int) -> None:
-        """Let the cursor stand at this record of the pass."""
+        """Move the cursor to this record of the pass."""
         cursor = self._cursor
         _, deal = cursor.deal.take(cursor.reached, record - cursor.record)
         self._cursor = replace(cursor, record=record, deal=deal)

@@ -130,7 +130,7 @@ class StreamSupply(Supply):
         }
 
     def length(self, at: StreamPlace) -> int:
-        """Refuse to say.
+        """Refuse: the length of a stream is not known.
 
         Raises:
             TypeError: always.
@@ -163,7 +163,7 @@ class StreamSupply(Supply):
         )
 
     def state(self, at: StreamPlace, batches: int) -> dict[str, Any]:
-        """Return where this rank is, and the sequences that it holds.
+        """Return the state of this rank: its place, and the sequences that it holds.
 
         Raises:
             OptionError: batches ahead are asked for, which nobody has read.
@@ -196,7 +196,7 @@ class StreamSupply(Supply):
         return dealt_again(places, self.packing, ranks.world_size, ranks.rank, *shape)
 
     def check_workers(self, workers: int) -> None:
-        """Refuse worker processes, of which each would read the stream again.
+        """Refuse worker processes: each of them would read the whole stream again.
 
         Raises:
             OptionError: there are some.
@@ -236,7 +236,7 @@ class StreamSupply(Supply):
                     return
 
     def _goes_on(self, units: int, exchange: Exchange) -> bool:
-        """Whether all ranks take one more step, for which this rank has so many units."""
+        """Return whether all ranks take one more step; this rank has so many units for it."""
         every, full = list(exchange(units)), self.serving.accumulation * self.serving.per_rank
         if min(every) == full:
             return True
