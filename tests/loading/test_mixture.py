@@ -122,8 +122,10 @@ def test_an_epoch_of_a_mixture_goes_on_on_other_ranks(fleet, exhausted, weights,
 def test_the_summary_says_what_each_source_gives():
     loader = PackedLoader(Mixture(SOURCES, {"text": 2, "code": 1, "chat": 1}), 32, rows=2)
     told = str(loader.summary())
-    assert f"source   text: 300 sequences, {TOKENS['text']:,} tokens (50.0%), 1.00 of its own" in told
-    assert f"tokens (25.0%), {TOKENS['text'] / 2 / TOKENS['chat']:.2f} of its own" in told
+    assert f"source   text: 300 sequences, {TOKENS['text']:,} tokens (50.0%), read 1.00 times" in told
+    assert f"tokens (25.0%), read {TOKENS['text'] / 2 / TOKENS['chat']:.2f} times" in told
+    said = [int(line.split(" sequences, ")[1].split()[0].replace(",", "")) for line in told.splitlines()[-3:]]
+    assert sum(said) == loader.summary().tokens + loader.summary().left_out[2]
 
 
 def test_a_state_of_other_shares_or_sources_is_refused_by_name():

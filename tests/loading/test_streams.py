@@ -543,6 +543,13 @@ def test_what_cannot_be_is_refused_before_any_work(options, message):
         PackedLoader(source(), **{"capacity": 40, "rows": 1, **options})
 
 
+@pytest.mark.parametrize("options", [{"over_long": "truncate"}, {"empty": "skip"}, {"buffer": 9}])
+def test_an_option_of_streams_does_not_make_stored_tokens_an_endless_stream(options):
+    with pytest.raises(OptionError, match=f"{next(iter(options))}: for streams only"):
+        PackedLoader([[1, 2], [3]], 40, rows=1, **options)
+    assert PackedLoader([[1, 2], [3]], 40, rows=1, exhausted="repeat", **options).is_stream
+
+
 def test_an_iterator_cannot_be_resumed():
     with pytest.raises(OptionError, match="give a function that returns a new one"):
         PackedLoader(iter([{"input_ids": [1]}]), 40, rows=1)

@@ -19,7 +19,7 @@ from nopad.options import Option
 
 __all__ = ["deal", "deal_under_cap"]
 
-_MOST_LOOKS = 20_000_000  # pairs of units that are compared: about 20 ms
+_MOST_LOOKS = 20_000_000  # how many pairs of units are compared at most: about 20 ms
 
 
 def deal(costs: ArrayLike, shape: Shape, balance: Balance) -> NDArray[np.int64]:

@@ -20,7 +20,7 @@ from nopad.errors import BalanceError
 
 __all__ = ["draw", "whole_steps"]
 
-_STRATA = 4  # where none are given
+_STRATA = 4  # how many, where no edges are given
 
 
 def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[Any]:
@@ -91,12 +91,12 @@ def whole_steps(costs: ArrayLike, shape: Shape, balance: Balance) -> int:
 
 
 def _batches(counts: list[int], quotas: tuple[int, ...]) -> int:
-    """Return how many batches of these quotas the strata have units for."""
+    """Return how many times the strata have units for all of these quotas."""
     return min(count // quota for count, quota in zip(counts, quotas, strict=True) if quota)
 
 
 def _sort(units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: Balance, key: int) -> None:
-    """Arrange the units so that those which are waited for together are alike in cost, in place.
+    """Arrange the units, in place, so that those between two points where ranks wait are alike in cost.
 
     Sorted units are cut into steps, or into micro-steps where ranks wait there. Each step has one micro-step from each
     of as many ranges of cost, so that steps do not differ more than they must; which ones, and in which order, is

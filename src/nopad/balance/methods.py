@@ -45,12 +45,14 @@ class Balance:
 
     Attributes:
         draw: how the units of a step are chosen: "random"; "sorted" (units alike in cost share a step, or a micro-step
-            if ranks wait there); "stratified" (a quota from each range of costs for every rank); "quantile" (one unit
-            from each of equally large ranges of costs, as many ranges as the rank or node has units per step).
+            if ranks wait there); "stratified" (every rank gets a fixed number of units, its quota, from each
+            range of costs, a stratum); "quantile" (units sorted by cost are cut into as many strata of equally many
+            units as a rank or node takes per step, and it takes one unit from each).
         deal: how a step's units are given to ranks: "none" (as drawn); "raster" (sorted by cost, row by row);
             "snake" (the same with every second row reversed); "karmarkar_karp" (largest differencing with equal
             numbers of units).
-        within: what dealing and strata span: the "node" or the whole "world"; for quantile strata also each "rank".
+        within: among whom units are dealt: the ranks of a "node", or all ranks, the "world". For draw "quantile" also
+            for whom strata are made: a node, the world, or with "rank" each rank.
         wait: where ranks wait for one another: once per optimiser "step" (DDP with no_sync), or at each "micro" step
             (FSDP2, expert or pipeline parallelism).
         window: with draw "sorted", the number of steps that are sorted together; None: the whole epoch.

@@ -24,7 +24,7 @@ from nopad.loading.units import Units
 
 __all__ = ["Epochs"]
 
-_KEPT = 2  # epochs whose shared arrays stay
+_KEPT = 2  # how many epochs keep their shared arrays
 _NEARLY = 0.9  # how much of an epoch is over when the next one is dealt
 
 
@@ -53,7 +53,7 @@ class Epochs:
     def _forget(self) -> None:
         self._units: tuple[int, Units] | None = None
         self._course: tuple[tuple[Any, ...], Course] | None = None
-        self._ahead: tuple[int, int, Future[Units]] | None = None  # process, epoch
+        self._ahead: tuple[int, int, Future[Units]] | None = None  # (process, epoch)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what other processes need; each deals for itself."""
@@ -66,7 +66,9 @@ class Epochs:
 
     def units(self, epoch: int) -> Units:
         """Return the units of an epoch."""
-        kept = self._units  # held, since a thread that still builds for an earlier iteration may replace it
+        kept = (
+            self._units
+        )  # a reference of its own, since a thread that still builds for an earlier iteration may replace the attribute
         if kept is None or kept[0] != epoch:
             ahead, self._ahead = self._ahead, None
             self._units = kept = None  # free the last epoch's before the next is made
@@ -90,7 +92,7 @@ class Epochs:
             OptionError: the units left do not make whole steps, and that is not allowed.
         """
         which = at.epoch, at.past, at.leg.shape, at.leg.balance
-        kept = self._course  # held, as in `units`
+        kept = self._course  # a reference of its own, as in `units`
         if kept is None or kept[0] != which:
             units = self.units(at.epoch)
             order = self._ordered(units, at)

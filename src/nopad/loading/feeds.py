@@ -40,7 +40,7 @@ class Feed(ABC):
         group_size: how many sequences a unit has that is a group of sequences; 1 for others.
         capacity: most tokens of a unit.
         sequences: number of sequences.
-        seed: of all random choices.
+        seed: the seed of all random choices.
         apart: whether the sequences of a unit are dealt one by one.
         phased: whether the order of units is part of what they are, and no other one may be drawn.
     """
@@ -55,7 +55,7 @@ class Feed(ABC):
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """Return what a run that goes on must have in common with this one, by name; JSON values."""
+        """Return the facts that must be the same when a saved run goes on, by name; JSON values."""
 
     @abstractmethod
     def units(self, epoch: int) -> Units:
@@ -82,9 +82,10 @@ class Feed(ABC):
 
 
 class StoredTokens(Feed):
-    """Sequences of stored tokens: packed by a plan that is dealt anew every epoch, or each by itself.
+    """Sequences of stored tokens, packed by a plan, or each a unit by itself.
 
-    Without a plan, n sequences per rank make a flat batch without padding (Samsung's un-padding).
+    The plan stays; which sequences share a pack is chosen anew every epoch. Without a plan, n sequences per rank make a
+    flat batch without padding.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class StoredTokens(Feed):
             groups: sequences that share a step, a rank or a pack; None: none do.
             together: what they share without a plan: "step" or "rank"; with a plan they share a pack.
             align: slots of which each sequence takes a multiple, where groups are packed.
-            seed: of the deal.
+            seed: the seed of all random choices.
 
         Raises:
             OptionError: groups differ in size, and there is no plan.

@@ -47,7 +47,7 @@ class EpochSupply(Supply):
         )
         self._leg = Leg(shape=shape, balance=balance, steps=0)
         self._forget()
-        epochs.course(self.begin())  # refuses an impossible step now
+        epochs.course(self.begin())  # so that an impossible step is refused now
         self._cost = fingerprint(epochs.cost, int(epochs.units(0).seq_lengths.max()))
 
     def _forget(self) -> None:
@@ -71,11 +71,11 @@ class EpochSupply(Supply):
         return at.at_start_of(epoch)
 
     def facts(self) -> dict[str, Any]:
-        """Return what the feed has, and the cost model."""
+        """Return the facts of the feed, and the cost model."""
         return {**self._epochs.feed.facts(), "cost": self._cost}
 
     def agreed(self, at: Position) -> dict[str, Any]:
-        """Return the facts, the step, how it is dealt, and the place."""
+        """Return the facts, how many units a step takes, the method of balance, and the position."""
         leg = at.leg
         return {
             **self.facts(),
@@ -93,14 +93,14 @@ class EpochSupply(Supply):
         return self._epochs.course(at).steps * at.leg.shape.accumulation
 
     def summary(self, at: Position) -> Summary:
-        """Return steps, sequences, tokens, what is left out, how evenly ranks work."""
+        """Return the summary of the epoch of this position."""
         epochs = self._epochs
         capacity = epochs.feed.capacity if self._serving.rows else None
         feed, notes = epochs.feed, epochs.feed.notes(at.epoch)
         return summarise(epochs.course(at), epochs.units(at.epoch), feed.unit, epochs.cost, capacity, notes)
 
     def state(self, at: Position, batches: int) -> dict[str, Any]:
-        """Return a few integers; after the last batch of an epoch comes the beginning of the next."""
+        """Return the state after `batches` more batches; the end of an epoch is the beginning of the next."""
         for _ in range(batches):
             at = self._epochs.after(at)
         return self.settled(at).state(self.facts())
@@ -156,7 +156,7 @@ class EpochSupply(Supply):
         return (after for _, after in self._pairs(at))
 
     def _pairs(self, at: Position, *, deal_ahead: bool = True) -> Iterator[tuple[Position, Position]]:
-        """Yield the positions before and after each batch that is left of the epoch."""
+        """Yield (position before, position after) for each batch that is left of the epoch."""
         while not self._epochs.is_over(at):
             if deal_ahead:
                 self._epochs.deal_ahead(at)
@@ -167,7 +167,7 @@ class EpochSupply(Supply):
     def _built(self, at: Position) -> PackedBatch:
         """Build this rank's batch at a position."""
         units, course, serving = self._epochs.units(at.epoch), self._epochs.course(at), self._serving
-        kept = self._dealt  # held, since a thread that still builds for an earlier iteration may replace it
+        kept = self._dealt  # a reference of its own, since a thread of an earlier iteration may replace the attribute
         if kept is None or kept[0] is not course or kept[1] != at.leg.steps:
             self._dealt = kept = course, at.leg.steps, course.dealt(at.leg.steps)[serving.ranks.rank]
         chosen = kept[2][at.batches]

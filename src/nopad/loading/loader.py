@@ -1,11 +1,12 @@
-"""`PackedLoader`: from stored tokens to the batches of one rank, the same on every rank but for the rank's own part.
+"""`PackedLoader`: from stored tokens, or a stream, to the batches of one rank.
 
-Every rank computes which units (packs or sequences) each step takes and which rank gets which, from lengths, seed and
-epoch alone: nothing is communicated, every rank takes the same number of steps, and a loader restored from a state of a
-few integers gives the batches that the other one would have given, also on another number of ranks.
+Of stored tokens, every rank computes which units (packs or sequences) each step takes and which rank gets which, from
+lengths, seed and epoch alone: nothing is communicated, and every rank takes the same number of steps. A state is a few
+integers: a loader that loads it gives the batches that were still to come, or, on another number of ranks, the
+sequences that were still to come. `nopad.loading.streams` says how streams are read.
 
-Cost: O(sequences) when an epoch begins, computed ahead while the last one ends; O(units of a step) per step, for all
-ranks; O(tokens) per batch. Batches are built ahead in a thread.
+Cost: O(sequences) when an epoch begins, computed ahead while the epoch before ends; O(units of a step) per step, for
+all ranks; O(tokens) per batch. Batches are built ahead in a thread.
 """
 
 from __future__ import annotations
@@ -59,18 +60,20 @@ class PackedLoader:
 
     Args:
         data: a packed dataset or its folder; tokens already stored, in any form that
-            `nopad.loading.sources.open_tokens` takes; or a `nopad.loading.Mixture` of several of these.
+            `nopad.loading.sources.open_tokens` takes; a `nopad.loading.Mixture` of several of
+            these; or a stream (see `options`).
         capacity: most tokens per pack; the sequences are packed anew every epoch. None: the rows of a packed dataset
             stay as they are, or sequences are not packed.
         rows: packs per rank and micro-step.
-        tokens: most tokens per rank and micro-step: one stream without padding, instead of `rows` and `capacity`.
-        sequences: sequences per rank and micro-step, not packed into rows: one stream without padding.
+        tokens: most tokens per rank and micro-step: one pack, as one flat row without padding, ``[1, tokens]``; instead
+            of `rows` and `capacity`.
+        sequences: sequences per rank and micro-step, as one flat row without padding; instead of `rows` and `capacity`.
         accumulation: micro-steps per optimiser step.
         last: what happens with units that make no whole step: "drop" them (counted in `summary`), "fill" the step with
             empty rows (a rank without any sequence gets a stand-in of weight 0), or "refuse".
         balance: how units are drawn and dealt to ranks; a `Balance` or the name of one.
         cost: what is balanced; None: tokens.
-        seed: of all random choices.
+        seed: the seed of all random choices.
         align: every sequence takes a multiple of so many slots of its row, the last of them padding (2 x the ranks of
             context parallelism; FP8 kernels). Packs are planned for it.
         groups: the group of each sequence, integers ``[n]``, for sequences that stay together (preference pairs,
@@ -86,8 +89,9 @@ class PackedLoader:
         options: of the plan: depth, algorithm, effort, ... (see `nopad.plan`); or ``plan``, a `Plan` that is made. Of a
             stream: ``tokenizer``; ``exhausted``, "repeat" or "stop"; depth, buffer, patience and buffer_tokens of
             `nopad.StreamPacker`; and those of `nopad.CorpusOptions`. Data are a stream if they are texts
-            (`nopad.open_source`), a function that returns dicts, an iterable dataset, or have an option of a stream
-            only; then batches never end, or end where the source does (`docs/loading.md`).
+            (`nopad.open_source`), a function that returns an iterator of dicts, an iterable dataset, or if
+            ``tokenizer`` or ``exhausted`` is given; then batches never end, or end where the source does
+            (`docs/loading.md`).
 
     Attributes:
         ranks: this process's place.
@@ -185,7 +189,7 @@ class PackedLoader:
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch under way, from 0; of a stream, how often it was read to its end."""
+        """Number of the epoch under way, from 0; of a stream, how many passes over the source are over."""
         return self._at.epoch
 
     @property
@@ -195,25 +199,25 @@ class PackedLoader:
 
     @property
     def sequences_seen(self) -> int:
-        """Sequences in these steps, on all ranks.
+        """Sequences in the whole steps taken since the first epoch (`steps_seen`), on all ranks.
 
         Raises:
-            OptionError: this is one of several ranks of a stream, and knows only its own.
+            OptionError: the data are a stream, and a rank of several knows only its own number.
         """
         return self._at.sequences_seen
 
     @property
     def tokens_seen(self) -> int:
-        """Tokens in these steps, on all ranks.
+        """Tokens in the whole steps taken since the first epoch (`steps_seen`), on all ranks.
 
         Raises:
-            OptionError: this is one of several ranks of a stream, and knows only its own.
+            OptionError: the data are a stream, and a rank of several knows only its own number.
         """
         return self._at.tokens_seen
 
     @property
     def is_stream(self) -> bool:
-        """Whether it reads a stream, where every rank has a state of its own."""
+        """Whether the data are a stream; then every rank has a state of its own."""
         return isinstance(self._supply, StreamSupply)
 
     @property
@@ -260,7 +264,7 @@ class PackedLoader:
         return found
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of another epoch; nothing happens if it is the one under way.
+        """Go to the beginning of epoch number `epoch`; nothing happens if it is the one under way.
 
         Raises:
             OptionError: `epoch` is no number from 0.
@@ -270,7 +274,7 @@ class PackedLoader:
             self._begin_again()
 
     def facts(self) -> dict[str, Any]:
-        """Return what a run that goes on must have in common with this one; JSON values."""
+        """Return the facts that must be the same when a saved run goes on, by name; JSON values."""
         return self._supply.facts()
 
     def state_dict(self, *, batches: int = 0) -> dict[str, Any]:
@@ -285,7 +289,7 @@ class PackedLoader:
         return self._supply.state(self._at, _NUMBER.check("batches", batches))
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Go on where the loader stood that gave this state.
+        """Move this loader to where the loader that gave `state` stood.
 
         With the same ranks, step and balance, the next batch is the one that would have come next. With others, the
         epoch goes on with exactly the units that it has not seen yet; a step of which only a part was taken counts as
@@ -295,7 +299,7 @@ class PackedLoader:
         that were there, as a list.
 
         Raises:
-            FormatError: this is no state, or of a newer nopad, or states of ranks are missing.
+            FormatError: this is no state of a loader, or one of a newer nopad, or states of ranks are missing.
             PlanMismatchError: the state is of other data, another plan, cost model or seed; the message names it.
         """
         self._at = self._supply.placed(state)
@@ -406,11 +410,15 @@ def _per_rank(rows: int | None, tokens: int | None, sequences: int | None, capac
     """Return how many units a rank takes in a micro-step."""
     given = {name: n for name, n in (("rows", rows), ("tokens", tokens), ("sequences", sequences)) if n is not None}
     if len(given) != 1:
-        raise OptionError(f"a step is rows, or tokens, or sequences, per rank; given: {', '.join(given) or 'none'}")
+        raise OptionError(
+            f"a step is rows, or tokens, or sequences, per rank; given: {', '.join(given) or 'none'}; give exactly one"
+        )
     ((name, number),) = given.items()
     number = _PER_RANK.check(name, number)
     if name != "rows" and capacity is not None:
-        raise OptionError(f"{name} per rank make one stream, which has no rows of a capacity; leave capacity out")
+        raise OptionError(
+            f"{name} per rank make one flat row without padding, which has no capacity; leave capacity out"
+        )
     return 1 if name == "tokens" else number
 
 

@@ -31,7 +31,7 @@ class MixedTokens(Feed):
         """
         self._mixture, self._capacity, self.seed = mixture, capacity, seed
         plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
-        self._options = dict(sorted(plain.items()))  # in one order, since a state holds them in words
+        self._options = dict(sorted(plain.items()))  # sorted, since a state holds them as text, and texts are compared
         lengths = mixture.seq_lengths
         if capacity is not None:
             check_fits(lengths, capacity, "sequence")

@@ -33,9 +33,9 @@ class Chosen:
 
     Attributes:
         numbers: sequence numbers in the whole mixture; a repeated sequence is there several times; ``[n]``.
-        phases: where each phase begins in `numbers`, and where the last one ends; ``[phases + 1]``. A phase has shares
-            of its own, since a source has run out before it.
-        notes: what each source gives, in words.
+        phases: where each phase begins in `numbers`, and where the last one ends; ``[phases + 1]``. Within a phase the
+            shares of the sources stay the same; a phase ends where a source has run out.
+        notes: a line of the summary for each source.
     """
 
     numbers: NDArray[Any]
@@ -117,12 +117,12 @@ class Mixture:
             source.check_unchanged()
 
     def release(self) -> None:
-        """Free the arrays of n values, which are computed again when they are asked for."""
+        """Free arrays with a value per sequence, which are computed again when they are asked for."""
         for source in self._sources:
             source.release()
 
     def chosen(self, seed: int, epoch: int) -> Chosen:
-        """Return which sequences an epoch takes. O(n), and once more for each pass over a source."""
+        """Return which sequences an epoch takes. O(sequences of a source) per pass that the epoch touches."""
         if self.exhausted == "drop":
             return self._each_once(seed, epoch)
         parts, notes = [], []
@@ -131,9 +131,10 @@ class Mixture:
             begin, end = int(epoch * quota), int((epoch + 1) * quota)
             part = self._window(place, seed, begin, end)
             parts.append(part)
+            tokens = int(self._sources[place].seq_lengths[part - self._begin[place]].sum(dtype=np.int64))
             notes.append(
-                f"{self.names[place]}: {part.size:,} sequences, {end - begin:,} tokens ({float(share):.1%}), "
-                f"{(end - begin) / self._tokens[place]:.2f} of its own"
+                f"{self.names[place]}: {part.size:,} sequences, {tokens:,} tokens ({float(share):.1%}), "
+                f"read {tokens / self._tokens[place]:.2f} times"
             )
         numbers = np.concatenate(parts).astype(index_dtype(len(self)))
         return Chosen(numbers, (0, numbers.size), tuple(notes))
@@ -159,7 +160,7 @@ class Mixture:
         return order, ends - lengths
 
     def _each_once(self, seed: int, epoch: int) -> Chosen:
-        """Return all sequences, phase by phase; in a phase, the sources that have not run out keep their shares."""
+        """Return every sequence once, for "drop"; a phase ends where a source runs out, and the others go on."""
         passes = [self._pass(place, seed, epoch) for place in range(len(self.names))]
         read, parts, phases = [Fraction(0)] * len(passes), [], [0]
         left = [Fraction(tokens) for tokens in self._tokens]

@@ -1,4 +1,4 @@
-"""Where a loader stands: a few integers, and what a run that goes on must have in common with this one.
+"""Where a loader stands: a few integers, and the facts that must be the same when a run goes on from there.
 
 A state names the legs of the epoch under way (`nopad.loading.legs`), how far the last one is, what was seen in all, and
 the fingerprints of data and plan. It is plain JSON.

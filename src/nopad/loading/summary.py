@@ -15,7 +15,7 @@ from nopad.loading.units import Units
 
 __all__ = ["Summary", "summarise"]
 
-_SAMPLED = 32  # steps that are dealt to see how even they are
+_SAMPLED = 32  # at most so many steps are dealt, to see how even they are
 _NAMED = 5  # sequences that a message names
 
 
@@ -24,7 +24,7 @@ class Summary:
     """What an epoch (or what is left of it for a new number of ranks) will be; print it.
 
     Attributes:
-        unit: what is dealt: "pack" or "sequence".
+        unit: what is dealt: "pack", "sequence" or "group".
         shape, balance, cost: how a step is dealt.
         steps: optimiser steps.
         sequences, tokens: in these steps, on all ranks.
@@ -34,8 +34,8 @@ class Summary:
         empty: places for units that stay empty in the last step.
         balanced: how even the ranks' costs are, between two points where they wait; over up to 32 steps.
         notes: what else there is to say, line by line: what each source of a mixture gives.
-        too_long: sequences of these steps that alone cost a rank over 10 % more than the mean rank, the longest first,
-            as (sequence, tokens): no balance helps, only context parallelism.
+        too_long: sequences of these steps, but for a step with empty places, that alone cost a rank over 10 % more than
+            the mean rank, the longest first, as (sequence, tokens): no balance helps, only context parallelism.
     """
 
     unit: str
@@ -82,8 +82,8 @@ class Summary:
         if self.too_long:
             named = ", ".join(f"{number:,} ({tokens:,} tokens)" for number, tokens in self.too_long[:_NAMED])
             lines.append(
-                f"too long {len(self.too_long):,} sequences of {b.steps:,} {where}s cost a rank more than the mean by "
-                f"themselves; they need context parallelism: {named}"
+                f"too long {len(self.too_long):,} sequences, in {b.steps:,} {where}s looked at, each cost a rank more "
+                f"than the mean; only context parallelism helps: {named}"
             )
         return "\n".join([*lines, *(f"source   {note}" for note in self.notes)])
 
@@ -94,7 +94,7 @@ class Summary:
 def summarise(
     course: Course, units: Units, unit: str, cost: CostModel, capacity: int | None, notes: tuple[str, ...] = ()
 ) -> Summary:
-    """Summarise what is left of an epoch; `capacity`: slots per unit; None: a unit has as many as tokens.
+    """Summarise what is left of an epoch; `capacity`: slots per unit; None: a unit has as many slots as tokens.
 
     O(units), and a deal of up to 32 steps.
     """
@@ -150,11 +150,13 @@ def _waits(course: Course, units: Units, cost: CostModel, step: int) -> Iterator
             continue
         single = cost.checked(units.seq_lengths[numbers])
         alone = numbers[needs_context_parallelism(single, world_size)]
+        if (places < 0).any():  # empty places make the mean low; that does not make a sequence too long
+            alone = alone[:0]
         yield _Wait(costs.sum(axis=1), floor(single, world_size), alone)
 
 
 def _report(waits: list[_Wait]) -> Report:
-    """Return how even these are; nothing is uneven where nobody waits, since no step is left."""
+    """Return how even the ranks' costs are; all zeros where no step is left."""
     if not waits:
         return Report(steps=0, least=0.0, most=0.0, mean=0.0, waste=0.0, abr=0.0, floor=0.0)
     return report(np.stack([wait.ranks for wait in waits]), [wait.floor for wait in waits])

@@ -43,7 +43,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """For whom batches are built, and how.
+    """For which rank batches are built, and how.
 
     Attributes:
         ranks: this process's place.
@@ -73,11 +73,11 @@ class Supply(ABC):
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """Return what a run that goes on must have in common with this one, by name; JSON values."""
+        """Return the facts that must be the same when a saved run goes on, by name; JSON values."""
 
     @abstractmethod
     def agreed(self, at: Any) -> dict[str, Any]:
-        """Return what all ranks must have in common when they iterate from this place, by name."""
+        """Return what must be the same on all ranks when they iterate from this place, by name."""
 
     @abstractmethod
     def length(self, at: Any) -> int:
@@ -93,10 +93,10 @@ class Supply(ABC):
 
     @abstractmethod
     def state(self, at: Any, batches: int) -> dict[str, Any]:
-        """Return the state of a loader that takes `batches` more batches from this place on; plain JSON.
+        """Return the state of a loader that stands at `at` and then takes `batches` more batches; plain JSON.
 
         Raises:
-            OptionError: there are fewer batches, or they are not known ahead.
+            OptionError: the epoch has fewer batches left; or it is a stream, where only `batches` = 0 is known.
         """
 
     @abstractmethod
@@ -120,18 +120,18 @@ class Supply(ABC):
     def batches(self, at: Any, worker: int = 0, workers: int = 1) -> Iterator[tuple[Any, PackedBatch | None]]:
         """Yield every `workers`-th batch of what is left of the epoch, from number `worker` on, built ahead.
 
-        Each comes with the place after it. Where the end of the epoch depends on more than the place, the place where
-        the next one begins comes last, with None. Where the iterator is closed, its threads end.
+        Each comes as (place after it, batch). Where the place does not tell that the epoch is over (the end of a
+        stream), a last item is (beginning of the next epoch, None). Closing the iterator ends its threads.
         """
 
     @abstractmethod
     def places(self, at: Any) -> Iterator[Any]:
-        """Yield the place after each batch that is left of the epoch, for batches that other processes build."""
+        """Yield the place after each batch that is left of the epoch, and build none: other processes do."""
 
     @abstractmethod
     def check_workers(self, workers: int) -> None:
-        """Refuse worker processes if they could not build these batches.
+        """Refuse this number of worker processes if they cannot build these batches.
 
         Raises:
-            OptionError: they could not; the message says what to do.
+            OptionError: they cannot; the message says what to do.
         """

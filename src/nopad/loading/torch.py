@@ -37,7 +37,7 @@ class TorchDataset(IterableDataset[PackedBatch]):
     def __init__(self, loader: PackedLoader) -> None:
         """Iterate over `loader`."""
         self.loader = loader
-        self.followed = False  # whether the main process counts what workers give
+        self.followed = False  # whether the main process counts the batches of worker processes
 
     def __iter__(self) -> Iterator[PackedBatch]:
         """Iterate over this process's share of the batches that are left of the epoch.
@@ -117,7 +117,7 @@ class TorchLoader(DataLoader[PackedBatch]):
         return self.packed_loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a loader stood (`PackedLoader.load_state_dict`)."""
+        """Move the loader to the place of a saved state (`PackedLoader.load_state_dict`)."""
         self.packed_loader.load_state_dict(state)
 
 

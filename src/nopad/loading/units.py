@@ -46,7 +46,7 @@ class Units:
 
     def __len__(self) -> int:
         """Number of units of the epoch."""
-        if self.order is not None:  # of a mixture, it has sequences several times, or not at all
+        if self.order is not None:  # the order of a mixture has some sequences several times, or not at all
             return self.order.size
         return self.seq_lengths.size if self.indptr is None else self.indptr.size - 1
 
@@ -56,7 +56,7 @@ class Units:
         return self.seq_lengths.size
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays that are there, by name."""
+        """Return the arrays of this index that are not None, by name."""
         found = {name: getattr(self, name) for name in ("seq_lengths", "indptr", "sequence", "order")}
         return {name: array for name, array in found.items() if array is not None}
 
@@ -74,7 +74,7 @@ class Units:
         return np.arange(total) + np.repeat(begin - ends + sizes, sizes), sizes
 
     def held(self, dealt: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return what `members` returns, for what a rank got: units, or single sequences where they are `apart`."""
+        """Return what `members` returns, for what a rank was dealt: units, or, where `apart`, single sequences."""
         if self.apart:
             return dealt, np.ones(dealt.size, dtype=np.int64)
         return self.members(dealt)
@@ -93,7 +93,7 @@ class Units:
         return self.costs_of(*self.members(chosen), model)
 
     def costs_of(self, numbers: NDArray[np.int64], sizes: NDArray[np.int64], model: CostModel) -> NDArray[np.int64]:
-        """Do as `costs` does, for what `members` returned."""
+        """Return what `costs` does, from what `members` returned for the units."""
         if numbers.size == sizes.size:  # one sequence each
             return model.checked(self.seq_lengths[numbers])
         bounds = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])

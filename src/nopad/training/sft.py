@@ -10,7 +10,7 @@ from nopad.errors import OptionError
 from nopad.loading.loader import PackedLoader
 from nopad.training.trainer import LoaderMixin
 
-if TYPE_CHECKING:  # what is used of TRL's is transformers'
+if TYPE_CHECKING:  # all that is used of TRL's class here is also in transformers'
     from transformers import Trainer as _Theirs
 else:
     from trl import SFTTrainer as _Theirs

@@ -54,11 +54,11 @@ class _Ahead(NamedTuple):
     whole: int
 
     def steps(self, epochs: float) -> int:
-        """Return how many steps are left until so many epochs are over."""
+        """Return how many steps are left until `epochs` epochs (counted from epoch 0) are over."""
         return max(self.left + math.ceil((epochs - self.epoch - 1) * self.whole), 0)
 
     def epochs(self, steps: int) -> int:
-        """Return in how many epochs, begun or not, so many steps lie."""
+        """Return how many epochs the next `steps` steps touch, the one under way included."""
         return 1 + max(-((self.left - steps) // self.whole), 0) if steps > 0 else 0
 
 
@@ -79,7 +79,7 @@ def _ahead(loader: PackedLoader) -> _Ahead | None:
     except TypeError:
         return None
     left = steps - state["legs"][-1]["steps"]
-    if len(state["legs"]) > 1:  # this epoch was begun by other ranks
+    if len(state["legs"]) > 1:  # another number of ranks, or another accumulation, began this epoch
         loader.set_epoch(loader.epoch + 1)
         steps = len(loader) // loader.accumulation
         loader.load_state_dict(state)
@@ -93,13 +93,13 @@ class _TrainerLoader(TorchLoader):
 
     @cached_property
     def summary(self) -> Summary:
-        """What the epoch is in which training begins."""
+        """Summary of the epoch in which training begins."""
         found = self.packed_loader.summary()
-        assert isinstance(found, Summary)  # a stream has no length, and the Trainer does not ask for its epoch
+        assert isinstance(found, Summary)  # the Trainer asks only where there is a length, and a stream has none
         return found
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin another epoch; the first number that comes is that of the epoch in which the loader stands."""
+        """Begin another epoch; the first call, whatever its number, means the epoch in which the loader stands."""
         if self._first is None:
             self._first = epoch, self.packed_loader.epoch
         given, stood = self._first
@@ -115,11 +115,11 @@ class _Progress(TrainerCallback):
         self.begun = loader.steps_seen - (ahead.whole - ahead.left)  # steps seen when this epoch began
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        """State the number of epochs."""
+        """Set the number of epochs."""
         state.num_train_epochs = self.last
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        """State how many epochs are over, with the fraction of the one under way."""
+        """Set how many epochs are over, with the fraction of the one under way."""
         if self.loader.epoch != self.epoch:
             self.epoch, self.begun = self.loader.epoch, self.loader.steps_seen - 1
         state.epoch = self.epoch + (self.loader.steps_seen - self.begun) / self.ahead.whole
@@ -227,7 +227,7 @@ class LoaderMixin(_Base):
         return _TrainerLoader(loader, num_workers=args.dataloader_num_workers, pin_memory=pinned, **options)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the Trainer's own loader of an evaluation dataset.
+        """Return the Trainer's own DataLoader for an evaluation dataset.
 
         Raises:
             OptionError: the dataset is a `PackedLoader`.
@@ -290,7 +290,9 @@ class LoaderMixin(_Base):
         elif trial is not None:
             self._begin = self._begin or loader.state_dict()
             loader.load_state_dict(self._begin)
-        loader.load_state_dict(loader.state_dict())  # from the end of an epoch to the beginning of the next
+        loader.load_state_dict(
+            loader.state_dict()
+        )  # moves a loader from the end of an epoch to the beginning of the next
         self._steps_done = _steps_of(Path(folder)) if folder else 0
         skips, self.args.ignore_data_skip = self.args.ignore_data_skip, True  # the loader is there already
         try:

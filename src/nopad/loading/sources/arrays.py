@@ -109,7 +109,7 @@ def _mapped(array: NpyFile) -> MappedArray:
 def memory_tokens(
     sequences: Sequences, name: str = "memory", *, empty: str = "refuse", left_out: tuple[str, ...] = ()
 ) -> ArrayTokens:
-    """Return sequences in memory as a source; a worker process gets a copy. Their values are NumPy arrays.
+    """Return sequences in memory, whose columns are NumPy arrays, as a source; each worker process gets a copy.
 
     Raises:
         LengthError: a sequence has no token, and `empty` is "refuse".
@@ -124,7 +124,7 @@ def lengths_of(offsets: NDArray[Any], name: str) -> NDArray[np.int32]:
     """Return the lengths between offsets; int32 ``[n]`` of ``[n + 1]``.
 
     Raises:
-        SourceError: offsets fall, or rise by more than a sequence can hold.
+        SourceError: an offset is below the one before it, or above it by more than a sequence can hold.
     """
     out = np.empty(offsets.size - 1, np.int32)
     for first in range(0, out.size, _AT_ONCE):

@@ -274,7 +274,8 @@ class _Memory:
 def _window(arrays: Sequence[pa.Array], dtype: np.dtype[Any], place: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return one flat view over the memory from the first to the last of these arrays, and where each begins in it.
 
-    Between the arrays lies other memory, which must not be read. Booleans are viewed as bytes, and begin at bits.
+    Between the arrays lies other memory, which must not be read. Booleans are viewed as bytes; where an array of them
+    begins is counted in bits.
     """
     bits = 1 if dtype.kind == "b" else 8 * dtype.itemsize
     buffers = [array.buffers()[1] if len(array) else None for array in arrays]

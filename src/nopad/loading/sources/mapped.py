@@ -51,7 +51,7 @@ class MappedFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Note what the file is now."""
+        """Look up the size and stamp of the file (time of the last write, inode), to be compared when it is mapped."""
         found = InputFile.found(path, path.name)
         self.path, self.size, self._stamp = path.absolute(), found.size, found.stamp
 

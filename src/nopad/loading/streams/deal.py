@@ -21,8 +21,8 @@ class Left:
     """What an earlier deal left.
 
     Attributes:
-        world_size: among how many ranks it was dealt.
-        count: to which of them the next record that came to this deal goes.
+        world_size: among how many ranks it dealt.
+        count: the rank to which it gives the next record.
         reached: number of the first record that each rank had not read; ``[world_size]``.
     """
 
@@ -36,8 +36,8 @@ class Deal:
     """How records are dealt from some record on.
 
     Attributes:
-        world_size, rank: whose part it is, and of how many.
-        count: to which rank the next record goes.
+        world_size, rank: the number of ranks, and the one whose records `take` returns.
+        count: the rank to which the next record goes.
         before: earlier deals whose ranks had read further than this record, the oldest first.
 
     >>> deal = Deal(world_size=2, rank=1)
@@ -52,7 +52,10 @@ class Deal:
     before: tuple[Left, ...] = ()
 
     def take(self, first: int, records: int) -> tuple[NDArray[np.int64], Deal]:
-        """Return which of so many records, from number `first` on, are this rank's, from 0; and the deal after them."""
+        """Return which of `records` records, from number `first` on, are this rank's, and the deal after them.
+
+        This rank's records are counted from `first`, as 0; int64 ``[k]``.
+        """
         left = np.arange(first, first + records)
         before = []
         for old in self.before:
@@ -66,9 +69,10 @@ class Deal:
         return mine - first, replace(self, count=count, before=tuple(before))
 
     def again(self, reached: tuple[int, ...], world_size: int, rank: int) -> Deal:
-        """Return a deal to other ranks of what the ranks of this one left, from the least that they reached on.
+        """Return the deal, to `world_size` ranks, of the records that the ranks of this deal had not read.
 
-        This deal is at that record; `reached` says how far each rank had read.
+        `reached` is the number of the first record that each rank of this deal had not read. Call it on the deal
+        as it stood before the record of the smallest of these numbers; there the returned one begins.
         """
         left = Left(world_size=self.world_size, count=self.count, reached=reached)
         return Deal(world_size=world_size, rank=rank, before=(*self.before, left))

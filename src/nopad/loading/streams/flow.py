@@ -20,10 +20,10 @@ __all__ = ["Flow"]
 
 
 class Flow:
-    """What follows a place: units of this rank, in order."""
+    """The units of one rank that follow a place, in order."""
 
     def __init__(self, place: StreamPlace, reader: Reader, packing: Packing) -> None:
-        """Begin to read, and to tokenise ahead, when the first units are taken."""
+        """Stand at `place`; reading, and tokenising ahead, begin with the first call of `take`."""
         self._place = place
         self._ready = deque(place.ready)
         self._groups = cast(Generator[Read, None, None], reader.groups(place.cursor))
@@ -33,20 +33,20 @@ class Flow:
             self._packer.restore(place.arrived, held.numbers[waiting], held.sequences.seq_lengths[waiting])
         else:
             self._packer.restore(place.arrived, held.numbers, np.zeros(0, dtype=np.int32))
-        self._fruitless = place.cursor.passes  # the pass in which the last sequence came
+        self._fruitless = place.cursor.passes  # number of the pass that gave the newest sequence
 
     def place(self) -> StreamPlace:
-        """Return where this stands: before the units that are taken next."""
+        """Return the place before the units that `take` returns next."""
         return replace(self._place, ready=tuple(self._ready))
 
     def take(self, units: int) -> list[Pack]:
-        """Return the next units, fewer only at the end of a stream that ends; they stay held until `given`."""
+        """Return the next units, fewer only where a stream ends; their sequences are held until `given`."""
         while len(self._ready) < units and self._read():
             pass
         return [self._ready.popleft() for _ in range(min(units, len(self._ready)))]
 
     def _read(self) -> bool:
-        """Take in one more group; whether there was anything."""
+        """Read one more group, or at the end what the packer still holds; return whether there was anything."""
         read = next(self._groups, None)
         if read is None:
             last = self._packer.finish()
@@ -72,14 +72,14 @@ class Flow:
         return True
 
     def sequences(self, packs: Sequence[Pack]) -> tuple[Sequences, NDArray[np.int64]]:
-        """Return the sequences of units that were taken, unit after unit, and how many each has."""
+        """Return the sequences of these units (from `take`), unit after unit, and how many each unit has."""
         held = self._place.held
         assert held.sequences is not None
         numbers = np.array([number for pack in packs for number in pack], dtype=np.int64)
         return held.sequences.take(held.places(numbers)), np.array([len(pack) for pack in packs], dtype=np.int64)
 
     def given(self, packs: Sequence[Pack]) -> None:
-        """Count a whole step with these units, which are held no longer."""
+        """Count one more whole step, which consists of these units, and let go of their sequences."""
         place = self._place
         numbers = np.array([number for pack in packs for number in pack], dtype=np.int64)
         held, tokens = place.held, 0

@@ -21,13 +21,29 @@ __all__ = ["is_stream", "open_stream"]
 _EXHAUSTED = Option(default="repeat", choices=("repeat", "stop"), help="what happens at the end of the source")
 _CORPUS = tuple(field.name for field in fields(CorpusOptions) if field.name != "capacity")
 _PACKING = ("buffer", "patience", "buffer_tokens")
-_OWN = ("tokenizer", "exhausted", *_PACKING, *_CORPUS)
+_MAKE_STREAM = ("tokenizer", "exhausted")
+_OWN = (*_MAKE_STREAM, *_PACKING, *_CORPUS)
 
 
 def is_stream(data: Any, options: Mapping[str, Any]) -> bool:
-    """Whether this is a stream: texts, a function, an iterable dataset, or anything with options of a stream."""
-    if any(name in options for name in _OWN):
+    """Whether this is a stream: texts, a function, an iterable dataset, or anything with a tokenizer or `exhausted`.
+
+    Raises:
+        OptionError: it is none, and another option of a stream is given, such as `over_long`.
+    """
+    if any(name in options for name in _MAKE_STREAM) or _never_stored(data):
         return True
+    odd = [name for name in _OWN if name in options]
+    if odd:
+        raise OptionError(
+            f"{', '.join(odd)}: for streams only, and stored tokens are taken as they are; leave that out, or give "
+            "tokenizer= (of texts) or exhausted='repeat' or 'stop' to read the data as a stream. Sequences without "
+            "tokens are skipped by nopad.loading.sources.open_tokens(data, empty='skip')"
+        )
+    return False
+
+
+def _never_stored(data: Any) -> bool:
     if isinstance(data, Source):
         return data.kind == "text"
     return (callable(data) and not hasattr(data, "__len__")) or isinstance(data, Iterator) or _is_iterable_dataset(data)

@@ -55,7 +55,7 @@ class Packing:
         return Packer(self)
 
     def facts(self) -> dict[str, Any]:
-        """Return what a run that goes on must have in common, by name."""
+        """Return the settings that must be the same when a saved run goes on, by name."""
         if self.capacity is None:
             return {"unit": self.unit}
         names = ("capacity", "depth", "buffer", "patience", "buffer_tokens")
@@ -66,7 +66,7 @@ class Packer:
     """Makes units of sequences as they arrive, and numbers them in this order."""
 
     def __init__(self, packing: Packing) -> None:
-        """Hold nothing."""
+        """Begin without any sequence."""
         self._arrived = 0
         self._inner: StreamPacker | None = None
         if packing.capacity is not None:

@@ -1,7 +1,7 @@
-"""Where a loader over a stream stands: how far the source is read, and every sequence that was read and not given.
+"""Where a loader over a stream stands: how far the source is read, and every sequence that is in no batch yet.
 
-A place is that of the beginning of a step, with the micro-steps of it that were taken already. So a run also goes on
-with other ranks: a step that was not finished is taken again, since its gradient was never applied.
+A place is the beginning of a step, and how many of its micro-steps were taken already. So a run can also go on with
+other ranks: a step that was not finished is taken again, since its gradient was never applied.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["Held", "StreamPlace", "dealt_again"]
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """Sequences that were read and not given: what is alive of those in memory.
+    """Sequences that were read and are in no finished step yet: those in memory that are `alive`.
 
     Attributes:
         sequences: the sequences in memory; None: none.
         numbers: their numbers, in order of arrival, ascending; int64 ``[n]``.
-        alive: whether each was not given yet; bool ``[n]``.
+        alive: False for those that a finished step has taken; bool ``[n]``.
     """
 
     sequences: Sequences | None
@@ -41,16 +41,16 @@ class Held:
         return cls(None, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_))
 
     def __len__(self) -> int:
-        """Sequences that were not given yet."""
+        """Number of sequences that are alive."""
         return int(np.count_nonzero(self.alive))
 
     @property
     def tokens(self) -> int:
-        """Their tokens."""
+        """Number of tokens of the sequences that are alive."""
         return 0 if self.sequences is None else int(self.sequences.seq_lengths[self.alive].sum(dtype=np.int64))
 
     def compact(self) -> Held:
-        """Return the same without the sequences that were given. O(tokens)."""
+        """Return the same with only the sequences that are alive in memory. O(tokens)."""
         if self.sequences is None or self.alive.all():
             return self
         kept = np.flatnonzero(self.alive)
@@ -74,11 +74,11 @@ class Held:
         )
 
     def places(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return where the sequences with these numbers are in `sequences`."""
+        """Return the indices in `sequences` of the sequences with these numbers."""
         return np.searchsorted(self.numbers, numbers)
 
     def without(self, numbers: NDArray[np.int64]) -> Held:
-        """Return the same after these were given."""
+        """Return the same after a step has taken these: they are no longer alive."""
         alive = self.alive.copy()
         alive[self.places(numbers)] = False
         return Held(self.sequences, self.numbers, alive)
@@ -93,14 +93,15 @@ class StreamPlace:
 
     Attributes:
         cursor: where reading goes on.
-        held: what was read and not given.
-        ready: packs of held sequences, in the order in which they are given; the packer holds the other sequences.
+        held: the sequences that were read and are in no finished step yet.
+        ready: complete packs of held sequences, in the order in which batches take them; the others still wait in the
+            packer.
         arrived: how many sequences were read since numbering began.
         accumulation, per_rank: micro-steps of a step, and units per micro-step.
         batches: micro-batches of the next step that were taken already.
         steps_seen: whole steps.
-        sequences_here, tokens_here: what was in them on this rank.
-        left_sequences, left_tokens: what this rank read and left out at the ends of passes.
+        sequences_here, tokens_here: sequences and tokens of these steps, on this rank.
+        left_sequences, left_tokens: sequences and tokens that this rank read and left out at the ends of passes.
         counts: what happened to the records that this rank read.
     """
 
@@ -162,7 +163,8 @@ def dealt_again(
 ) -> StreamPlace:
     """Return the place of one of `world_size` ranks where the ranks at `places` stopped, in the order of ranks.
 
-    Records that no rank has read are dealt anew. Sequences that a rank has read and not given go to all ranks in turn.
+    Records that no rank has read are dealt anew. Sequences that a rank has read and that are in no
+    finished step go to all ranks in turn.
 
     Raises:
         FormatError: the places are not of one moment.

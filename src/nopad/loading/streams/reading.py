@@ -159,7 +159,11 @@ class _Pass:
         self._group, self._bytes, self._all_bytes = Gathered([]), 0, 0
 
     def groups(self) -> Iterator[tuple[Gathered, Cursor]]:
-        """Yield groups, the last one with the beginning of the next pass, or the end, or before an error."""
+        """Yield groups of this rank's records, each with the cursor after it, to the end of the pass.
+
+        The cursor of the last group is that of the next pass, or of the end of the stream. An error comes after a group
+        of the records before it.
+        """
         try:
             yield from self._groups()
         except Exception:
@@ -182,7 +186,7 @@ class _Pass:
         yield self._group, self._next_pass(first)
 
     def _blocks(self) -> Iterator[Block]:
-        """Yield the blocks from the cursor on, each with its place; refuse a source that has changed."""
+        """Yield the blocks from that of the cursor on, with `Block.at` set; refuse a source that has changed."""
         at, source = self._cursor.at, self._reader.source
         blocks = source.blocks_from(at) if at else source.blocks()
         found = False
@@ -198,7 +202,7 @@ class _Pass:
             raise SourceError("the source ends before the place of the state: it changed; begin anew without the state")
 
     def _theirs(self, block: Block, first: int) -> bool:
-        """Pass over a whole document of another rank, which need not be decoded; whether it was one."""
+        """Return whether this block is a whole document of another rank; if so, pass over it without decoding it."""
         if not block.whole or first < self._cursor.record:
             return False
         mine, deal = self._cursor.deal.take(self._cursor.reached, 1)
@@ -235,7 +239,7 @@ class _Pass:
         self._group.records += mine.size
 
     def _advance(self, record: int) -> None:
-        """Let the cursor stand at this record of the pass."""
+        """Move the cursor to this record of the pass."""
         cursor = self._cursor
         _, deal = cursor.deal.take(cursor.reached, record - cursor.record)
         self._cursor = replace(cursor, record=record, deal=deal)

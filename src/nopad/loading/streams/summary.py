@@ -21,7 +21,7 @@ class StreamSummary:
         records: records of a pass; None: no pass has ended.
         steps, sequences, tokens: whole steps, and what was in them on this rank.
         slots: places for tokens in these steps on this rank; None: as many as tokens.
-        held_sequences, held_tokens: what this rank has read and not given yet.
+        held_sequences, held_tokens: what this rank has read and has put into no finished step yet.
         left_out: (sequences, tokens) that this rank read and left out at the ends of passes.
         counts: what happened to the records that this rank read.
     """

@@ -45,7 +45,7 @@ class _Begun(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """A batch, and the place after it."""
+    """A micro-step's batch, and the place after it."""
 
     after: StreamPlace
     batch: PackedBatch
@@ -120,7 +120,7 @@ class StreamSupply(Supply):
         return "repeat" if self.reader.repeat else "stop"
 
     def agreed(self, at: StreamPlace) -> dict[str, Any]:
-        """Return the facts, the step, and the place as far as ranks have it in common."""
+        """Return the facts, how many units a step takes, and what of the place is the same on all ranks."""
         return {
             **self.facts(),
             "world_size": self.serving.ranks.world_size,
@@ -130,7 +130,7 @@ class StreamSupply(Supply):
         }
 
     def length(self, at: StreamPlace) -> int:
-        """Refuse to say.
+        """Refuse: the length of a stream is not known.
 
         Raises:
             TypeError: always.
@@ -163,7 +163,7 @@ class StreamSupply(Supply):
         )
 
     def state(self, at: StreamPlace, batches: int) -> dict[str, Any]:
-        """Return where this rank is, and the sequences that it holds.
+        """Return the state of this rank: its place, and the sequences that it holds.
 
         Raises:
             OptionError: batches ahead are asked for, which nobody has read.
@@ -196,7 +196,7 @@ class StreamSupply(Supply):
         return dealt_again(places, self.packing, ranks.world_size, ranks.rank, *shape)
 
     def check_workers(self, workers: int) -> None:
-        """Refuse worker processes, of which each would read the stream again.
+        """Refuse worker processes: each of them would read the whole stream again.
 
         Raises:
             OptionError: there are some.
@@ -236,7 +236,7 @@ class StreamSupply(Supply):
                     return
 
     def _goes_on(self, units: int, exchange: Exchange) -> bool:
-        """Whether all ranks take one more step, for which this rank has so many units."""
+        """Return whether all ranks take one more step; this rank has so many units for it."""
         every, full = list(exchange(units)), self.serving.accumulation * self.serving.per_rank
         if min(every) == full:
             return True
@@ -248,7 +248,7 @@ class StreamSupply(Supply):
         return self.last == "fill" and any(every)
 
     def _left_out(self, at: StreamPlace) -> StreamPlace:
-        """Return the beginning of the next pass, with what this rank holds counted as left out."""
+        """Return the beginning of the next pass; the sequences that this rank still holds are counted as left out."""
         left = replace(
             at,
             left_sequences=at.left_sequences + len(at.held),
@@ -257,7 +257,7 @@ class StreamSupply(Supply):
         return self.epoch_begin(left, at.epoch + 1)
 
     def _steps(self, at: StreamPlace) -> Generator[_Begun | _Made, None, None]:
-        """Yield each step: its beginning, and its batches as far as they were not taken yet."""
+        """Yield, step after step, a `_Begun` and then a `_Made` per micro-step that was not taken yet."""
         with closing(Flow(at, self.reader, self.packing)) as flow:
             while True:
                 begun = replace(flow.place(), batches=0)
