@@ -49,8 +49,9 @@ def test_seconds_are_without_compilation(monkeypatch):
         return front.plan(*given, **options)
 
     monkeypatch.setattr(comparison, "make_plan", compiles)
+    begun = time.perf_counter()
     (row,) = comparison.compare(HISTOGRAM, HISTOGRAM, 8, ["lpfhp"], [None])
-    assert 0 < row["seconds"] < 0.25
+    assert 0 < row["seconds"] < time.perf_counter() - begun - 0.3  # however slow the machine is
 
 
 def test_a_bound_that_one_algorithm_proves_is_in_every_row():
