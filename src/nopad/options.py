@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from nopad.errors import OptionError
 
-__all__ = ["BOOLEAN", "MAX_LENGTH", "Option", "check_sizes"]
+__all__ = ["BOOLEAN", "MAX_LENGTH", "Option", "check_choice", "check_sizes"]
 
 BOOLEAN = (True, False)
 MAX_LENGTH = 2**31 - 1  # lengths and capacities are int32
@@ -55,6 +55,23 @@ class Option:
             also = " or None" if self.none else ""
             raise OptionError(f"{name} must be an integer from {self.low} to {self.high}{also}, got {value!r}")
         return number
+
+
+def check_choice(name: str, value: Any, kind: Any) -> Any:
+    """Return `value` if it is one of the strings of `kind`, a `Literal` of two or more.
+
+    Raises:
+        OptionError: it is none of them; the message says what they are.
+
+    >>> from typing import Literal
+    >>> check_choice("last", "pad", Literal["drop", "fill", "refuse"])
+    Traceback (most recent call last):
+    nopad.errors.OptionError: last is 'pad'; it is 'drop', 'fill' or 'refuse'
+    """
+    *others, last = get_args(kind)
+    if isinstance(value, str) and value in (*others, last):
+        return value
+    raise OptionError(f"{name} is {value!r}; it is {', '.join(map(repr, others))} or {last!r}")
 
 
 def check_sizes(capacity: int, depth: int | None, seed: int = 0) -> tuple[int, int | None]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,7 +16,7 @@ from nopad.balance import round_up
 from nopad.errors import OptionError
 from nopad.packs import Packs, index_dtype, take_lists
 
-__all__ = ["Groups", "Together", "check_together"]
+__all__ = ["Groups", "Together"]
 
 Together = Literal["step", "rank", "pack"]
 
@@ -110,15 +110,3 @@ class Groups:
         """Return packs of groups as packs of sequences: ``(indptr, sequence)``."""
         bounds, sequence = take_lists(self.indptr, self.sequence, packs.sequence.astype(np.int64))
         return bounds[packs.indptr], sequence
-
-
-def check_together(together: Any) -> Together:
-    """Return `together` after checking it.
-
-    Raises:
-        OptionError: it is none of "step", "rank" and "pack".
-    """
-    for choice in get_args(Together):
-        if together == choice:
-            return choice  # type: ignore[no-any-return]
-    raise OptionError(f"together is {together!r}; it is 'step', 'rank' or 'pack'")

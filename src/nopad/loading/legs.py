@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from nopad.errors import BalanceError, OptionError
 from nopad.loading.units import Units
 from nopad.packs import index_dtype
 
-__all__ = ["Course", "Last", "Leg", "Step", "check_last", "ordered"]
+__all__ = ["Course", "Last", "Leg", "Step", "ordered"]
 
 _KEPT = 4  # steps
 EQUAL = Balance()  # Karmarkar-Karp among all ranks
@@ -91,7 +91,7 @@ class Course:
         # How many sequences of a unit are dealt apart: the same number for all units.
         parts = units.members(np.zeros(1, dtype=np.int64))[0].size if units.apart else 1
         self._dealing = replace(leg.shape, per_rank=leg.shape.per_rank * parts)
-        self.steps, self.empty = _whole_steps(self.units_left, leg.shape, check_last(last), resumed)
+        self.steps, self.empty = _whole_steps(self.units_left, leg.shape, last, resumed)
 
     def units_at(self, begin: int, end: int) -> NDArray[np.int64]:
         """Return units number `begin` to `end` (exclusive) in the order of this leg; int64."""
@@ -183,18 +183,6 @@ def _drawn(costs: NDArray[np.int64], leg: Leg, key: int, *, resumed: bool) -> ND
         if not resumed or leg.balance.draw != "stratified":
             raise
         return np.arange(costs.size)
-
-
-def check_last(last: Any) -> Last:
-    """Return `last` after checking it.
-
-    Raises:
-        OptionError: it is none of "drop", "fill" and "refuse".
-    """
-    for choice in get_args(Last):
-        if last == choice:
-            return choice  # type: ignore[no-any-return]
-    raise OptionError(f"last is {last!r}; it is 'drop', 'fill' or 'refuse'")
 
 
 def _whole_steps(units: int, shape: Shape, last: Last, resumed: bool) -> tuple[int, int]:

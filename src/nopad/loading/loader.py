@@ -28,7 +28,7 @@ from nopad.loading.epochs import Epochs
 from nopad.loading.feeds import Feed
 from nopad.loading.finite import EpochSupply
 from nopad.loading.groups import Together
-from nopad.loading.legs import Last, check_last
+from nopad.loading.legs import Last
 from nopad.loading.opening import open_feed
 from nopad.loading.ranks import Ranks
 from nopad.loading.sharing import HostArrays
@@ -37,7 +37,7 @@ from nopad.loading.streams.summary import StreamSummary
 from nopad.loading.streams.supply import StreamSupply
 from nopad.loading.summary import Summary
 from nopad.loading.supply import Collate, Place, Serving, Supply
-from nopad.options import Option
+from nopad.options import Option, check_choice
 from nopad.sequences import Sequences
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class PackedLoader:
         self._per_rank = per_rank
         accumulation = int(_ACCUMULATION.check("accumulation", accumulation))
         self._accumulation = accumulation
-        last = check_last(last)
+        last = check_choice("last", last, Last)
         capacity = capacity if tokens is None else tokens
         align = _aligned(align, capacity, options)
         form = None if form is None else _fitting(check_form(form), align, packed=capacity is not None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from nopad import random
 from nopad.errors import OptionError
 from nopad.loading.sources import TokenSource, open_tokens
-from nopad.options import MAX_LENGTH
+from nopad.options import MAX_LENGTH, check_choice
 from nopad.packs import index_dtype
 from nopad.sequences import Sequences, gather_runs
 
@@ -80,8 +80,7 @@ class Mixture:
         """Open the sources."""
         if not isinstance(sources, Mapping) or not sources:
             raise OptionError("a mixture has its sources by name: give a dict, such as {'text': ..., 'code': ...}")
-        if exhausted not in get_args(Exhausted):
-            raise OptionError(f"exhausted is {exhausted!r}; it is 'repeat', 'drop' or 'stop'")
+        check_choice("exhausted", exhausted, Exhausted)
         self.names, self.exhausted = tuple(sources), exhausted
         self._sources = [given if isinstance(given, TokenSource) else open_tokens(given) for given in sources.values()]
         self._begin = np.concatenate([[0], np.cumsum([len(source) for source in self._sources])])

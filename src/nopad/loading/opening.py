@@ -9,11 +9,11 @@ from numpy.typing import ArrayLike
 
 from nopad.errors import OptionError
 from nopad.loading.feeds import Feed, StoredRows, StoredTokens, planned
-from nopad.loading.groups import Groups, Together, check_together
+from nopad.loading.groups import Groups, Together
 from nopad.loading.mixed import MixedTokens
 from nopad.loading.mixture import Mixture
 from nopad.loading.sources import TokenSource, open_tokens
-from nopad.options import check_sizes
+from nopad.options import check_choice, check_sizes
 from nopad.store import PackedDataset, open_packed
 
 __all__ = ["open_feed"]
@@ -39,7 +39,7 @@ def open_feed(
     """
     checked, _ = check_sizes(1 if capacity is None else capacity, None, seed)
     capacity, seed = None if capacity is None else checked, int(seed)
-    together = check_together(together)
+    together = check_choice("together", together, Together)
     if isinstance(data, Mixture):
         if groups is not None or (capacity is None and not unpacked):
             raise OptionError("a mixture is packed anew in every epoch, without groups: give a capacity, or sequences")
