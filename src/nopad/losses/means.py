@@ -149,9 +149,9 @@ def sequence_loss(
     if not labels.is_floating_point():
         each = cross_entropy(logits, labels.long(), ignore_index=IGNORED, reduction="none")
     elif labels.dim() == 2:
-        each = binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(1)
+        each = binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none").mean(1)
     else:
-        each = (logits[:, 0] - labels).square()
+        each = (logits[:, 0] - labels.to(logits.dtype)).square()
     return _mean(each, _sequence_scale(labels, weights), denominator)
 
 

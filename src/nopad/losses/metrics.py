@@ -117,6 +117,18 @@ class Confusion(_Counts):
         """Share of correct predictions; NaN if nothing was counted."""
         return float(self.counts.trace() / self.counts.sum())
 
+    @property
+    def matthews(self) -> float:
+        """Matthews correlation of predictions and labels, of any number of classes; 0 where either is constant.
+
+        It is the correlation coefficient R_K of Gorodkin (2004); of two classes, the usual one.
+        """
+        found = self.counts
+        total, right = found.sum(), found.trace()
+        wanted, guessed = found.sum(1), found.sum(0)
+        spread = (total**2 - guessed.square().sum()) * (total**2 - wanted.square().sum())
+        return float((right * total - wanted @ guessed) / spread.sqrt()) if spread > 0 else 0.0
+
     def f1(self, label: int | None = None) -> float:
         """Return F1 of one class, or the unweighted mean over all classes (macro). A class that never occurs has F1 0.
 

@@ -1,4 +1,4 @@
-"""Common tasks of a model on packs: embed texts, score sequences."""
+"""What people do with a model on packs: tasks, from records to predictions, and what is learned from a batch."""
 
 from nopad.errors import MissingExtraError
 
@@ -8,8 +8,31 @@ try:
 except ImportError as error:
     raise MissingExtraError(f"running tasks needs {error.name}: pip install 'nopad[torch]'") from error
 
+from nopad.tasks.classification import GLUE, Classification, Regression, SeveralLabels, glue
 from nopad.tasks.embedding import Embedder, embed
+from nopad.tasks.examples import Examples
 from nopad.tasks.folder import Texts
+from nopad.tasks.objective import Meter, Objective
+from nopad.tasks.objectives import OfSequences, OfSpans, OfTokens, objective_of
 from nopad.tasks.scores import sequence_logprobs
+from nopad.tasks.task import Task
 
-__all__ = ["Embedder", "Texts", "embed", "sequence_logprobs"]
+__all__ = [
+    "GLUE",
+    "Classification",
+    "Embedder",
+    "Examples",
+    "Meter",
+    "Objective",
+    "OfSequences",
+    "OfSpans",
+    "OfTokens",
+    "Regression",
+    "SeveralLabels",
+    "Task",
+    "Texts",
+    "embed",
+    "glue",
+    "objective_of",
+    "sequence_logprobs",
+]

@@ -1,0 +1,240 @@
+"""Classification of texts and pairs of texts: one class, several, or a number; with the columns of GLUE's nine sets.
+
+A record has one text or two, and a label; they become one sequence with the tokenizer's special tokens and token types,
+as transformers' own examples build it. The columns of GLUE: `glue`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from nopad.batch import PackedBatch
+from nopad.errors import OptionError, RecordError
+from nopad.tasks.examples import Examples, field_of, numbered, stacked
+from nopad.tasks.objectives import OfSequences
+from nopad.tasks.task import Task
+from nopad.tasks.texts import tokenised
+
+__all__ = ["GLUE", "Classification", "Regression", "SeveralLabels", "glue"]
+
+
+class _OfTexts(Task):
+    """What the three tasks share: the text, or two, and the label of a record."""
+
+    auto: ClassVar[str] = "AutoModelForSequenceClassification"
+
+    def __init__(
+        self, tokenizer: Any, *, text: str = "text", pair: str | None = None, label: str = "label", **options: Any
+    ) -> None:
+        super().__init__(tokenizer, **options)
+        self.text, self.pair, self.label = text, pair, label
+
+    def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
+        """Turn records into sequences, with the column ``labels``; see `Task.encode`."""
+        texts: list[str] = []
+        pairs: list[str] = []
+        targets: list[Any] = []
+        for number, record in numbered(records):
+            texts.append(field_of(record, self.text, number))
+            if self.pair is not None:
+                pairs.append(field_of(record, self.pair, number))
+            if labels:
+                if self.label not in record:
+                    raise RecordError(f"record {number} has no {self.label!r}; its columns are {', '.join(record)}")
+                targets.append(self.target(record[self.label], number))
+        found = tokenised(
+            self.tokenizer,
+            texts,
+            pairs if self.pair is not None else None,
+            max_length=self.max_length,
+            over_long=self.over_long,
+        )
+        made = stacked(found.ids, tokens=found.columns)
+        if labels:
+            made = replace(made, values={"labels": np.array([targets[n] for n in found.kept], self.dtype)})
+        return Examples(sequences=made, record=np.array(found.kept, np.int64), records=len(texts), counts=found.counts)
+
+    dtype: ClassVar[Any] = np.int64
+
+    def target(self, value: Any, number: int) -> Any:
+        """Return the label of record `number` as the loss reads it.
+
+        Raises:
+            RecordError: it is no label of this task.
+        """
+        raise NotImplementedError
+
+
+class Classification(_OfTexts):
+    """One class per text, or per pair of texts.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        labels: names of the classes, or how many there are. A record's label is a number from 0, or a name.
+        text, pair: columns of the text and, for pairs, of the second one; None: single texts.
+        label: column of the label.
+        max_length, over_long: see `Task`.
+
+    Raises:
+        OptionError: an option has an invalid value.
+
+    >>> import nopad
+    >>> task = nopad.tasks.Classification(tokenizer, labels=["no", "yes"], text="question")
+    >>> made = task.encode([{"question": "is it?", "label": "yes"}, {"question": "why", "label": 0}])
+    >>> made.sequences.values["labels"].tolist(), made.sequences.seq_lengths.tolist()
+    ([1, 0], [5, 3])
+    """
+
+    name = "classify"
+
+    def __init__(self, tokenizer: Any, labels: Sequence[str] | int = 2, **options: Any) -> None:
+        super().__init__(tokenizer, **options)
+        self.names = names_of(labels)
+        self.objective = OfSequences("classes", len(self.names))
+
+    def target(self, value: Any, number: int) -> int:
+        """Return the number of a class."""
+        if isinstance(value, str) and value in self.names:
+            return self.names.index(value)
+        if isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= value < len(self.names):
+            return int(value)
+        raise RecordError(
+            f"record {number}: {self.label} is {value!r}; it is a number from 0 to {len(self.names) - 1}, or one of "
+            f"{', '.join(self.names[:20])}"
+        )
+
+    def model_options(self) -> dict[str, Any]:
+        """Return number and names of the classes."""
+        return _named(self.names, "single_label_classification")
+
+    def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
+        """Return the most likely class of each sequence, and the probabilities of all."""
+        each = torch.softmax(outputs["logits"].double(), -1).tolist()
+        return [{"label": self.names[max(range(len(one)), key=one.__getitem__)], "probabilities": one} for one in each]
+
+
+class SeveralLabels(_OfTexts):
+    """Any number of classes per text; a record's label is a list of names or numbers of classes.
+
+    Args as in `Classification`.
+
+    Raises:
+        OptionError: an option has an invalid value.
+    """
+
+    name = "tag"
+    dtype = np.float32
+
+    def __init__(self, tokenizer: Any, labels: Sequence[str] | int, *, label: str = "labels", **options: Any) -> None:
+        super().__init__(tokenizer, label=label, **options)
+        self.names = names_of(labels)
+        self.objective = OfSequences("several", len(self.names))
+
+    def target(self, value: Any, number: int) -> list[float]:
+        """Return a 1 for each class that applies, else a 0."""
+        found = [0.0] * len(self.names)
+        for one in value if isinstance(value, list | tuple | np.ndarray) else [None]:
+            at = self.names.index(one) if isinstance(one, str) and one in self.names else one
+            if isinstance(at, bool) or not isinstance(at, int | np.integer) or not 0 <= at < len(found):
+                raise RecordError(
+                    f"record {number}: {self.label} is {value!r}; it is a list of numbers from 0 to {len(found) - 1}, "
+                    f"or of {', '.join(self.names[:20])}"
+                )
+            found[at] = 1.0
+        return found
+
+    def model_options(self) -> dict[str, Any]:
+        """Return number and names of the classes."""
+        return _named(self.names, "multi_label_classification")
+
+    def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
+        """Return the classes of each sequence with a probability above a half, and the probabilities of all."""
+        each = torch.sigmoid(outputs["logits"].double()).tolist()
+        return [
+            {
+                "labels": [name for name, share in zip(self.names, one, strict=True) if share > 0.5],
+                "probabilities": one,
+            }
+            for one in each
+        ]
+
+
+class Regression(_OfTexts):
+    """A number per text, or per pair of texts: similarity, a grade."""
+
+    name = "regress"
+    dtype = np.float32
+
+    def __init__(self, tokenizer: Any, **options: Any) -> None:
+        super().__init__(tokenizer, **options)
+        self.objective = OfSequences("numbers", 1)
+
+    def target(self, value: Any, number: int) -> float:
+        """Return the number."""
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
+            raise RecordError(f"record {number}: {self.label} is {value!r}; it is a finite number")
+        return float(value)
+
+    def model_options(self) -> dict[str, Any]:
+        """Return that there is one number."""
+        return {"num_labels": 1, "problem_type": "regression"}
+
+    def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
+        """Return each sequence's number."""
+        return [{"score": score} for score in outputs["logits"].double().reshape(-1).tolist()]
+
+
+def names_of(labels: Sequence[str] | int) -> list[str]:
+    """Return the names of classes; their numbers where only how many there are is given.
+
+    Raises:
+        OptionError: fewer than two classes, or two of one name.
+    """
+    if isinstance(labels, int) and not isinstance(labels, bool):
+        labels = [str(number) for number in range(labels)]
+    names = [] if isinstance(labels, str | int) else list(labels)
+    if len(names) < 2 or len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
+        raise OptionError(f"labels are {labels!r}; give the different names of at least 2 classes, or their number")
+    return names
+
+
+def _named(names: Sequence[str], problem: str) -> dict[str, Any]:
+    by_number = dict(enumerate(names))
+    return {"id2label": by_number, "label2id": {name: n for n, name in by_number.items()}, "problem_type": problem}
+
+
+# Name: (text, pair, classes; none: a number)
+GLUE: Mapping[str, tuple[str, str | None, tuple[str, ...]]] = {
+    "cola": ("sentence", None, ("unacceptable", "acceptable")),
+    "mnli": ("premise", "hypothesis", ("entailment", "neutral", "contradiction")),
+    "mrpc": ("sentence1", "sentence2", ("not_equivalent", "equivalent")),
+    "qnli": ("question", "sentence", ("entailment", "not_entailment")),
+    "qqp": ("question1", "question2", ("not_duplicate", "duplicate")),
+    "rte": ("sentence1", "sentence2", ("entailment", "not_entailment")),
+    "sst2": ("sentence", None, ("negative", "positive")),
+    "stsb": ("sentence1", "sentence2", ()),
+    "wnli": ("sentence1", "sentence2", ("not_entailment", "entailment")),
+}
+
+
+def glue(name: str, tokenizer: Any, **options: Any) -> Classification | Regression:
+    """Return the task of one of GLUE's nine sets, with the columns and classes that the hub's ``nyu-mll/glue`` has.
+
+    Raises:
+        OptionError: there is no such set.
+
+    >>> from nopad.tasks import glue
+    >>> glue("mrpc", tokenizer).names
+    ['not_equivalent', 'equivalent']
+    """
+    if name not in GLUE:
+        raise OptionError(f"there is no set {name!r} in GLUE; it has {', '.join(GLUE)}")
+    text, pair, names = GLUE[name]
+    columns = {"text": text, "pair": pair, **options}
+    return Classification(tokenizer, names, **columns) if names else Regression(tokenizer, **columns)

@@ -1,0 +1,109 @@
+"""`Examples`: records of a task as sequences in columns, and from which record each sequence came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.errors import LengthError, RecordError
+from nopad.sequences import Sequences
+
+__all__ = ["Examples", "field_of", "numbered", "stacked"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """n sequences of a task, made of r records.
+
+    Attributes:
+        sequences: the sequences, with ``input_ids`` and the task's columns; `nopad.PackedLoader` reads them.
+        record: number of the record of each sequence, rising; int64 ``[n]``.
+        records: number of records, r.
+        group: every so many sequences belong together (2: a chosen and a rejected answer), and stay in one step.
+        counts: how many records were cut, dropped or skipped, by name; what is not in there did not happen.
+        details: what a task keeps for its predictions, one entry per sequence, by name (where words begin in texts).
+    """
+
+    sequences: Sequences
+    record: NDArray[np.int64]
+    records: int
+    group: int = 1
+    counts: Mapping[str, int] = field(default_factory=dict)
+    details: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Number of sequences."""
+        return len(self.sequences)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens."""
+        return int(self.sequences.seq_lengths.sum(dtype=np.int64))
+
+    def __str__(self) -> str:
+        """Return one line: records, sequences, tokens, and what was cut or left out."""
+        odd = "".join(f", {number} {name.replace('_', ' ')}" for name, number in self.counts.items() if number)
+        return f"{self.records} records: {len(self)} sequences, {self.tokens} tokens{odd}"
+
+
+def stacked(
+    ids: Sequence[Sequence[int]],
+    *,
+    tokens: Mapping[str, Sequence[Sequence[int]]] | None = None,
+    values: Mapping[str, Any] | None = None,
+) -> Sequences:
+    """Return lists of ids, and of further values per token, as columns of int32, with values per sequence.
+
+    Raises:
+        LengthError: there is no sequence, or one has no token.
+    """
+    lengths = np.fromiter((len(one) for one in ids), np.int64, len(ids))
+    if not lengths.size:
+        raise LengthError("there is no record, so there is nothing to train on or to predict")
+    if not lengths.all():
+        raise LengthError(f"record {int(lengths.argmin())} has no token; leave it out")
+    total = int(lengths.sum())
+
+    def flat(lists: Sequence[Sequence[int]]) -> NDArray[np.int32]:
+        return np.fromiter((value for one in lists for value in one), np.int32, total)
+
+    columns = {name: flat(lists) for name, lists in (tokens or {}).items()}
+    return Sequences(
+        seq_lengths=lengths.astype(np.int32),
+        tokens={"input_ids": flat(ids), **columns},
+        values={name: np.asarray(value) for name, value in (values or {}).items()},
+    )
+
+
+def numbered(records: Iterable[Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the records with their numbers, from 0.
+
+    Raises:
+        RecordError: a record is no mapping of columns.
+    """
+    for number, record in enumerate(records):
+        if not isinstance(record, Mapping):
+            raise RecordError(f"record {number} is a {type(record).__name__}; expected a dict of columns")
+        yield number, record
+
+
+def field_of(record: Mapping[str, Any], name: str, number: int, kind: type | tuple[type, ...] = str) -> Any:
+    """Return a column of a record, after checking its type.
+
+    Raises:
+        RecordError: the record has no such column, or it holds something else.
+    """
+    if name not in record:
+        raise RecordError(
+            f"record {number} has no {name!r}, only {', '.join(map(str, record)) or 'nothing'}; name the columns that "
+            "the task reads when you make it"
+        )
+    value = record[name]
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        kinds = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+        raise RecordError(f"record {number}: {name} is a {type(value).__name__}, expected {kinds}: {str(value)[:60]!r}")
+    return value

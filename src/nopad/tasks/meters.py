@@ -1,0 +1,139 @@
+"""Meters: metrics of the objectives, added up over batches and ranks; counts are float64, so exact below 2**53."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nopad.batch import PackedBatch
+from nopad.losses import Accuracy, Confusion, Spans, best_spans
+from nopad.losses.means import Per
+from nopad.tasks.objective import Meter
+
+__all__ = ["ClassMeter", "RegressionMeter", "SeveralMeter", "SpanMeter", "TokenMeter", "over_all_ranks"]
+
+
+def over_all_ranks(mine: Any) -> list[Any]:
+    """Return what every rank of the default process group gave, in order of ranks; ``[mine]`` without a group."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return [mine]
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, mine)
+    return found
+
+
+class TokenMeter(Meter):
+    """Accuracy per labelled token."""
+
+    def __init__(self, *, causal: bool = False, per: Per = "token") -> None:
+        self.causal, self.counts = causal, Accuracy(per)
+
+    def add(self, outputs: Any, batch: PackedBatch) -> None:
+        """Add a batch: ``logits`` ``[R, L, C]``."""
+        self.counts.add(outputs["logits"], batch["labels"], batch, causal=self.causal)
+
+    def reduce(self) -> None:
+        """Add up over all ranks."""
+        self.counts.reduce()
+
+    def values(self) -> dict[str, float]:
+        """Return the accuracy."""
+        return {"accuracy": self.counts.value}
+
+
+class ClassMeter(Meter):
+    """Accuracy, F1 (of class 1 of two classes, else the mean over classes) and Matthews correlation."""
+
+    def __init__(self, classes: int) -> None:
+        self.counts = Confusion(classes)
+
+    def add(self, outputs: Any, batch: PackedBatch) -> None:
+        """Add a batch: ``logits`` ``[S, C]``."""
+        self.counts.add(outputs["logits"], batch["labels"])
+
+    def reduce(self) -> None:
+        """Add up over all ranks."""
+        self.counts.reduce()
+
+    def values(self) -> dict[str, float]:
+        """Return accuracy, f1 and matthews_correlation."""
+        found = self.counts
+        f1 = found.f1(1 if len(found.counts) == 2 else None)
+        return {"accuracy": found.accuracy, "f1": f1, "matthews_correlation": found.matthews}
+
+
+class SeveralMeter(Meter):
+    """F1 over all classes of all sequences (micro), and the share of sequences with all classes right."""
+
+    def __init__(self) -> None:
+        self.counts = torch.zeros(5, dtype=torch.double)
+
+    def add(self, outputs: Any, batch: PackedBatch) -> None:
+        """Add a batch: ``logits`` ``[S, C]``; a class applies from a probability of a half."""
+        guess, labels = outputs["logits"] > 0, batch["labels"] > 0.5
+        right = (guess == labels).all(1)
+        added = [(guess & labels).sum(), guess.sum(), labels.sum(), right.sum(), right.new_ones(right.shape).sum()]
+        self.counts = self.counts.to(right.device) + torch.stack(added).double()
+
+    def reduce(self) -> None:
+        """Add up over all ranks."""
+        from nopad.losses import over_ranks
+
+        self.counts = over_ranks(self.counts)
+
+    def values(self) -> dict[str, float]:
+        """Return f1 and accuracy."""
+        both, guessed, labelled, right, sequences = self.counts.tolist()
+        given = guessed + labelled
+        return {"f1": 2 * both / given if given else 0.0, "accuracy": right / sequences if sequences else float("nan")}
+
+
+class RegressionMeter(Meter):
+    """Mean squared error, and Pearson's and Spearman's correlation; keeps two numbers per sequence."""
+
+    def __init__(self) -> None:
+        self.parts: list[Tensor] = []
+
+    def add(self, outputs: Any, batch: PackedBatch) -> None:
+        """Add a batch: ``logits`` ``[S, 1]``."""
+        guess, labels = outputs["logits"].detach().reshape(-1), batch["labels"].reshape(-1)
+        self.parts.append(torch.stack([guess.double(), labels.double()]).cpu())
+
+    def reduce(self) -> None:
+        """Gather the numbers of all ranks."""
+        mine = torch.cat(self.parts, 1).numpy() if self.parts else np.zeros((2, 0))
+        self.parts = [torch.from_numpy(part) for part in over_all_ranks(mine)]
+
+    def values(self) -> dict[str, float]:
+        """Return mse, pearson and spearman; correlations of fewer than two sequences, or of equal numbers, are NaN."""
+        from scipy.stats import pearsonr, spearmanr
+
+        guess, labels = (torch.cat(self.parts, 1) if self.parts else torch.zeros(2, 0)).numpy()
+        found = {"mse": float(((guess - labels) ** 2).mean()) if guess.size else float("nan")}
+        varied = guess.size > 1 and np.ptp(guess) > 0 and np.ptp(labels) > 0
+        for name, function in (("pearson", pearsonr), ("spearman", spearmanr)):
+            found[name] = float(function(guess, labels).statistic) if varied else float("nan")
+        return found
+
+
+class SpanMeter(Meter):
+    """Exact matches and F1 of answers, in tokens; `nopad.tasks.Answers` has those of texts."""
+
+    def __init__(self) -> None:
+        self.counts = Spans()
+
+    def add(self, outputs: Any, batch: PackedBatch) -> None:
+        """Add a batch: ``start_logits`` and ``end_logits`` ``[S, L]``."""
+        starts, ends = best_spans(outputs["start_logits"], outputs["end_logits"])
+        self.counts.add(starts, ends, batch["start_positions"], batch["end_positions"])
+
+    def reduce(self) -> None:
+        """Add up over all ranks."""
+        self.counts.reduce()
+
+    def values(self) -> dict[str, float]:
+        """Return exact and f1."""
+        return {"exact": self.counts.exact, "f1": self.counts.f1}

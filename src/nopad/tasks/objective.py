@@ -1,0 +1,124 @@
+"""The seam of training: what is learned from a packed batch, and how well.
+
+An `Objective` knows which items of a batch are targets, runs the model without them, and computes the loss itself, as a
+sum over what is labelled, divided by a denominator that the caller counts: over all micro-batches of a step, on all
+ranks. So a loss over packs is the loss of the same sequences without packs, in value and gradient, however they were
+dealt. A `Meter` adds up what a metric is made of, over batches and ranks, and divides at the end.
+
+`nopad.tasks.Task` adds how records become sequences and what a prediction looks like; a trainer needs only this.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nopad.batch import PackedBatch
+from nopad.errors import BatchError
+from nopad.losses.checks import check_batch
+
+__all__ = ["Meter", "Objective"]
+
+
+class Meter(ABC):
+    """A metric that is added up over batches and ranks."""
+
+    @abstractmethod
+    def add(self, outputs: Any, batch: PackedBatch) -> None:
+        """Add the model's outputs for a batch, with the targets that the batch holds."""
+
+    @abstractmethod
+    def reduce(self) -> None:
+        """Add up over all ranks, so that each of them has the total; called once, at the end."""
+
+    @abstractmethod
+    def values(self) -> dict[str, float]:
+        """Return the metrics by name."""
+
+
+class Objective(ABC):
+    """A loss with one denominator, and its metrics.
+
+    Attributes:
+        targets: the items of a batch that the loss reads, and the model does not get.
+    """
+
+    targets: tuple[str, ...] = ("labels",)
+
+    @abstractmethod
+    def denominator(self, batch: PackedBatch) -> Tensor:
+        """Return how much of the batch the loss counts: labelled tokens, sequences, pairs; a float64 scalar."""
+
+    @abstractmethod
+    def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
+        """Return the sum over what the batch has labelled, divided by `denominator`; a scalar, float32 or wider."""
+
+    @abstractmethod
+    def meter(self) -> Meter:
+        """Return a new, empty meter."""
+
+    def outputs(self, model: Any, batch: PackedBatch) -> Any:
+        """Return what the model gives for the batch without its targets."""
+        return model(**{name: batch[name] for name in batch if name not in self.targets})
+
+    def count(self, batch: PackedBatch) -> Tensor:
+        """Return `denominator`, and 0 for a stand-in (`PackedBatch.weight`).
+
+        Raises:
+            BatchError: the batch lacks a target.
+        """
+        self.check(batch)
+        if not batch.weight:
+            return torch.zeros((), dtype=torch.double, device=batch["input_ids"].device)
+        return self.denominator(batch)
+
+    def step(self, model: Any, batch: PackedBatch, denominator: Tensor | None = None) -> tuple[Tensor, Any]:
+        """Return the loss of a batch, and the model's outputs.
+
+        Args:
+            model: a pack-safe model (`nopad.packed`), bare or wrapped.
+            batch: the batch, with the targets.
+            denominator: the sum of `count` over all batches of the step, on all ranks; None: that of this batch. Where
+                nothing is labelled, 0, the loss is 0.
+
+        With DDP or FSDP, which average gradients over ranks, multiply the loss by the number of ranks.
+
+        Raises:
+            BatchError: the batch lacks a target, or a target does not fit the batch.
+        """
+        counted = self.count(batch) if denominator is None else denominator
+        self.check(batch)
+        outputs = self.outputs(model, batch)
+        if not batch.weight:
+            return _nothing(outputs), outputs
+        counted = torch.where(counted > 0, counted, torch.ones_like(counted))
+        return self.loss(outputs, batch, counted), outputs
+
+    def check(self, batch: PackedBatch) -> None:
+        """Refuse what is no batch, and a batch that lacks a target.
+
+        Raises:
+            BatchError: it is one of these.
+        """
+        check_batch(batch)
+        missing = [name for name in self.targets if name not in batch]
+        if missing:
+            has = ", ".join(name for name in batch if name != "attention_mask")
+            raise BatchError(
+                f"the batch has no {', '.join(missing)} ({has}), so there is nothing to learn from; give records with "
+                "labels, and for a causal language model collate=nopad.loading.causal"
+            )
+
+
+def _nothing(outputs: Any) -> Tensor:
+    """Return a loss of 0 that all outputs take part in, so that ranks that wait for their gradients get zeros."""
+    values = outputs.values() if isinstance(outputs, Mapping) else outputs
+    floats = [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
+    total = sum((value.new_zeros(()) * value.masked_fill(~value.isfinite(), 0).sum() for value in floats), start=0)
+    if not isinstance(total, Tensor):
+        raise BatchError(f"the model gave nothing to learn from: {type(outputs).__name__}")
+    return total

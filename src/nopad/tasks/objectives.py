@@ -1,0 +1,132 @@
+"""The objectives of transformers' heads: one result per token, or per sequence, or a span of it.
+
+Each equals what transformers computes for the same sequences in one padded batch; over several batches or ranks it
+equals what transformers would compute if all of them fitted into one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from nopad.batch import PackedBatch
+from nopad.errors import OptionError, UnsupportedModelError
+from nopad.losses import (
+    sequence_denominator,
+    sequence_loss,
+    span_denominator,
+    span_loss,
+    token_denominator,
+    token_loss,
+)
+from nopad.losses.means import Per
+from nopad.model.safety import bare, state_of
+from nopad.tasks.meters import ClassMeter, RegressionMeter, SeveralMeter, SpanMeter, TokenMeter
+from nopad.tasks.objective import Meter, Objective
+
+__all__ = ["OfSequences", "OfSpans", "OfTokens", "objective_of"]
+
+
+class OfTokens(Objective):
+    """Cross-entropy per labelled token: masked and causal language models, token classification.
+
+    Args:
+        causal: the logits of a token predict the next token's label.
+        per: "token" or "sequence" (`nopad.losses`).
+    """
+
+    def __init__(self, *, causal: bool = False, per: Per = "token") -> None:
+        self.causal, self.per = causal, per
+
+    def denominator(self, batch: PackedBatch) -> Tensor:
+        """Return the number of labelled tokens, or of sequences with one."""
+        return token_denominator(batch["labels"], batch, per=self.per, causal=self.causal)
+
+    def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
+        """Return the sum of the cross-entropies, divided by `denominator`."""
+        return token_loss(
+            outputs["logits"], batch["labels"], batch, per=self.per, causal=self.causal, denominator=denominator
+        )
+
+    def meter(self) -> Meter:
+        """Return a meter of the accuracy per token."""
+        return TokenMeter(causal=self.causal, per=self.per)
+
+
+class OfSequences(Objective):
+    """One label per sequence: a class, several classes, or a number; the labels' type says which (`sequence_loss`)."""
+
+    def __init__(self, kind: str = "classes", classes: int = 2) -> None:
+        """`kind`: "classes" (one of `classes`), "several" of them, or "numbers"."""
+        self.kind, self.classes = kind, classes
+
+    def denominator(self, batch: PackedBatch) -> Tensor:
+        """Return the number of labelled sequences."""
+        return sequence_denominator(batch["labels"])
+
+    def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
+        """Return the sum over sequences, divided by `denominator`."""
+        return sequence_loss(outputs["logits"], batch["labels"], denominator=denominator)
+
+    def meter(self) -> Meter:
+        """Return a meter of the accuracy and F1 of classes, or of the correlation of numbers."""
+        if self.kind == "numbers":
+            return RegressionMeter()
+        return SeveralMeter() if self.kind == "several" else ClassMeter(self.classes)
+
+
+class OfSpans(Objective):
+    """Where the answer to a question begins and ends (`span_loss`)."""
+
+    targets = ("start_positions", "end_positions")
+
+    def denominator(self, batch: PackedBatch) -> Tensor:
+        """Return the number of sequences that contain their answer."""
+        return span_denominator(batch["start_positions"], batch["end_positions"], batch)
+
+    def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
+        """Return the sum over sequences of the mean of both cross-entropies, divided by `denominator`."""
+        return span_loss(
+            outputs["start_logits"],
+            outputs["end_logits"],
+            batch["start_positions"],
+            batch["end_positions"],
+            batch,
+            denominator=denominator,
+        )
+
+    def meter(self) -> Meter:
+        """Return a meter of exact matches and F1, in tokens."""
+        return SpanMeter()
+
+
+def objective_of(model: Any) -> Objective:
+    """Return the objective that transformers' own loss of a pack-safe model has.
+
+    Raises:
+        OptionError: the model is not pack-safe.
+        UnsupportedModelError: it has no head, so nobody knows what it learns.
+    """
+    head, config = state_of(model).head, bare(model).config
+    if head.name == "causal":
+        return OfTokens(causal=True)
+    if head.name == "answers":
+        return OfSpans()
+    if head.name == "classification":
+        kind = {"regression": "numbers", "multi_label_classification": "several"}.get(config.problem_type or "")
+        if kind is None:
+            kind = "numbers" if config.num_labels == 1 else "classes"
+        if kind == "numbers" and config.num_labels > 1:
+            raise OptionError(
+                f"this model predicts {config.num_labels} numbers per sequence (problem_type 'regression'); give an "
+                "objective of your own"
+            )
+        return OfSequences(kind, config.num_labels)
+    name = type(bare(model)).__name__
+    if not (name.endswith(("ForMaskedLM", "ForTokenClassification"))):
+        raise UnsupportedModelError(
+            f"what {name} learns is not known: give the trainer an objective or a task; those of nopad.tasks, or your "
+            "own subclass of nopad.tasks.Objective"
+        )
+    return OfTokens()

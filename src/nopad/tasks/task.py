@@ -1,0 +1,128 @@
+"""The seam of tasks: how records become sequences, what is learned from them, and what a prediction looks like.
+
+A task is one file with one subclass of `Task`. Training, evaluation, `nopad train`, `nopad predict` and serving all use
+the same tasks, so what a model was trained on is what it predicts from.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from nopad.batch import PackedBatch
+from nopad.corpus.options import OverLong
+from nopad.errors import OptionError
+from nopad.loading import PackedLoader
+from nopad.loading.supply import Collate
+from nopad.options import Option
+from nopad.tasks.examples import Examples
+from nopad.tasks.objective import Objective
+
+__all__ = ["Task", "check_tokenizer"]
+
+_LONGEST = Option(default=None, none=True, help="most tokens of a sequence")
+
+
+class Task(ABC):
+    """What people do with a model, from records to predictions.
+
+    Attributes:
+        name: the task's name on the command line.
+        auto: name of the Auto class of transformers whose models have the task's head.
+        tokenizer: the model's tokenizer, of transformers.
+        max_length: most tokens of a sequence; None: any number.
+        over_long: what happens to longer ones: "error", "truncate", "drop"; some tasks "split" them.
+        objective: what is learned.
+    """
+
+    name: ClassVar[str]
+    auto: ClassVar[str]
+    policies: ClassVar[tuple[OverLong, ...]] = ("error", "truncate", "drop")
+    objective: Objective
+
+    def __init__(self, tokenizer: Any, *, max_length: int | None = None, over_long: OverLong = "error") -> None:
+        self.tokenizer = check_tokenizer(tokenizer)
+        self.max_length = _LONGEST.check("max_length", max_length)
+        if over_long not in self.policies:
+            raise OptionError(
+                f"over_long is {over_long!r}; for {self.name} it is {' or '.join(map(repr, self.policies))}"
+            )
+        if over_long != "error" and max_length is None:
+            raise OptionError(f"over_long is {over_long!r}, and without max_length nothing is too long; give both")
+        self.over_long = over_long
+
+    @abstractmethod
+    def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
+        """Turn records into sequences.
+
+        Args:
+            records: dicts of columns.
+            labels: whether the records have labels, which then become columns too; without them, for predictions.
+
+        Raises:
+            RecordError: a record lacks a column, or holds what the task cannot use; the message gives its number.
+            LengthError: a sequence is longer than `max_length`, and `over_long` is "error"; or there is no record.
+        """
+
+    @abstractmethod
+    def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
+        """Return the prediction for each sequence of a batch, in the order of the batch; values as JSON has them."""
+
+    def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
+        """Return one prediction per record, of those per sequence (in the order of `examples`); None: left out."""
+        found: list[dict[str, Any] | None] = [None] * examples.records
+        for record, result in zip(examples.record.tolist(), results, strict=True):
+            found[record] = result
+        return found
+
+    def scores(
+        self, predictions: Sequence[dict[str, Any] | None], records: Iterable[Mapping[str, Any]]
+    ) -> dict[str, float]:
+        """Return metrics that need whole records, of predictions per record; none unless a task has some."""
+        return {}
+
+    def model_options(self) -> dict[str, Any]:
+        """Return what the model's configuration must say: number and names of labels, kind of problem."""
+        return {}
+
+    def model(self, name: Any, **options: Any) -> Any:
+        """Load a model with the head of this task, from a folder or the hub; `options` are those of transformers.
+
+        Raises:
+            OSError: as transformers raises it, where there is no such model.
+        """
+        import transformers
+
+        return getattr(transformers, self.auto).from_pretrained(name, **{**self.model_options(), **options})
+
+    @property
+    def collate(self) -> Collate | None:
+        """What makes a batch of sequences, for `nopad.PackedLoader`; None: its own."""
+        return None
+
+    def loader(
+        self, data: Examples | Iterable[Mapping[str, Any]], capacity: int | None = None, **options: Any
+    ) -> PackedLoader:
+        """Return a loader of records with labels, or of examples; `options` are those of `nopad.PackedLoader`."""
+        made = data if isinstance(data, Examples) else self.encode(data)
+        if made.group > 1:
+            options.setdefault("groups", made.group)
+        options.setdefault("collate", self.collate)
+        return PackedLoader(made.sequences, capacity, **options)
+
+
+def check_tokenizer(tokenizer: Any) -> Any:
+    """Return a tokenizer of transformers, or refuse what is none.
+
+    Raises:
+        OptionError: it is no tokenizer of transformers.
+    """
+    from transformers import PreTrainedTokenizerBase
+
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise OptionError(
+            f"the tokenizer is a {type(tokenizer).__name__}; give one of transformers: "
+            "transformers.AutoTokenizer.from_pretrained(...)"
+        )
+    return tokenizer
