@@ -1,4 +1,4 @@
-"""What examples in docstrings may use without saying where it comes from: a tokenizer."""
+"""What examples in docstrings may use without saying where it comes from: a tokenizer (`tests` has all else)."""
 
 from __future__ import annotations
 
