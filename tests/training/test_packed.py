@@ -210,10 +210,12 @@ def test_what_packing_changes_is_said_before(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "one sequence per row would take 32 steps: a schedule in steps sees 16.00 times" in said
     assert "an optimiser step averages over 128 sequences instead of 8" in said
-    assert "1 rows per rank and step would make steps of about as many sequences" in said
+    assert "even one row per rank and step holds 16 sequences" in said
     assert "warm-up  2 steps see 256 sequences, 16.00 times as many" in said
     how = arguments(tmp_path, gradient_accumulation_steps=32, max_steps=4)
-    assert "gradient_accumulation_steps=2 would" in effects(run.train_dataset.summary(), how)
+    assert "gradient_accumulation_steps=2 would make it about as many" in effects(run.train_dataset.summary(), how)
+    how.gradient_accumulation_steps, how.per_device_train_batch_size = 1, 40
+    assert "2 rows per rank and step, in place of 40, would" in effects(run.train_dataset.summary(), how)
     assert "max_steps=4 are 2.00 epochs; without packs they would be 0.12" in effects(run.train_dataset.summary(), how)
 
 
