@@ -115,6 +115,31 @@ def test_a_causal_model_is_evaluated_and_predicts_token_by_token(tmp_path):
     assert found.label_ids[3, : len(stored[3])].tolist() == [-100, *stored[3][1:]]
 
 
+def test_the_loader_that_is_trained_on_may_be_evaluated_on(tmp_path):
+    """Also in the middle of training; both see all of it, and evaluations of the same weights agree to the bit."""
+    made = classified().loader(classify_records(), CAPACITY, rows=2, accumulation=2, last="fill")
+    how = {"eval_strategy": "steps", "eval_steps": 1, "num_train_epochs": 2}
+    run = trainer(tmp_path, made=made, eval_dataset=made, capacity=None, how=how)
+    run.train()
+    losses = [entry["eval_loss"] for entry in run.state.log_history if "eval_loss" in entry]
+    assert len(losses) == run.state.global_step == made.steps_seen
+    assert made.sequences_seen == 2 * len(classify_records())
+    assert run.evaluate()["eval_loss"] == run.evaluate()["eval_loss"] == losses[-1]
+
+
+def test_a_stream_is_packed_as_it_comes(tmp_path):
+    def rows():
+        yield from ({"input_ids": [n % 90 + 1] * (n % 9 + 1)} for n in range(100))
+
+    how = arguments(tmp_path, max_steps=3)
+    run = PackedTrainer(
+        causal_model(), how, train_dataset=rows, capacity=32, loading={"exhausted": "repeat"}, quiet=True
+    )
+    run.train()
+    assert run.state.global_step == 3
+    assert run.train_dataset.is_stream
+
+
 def test_metrics_of_ones_own_get_arrays_in_the_order_of_the_input(tmp_path):
     model, made, seen = bert(classified()), classify_records(), []
 

@@ -280,6 +280,11 @@ class PackedLoader:
             self._at = self._supply.epoch_begin(self._at, epoch)
             self._begin_again()
 
+    def rewind(self) -> None:
+        """Go back to where the loader began: the beginning of its first epoch."""
+        self._at = self._supply.begin()
+        self._begin_again()
+
     def facts(self) -> dict[str, Any]:
         """Return the facts that must be the same when a saved run goes on, by name; JSON values."""
         return self._supply.facts()

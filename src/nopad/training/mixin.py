@@ -21,6 +21,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -231,14 +232,12 @@ class PackedMixin(_Base):
                     "batches, whatever they hold, and no loss of the same sequences in packs"
                 )
             return None
-        kept = self._evaluated.get(id(data))
-        if kept is None or kept[0] is not data:
-            kept = self._evaluated[id(data)] = data, self._loader(data, training=False)
-        loader = kept[1]
+        if id(data) not in self._evaluated:
+            self._evaluated[id(data)] = data, self._loader(data, training=False)
+        loader = copy(self._evaluated[id(data)][1])  # a given one stays where it stands, also if it is being trained on
         if loader.is_stream:
             raise OptionError("an evaluation needs data that end, and a stream may not; give a dataset")
-        loader.load_state_dict(loader.state_dict())
-        loader.set_epoch(loader.epoch + 1)  # from its beginning, wherever it stood
+        loader.rewind()
         return self._fed(loader)
 
     def num_examples(self, dataloader: Any) -> int:
@@ -311,6 +310,10 @@ class PackedMixin(_Base):
             )
         if self.objective is None:
             raise OptionError("an evaluation over packs needs an objective in place of compute_loss_func")
+        if self.args.include_for_metrics:
+            raise OptionError(
+                "include_for_metrics is not for packs, whose metrics get predictions and labels; leave it out"
+            )
         only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         self._evaluation = Evaluation(self.objective, keep=not only, reduced=self.preprocess_logits_for_metrics)
         try:
