@@ -161,7 +161,7 @@ def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:
     """Return the source of Python objects; None if `inputs` are paths."""
     if hasattr(inputs, "with_format"):
         return DatasetSource(inputs, options)
-    _refuse_tables(inputs)
+    refuse_tables(inputs)
     if isinstance(inputs, Iterator) or callable(inputs):
         return DictSource(inputs, options)
     if isinstance(inputs, str | os.PathLike):
@@ -206,7 +206,7 @@ def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
             )
 
 
-def _refuse_tables(inputs: Any) -> None:
+def refuse_tables(inputs: Any) -> None:
     """Refuse tables and arrays of other libraries; the error says how to give them."""
     module, name = type(inputs).__module__.partition(".")[0], type(inputs).__name__
     if module == "pandas":

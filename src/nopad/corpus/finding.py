@@ -52,7 +52,8 @@ class Suffixes:
 
     def is_read(self, file: InputFile) -> bool:
         """Whether a file in a folder is read, by its suffix; compressed tables are not."""
-        return file.suffix in self.read and not self.is_archive(file)
+        beside = file.name.split("/")[-1] in BESIDE
+        return file.suffix in self.read and not beside and not self.is_archive(file)
 
     def named(self, path: Path) -> InputFile:
         """Return a file that the user named directly; a file with an unknown suffix is read as text.
