@@ -8,12 +8,17 @@ import hashlib
 import json
 import os
 import re
+import signal
 import threading
 from pathlib import Path
 
 # Tests run two at a time (`make test`), and threads that fight for cores are many times slower than one. Set before
 # NumPy and PyTorch are imported, and in the environment, so that the processes that tests start are held to it too.
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+# A shell starts what runs in its background with Ctrl-C ignored, and processes that tests start would inherit that.
+if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import numpy as np
 import pytest

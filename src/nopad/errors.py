@@ -16,6 +16,9 @@ NopadError
 │   ├── OutputExistsError   the folder already holds something else
 │   ├── OutputBusyError     another process is writing there
 │   └── ResumeError         the unfinished job there was started with other inputs or settings
+├── TrainingError           a training step failed                                  exit 1
+│   ├── LossError           the loss of a micro-batch is NaN or infinite
+│   └── DeviceMemoryError   a step needs more memory than there is
 ├── StorageError            the disk is full, or a read or write failed            exit 3
 ├── CorruptError            a packed dataset is damaged or incomplete              exit 1
 ├── InterruptedJobError     stopped by the user; run again to resume               exit 130
@@ -31,10 +34,12 @@ __all__ = [
     "BalanceError",
     "BatchError",
     "CorruptError",
+    "DeviceMemoryError",
     "FormatError",
     "InputError",
     "InterruptedJobError",
     "LengthError",
+    "LossError",
     "MissingExtraError",
     "NopadError",
     "NotPackSafeError",
@@ -47,6 +52,7 @@ __all__ = [
     "ResumeError",
     "SourceError",
     "StorageError",
+    "TrainingError",
     "UnsupportedModelError",
 ]
 
@@ -119,6 +125,20 @@ class OutputBusyError(OutputError):
 
 class ResumeError(OutputError):
     """The unfinished job in the output folder was started with other inputs or settings."""
+
+
+class TrainingError(NopadError):
+    """A training step failed."""
+
+    exit_code = 1
+
+
+class LossError(TrainingError):
+    """The loss of a micro-batch is NaN or infinite."""
+
+
+class DeviceMemoryError(TrainingError):
+    """A step needs more memory than there is."""
 
 
 class StorageError(NopadError):

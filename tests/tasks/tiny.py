@@ -50,16 +50,15 @@ def bert(task, kind: str | None = None, **options):
     """A tiny BERT in float64 without dropout, with the head of a task."""
     torch.manual_seed(0)
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "max_position_embeddings": 256}
-    config = transformers.BertConfig(**SIZES, **still, **{**task.model_options(), **options})
+    config = transformers.BertConfig(**{**SIZES, **still, **task.model_options(), **options})
     return _spread(getattr(transformers, kind or task.auto.replace("AutoModel", "Bert"))(config))
 
 
 def llama(task, kind: str | None = None, **options):
     """A tiny Llama in float64, with the head of a task."""
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        **SIZES, num_key_value_heads=2, pad_token_id=0, **{**task.model_options(), **options}
-    )
+    same = {**SIZES, "num_key_value_heads": 2, "pad_token_id": 0}
+    config = transformers.LlamaConfig(**{**same, **task.model_options(), **options})
     return _spread(getattr(transformers, kind or task.auto.replace("AutoModel", "Llama"))(config))
 
 

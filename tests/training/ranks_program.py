@@ -15,7 +15,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from runs import ACCUMULATION, EPOCHS, Seen, arguments, loader, model, tokenizer, watched
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `tests`
+from runs import ACCUMULATION, EPOCHS, Seen, arguments, classify, loader, model, tokenizer, watched
 
 
 def main() -> None:
@@ -28,7 +30,11 @@ def main() -> None:
     for name, run in RUNS.items():
         try:
             seen = run(folder / name)
-            told = {"tokens": seen.tokens, "steps": seen.steps, "stand_ins": seen.stand_ins, "losses": seen.losses}
+            told = (
+                seen
+                if isinstance(seen, dict)
+                else {"tokens": seen.tokens, "steps": seen.steps, "stand_ins": seen.stand_ins, "losses": seen.losses}
+            )
         except ModuleNotFoundError as error:
             told = {"absent": error.name}
         except Exception as error:
@@ -52,9 +58,9 @@ def plain(folder: Path) -> Seen:
 
 
 def trainer(folder: Path) -> Seen:
-    from nopad.training import Trainer
+    from nopad.training import PackedTrainer
 
-    made = watched(Trainer)(model(), arguments(folder), train_dataset=loader())
+    made = watched(PackedTrainer)(model(), arguments(folder), train_dataset=loader())
     made.train()
     made.seen.losses = made.losses
     return made.seen
@@ -64,23 +70,23 @@ def cut(folder: Path) -> Seen:
     """The same, stopped after three steps, with a checkpoint."""
     import transformers
 
-    from nopad.training import Trainer
+    from nopad.training import PackedTrainer
 
     class Stop(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **_):
             control.should_training_stop = state.global_step == 3
 
     how = arguments(folder, save_strategy="steps", save_steps=3)
-    made = watched(Trainer)(model(), how, train_dataset=loader(), callbacks=[Stop()])
+    made = watched(PackedTrainer)(model(), how, train_dataset=loader(), callbacks=[Stop()])
     made.train()
     return made.seen
 
 
 def resumed(folder: Path) -> Seen:
     """The rest of what was cut."""
-    from nopad.training import Trainer
+    from nopad.training import PackedTrainer
 
-    made = watched(Trainer)(model(), arguments(folder), train_dataset=loader())
+    made = watched(PackedTrainer)(model(), arguments(folder), train_dataset=loader())
     made.train(resume_from_checkpoint=str(folder.with_name("cut") / "checkpoint-3"))
     made.seen.losses = made.losses
     return made.seen
@@ -89,12 +95,19 @@ def resumed(folder: Path) -> Seen:
 def sft(folder: Path) -> Seen:
     import trl
 
-    from nopad.training import SFTTrainer
+    from nopad.training import PackedSFTTrainer
 
     how = arguments(folder, kind=trl.SFTConfig, gradient_checkpointing=False, bf16=False)
-    made = watched(SFTTrainer)(model(), how, train_dataset=loader(), processing_class=tokenizer())
+    made = watched(PackedSFTTrainer)(model(), how, train_dataset=loader(), processing_class=tokenizer())
     made.train()
     return made.seen
+
+
+def classifies(folder: Path) -> dict:
+    """A task in float64, with evaluation and prediction."""
+    from nopad.training import PackedTrainer
+
+    return classify(folder, ACCUMULATION, PackedTrainer)[1]
 
 
 def lightning(folder: Path) -> Seen:
@@ -130,7 +143,15 @@ def lightning(folder: Path) -> Seen:
     return seen
 
 
-RUNS = {"plain": plain, "trainer": trainer, "cut": cut, "resumed": resumed, "sft": sft, "lightning": lightning}
+RUNS = {
+    "plain": plain,
+    "trainer": trainer,
+    "cut": cut,
+    "resumed": resumed,
+    "sft": sft,
+    "classifies": classifies,
+    "lightning": lightning,
+}
 
 if __name__ == "__main__":
     main()

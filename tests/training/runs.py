@@ -106,3 +106,42 @@ def tokenizer():
 
     inner = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "[PAD]": 1, "[EOS]": 2}, unk_token="[UNK]"))
     return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]", eos_token="[EOS]")
+
+
+def classified():
+    """A task of three classes."""
+    from tests.tasks.tiny import tokenizer as words_tokenizer
+
+    from nopad.tasks import Classification
+
+    return Classification(words_tokenizer(), ["bad", "fair", "good"])
+
+
+def classify_records(count=37, seed=0):
+    """Random texts for it."""
+    from tests.tasks.tiny import words
+
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 30, (count,), generator=generator).tolist()
+    return [{"text": words(generator, length), "label": n * n % 3} for n, length in enumerate(lengths)]
+
+
+def classify(folder, accumulation, trainer, **options):
+    """Train a tiny BERT in float64 on packs; return the trainer, and what is the same on any number of ranks."""
+    from tests.tasks.tiny import bert
+
+    task, made = classified(), classify_records()
+    how = arguments(
+        folder, gradient_accumulation_steps=accumulation, num_train_epochs=3, optim="sgd", learning_rate=0.1
+    )
+    run = trainer(bert(task), how, task=task, train_dataset=made, eval_dataset=made, capacity=64, quiet=True, **options)
+    run.train()
+    evaluated = run.evaluate()
+    predicted = run.predict(made).predictions
+    told = {
+        "losses": [entry["loss"] for entry in run.state.log_history if "loss" in entry],
+        "evaluated": [evaluated[f"eval_{name}"] for name in ("loss", "accuracy", "f1")],
+        "predicted": predicted.tolist(),
+        "sum": float(sum(parameter.abs().sum() for parameter in run.model.parameters())),
+    }
+    return run, told

@@ -8,9 +8,10 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from runs import ACCUMULATION, EPOCHS, LENGTHS, arguments, loader, model, watched
+import numpy as np
+from runs import ACCUMULATION, EPOCHS, LENGTHS, arguments, classify, loader, model, watched
 
-from nopad.training import Trainer
+from nopad.training import PackedTrainer
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -40,7 +41,7 @@ def test_two_ranks_go_on_where_they_stopped(ranks):
 
 def test_one_rank_goes_on_where_two_stopped(ranks, tmp_path):
     told, folder = ranks
-    made = watched(Trainer)(model(), arguments(tmp_path), train_dataset=loader(rank=0, world_size=1))
+    made = watched(PackedTrainer)(model(), arguments(tmp_path), train_dataset=loader(rank=0, world_size=1))
     made.train(resume_from_checkpoint=str(folder / "cut" / "checkpoint-3"))
     before = [sum(both) for both in zip(*(one["tokens"] for one in told["cut"]), strict=True)]
     assert 0 < sum(before) < LENGTHS.sum()
@@ -50,3 +51,16 @@ def test_one_rank_goes_on_where_two_stopped(ranks, tmp_path):
     assert made.state.global_step == made.state.max_steps == 3 + 7 + 13
     assert made.epochs[-1] == EPOCHS == made.state.num_train_epochs
     assert made.epochs == sorted(set(made.epochs))
+
+
+def test_two_ranks_learn_and_evaluate_what_one_does(ranks, tmp_path):
+    """The same packs a step on one rank: losses, weights, evaluation and predictions agree to rounding."""
+    told = ranks[0]["classifies"]
+    assert [one.get("error") for one in told] == [None, None]
+    alone = classify(tmp_path, 2 * ACCUMULATION, PackedTrainer)[1]
+    assert len(alone["losses"]) > 3
+    for rank in told:
+        assert rank["losses"] == pytest.approx(alone["losses"], rel=1e-6)  # logged in float32
+        assert rank["sum"] == pytest.approx(alone["sum"], rel=1e-13)
+        assert rank["evaluated"] == pytest.approx(alone["evaluated"], rel=1e-10)
+        np.testing.assert_allclose(rank["predicted"], alone["predicted"], rtol=0, atol=1e-10)

@@ -15,15 +15,21 @@ def test_nothing_heavy_is_imported_before_it_is_used():
     program = "import sys, nopad.training; print({'torch', 'transformers', 'trl', 'lightning'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
-    assert dir(nopad.training) == ["LoaderMixin", "SFTTrainer", "Trainer"]
+    assert dir(nopad.training) == [
+        "PackedMixin",
+        "PackedRewardTrainer",
+        "PackedSFTTrainer",
+        "PackedTrainer",
+        "load_batch",
+    ]
 
 
 @pytest.mark.parametrize(
     ("name", "missing", "install"),
-    [("Trainer", "transformers", r"nopad\[train\]"), ("SFTTrainer", "trl", r"nopad\[train\] trl")],
+    [("PackedTrainer", "transformers", r"nopad\[train\]"), ("PackedSFTTrainer", "trl", r"nopad\[train\] trl")],
 )
 def test_what_is_missing_is_named(monkeypatch, name, missing, install):
-    for module in ("nopad.training.trainer", "nopad.training.sft"):
+    for module in ("nopad.training.trainer", "nopad.training.mixin", "nopad.training.trl"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     if missing == "trl":
         pytest.importorskip("transformers")

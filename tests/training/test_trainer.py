@@ -19,7 +19,7 @@ from runs import ACCUMULATION, EPOCHS, LENGTHS, ROWS, Seen, arguments, loader, m
 import nopad
 from nopad.errors import FormatError, OptionError, PlanMismatchError
 from nopad.loading.torch import TorchDataset
-from nopad.training import Trainer
+from nopad.training import PackedTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -29,7 +29,7 @@ def whole(tmp_path_factory):
     """An uninterrupted run with dropout, and checkpoints of it: in the first epoch, at its end, and in the second."""
     folder = tmp_path_factory.mktemp("whole")
     how = arguments(folder, save_strategy="steps", save_steps=1, num_train_epochs=EPOCHS)
-    made = watched(Trainer)(model(dropout=0.2), how, train_dataset=loader())
+    made = watched(PackedTrainer)(model(dropout=0.2), how, train_dataset=loader())
     made.train()
     return made, folder
 
@@ -52,7 +52,7 @@ def test_a_run_that_was_cut_goes_on_exactly(whole, tmp_path, step, workers):
     first, folder = whole
     torch.manual_seed(5)
     how = arguments(tmp_path, dataloader_num_workers=workers)
-    again = watched(Trainer)(model(dropout=0.2), how, train_dataset=loader())
+    again = watched(PackedTrainer)(model(dropout=0.2), how, train_dataset=loader())
     again.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
     assert again.seen.batches == first.seen.batches[step * ACCUMULATION :]
     assert again.losses[step:] == first.losses[step:]
@@ -71,7 +71,7 @@ def test_a_run_that_was_cut_goes_on_exactly(whole, tmp_path, step, workers):
 def test_another_step_goes_on_with_what_was_not_seen(whole, tmp_path, step, accumulation, steps):
     first, folder = whole
     how = arguments(tmp_path, gradient_accumulation_steps=accumulation)
-    again = watched(Trainer)(model(), how, train_dataset=loader(accumulation=accumulation))
+    again = watched(PackedTrainer)(model(), how, train_dataset=loader(accumulation=accumulation))
     again.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
     assert again.state.global_step == again.state.max_steps == step + steps
     assert len(again.seen.batches) == steps * accumulation
@@ -85,19 +85,19 @@ def test_another_step_goes_on_with_what_was_not_seen(whole, tmp_path, step, accu
 
 def test_the_last_checkpoint_is_found_and_has_nothing_left(whole, tmp_path):
     _, folder = whole
-    again = watched(Trainer)(model(), arguments(folder), train_dataset=loader())
+    again = watched(PackedTrainer)(model(), arguments(folder), train_dataset=loader())
     again.train(resume_from_checkpoint=True)
     assert again.seen.batches == []
 
 
 def test_steps_or_more_epochs_on_a_finished_run(whole, tmp_path):
     first, folder = whole
-    again = watched(Trainer)(model(), arguments(tmp_path, num_train_epochs=2.5), train_dataset=loader())
+    again = watched(PackedTrainer)(model(), arguments(tmp_path, num_train_epochs=2.5), train_dataset=loader())
     again.train(resume_from_checkpoint=str(folder / "checkpoint-26"))
     assert again.state.global_step == 26 + 7
     assert again.epochs[-1] == 2 + 7 / 13
     given = loader()
-    again = watched(Trainer)(model(), arguments(tmp_path, max_steps=15), train_dataset=given)
+    again = watched(PackedTrainer)(model(), arguments(tmp_path, max_steps=15), train_dataset=given)
     again.train()
     assert again.seen.batches == first.seen.batches[: 15 * ACCUMULATION]
     again.train()  # goes on where the loader stands
@@ -115,12 +115,12 @@ def test_a_loader_without_a_length(whole, tmp_path, monkeypatch):
     first, _ = whole
     monkeypatch.setattr(nopad.PackedLoader, "__len__", unknown)
     with pytest.raises(ValueError, match="max_steps"):
-        Trainer(model(), arguments(tmp_path), train_dataset=loader()).train()
+        PackedTrainer(model(), arguments(tmp_path), train_dataset=loader()).train()
     how = arguments(tmp_path, max_steps=16, save_strategy="steps", save_steps=14)
-    made = watched(Trainer)(model(), how, train_dataset=loader())
+    made = watched(PackedTrainer)(model(), how, train_dataset=loader())
     made.train()
     assert made.seen.batches == first.seen.batches[: 16 * ACCUMULATION]
-    again = watched(Trainer)(model(), how, train_dataset=loader())
+    again = watched(PackedTrainer)(model(), how, train_dataset=loader())
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-14"))
     assert again.seen.batches == first.seen.batches[14 * ACCUMULATION : 16 * ACCUMULATION]
     assert again.losses == made.losses
@@ -129,7 +129,7 @@ def test_a_loader_without_a_length(whole, tmp_path, monkeypatch):
 def test_each_trial_of_a_search_begins_anew(whole, tmp_path, monkeypatch):
     first, _ = whole
     monkeypatch.setattr("transformers.integrations.hp_params", dict)  # it knows trials of installed tools only
-    made = watched(Trainer)(model(), arguments(tmp_path, max_steps=3), train_dataset=loader())
+    made = watched(PackedTrainer)(model(), arguments(tmp_path, max_steps=3), train_dataset=loader())
     for _ in range(2):
         made.train(trial={"learning_rate": 1e-2})
     assert made.seen.batches == 2 * first.seen.batches[: 3 * ACCUMULATION]
@@ -140,7 +140,7 @@ def test_an_epoch_that_a_callback_ends_is_over(tmp_path):
         def on_step_end(self, args, state, control, **_):
             control.should_epoch_stop = state.global_step == 4
 
-    made = watched(Trainer)(model(), arguments(tmp_path), train_dataset=loader(), callbacks=[Short()])
+    made = watched(PackedTrainer)(model(), arguments(tmp_path), train_dataset=loader(), callbacks=[Short()])
     made.train()
     plain = loader()
     expected = [batch["input_ids"].tolist() for batch, _ in zip(plain, range(4 * ACCUMULATION), strict=False)]
@@ -153,11 +153,11 @@ def test_a_loader_that_has_seen_all_epochs_is_refused(tmp_path):
     given = loader()
     given.set_epoch(2)
     with pytest.raises(OptionError, match=r"has seen 2 epochs, and num_train_epochs is 2: nothing is left"):
-        Trainer(model(), arguments(tmp_path), train_dataset=given).train()
+        PackedTrainer(model(), arguments(tmp_path), train_dataset=given).train()
     given = loader()
     next(iter(given))
     with pytest.raises(OptionError, match="stands in the middle of a step, after 1 of 2 micro-steps"):
-        Trainer(model(), arguments(tmp_path), train_dataset=given).train()
+        PackedTrainer(model(), arguments(tmp_path), train_dataset=given).train()
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_loader_that_has_seen_all_epochs_is_refused(tmp_path):
 )
 def test_options_that_contradict_the_loader_are_refused(tmp_path, options, message):
     with pytest.raises(OptionError, match=message):
-        Trainer(model(), arguments(tmp_path, **options), train_dataset=loader())
+        PackedTrainer(model(), arguments(tmp_path, **options), train_dataset=loader())
 
 
 def test_a_stream_on_several_ranks_is_refused(tmp_path):
@@ -183,12 +183,12 @@ def test_a_stream_on_several_ranks_is_refused(tmp_path):
     how = {"rows": ROWS, "accumulation": ACCUMULATION, "rank": 0, "world_size": 2, "exhausted": "repeat"}
     ours = nopad.PackedLoader(lambda: iter([{"input_ids": [1, 2]}, {"input_ids": [3]}]), 8, **how)
     with pytest.raises(OptionError, match="every rank of a stream has its own"):
-        Trainer(model(), arguments(tmp_path, max_steps=2), train_dataset=ours)
+        PackedTrainer(model(), arguments(tmp_path, max_steps=2), train_dataset=ours)
 
 
 def test_another_number_of_ranks_is_refused(tmp_path):
     with pytest.raises(OptionError, match="different data is 1, and the loader's world_size is 2"):
-        Trainer(model(), arguments(tmp_path), train_dataset=loader(rank=0, world_size=2))
+        PackedTrainer(model(), arguments(tmp_path), train_dataset=loader(rank=0, world_size=2))
 
 
 @pytest.mark.parametrize(
@@ -203,28 +203,23 @@ def test_options_of_its_data_loader_that_would_change_batches_are_refused(tmp_pa
         if not hasattr(transformers.TrainingArguments, name):
             pytest.skip(f"this transformers has no {name}")
     with pytest.raises(OptionError, match=message):
-        Trainer(model(), arguments(tmp_path, **options), train_dataset=loader()).train()
+        PackedTrainer(model(), arguments(tmp_path, **options), train_dataset=loader()).train()
 
 
-def test_what_the_trainer_would_ignore_or_average_wrongly_is_refused(tmp_path):
+def test_what_would_do_nothing_or_is_half_a_loader_is_refused(tmp_path):
     with pytest.raises(OptionError, match="data_collator would do nothing"):
-        Trainer(model(), arguments(tmp_path), nopad.PackedBatch.from_features, loader())
-    for evaluated in (loader(), {"one": loader()}):
-        with pytest.raises(OptionError, match="eval_dataset is a PackedLoader"):
-            Trainer(model(), arguments(tmp_path), train_dataset=loader(), eval_dataset=evaluated)
+        PackedTrainer(model(), arguments(tmp_path), nopad.PackedBatch.from_features, loader())
     for wrapped in (loader().dataloader(), TorchDataset(loader())):
         with pytest.raises(OptionError, match="give the loader itself"):
-            Trainer(model(), arguments(tmp_path), train_dataset=wrapped)
-    with pytest.raises(OptionError, match="eval_dataset is a PackedLoader"):
-        Trainer(model(), arguments(tmp_path), train_dataset=loader()).evaluate(loader())
+            PackedTrainer(model(), arguments(tmp_path), train_dataset=wrapped)
 
 
 def test_checkpoints_of_others_are_refused(whole, tmp_path):
     _, folder = whole
-    made = Trainer(model(), arguments(tmp_path), train_dataset=loader(seed=1))
+    made = PackedTrainer(model(), arguments(tmp_path), train_dataset=loader(seed=1))
     with pytest.raises(PlanMismatchError, match="seed is 1 and was 0"):
         made.train(resume_from_checkpoint=str(folder / "checkpoint-5"))
-    made = Trainer(model(), arguments(tmp_path), train_dataset=loader())
+    made = PackedTrainer(model(), arguments(tmp_path), train_dataset=loader())
     with pytest.raises(FormatError, match=r"has no nopad_loader.json, so it was not saved in training"):
         made.train(resume_from_checkpoint=str(tmp_path))
     (tmp_path / "nopad_loader.json").write_text("{")
@@ -248,7 +243,7 @@ def test_other_data_are_the_trainers_own_business(tmp_path):
     def collate(features):
         return nopad.PackedBatch.from_features(features, causal=True)
 
-    made = Trainer(model(), how, collate, rows, eval_dataset=rows)
+    made = PackedTrainer(model(), how, collate, rows, eval_dataset=rows)
     made.train()
     assert made.state.global_step == 8 // ROWS // ACCUMULATION
     assert "eval_loss" in made.evaluate()
@@ -266,17 +261,17 @@ def test_accelerate_is_kept_from_sharing_batches_out_again(prepared):
 
 
 def test_transformers_own_trainer_is_told_which_one_to_use(tmp_path):
-    with pytest.raises(OptionError, match=r"train with nopad.training.Trainer"):
+    with pytest.raises(OptionError, match=r"train with nopad.training.PackedTrainer"):
         transformers.Trainer(model(), arguments(tmp_path), train_dataset=loader()).train()
-    with pytest.raises(OptionError, match=r"train with nopad.training.Trainer"):
+    with pytest.raises(OptionError, match=r"train with nopad.training.PackedTrainer"):
         transformers.Trainer(model(), arguments(tmp_path), train_dataset=TorchDataset(loader())).train()
 
 
 def test_trl_does_not_pack_or_label_a_loader(tmp_path):
     trl = pytest.importorskip("trl", reason="TRL is not installed")
-    from nopad.training import SFTTrainer
+    from nopad.training import PackedSFTTrainer
 
     for asked in ("packing", "completion_only_loss"):
         how = arguments(tmp_path, kind=trl.SFTConfig, bf16=False, **{asked: True})
         with pytest.raises(OptionError, match=f"{asked} is of TRL's own data"):
-            SFTTrainer(model(), how, train_dataset=loader(), processing_class=tokenizer())
+            PackedSFTTrainer(model(), how, train_dataset=loader(), processing_class=tokenizer())

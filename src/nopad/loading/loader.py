@@ -163,12 +163,14 @@ class PackedLoader:
             _refuse_dealing(**dealing, align=align, host_dir=host_dir)
             reader, packing = open_stream(data, capacity, options, unpacked=sequences is not None)
             self._supply = StreamSupply(reader, packing, serving(packing.capacity or 1), last)
+            self._capacity = packing.capacity
         else:
             feed = open_feed(
                 data, capacity, unpacked=sequences is not None, seed=seed, groups=groups, together=together, **options
             )
             epochs = Epochs(feed, cost or Tokens(), last, _shared(self.ranks, feed, host_dir))
             self._supply = EpochSupply(epochs, serving(feed.capacity, feed.group_size), Balance.named(balance))
+            self._capacity = None if sequences is not None else feed.capacity
         self._at: Place = self._supply.begin()
         self._begin_again()
 
@@ -221,6 +223,11 @@ class PackedLoader:
         return isinstance(self._supply, StreamSupply)
 
     @property
+    def capacity(self) -> int | None:
+        """Most tokens per pack; None where sequences are not packed."""
+        return self._capacity
+
+    @property
     def accumulation(self) -> int:
         """Micro-steps per optimiser step."""
         return self._accumulation
@@ -238,7 +245,7 @@ class PackedLoader:
         """
         raise OptionError(
             "a PackedLoader gives whole batches in order, and none by number; iterate over it, or train with "
-            "nopad.training.Trainer, nopad.training.SFTTrainer, or loader.dataloader() in Lightning"
+            "nopad.training.PackedTrainer, PackedSFTTrainer, or loader.dataloader() in Lightning"
         )
 
     def __len__(self) -> int:

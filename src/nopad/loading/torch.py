@@ -134,5 +134,5 @@ def _check_not_prepared(dataset: TorchDataset) -> None:
         raise OptionError(
             "accelerate would share these batches out among ranks a second time; leave the loader out of "
             "accelerator.prepare and move each batch with batch.to(accelerator.device), or train with "
-            "nopad.training.Trainer in transformers"
+            "nopad.training.PackedTrainer in transformers"
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -45,9 +45,13 @@ class Objective(ABC):
 
     Attributes:
         targets: the items of a batch that the loss reads, and the model does not get.
+        reads: the model's outputs that are predictions.
+        gives: whether these and the targets are per "token" or per "sequence".
     """
 
     targets: tuple[str, ...] = ("labels",)
+    reads: tuple[str, ...] = ("logits",)
+    gives: Literal["token", "sequence"] = "sequence"
 
     @abstractmethod
     def denominator(self, batch: PackedBatch) -> Tensor:

@@ -36,6 +36,8 @@ class OfTokens(Objective):
         per: "token" or "sequence" (`nopad.losses`).
     """
 
+    gives = "token"
+
     def __init__(self, *, causal: bool = False, per: Per = "token") -> None:
         self.causal, self.per = causal, per
 
@@ -80,6 +82,7 @@ class OfSpans(Objective):
     """Where the answer to a question begins and ends (`span_loss`)."""
 
     targets = ("start_positions", "end_positions")
+    reads = ("start_logits", "end_logits")
 
     def denominator(self, batch: PackedBatch) -> Tensor:
         """Return the number of sequences that contain their answer."""

@@ -1,7 +1,8 @@
-"""Training: nopad's loader in the trainers that people have. Needs the extra ``nopad[train]``.
+"""Training on packs, in the trainers that people have. Needs the extra ``nopad[train]``.
 
-`Trainer` is transformers' and `SFTTrainer` is TRL's, each with `LoaderMixin` in front; they are imported on first use.
-Lightning needs no class: ``fit(model, train_dataloaders=loader.dataloader())``.
+`PackedTrainer` is transformers' Trainer, `PackedSFTTrainer` and `PackedRewardTrainer` are TRL's, each with
+`PackedMixin` in front; they are imported on first use. Lightning and a loop of your own need no class: they take
+``loader.dataloader()``, or the loader, and an objective of `nopad.tasks`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ from typing import TYPE_CHECKING, Any
 from nopad.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from nopad.training.sft import SFTTrainer
-    from nopad.training.trainer import LoaderMixin, Trainer
+    from nopad.training.mixin import PackedMixin
+    from nopad.training.trainer import PackedTrainer
+    from nopad.training.trl import PackedRewardTrainer, PackedSFTTrainer
+    from nopad.training.trouble import load_batch
 
-__all__ = ["LoaderMixin", "SFTTrainer", "Trainer"]
+__all__ = ["PackedMixin", "PackedRewardTrainer", "PackedSFTTrainer", "PackedTrainer", "load_batch"]
 
 _LAZY = {
-    "LoaderMixin": ("nopad.training.trainer", "nopad[train]"),
-    "SFTTrainer": ("nopad.training.sft", "nopad[train] trl"),
-    "Trainer": ("nopad.training.trainer", "nopad[train]"),
+    "PackedMixin": ("nopad.training.mixin", "nopad[train]"),
+    "PackedRewardTrainer": ("nopad.training.trl", "nopad[train] trl"),
+    "PackedSFTTrainer": ("nopad.training.trl", "nopad[train] trl"),
+    "PackedTrainer": ("nopad.training.trainer", "nopad[train]"),
+    "load_batch": ("nopad.training.trouble", "nopad[train]"),
 }
 
 

@@ -1,0 +1,56 @@
+"""What people hand to a trainer as data -> a loader of its packs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nopad.errors import OptionError
+from nopad.loading import PackedLoader, causal
+from nopad.loading.torch import TorchDataset, TorchLoader
+from nopad.tasks import Examples, Objective, OfTokens, Task
+
+__all__ = ["loader_of", "packable"]
+
+
+def packable(data: Any, task: Task | None, capacity: int | None, *, collated: bool = False) -> bool:
+    """Whether `data` are a loader, or are packed into one: anything but None, where there is a capacity.
+
+    `collated`: there is a collator for what is neither a loader nor records of a task.
+
+    Raises:
+        OptionError: `data` are made of a loader, or of a task's examples and there is no capacity.
+    """
+    if isinstance(data, TorchDataset | TorchLoader):
+        raise OptionError("the dataset is made of a PackedLoader; give the loader itself")
+    if data is None or isinstance(data, PackedLoader):
+        return data is not None
+    if capacity is None and (task is not None or isinstance(data, Examples)):
+        raise OptionError("packs of what capacity? Give capacity=..., the most tokens of a row; or a PackedLoader")
+    return capacity is not None and (task is not None or isinstance(data, Examples) or not collated)
+
+
+def loader_of(
+    data: Any, capacity: int | None, *, task: Task | None, objective: Objective | None, **options: Any
+) -> PackedLoader:
+    """Return the loader of `data`: a loader itself, examples, records of a task, or tokens that `open_tokens` reads.
+
+    Args:
+        data: the data.
+        capacity: most tokens per pack; not needed for a loader.
+        task: what turns records into sequences; None: `data` are tokens.
+        objective: what is learned; a causal language model without a task gets its labels from the tokens.
+        options: of `nopad.PackedLoader`.
+
+    Raises:
+        RecordError, LengthError, OptionError: as the task, or the loader.
+    """
+    if isinstance(data, PackedLoader):
+        return data
+    if task is not None:
+        return task.loader(data, capacity, **options)
+    if isinstance(data, Examples):
+        options.setdefault("groups", data.group if data.group > 1 else None)
+        data = data.sequences
+    if isinstance(objective, OfTokens) and objective.causal:
+        options.setdefault("collate", causal)
+    return PackedLoader(data, capacity, **options)

@@ -1,0 +1,130 @@
+"""Evaluation over packs: one loss, one denominator, metrics that add up, predictions in the order of the input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nopad.batch import PackedBatch
+from nopad.losses import over_ranks
+from nopad.tasks.meters import over_all_ranks
+from nopad.tasks.objective import Objective
+
+__all__ = ["Evaluated", "Evaluation", "stacked_arrays"]
+
+FILL = -100  # what transformers' Trainer pads predictions with
+
+
+class Evaluated(NamedTuple):
+    """What an evaluation found, the same on every rank.
+
+    Attributes:
+        loss: the sum over all that is labelled, divided by how much that is; NaN if nothing is.
+        metrics: by name.
+        sequences: how many there were.
+        predictions, labels: one array or several, in the order of the input; None unless they were kept.
+    """
+
+    loss: float
+    metrics: dict[str, float]
+    sequences: int
+    predictions: Any
+    labels: Any
+
+
+class Evaluation:
+    """One pass over packs, on all ranks.
+
+    Args:
+        objective: what is evaluated.
+        keep: whether predictions and labels are kept, on the host.
+        reduced: called with ``(logits, labels)`` of each batch, padded to ``[S, longest, ...]`` where they are per
+            token; what it returns is kept in place of the logits (``preprocess_logits_for_metrics`` of transformers).
+    """
+
+    def __init__(
+        self, objective: Objective, *, keep: bool = False, reduced: Callable[[Any, Any], Any] | None = None
+    ) -> None:
+        self.objective, self.keep, self.reduced = objective, keep, reduced
+        self.meter = objective.meter()
+        self.sums = torch.zeros(3, dtype=torch.double)  # loss, what it counts, sequences
+        self.kept: list[tuple[NDArray[np.int64], list[list[NDArray[Any]]], list[list[NDArray[Any]]]]] = []
+
+    def run(self, model: Any, batch: PackedBatch) -> Tensor:
+        """Run the model on a batch and add what comes out; return the sum of the losses."""
+        count = self.objective.count(batch)
+        loss, outputs = self.objective.step(model, batch, torch.ones_like(count))
+        if not batch.weight:
+            return loss
+        self.meter.add(outputs, batch)
+        added = [loss.detach().double().cpu(), count.double().cpu(), torch.tensor(float(batch.layout.sequences))]
+        self.sums += torch.stack(added)
+        if self.keep:
+            self._keep(outputs, batch)
+        return loss
+
+    def finished(self) -> Evaluated:
+        """Return what all ranks found together; called once, on every rank."""
+        device = "cpu"
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+        loss, count, sequences = over_ranks(self.sums.to(device)).tolist()
+        self.meter.reduce()
+        predictions, labels = self._gathered() if self.keep else (None, None)
+        metrics = self.meter.values()
+        return Evaluated(loss / count if count else float("nan"), metrics, int(sequences), predictions, labels)
+
+    def _keep(self, outputs: Any, batch: PackedBatch) -> None:
+        """Keep predictions and labels of a batch, one array per sequence."""
+        logits = [_split(outputs[name].detach(), batch, self.objective.gives) for name in self.objective.reads]
+        labels = [_split(batch[name], batch, self.objective.gives) for name in self.objective.targets]
+        if self.reduced is not None:
+            tensors = [
+                tuple(torch.from_numpy(stacked_arrays(one)) for one in side)
+                if len(side) > 1
+                else torch.from_numpy(stacked_arrays(side[0]))
+                for side in (logits, labels)
+            ]
+            found = self.reduced(*tensors)
+            logits = [list(one.cpu().numpy()) for one in (found if isinstance(found, tuple | list) else [found])]
+        self.kept.append((np.asarray(batch.records["seq_index"], np.int64), logits, labels))
+
+    def _gathered(self) -> tuple[Any, Any]:
+        """Return predictions and labels of all ranks, in the order of the input."""
+        parts = [part for rank in over_all_ranks(self.kept) for part in rank]
+        order = np.argsort(np.concatenate([number for number, _, _ in parts]), kind="stable")
+        found = []
+        for side in (1, 2):
+            columns = []
+            for name in range(len(parts[0][side])):
+                each = [array for part in parts for array in part[side][name]]
+                columns.append(stacked_arrays([each[at] for at in order.tolist()]))
+            found.append(columns[0] if len(columns) == 1 else tuple(columns))
+        return found[0], found[1]
+
+
+def stacked_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    """Return arrays ``[length, ...]`` as one, ``[n, longest, ...]``, padded with -100; equal shapes are stacked."""
+    if len({array.shape for array in arrays}) == 1:
+        return np.stack(arrays)
+    shape = tuple(max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True))
+    made = np.full((len(arrays), *shape), FILL, arrays[0].dtype)
+    for row, array in zip(made, arrays, strict=True):
+        row[tuple(slice(size) for size in array.shape)] = array
+    return made
+
+
+def _split(value: Tensor, batch: PackedBatch, gives: str) -> list[NDArray[Any]]:
+    """Return a value per token or per sequence as one array per sequence, in the order of the batch."""
+    value = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+    if gives == "token":
+        return [part.cpu().numpy() for part in batch.unpack_tokens(value)]
+    rows = value.cpu().numpy()
+    if rows.dtype.kind == "f" and rows.ndim == 2 and np.isneginf(rows).any():  # positions behind a sequence's end
+        return [row[: int(length)] for row, length in zip(rows, batch.seq_lengths, strict=True)]
+    return list(rows)

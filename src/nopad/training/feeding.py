@@ -1,0 +1,176 @@
+"""A loader's batches as transformers' Trainer counts them: epochs, steps, and what lies ahead after a resume."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transformers.trainer_callback import TrainerCallback, TrainerState
+
+from nopad.errors import FormatError, OptionError
+from nopad.loading import PackedLoader
+from nopad.loading.summary import Summary
+from nopad.loading.torch import TorchLoader
+
+__all__ = ["STATE_FILE", "Ahead", "FedLoader", "Progress", "check_step", "saved_state", "steps_of"]
+
+STATE_FILE = "nopad_loader.json"
+_TRAINER_STATE = "trainer_state.json"
+
+
+class Ahead(NamedTuple):
+    """What lies ahead of a loader, in optimiser steps.
+
+    Attributes:
+        epoch: number of the epoch under way.
+        left: steps that it has left.
+        whole: steps of a whole epoch.
+    """
+
+    epoch: int
+    left: int
+    whole: int
+
+    @classmethod
+    def of(cls, loader: PackedLoader) -> Ahead | None:
+        """Return what lies ahead of a loader that stands between two steps; None: its epochs have no known length.
+
+        Raises:
+            OptionError: it stands in the middle of a step.
+        """
+        state = loader.state_dict()
+        if state.get("batches"):
+            raise OptionError(
+                f"the loader stands in the middle of a step, after {state['batches']} of {loader.accumulation} "
+                "micro-steps; load a state that was saved between two steps"
+            )
+        try:
+            steps = len(loader) // loader.accumulation
+        except TypeError:
+            return None
+        left = steps - state["legs"][-1]["steps"]
+        if len(state["legs"]) > 1:  # another number of ranks, or another accumulation, began this epoch
+            loader.set_epoch(loader.epoch + 1)
+            steps = len(loader) // loader.accumulation
+            loader.load_state_dict(state)
+        return cls(loader.epoch, left, steps)
+
+    def steps(self, epochs: float) -> int:
+        """Return how many steps are left until `epochs` epochs (counted from epoch 0) are over."""
+        return max(self.left + math.ceil((epochs - self.epoch - 1) * self.whole), 0)
+
+    def epochs(self, steps: int) -> int:
+        """Return how many epochs the next `steps` steps touch, the one under way included."""
+        return 1 + max(-((self.left - steps) // self.whole), 0) if steps > 0 else 0
+
+
+class FedLoader(TorchLoader):
+    """A loader's batches for the Trainer, which counts epochs from its own beginning, whatever the loader's number."""
+
+    _first: tuple[int, int] | None = None
+
+    @cached_property
+    def summary(self) -> Summary:
+        """Summary of the epoch in which the Trainer begins."""
+        found = self.packed_loader.summary()
+        assert isinstance(found, Summary)  # the Trainer asks only where there is a length, and a stream has none
+        return found
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin another epoch; the first call, whatever its number, means the epoch in which the loader stands."""
+        if self._first is None:
+            self._first = epoch, self.packed_loader.epoch
+        given, stood = self._first
+        self.packed_loader.set_epoch(stood + epoch - given)
+
+
+class Progress(TrainerCallback):
+    """Tells the Trainer's state how far the loader's epochs are; the Trainer itself counts from where it resumed."""
+
+    def __init__(self, loader: PackedLoader, ahead: Ahead, epochs: int) -> None:
+        self.loader, self.ahead, self.last = loader, ahead, epochs
+        self.epoch = ahead.epoch
+        self.begun = loader.steps_seen - (ahead.whole - ahead.left)  # steps seen when this epoch began
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        """Set the number of epochs."""
+        state.num_train_epochs = self.last
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        """Set how many epochs are over, with the fraction of the one under way."""
+        if self.loader.epoch != self.epoch:
+            self.epoch, self.begun = self.loader.epoch, self.loader.steps_seen - 1
+        state.epoch = self.epoch + (self.loader.steps_seen - self.begun) / self.ahead.whole
+
+
+def check_step(trainer: Any, loader: PackedLoader) -> None:
+    """Refuse options of a Trainer that contradict a loader, or would shuffle, batch or share out its batches anew.
+
+    Raises:
+        OptionError: there is such an option; the message names it.
+    """
+    args = trainer.args
+    if loader.is_stream and loader.ranks.world_size > 1:
+        raise OptionError(
+            "checkpoints of the Trainer hold one state, and on several ranks every rank of a stream has its own; "
+            "pack the source first (`nopad pack`), or save each rank's loader.state_dict() in a loop of your own"
+        )
+    ranks = args.world_size // trainer.get_tp_size()
+    same = {
+        "gradient_accumulation_steps": (args.gradient_accumulation_steps, "accumulation", loader.accumulation),
+        "per_device_train_batch_size": (
+            args.per_device_train_batch_size,
+            "number of rows or sequences per rank",
+            loader.per_rank,
+        ),
+        "number of processes with different data": (ranks, "world_size", loader.ranks.world_size),
+    }
+    if ranks == args.world_size:
+        same["process_index"] = (args.process_index, "rank", loader.ranks.rank)
+    odd = [
+        f"{name} is {theirs}, and the loader's {ours} is {value}"
+        for name, (theirs, ours, value) in same.items()
+        if theirs != value
+    ]
+    if odd:
+        raise OptionError(f"the Trainer and the loader disagree about a step: {'; '.join(odd)}; give both the same")
+    if args.n_gpu > 1:
+        raise OptionError(
+            f"DataParallel would cut each batch into {args.n_gpu} pieces; start one process per GPU with torchrun"
+        )
+    if trainer.get_cp_size() * trainer.get_sp_size() > 1:
+        raise OptionError("context and sequence parallelism would cut packed batches; leave them out")
+    for name, usual in (
+        ("auto_find_batch_size", False),
+        ("batch_eval_metrics", False),
+        ("dataloader_drop_last", False),
+        ("train_sampling_strategy", "random"),
+    ):
+        if getattr(args, name, usual) != usual:
+            raise OptionError(f"{name} is the loader's business; leave it out")
+
+
+def steps_of(folder: Path) -> int:
+    """Return how many steps the Trainer had taken that saved a checkpoint."""
+    return int(TrainerState.load_from_json(str(folder / _TRAINER_STATE)).global_step)
+
+
+def saved_state(folder: Path) -> Any:
+    """Return the loader's state in a checkpoint.
+
+    Raises:
+        FormatError: the checkpoint has none, or one that cannot be read.
+    """
+    path = folder / STATE_FILE
+    if not path.is_file():
+        raise FormatError(
+            f"{folder} has no {STATE_FILE}, so it was not saved in training with a PackedLoader, which could not go on "
+            "where that stopped; give a checkpoint that has one, or begin anew"
+        )
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FormatError(f"{path} is no JSON: {error}") from error

@@ -1,0 +1,435 @@
+"""`PackedMixin`: training on packs in any subclass of transformers' Trainer.
+
+The Trainer stays the engine: optimiser, schedule, mixed precision, DDP and FSDP, logging, checkpoints. The mix-in
+brings what packs need, by overriding public methods only:
+
+* **data**: a `PackedLoader`, or records that a task packs into one. The loader's batches are one rank's part already,
+  in an order of their own, so nothing shuffles, batches, shards, dispatches or skips them a second time, and an option
+  that asks for that, or contradicts the loader's step, is refused;
+* **loss**: by an objective, over one denominator: of all micro-batches of a step, on all ranks (`get_batch_samples`);
+* **evaluation and prediction**: over packs too, with the loss and the metrics of the sequences without packs, and
+  predictions in the order of the input;
+* **checkpoints**: each holds the loader's state (``nopad_loader.json``), and training goes on from there, also on
+  another number of ranks: then with exactly the sequences that the epoch has not seen;
+* **trouble**: a loss that is NaN or infinite stops all ranks before the optimiser steps, and keeps its batch.
+
+With training data of another kind it changes nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers.trainer_utils import EvalPrediction, get_last_checkpoint
+from transformers.utils import logging
+
+from nopad.batch import PackedBatch
+from nopad.errors import OptionError
+from nopad.files import write_atomic
+from nopad.loading import PackedLoader
+from nopad.loading.summary import Summary
+from nopad.losses import over_ranks
+from nopad.model.safety import is_packed, packed
+from nopad.tasks import Objective, Task, objective_of
+from nopad.training.checkpoint import check_same_model
+from nopad.training.data import loader_of, packable
+from nopad.training.effects import effects
+from nopad.training.evaluation import Evaluation
+from nopad.training.feeding import STATE_FILE, Ahead, FedLoader, Progress, check_step, saved_state, steps_of
+from nopad.training.trouble import Watch, enough_memory
+
+__all__ = ["PackedMixin"]
+
+logger = logging.get_logger(__name__)
+
+if TYPE_CHECKING:
+    from transformers import Trainer as _Base
+else:
+    _Base = object
+
+
+class PackedMixin(_Base):
+    """Trains any transformers Trainer on packs: ``class Mine(PackedMixin, transformers.Trainer)``.
+
+    Takes the arguments of the Trainer behind it, and:
+
+    Args:
+        task: what turns records into sequences and says what is learned (`nopad.tasks`); then `train_dataset` and
+            `eval_dataset` are records (lists of dicts, a `datasets.Dataset`) or `Examples`.
+        objective: what is learned, without a task; None: what the model's own head learns.
+        capacity: most tokens per pack. Rows per rank and micro-step are ``per_device_train_batch_size``. None: the
+            datasets are loaders already, or of a kind that this mix-in leaves to the Trainer.
+        loading: further options of `nopad.PackedLoader`: balance, cost, depth, ...
+        quiet: do not print what packing changes before training begins.
+
+    ``gradient_accumulation_steps`` must be a given loader's `accumulation`, ``per_device_train_batch_size`` its `rows`
+    or `sequences` (1 with `tokens`). ``num_train_epochs`` counts the loader's epochs from its first; without a
+    checkpoint, training goes on where the loader stands. The model is made pack-safe (`nopad.packed`) if it is not.
+
+    Raises:
+        OptionError: the Trainer's options contradict the loader's step, or would shuffle, batch or collate anew.
+        UnsupportedModelError: sequences of this model cannot be kept apart, or it is not known what it learns.
+    """
+
+    train_dataset: Any
+    eval_dataset: Any
+    task: Task | None
+    objective: Objective | None
+
+    def __init__(
+        self,
+        *args: Any,
+        task: Task | None = None,
+        objective: Objective | None = None,
+        capacity: int | None = None,
+        loading: Mapping[str, Any] | None = None,
+        quiet: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        given = inspect.signature(super().__init__).bind_partial(*args, **kwargs).arguments
+        more = given.pop("kwargs", {})
+        if task is not None and objective is not None:
+            raise OptionError("give a task or an objective, not both: a task has its objective")
+        self.task, self.quiet, self._loading = task, quiet, dict(loading or {})
+        self.objective = objective if task is None else task.objective
+        self._progress: Progress | None = None
+        self._evaluation: Evaluation | None = None
+        self._evaluated: dict[int, tuple[Any, PackedLoader]] = {}
+        self._watch, self._steps_done = Watch(), 0
+        self._begin: dict[str, Any] | None = None
+        data, evaluated = given.get("train_dataset"), given.get("eval_dataset")
+        self.capacity = data.capacity if capacity is None and isinstance(data, PackedLoader) else capacity
+        self._collates = given.get("data_collator") is not None
+        packs, held_out = self._packs(data), [self._packs(one) for one in _each(evaluated)]
+        if packs:
+            self._check_collator(data, held_out)
+            given["train_dataset"] = self.placeholder()
+        if any(held_out):
+            given["eval_dataset"] = _map(evaluated, lambda one: self.placeholder() if self._packs(one) else one)
+        super().__init__(**given, **more)
+        if packs or any(held_out):
+            self.eval_dataset = evaluated
+            self._make_safe()
+            self._check_metric()
+        if packs:
+            self.train_dataset = self._loader(data)
+            check_step(self, self.train_dataset)
+
+    def placeholder(self) -> Any:
+        """Return what the constructor of the Trainer behind this class gets in place of data that are packed."""
+        import datasets
+
+        return datasets.Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]})
+
+    def _packs(self, data: Any) -> bool:
+        """Whether these data are trained or evaluated in packs."""
+        return packable(data, self.task, self.capacity, collated=self._collates)
+
+    def _check_collator(self, data: Any, held_out: list[bool]) -> None:
+        if self._collates and all(held_out):
+            raise OptionError(
+                "data_collator would do nothing: the loader makes the batches, by its own collate; leave it out"
+            )
+
+    def _make_safe(self) -> None:
+        """Make the model pack-safe, and find out what it learns.
+
+        Raises:
+            UnsupportedModelError: its sequences cannot be kept apart, or nobody knows what it learns.
+            OptionError: an option of the Trainer would change the loss.
+        """
+        if not is_packed(self.model):
+            packed(self.model)
+        if self.compute_loss_func is not None:
+            if self.task is not None or self.objective is not None:
+                raise OptionError("compute_loss_func and an objective are two losses; give one of them")
+            return
+        if self.objective is None:
+            self.objective = objective_of(self.model)
+        if self.args.label_smoothing_factor and not self._loss_is_theirs:
+            raise OptionError("label_smoothing_factor would do nothing: the objective is the loss; leave it out")
+        self.model_accepts_loss_kwargs = True  # so the Trainer divides by the step's denominator, not by micro-steps
+
+    @property
+    def _loss_is_theirs(self) -> bool:
+        """Whether the Trainer behind this class computes the loss of a training step itself, over the same labels."""
+        return False
+
+    def _check_metric(self) -> None:
+        """Refuse to look for the best model by a metric that there will not be."""
+        wanted = self.args.metric_for_best_model
+        if not wanted or self.compute_metrics is not None or self.objective is None:
+            return
+        known = {"loss", "runtime", "samples_per_second", *self.objective.meter().values(), *self._scores()}
+        names = [f"{name}_" for name in self.eval_dataset] if isinstance(self.eval_dataset, Mapping) else [""]
+        if wanted.removeprefix("eval_") not in {f"{name}{one}" for name in names for one in known}:
+            raise OptionError(
+                f"metric_for_best_model is {wanted!r}, and an evaluation gives {', '.join(sorted(known))}; choose one, "
+                "or give compute_metrics"
+            )
+
+    def _scores(self) -> list[str]:
+        return []
+
+    def _loader(self, data: Any, *, training: bool = True) -> PackedLoader:
+        """Return the loader of data that are packed."""
+        args = self.args
+        options: dict[str, Any] = {"last": "fill", "seed": args.seed if args.data_seed is None else args.data_seed}
+        options["rows"] = args.per_device_train_batch_size if training else args.per_device_eval_batch_size
+        options["accumulation"] = args.gradient_accumulation_steps if training else 1
+        return loader_of(data, self.capacity, task=self.task, objective=self.objective, **{**options, **self._loading})
+
+    def call_model_init(self, trial: Any = None) -> Any:
+        """Return a new model of ``model_init``, pack-safe."""
+        model = super().call_model_init(trial)
+        return model if is_packed(model) else packed(model)
+
+    def get_train_dataloader(self) -> Any:
+        """Return the loader's own `DataLoader`, which accelerate leaves as it is.
+
+        Raises:
+            OptionError: the Trainer's options contradict the loader.
+        """
+        loader = self.train_dataset
+        if not isinstance(loader, PackedLoader):
+            return super().get_train_dataloader()
+        check_step(self, loader)
+        return self._fed(loader)
+
+    def _fed(self, loader: PackedLoader) -> FedLoader:
+        args = self.args
+        options = {
+            name: getattr(args, f"dataloader_{name}")
+            for name in ("in_order", "multiprocessing_context", "persistent_workers", "prefetch_factor")
+            if hasattr(args, f"dataloader_{name}")
+        }
+        pinned = args.dataloader_pin_memory and args.device.type != "cpu"
+        return FedLoader(loader, num_workers=args.dataloader_num_workers, pin_memory=pinned, **options)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return the packs of an evaluation dataset, or the Trainer's own DataLoader where it is not packed."""
+        named = self.eval_dataset[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
+        return self._packs_of(named) or super().get_eval_dataloader(eval_dataset)
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Return the packs of a dataset, or the Trainer's own DataLoader where it is not packed."""
+        return self._packs_of(test_dataset) or super().get_test_dataloader(test_dataset)
+
+    def _packs_of(self, data: Any) -> FedLoader | None:
+        """Return the packs of a dataset (None: of `eval_dataset`), from their beginning; None: it is not packed."""
+        data = self.eval_dataset if data is None else data
+        if not self._packs(data):
+            if isinstance(self.train_dataset, PackedLoader) and data is not None:
+                logger.warning_once(
+                    "evaluation is not packed, since a data_collator was given: its loss is transformers' mean over "
+                    "batches, whatever they hold, and no loss of the same sequences in packs"
+                )
+            return None
+        kept = self._evaluated.get(id(data))
+        if kept is None or kept[0] is not data:
+            kept = self._evaluated[id(data)] = data, self._loader(data, training=False)
+        loader = kept[1]
+        if loader.is_stream:
+            raise OptionError("an evaluation needs data that end, and a stream may not; give a dataset")
+        loader.load_state_dict(loader.state_dict())
+        loader.set_epoch(loader.epoch + 1)  # from its beginning, wherever it stood
+        return self._fed(loader)
+
+    def num_examples(self, dataloader: Any) -> int:
+        """Return the number of sequences in an epoch."""
+        if isinstance(dataloader, FedLoader):
+            return dataloader.summary.sequences
+        return int(super().num_examples(dataloader))
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        """Return the micro-batches of a step, and how much all ranks together have labelled in it."""
+        if self.objective is None:
+            return super().get_batch_samples(epoch_iterator, num_batches, device)
+        batches = [batch for _, batch in zip(range(num_batches), epoch_iterator, strict=False)]
+        if not all(isinstance(batch, PackedBatch) for batch in batches):
+            return super().get_batch_samples(iter(batches), num_batches, device)
+        counts = [self.objective.count(batch) for batch in batches]
+        total = torch.stack(counts).sum() if counts else torch.zeros((), dtype=torch.double)
+        total = total.to(device, torch.float if torch.device(device).type == "mps" else torch.double)
+        return batches, over_ranks(total) / self.get_tp_size()
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None, **more: Any
+    ) -> Any:
+        """Return the objective's loss over the step's denominator, times the ranks whose gradients are averaged."""
+        ours = self.objective is not None and isinstance(inputs, PackedBatch) and not self._loss_is_theirs
+        if not ours:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch, **more)
+        assert self.objective is not None
+        loss, outputs = self.objective.step(model, inputs, num_items_in_batch)
+        if num_items_in_batch is not None:
+            loss = loss * (self.accelerator.num_processes // self.get_tp_size())
+        return (loss, outputs) if return_outputs else loss
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Take a micro-step; after the last one of a step, stop all ranks if a loss was not finite.
+
+        Raises:
+            LossError: a loss is NaN or infinite; its batch is kept in the output folder.
+            DeviceMemoryError: there is not enough memory; the message says what helps.
+        """
+        with enough_memory(inputs):
+            loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
+        if isinstance(inputs, PackedBatch):
+            self._watch.add(loss, inputs)
+            if self.accelerator.sync_gradients:
+                where = f"step {self.state.global_step + 1}"
+                self._watch.end_step(Path(self.args.output_dir or "."), where, self.args.process_index)
+        return loss
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate a batch."""
+        if self._evaluation is None or not isinstance(inputs, PackedBatch):
+            return super().prediction_step(model, inputs, *args, **kwargs)
+        with torch.no_grad(), self.compute_loss_context_manager(), enough_memory(inputs):
+            loss = self._evaluation.run(model, inputs.to(self.args.device))
+        return loss.detach().float(), None, None
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:
+        """Evaluate or predict; of packs, with one denominator, and predictions in the order of the input."""
+        if not isinstance(dataloader, FedLoader):
+            return super().evaluation_loop(
+                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+            )
+        if self.objective is None:
+            raise OptionError("an evaluation over packs needs an objective in place of compute_loss_func")
+        only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        self._evaluation = Evaluation(self.objective, keep=not only, reduced=self.preprocess_logits_for_metrics)
+        try:
+            found = super().evaluation_loop(dataloader, description, True, ignore_keys, metric_key_prefix)
+            ours = self._evaluation.finished()
+        finally:
+            self._evaluation = None
+        metrics = {f"{metric_key_prefix}_loss": ours.loss}
+        own = dict(ours.metrics)
+        if self.compute_metrics is not None and not only:
+            own |= self.compute_metrics(EvalPrediction(predictions=ours.predictions, label_ids=ours.labels))
+        metrics |= {_prefixed(name, metric_key_prefix): value for name, value in own.items()}
+        return found._replace(
+            predictions=ours.predictions,
+            label_ids=ours.labels,
+            metrics={**(found.metrics or {}), **metrics},
+            num_samples=ours.sequences,
+        )
+
+    def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
+        """Return the Trainer's numbers of epochs and steps, counted from where the loader stands.
+
+        Raises:
+            OptionError: the loader has seen all epochs already, or stands in the middle of a step.
+        """
+        values = super().set_initial_training_values(args, dataloader)
+        if self._progress is not None:
+            self.remove_callback(self._progress)
+            self._progress = None
+        ahead = Ahead.of(dataloader.packed_loader) if isinstance(dataloader, FedLoader) else None
+        if ahead is None:
+            return values
+        done, loader = self._steps_done, dataloader.packed_loader
+        max_steps = args.max_steps if args.max_steps > 0 else done + ahead.steps(args.num_train_epochs)
+        if max_steps <= done and not done:
+            raise OptionError(
+                f"the loader has seen {ahead.epoch} epochs, and num_train_epochs is {args.num_train_epochs:g}: "
+                "nothing is left; give more epochs, or a new loader"
+            )
+        epochs = ahead.epochs(max_steps - done)
+        self._progress = Progress(loader, ahead, ahead.epoch + epochs)
+        self.add_callback(self._progress)
+        # The Trainer takes `done // most` epochs as over, and at most so many steps of each of the others.
+        most = max(ahead.left, ahead.whole)
+        _, _, examples, _, batch, _, _ = values
+        samples = examples * max_steps // dataloader.summary.steps
+        return done // most + epochs, most, examples, samples, batch, most * loader.accumulation, max_steps
+
+    def train(self, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Train as transformers' Trainer does, with the loader where it stands, or where the checkpoint left it.
+
+        Each trial of a search for hyperparameters begins where the first one began.
+
+        Raises:
+            FormatError: the checkpoint holds no state of a loader.
+            PlanMismatchError: its state is of other data, another plan, cost model or seed.
+            OptionError: it is of a model with another configuration.
+        """
+        loader = self.train_dataset
+        if not isinstance(loader, PackedLoader):
+            return super().train(resume_from_checkpoint, trial, *args, **kwargs)
+        folder = resume_from_checkpoint
+        if folder is True:
+            folder = get_last_checkpoint(self.args.output_dir)  # type: ignore[no-untyped-call]
+        if folder:
+            check_same_model(Path(folder), self.model)
+            loader.load_state_dict(saved_state(Path(folder)))
+        elif trial is not None:
+            self._begin = self._begin or loader.state_dict()
+            loader.load_state_dict(self._begin)
+        # Moves a loader from the end of an epoch to the beginning of the next
+        loader.load_state_dict(loader.state_dict())
+        self._steps_done, self._watch = steps_of(Path(folder)) if folder else 0, Watch()
+        self._tell(loader)
+        skips, self.args.ignore_data_skip = self.args.ignore_data_skip, True  # the loader is there already
+        try:
+            return super().train(resume_from_checkpoint, trial, *args, **kwargs)
+        finally:
+            self.args.ignore_data_skip = skips
+
+    def _tell(self, loader: PackedLoader) -> None:
+        """Print what packing changes."""
+        summary = None if self.quiet or not self.is_world_process_zero() else loader.summary()
+        if isinstance(summary, Summary):
+            print(effects(summary, self.args), flush=True)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log; beside a training loss, also how many sequences and tokens all ranks have seen since the first epoch."""
+        loader = self.train_dataset
+        if (
+            isinstance(loader, PackedLoader)
+            and "loss" in logs
+            and not (loader.is_stream and loader.ranks.world_size > 1)
+        ):
+            logs = {**logs, "sequences_seen": loader.sequences_seen, "tokens_seen": loader.tokens_seen}
+        super().log(logs, *args, **kwargs)
+
+    def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """Save the model as transformers' Trainer does and, while training, the loader's state beside it."""
+        super().save_model(output_dir, *args, **kwargs)
+        loader = self.train_dataset
+        if isinstance(loader, PackedLoader) and self.is_in_train and output_dir and self.args.should_save:
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
+            write_atomic(Path(output_dir) / STATE_FILE, json.dumps(loader.state_dict(), indent=1).encode() + b"\n")
+
+
+def _each(datasets: Any) -> list[Any]:
+    """Return the evaluation datasets, of which there may be one, several by name, or none."""
+    if isinstance(datasets, Mapping):
+        return list(datasets.values())
+    return [] if datasets is None else [datasets]
+
+
+def _map(datasets: Any, function: Callable[[Any], Any]) -> Any:
+    """Return evaluation datasets, one or several by name, after a function."""
+    if isinstance(datasets, Mapping):
+        return {name: function(one) for name, one in datasets.items()}
+    return function(datasets)
+
+
+def _prefixed(name: str, prefix: str) -> str:
+    return name if name.startswith(f"{prefix}_") else f"{prefix}_{name}"

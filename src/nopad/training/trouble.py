@@ -1,0 +1,132 @@
+"""When a step fails: a loss that is not finite, whose batch is kept for whoever looks into it, or too little memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nopad.batch import PackedBatch
+from nopad.batch.guard import PackedMask
+from nopad.batch.layout import Layout
+from nopad.errors import DeviceMemoryError, FormatError, LossError
+from nopad.losses import over_ranks
+
+__all__ = ["Watch", "enough_memory", "load_batch", "save_batch"]
+
+NAME = "nopad_batch_{rank}.safetensors"
+MASKS = ("attention_mask", "decoder_attention_mask")
+ARRAYS = ("seq_lengths", "starts", "order")
+
+
+class Watch:
+    """Looks at the losses of a step's micro-batches, and stops all ranks together at the first that is not finite."""
+
+    def __init__(self) -> None:
+        self._step: list[tuple[Tensor, PackedBatch]] = []
+
+    def add(self, loss: Tensor, batch: PackedBatch) -> None:
+        """Note the loss of a micro-batch; waits for no device."""
+        self._step.append((loss.detach(), batch))
+
+    def end_step(self, folder: Path, where: str, rank: int) -> None:
+        """Look at the losses of the step that is over, on all ranks.
+
+        Raises:
+            LossError: a loss is NaN or infinite on some rank; the batch is in `folder` on that rank.
+        """
+        step, self._step = self._step, []
+        if not step:
+            return
+        losses = torch.stack([loss.reshape(()) for loss, _ in step])
+        bad = (~losses.isfinite()).double() if losses.device.type != "mps" else (~losses.isfinite()).float()
+        if not float(over_ranks(bad.sum())):
+            return
+        mine = bad.nonzero().reshape(-1).tolist()
+        if not mine:
+            raise LossError(f"{where}: the loss of another rank is not finite; its message says where its batch is")
+        loss, batch = step[mine[0]]
+        path = folder / NAME.format(rank=rank)
+        save_batch(path, batch)
+        numbers = batch.records.get("seq_index") if batch.records else None
+        which = "" if numbers is None else f" (sequences {', '.join(map(str, numbers[:20].tolist()))})"
+        raise LossError(
+            f"{where}: the loss is {float(loss)} in micro-batch {mine[0]}{which}. The batch is kept in {path}: "
+            "nopad.training.load_batch reads it. Usual causes: a learning rate that is too high, half precision "
+            "without loss scaling, a label that makes the loss infinite"
+        )
+
+
+@contextmanager
+def enough_memory(batch: Any) -> Iterator[None]:
+    """Say which knobs help when memory runs out in a step.
+
+    Raises:
+        DeviceMemoryError: it did.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        known = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+        if not known or not isinstance(batch, PackedBatch):
+            raise
+        at = batch.layout
+        raise DeviceMemoryError(
+            f"out of memory with {at.shape[0]} rows of {at.shape[1]} slots, the longest sequence of {at.max_seqlen} "
+            "tokens. What helps, the harmless first: fewer rows per micro-step and as many more accumulation steps "
+            "(the same step, the same loss); gradient_checkpointing=True; bf16=True; a smaller capacity. The longest "
+            "sequence needs a capacity of its length, whatever the rows"
+        ) from error
+
+
+def save_batch(path: Path, batch: PackedBatch) -> None:
+    """Save a batch: its items, where its tokens lie, and which sequences it holds; safetensors."""
+    from safetensors.torch import save_file
+
+    at = batch.layout
+    items = {name: batch[name] for name in batch if isinstance(batch[name], Tensor) and name not in MASKS}
+    tensors = {f"item.{name}": value.detach().cpu().contiguous() for name, value in items.items()}
+    tensors |= {f"layout.{name}": torch.from_numpy(np.array(getattr(at, name))) for name in ARRAYS}
+    for name, numbers in at.records.items():
+        if np.asarray(numbers).dtype.kind in "iu":
+            tensors[f"record.{name}"] = torch.from_numpy(np.array(numbers))
+    facts = {"form": at.form, "shape": at.shape, "crossing": at.crossing, "causal": at.causal, "row_ends": at.row_ends}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path, metadata={"nopad": json.dumps(facts)})
+
+
+def load_batch(path: str | Path) -> PackedBatch:
+    """Return a batch that training kept because its loss was not finite, as the model got it.
+
+    Raises:
+        FormatError: the file is none of these.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            facts = json.loads((file.metadata() or {})["nopad"])
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        kinds = {
+            kind: {name.removeprefix(f"{kind}."): value for name, value in found.items() if name.startswith(kind)}
+            for kind in ("item", "layout", "record")
+        }
+        ends = None if facts["row_ends"] is None else tuple(facts["row_ends"])
+        layout = Layout(
+            facts["form"],
+            tuple(facts["shape"]),
+            **kinds["layout"],
+            crossing=facts["crossing"],
+            causal=facts["causal"],
+            records=kinds["record"],
+            row_ends=ends,
+        )
+        return PackedBatch({**kinds["item"], MASKS[0]: PackedMask(layout)})
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise FormatError(f"{path} is no batch that nopad kept: {error}") from error

@@ -1,0 +1,267 @@
+"""What training on packs must not change: losses, gradients, evaluation, predictions. And what failing looks like."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+import numpy as np
+import torch
+import transformers
+from runs import LENGTHS, arguments, classified, classify_records
+from runs import loader as causal_loader
+from runs import model as causal_model
+from tests.tasks.tiny import bert, tokenizer
+
+import nopad
+from nopad.errors import DeviceMemoryError, FormatError, LossError, OptionError, UnsupportedModelError
+from nopad.tasks import Examples, OfTokens
+from nopad.training import PackedTrainer, load_batch
+from nopad.training.effects import effects
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+CAPACITY = 64
+
+
+def alone(model, made):
+    """Logits and losses of each record by itself, through the model as it is."""
+    logits, losses = [], []
+    for record in made:
+        inputs = tokenizer()(record["text"], return_tensors="pt")
+        logits.append(model(**inputs).logits[0])
+        losses.append(-torch.log_softmax(logits[-1], 0)[record["label"]])
+    return torch.stack(logits), torch.stack(losses)
+
+
+class Gradients(transformers.TrainerCallback):
+    """Keeps the gradients of the first step, before the optimiser uses them."""
+
+    def __init__(self):
+        self.found = None
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **_):
+        if self.found is None:
+            self.found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def trainer(folder, model=None, made=None, kind=PackedTrainer, *, callbacks=(), how=None, **options):
+    options = {
+        "task": classified(),
+        "train_dataset": classify_records() if made is None else made,
+        "quiet": True,
+    } | options
+    options.setdefault("capacity", CAPACITY)
+    return kind(model or bert(classified()), arguments(folder, **(how or {})), callbacks=list(callbacks), **options)
+
+
+def test_a_step_is_the_mean_over_its_sequences(tmp_path):
+    """All sequences in one step, of unequal micro-batches: its loss and gradients are those of the plain mean."""
+    model, made, kept = bert(classified()), classify_records(), Gradients()
+    _, losses = alone(model, made)
+    losses.mean().backward()
+    wanted = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    how = {"gradient_accumulation_steps": 7, "num_train_epochs": 1, "max_grad_norm": 0.0}
+    run = trainer(tmp_path, model, made, callbacks=[kept], how=how)
+    run.train()
+    assert run.state.global_step == 1
+    assert {batch.layout.sequences for batch in run.train_dataset} != {1}
+    assert run.state.log_history[0]["loss"] == pytest.approx(losses.mean().item(), rel=1e-6)  # logged in float32
+    assert run.state.log_history[0]["sequences_seen"] == len(made)
+    assert kept.found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert (value - kept.found[name]).abs().max() <= 1e-12 * max(value.abs().max(), 1e-3), name
+
+
+def test_evaluation_is_that_of_single_sequences(tmp_path):
+    model, made = bert(classified()), classify_records()
+    logits, losses = alone(model.eval(), made)
+    labels = np.array([record["label"] for record in made])
+    run = trainer(tmp_path, model, made)
+    for evaluated in (made, classified().encode(made)):
+        found = run.evaluate(evaluated)
+        assert found["eval_loss"] == pytest.approx(losses.mean().item(), rel=1e-12)
+        assert found["eval_accuracy"] == np.mean(logits.argmax(1).numpy() == labels)
+    predicted = run.predict(made)
+    np.testing.assert_allclose(predicted.predictions, logits.detach().numpy(), rtol=0, atol=1e-12)
+    assert predicted.label_ids.tolist() == labels.tolist()
+    assert predicted.metrics["test_loss"] == pytest.approx(losses.mean().item(), rel=1e-12)
+
+
+def test_a_causal_model_is_evaluated_and_predicts_token_by_token(tmp_path):
+    model = causal_model().double()
+    run = PackedTrainer(
+        model, arguments(tmp_path), train_dataset=causal_loader(), eval_dataset=causal_loader(), quiet=True
+    )
+    total = count = 0
+    nopad.unpacked(model).eval()
+    stored = [np.full(length, n + 1) for n, length in enumerate(LENGTHS)]
+    first = None
+    for ids in stored:
+        one = torch.from_numpy(ids)[None]
+        logits = model(one).logits[0]
+        first = logits if first is None else first
+        total += -torch.log_softmax(logits[:-1], -1).gather(1, one[0, 1:, None]).sum().item()
+        count += len(ids) - 1
+    nopad.packed(model)
+    assert run.evaluate()["eval_loss"] == pytest.approx(total / count, rel=1e-12)
+    found = run.predict(causal_loader())
+    assert found.predictions.shape[:2] == (len(stored), max(map(len, stored)))
+    np.testing.assert_allclose(found.predictions[0, : len(stored[0])], first.detach().numpy(), atol=1e-12)
+    assert found.label_ids[3, : len(stored[3])].tolist() == [-100, *stored[3][1:]]
+
+
+def test_metrics_of_ones_own_get_arrays_in_the_order_of_the_input(tmp_path):
+    model, made, seen = bert(classified()), classify_records(), []
+
+    def metrics(prediction):
+        seen.append(prediction)
+        return {"share": float(np.mean(prediction.predictions == prediction.label_ids))}
+
+    run = trainer(
+        tmp_path,
+        model,
+        made,
+        compute_metrics=metrics,
+        preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
+        eval_dataset={"same": made, "half": made[:18]},
+    )
+    found = run.evaluate()
+    guess = alone(model.eval(), made)[0].argmax(1).tolist()
+    assert [one.predictions.tolist() for one in seen] == [guess, guess[:18]]
+    assert found["eval_half_share"] == found["eval_half_accuracy"]
+    assert found["eval_same_loss"] != found["eval_half_loss"]
+
+
+def test_the_best_checkpoint_is_loaded_at_the_end(tmp_path):
+    made = classify_records()
+    how = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True, "num_train_epochs": 3}
+    how |= {"metric_for_best_model": "eval_loss", "gradient_accumulation_steps": 1}
+    run = trainer(tmp_path, bert(classified()).float(), made, eval_dataset=made[:20], how=how)
+    run.train()
+    losses = [entry["eval_loss"] for entry in run.state.log_history if "eval_loss" in entry]
+    assert len(losses) == 3
+    assert run.evaluate()["eval_loss"] == pytest.approx(min(losses), rel=1e-5)
+
+
+def test_other_ways_to_bring_a_model(tmp_path):
+    made = classify_records(12)
+    run = PackedTrainer(
+        args=arguments(tmp_path),
+        model_init=lambda: bert(classified()),
+        task=classified(),
+        train_dataset=made,
+        capacity=CAPACITY,
+        quiet=True,
+    )
+    run.train()
+    assert run.state.global_step > 0
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query", "value"])
+    run = trainer(tmp_path, peft.get_peft_model(bert(classified()).float(), lora), made)
+    run.train()
+    assert run.state.log_history[0]["loss"] > 0
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_optimiser_and_keeps_its_batch(tmp_path):
+    model, made = bert(classified()), classify_records()
+    with torch.no_grad():
+        bad = tokenizer().convert_tokens_to_ids("Paris")
+        model.bert.embeddings.word_embeddings.weight[bad] = torch.inf
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    run = trainer(tmp_path, model, made, how={"max_grad_norm": 0.0, "logging_nan_inf_filter": True})
+    with pytest.raises(LossError, match=r"step 1: the loss is nan in micro-batch \d .*nopad_batch_0.safetensors"):
+        run.train()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    kept = load_batch(tmp_path / "nopad_batch_0.safetensors")
+    assert kept.layout.form == "rows"
+    assert (np.isin(kept["input_ids"], bad)).any()
+    assert not classified().objective.step(model, kept)[0].isfinite()
+    sequences = classified().encode(made).sequences
+    for ids, number in zip(kept.unpack_tokens(kept["input_ids"]), kept.records["seq_index"], strict=True):
+        assert ids.tolist() == sequences.part(number, number + 1).tokens["input_ids"].tolist()
+    (tmp_path / "other.safetensors").write_bytes(b"no")
+    with pytest.raises(FormatError, match="is no batch that nopad kept"):
+        load_batch(tmp_path / "other.safetensors")
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA"), RuntimeError("can't allocate memory: 9 bytes")])
+def test_too_little_memory_names_what_helps(tmp_path, monkeypatch, error):
+    run = trainer(tmp_path)
+
+    def forward(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(run.model.classifier, "forward", forward)
+    with pytest.raises(DeviceMemoryError, match=r"2 rows of 64 slots.*gradient_checkpointing=True"):
+        run.train()
+
+
+def test_what_packing_changes_is_said_before(tmp_path, capsys):
+    made = [{"text": "one two", "label": 0}] * 256  # 4 tokens each: 16 in a pack
+    how = {"warmup_steps": 2, "gradient_accumulation_steps": 8, "per_device_train_batch_size": 1, "num_train_epochs": 1}
+    run = trainer(tmp_path, made=made, how=how, quiet=False)
+    run.train()
+    said = capsys.readouterr().out
+    assert "one sequence per row would take 32 steps: a schedule in steps sees 16.00 times" in said
+    assert "an optimiser step averages over 128 sequences instead of 8" in said
+    assert "1 rows per rank and step would make steps of about as many sequences" in said
+    assert "warm-up  2 steps see 256 sequences, 16.00 times as many" in said
+    how = arguments(tmp_path, gradient_accumulation_steps=32, max_steps=4)
+    assert "gradient_accumulation_steps=2 would" in effects(run.train_dataset.summary(), how)
+    assert "max_steps=4 are 2.00 epochs; without packs they would be 0.12" in effects(run.train_dataset.summary(), how)
+
+
+def test_what_cannot_be_meant_is_refused(tmp_path):
+    with pytest.raises(OptionError, match="packs of what capacity"):
+        trainer(tmp_path, capacity=None)
+    with pytest.raises(OptionError, match="give a task or an objective"):
+        trainer(tmp_path, objective=OfTokens())
+    with pytest.raises(
+        OptionError, match=r"metric_for_best_model is 'eval_bleu', and an evaluation gives accuracy, f1"
+    ):
+        trainer(tmp_path, how={"metric_for_best_model": "eval_bleu"})
+    with pytest.raises(OptionError, match="label_smoothing_factor would do nothing"):
+        trainer(tmp_path, how={"label_smoothing_factor": 0.1})
+    with pytest.raises(OptionError, match="two losses"):
+        trainer(tmp_path, compute_loss_func=lambda *_: None)
+    with pytest.raises(UnsupportedModelError, match="what BertModel learns is not known"):
+        trainer(tmp_path, bert(classified(), "BertModel"), classified().encode(classify_records()), task=None)
+    stream = nopad.PackedLoader(lambda: iter([{"input_ids": [1, 2]}]), CAPACITY, rows=2, exhausted="repeat")
+    with pytest.raises(OptionError, match="an evaluation needs data that end"):
+        trainer(tmp_path).evaluate(stream)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    trainer(tmp_path, how={"save_strategy": "steps", "save_steps": 1, "max_steps": 1}).train()
+    other = trainer(tmp_path, bert(classified(), num_hidden_layers=1))
+    with pytest.raises(OptionError, match="num_hidden_layers is 2 there and 1 here"):
+        other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+def test_an_evaluation_that_is_not_packed_says_so(tmp_path, caplog):
+    features = [dict(tokenizer()(record["text"]), labels=record["label"]) for record in classify_records()]
+    run = PackedTrainer(
+        bert(classified()),
+        arguments(tmp_path, remove_unused_columns=False),
+        transformers.DataCollatorWithPadding(tokenizer()),
+        classified().loader(classify_records(), CAPACITY, rows=2, accumulation=2),
+        features,
+        quiet=True,
+    )
+    transformers.utils.logging.get_logger("nopad").propagate = True
+    assert "eval_loss" in run.evaluate()
+    assert "evaluation is not packed" in caplog.text
+
+
+def test_examples_without_a_task_are_tokens(tmp_path):
+    made = classified().encode(classify_records())
+    assert isinstance(made, Examples)
+    run = trainer(tmp_path, made=made, task=None)
+    run.train()
+    assert run.evaluate(made)["eval_accuracy"] >= 0
