@@ -17,6 +17,7 @@ from nopad.cli.audit import audit
 from nopad.cli.demo import demo
 from nopad.cli.pack import pack
 from nopad.cli.plan import plan
+from nopad.cli.predict import predict
 from nopad.cli.report import report
 from nopad.cli.strict import make_strict, sturdy_streams
 from nopad.cli.study import study
@@ -44,7 +45,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for verb in (demo, plan, pack, verify, report, audit):
+for verb in (demo, plan, pack, verify, report, audit, predict):
     app.command()(verb)
 app.add_typer(study, name="study")
 make_strict(app, study)

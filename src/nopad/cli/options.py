@@ -29,6 +29,7 @@ __all__ = [
     "VocabSize",
     "parse_depth",
     "parse_options",
+    "parse_pairs",
     "parse_policies",
     "parse_reader",
     "parse_share",
@@ -138,18 +139,30 @@ Even = Annotated[
 
 
 def parse_options(given: list[str] | None, even: bool = False) -> dict[str, Any]:
-    """Parse ``NAME=VALUE`` pairs; values are JSON, or else plain text. `even` stands for ``even=true``.
+    """Parse ``NAME=VALUE`` pairs of ``--option``; `even` stands for ``even=true``.
+
+    Raises:
+        OptionError: as for `parse_pairs`.
+    """
+    return parse_pairs("--option", "pack_multiple=8", [*(given or []), *(["even=true"] if even else [])])
+
+
+def parse_pairs(option: str, example: str, given: list[str] | None) -> dict[str, Any]:
+    """Parse ``NAME=VALUE`` pairs of a repeatable option; values are JSON, or else plain text.
 
     Raises:
         OptionError: a pair has no name or no value, or a name occurs twice.
+
+    >>> parse_pairs("--set", "scale=20", ["scale=20", "prompt=query: ", "skip=null"])
+    {'scale': 20, 'prompt': 'query: ', 'skip': None}
     """
     options: dict[str, Any] = {}
-    for text in [*(given or []), *(["even=true"] if even else [])]:
+    for text in given or []:
         name, equals, value = text.partition("=")
         if not name or not equals:
-            raise OptionError(f"--option must be NAME=VALUE, such as pack_multiple=8, got {text!r}")
+            raise OptionError(f"{option} must be NAME=VALUE, such as {example}, got {text!r}")
         if name in options:
-            raise OptionError(f"--option {name} is given twice")
+            raise OptionError(f"{option} {name} is given twice")
         try:
             options[name] = json.loads({"None": "null", "True": "true", "False": "false"}.get(value, value))
         except ValueError:

@@ -2,7 +2,7 @@
 
 `open_source` finds and opens the input, `load_tokenizer` loads a tokenizer without its truncation and padding,
 `sequences` tokenises the records of a source under `CorpusOptions`, and `chain` fingerprints the blocks that were read.
-A new kind of input is a subclass of `Source`.
+A new kind of input is a subclass of `Source`. `open_records` gives records as dicts, for tasks.
 """
 
 from nopad.corpus.arrays import ArrayFolder
@@ -11,6 +11,7 @@ from nopad.corpus.lengths import LengthsFile
 from nopad.corpus.objects import DatasetSource, DictSource
 from nopad.corpus.options import CorpusOptions, Counts, Empty, OnBadRecord, OverLong, ReaderOptions, TextUnit
 from nopad.corpus.pipeline import Group, sequences
+from nopad.corpus.record_stream import RecordStream, open_records
 from nopad.corpus.records import BadRecord, Carried, Record, Records
 from nopad.corpus.source import CHAIN_START, Block, IterableSource, Source, chain
 from nopad.corpus.stdlib import stdlib_texts
@@ -34,12 +35,14 @@ __all__ = [
     "OverLong",
     "ReaderOptions",
     "Record",
+    "RecordStream",
     "Records",
     "Source",
     "TextUnit",
     "Tokenizer",
     "chain",
     "load_tokenizer",
+    "open_records",
     "open_source",
     "sequences",
     "stdlib_texts",

@@ -1,29 +1,24 @@
 """Open what the user gave (files, folders and URLs, mixed) as a `Source`, with a reader per file suffix.
 
-A folder is walked recursively, including links to folders, in the byte order of relative paths; hidden files and
-folders are skipped. Files without a reader, datasets packed by nopad, Arrow files that are no part of the saved dataset
-beside them, and files that links reach a second time are listed in `ignored`. Everything that can be checked without
-reading the corpus is checked here, before anything is written: O(files).
+How files are found: `nopad.corpus.finding`. Everything that can be checked without reading the corpus is checked here,
+before anything is written: O(files).
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nopad.corpus.arrays import ArrayFolder
-from nopad.corpus.hub import HUB, load_hub
-from nopad.corpus.inputs import COMPRESSIONS, InputFile, reading
+from nopad.corpus.finding import TABLE_SUFFIXES, Finder, Suffixes, refuse_magic
+from nopad.corpus.hub import load_hub
+from nopad.corpus.inputs import InputFile
 from nopad.corpus.jsonl import JsonlFile
 from nopad.corpus.mixture import MixtureSource
 from nopad.corpus.objects import DatasetSource, DictSource
 from nopad.corpus.options import ReaderOptions
-from nopad.corpus.remote import find_remote, is_url
 from nopad.corpus.source import BLOCK_BYTES, Block, Source, located
 from nopad.corpus.tables import ArrowFile, ParquetFile
 from nopad.corpus.text import TextFile
@@ -31,14 +26,8 @@ from nopad.errors import SourceError
 
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
-TABLE_SUFFIXES = (".parquet", ".arrow", ".feather")
-SUFFIXES = TEXT_SUFFIXES + JSONL_SUFFIXES + TABLE_SUFFIXES
-# A file that is named directly and has an unknown suffix is read as text; files with these suffixes are no text.
 OTHERS = (".json", ".csv", ".tsv", ".npy", ".npz", ".pkl", ".pdf", ".docx", ".xlsx")
-MAGIC = {b"PAR1": ".parquet", b"ARROW1": ".arrow", b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
-MANIFEST = "nopad.json"  # in every folder that nopad has packed
-BESIDE = ("state.json", "dataset_info.json")  # what `save_to_disk` writes beside its Arrow files
-STATE_BYTES = 1 << 24  # a state.json is read up to here; it has a hundred bytes for each Arrow file
+CORPORA = Suffixes(read=TEXT_SUFFIXES + JSONL_SUFFIXES + TABLE_SUFFIXES, others=OTHERS)
 COLUMNS = (
     "input_ids",
     "text",
@@ -46,8 +35,6 @@ COLUMNS = (
     "labels",
     "token_type_ids",
 )  # the outputs of a tokenizer, and its input
-ARCHIVES = (".bz2", ".xz", ".lz4", ".zip", ".tar", ".7z")
-_READS = f"{', '.join(SUFFIXES)}, text and JSONL also with {' or '.join(COMPRESSIONS)}"
 
 
 class FileSource(Source):
@@ -143,22 +130,38 @@ def open_source(
 
 def _from_paths(inputs: Any, options: ReaderOptions, block_bytes: int) -> Source:
     """Return the source of files, folders and URLs."""
-    finder = _Finder(options=options, block_bytes=block_bytes)
+    finder = Finder(suffixes=CORPORA)
     finder.find_all([inputs] if isinstance(inputs, str | os.PathLike) else inputs)
     files: list[Source] = []
     places: list[str] = []
     for found in finder.found:
-        files.append(found.open())
+        files.append(_opened(found.what, options, block_bytes))
         places.append(found.place)
         _check_alike(files, places)
     return FileSource(files, ignored=finder.ignored, folders=finder.folders, settings=options.settings())
+
+
+def _opened(found: InputFile | Path | str, options: ReaderOptions, block_bytes: int) -> Source:
+    """Open a file with the reader of its suffix, a folder of arrays, or a dataset of the hub."""
+    if isinstance(found, str):
+        return load_hub(found, options)
+    if isinstance(found, Path):
+        return ArrayFolder(found, options, block_bytes=block_bytes)
+    if found.suffix in JSONL_SUFFIXES:
+        return JsonlFile(found, options=options, block_bytes=block_bytes)
+    if found.suffix in TABLE_SUFFIXES:
+        kind = ParquetFile if found.suffix == ".parquet" else ArrowFile
+        return kind(found, options, block_bytes=block_bytes)
+    if found.suffix not in TEXT_SUFFIXES:
+        refuse_magic(found)
+    return TextFile(found, unit=options.text_unit, block_bytes=block_bytes)
 
 
 def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:
     """Return the source of Python objects; None if `inputs` are paths."""
     if hasattr(inputs, "with_format"):
         return DatasetSource(inputs, options)
-    _refuse_tables(inputs)
+    refuse_tables(inputs)
     if isinstance(inputs, Iterator) or callable(inputs):
         return DictSource(inputs, options)
     if isinstance(inputs, str | os.PathLike):
@@ -203,7 +206,7 @@ def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
             )
 
 
-def _refuse_tables(inputs: Any) -> None:
+def refuse_tables(inputs: Any) -> None:
     """Refuse tables and arrays of other libraries; the error says how to give them."""
     module, name = type(inputs).__module__.partition(".")[0], type(inputs).__name__
     if module == "pandas":
@@ -217,121 +220,6 @@ def _refuse_tables(inputs: Any) -> None:
             f"{name} of shape {tuple(getattr(inputs, 'shape', ()))} is no corpus: give a list of one-dimensional "
             "arrays, one per sequence (of padded rows: list(array) with pad_id)"
         )
-
-
-@dataclass(frozen=True)
-class _Found:
-    """One input: its name for messages, an identity by which duplicates are found, and the function that opens it."""
-
-    place: str
-    identity: str
-    open: Callable[[], Source]
-
-
-@dataclass(kw_only=True)
-class _Finder:
-    """Finds the inputs in reading order, without opening them.
-
-    Attributes:
-        found: the inputs.
-        ignored: names of files that are not read.
-        folders: the folders that were walked.
-    """
-
-    options: ReaderOptions
-    block_bytes: int
-    found: list[_Found] = field(default_factory=list)
-    ignored: list[str] = field(default_factory=list)
-    folders: list[Path] = field(default_factory=list)
-
-    def find_all(self, inputs: Sequence[str | os.PathLike[str]]) -> None:
-        """Find all inputs, and refuse an input that was given twice."""
-        if not inputs:
-            raise SourceError("no input was given; give text files, JSONL files, Parquet files, or folders of them")
-        for given in inputs:
-            if not isinstance(given, str | os.PathLike):
-                raise SourceError(f"{type(given).__name__} in a list of paths; give paths and URLs, or a list of dicts")
-            text = os.fspath(given)
-            if not isinstance(text, str) or not text or "\0" in text:
-                raise SourceError(
-                    f"{text!r} is no path; give that of a file or folder, a folder by '.' if it is this one"
-                )
-            if text.startswith(HUB):
-                self.found.append(_Found(text, text, partial(load_hub, text, self.options)))
-            elif is_url(text):
-                self._at_url(text)
-            else:
-                with reading(Path(text)):
-                    self._at_path(Path(text))
-        seen: dict[str, str] = {}
-        for one in self.found:
-            if one.identity in seen:
-                same = "" if seen[one.identity] == one.place else f" (it is the same file as {seen[one.identity]})"
-                raise SourceError(f"{one.place}: given twice{same}; give each file, or the folder it is in, once")
-            seen[one.identity] = one.place
-
-    def _add(self, file: InputFile) -> None:
-        identity = os.path.realpath(file.path) if file.remote is None else str(file.path)
-        self.found.append(_Found(str(file.path), identity, partial(self._opened, file)))
-
-    def _at_url(self, url: str) -> None:
-        found = [
-            InputFile(path=path, name=name, size=size, remote=remote, stamp=stamp)
-            for path, name, size, stamp, remote in find_remote(url)
-        ]
-        packed = tuple(file.name.removesuffix(MANIFEST) for file in found if file.name.split("/")[-1] == MANIFEST)
-        if "" in packed:
-            raise SourceError(f"{url}: {_PACKED_FOLDER}")
-        named = {file.name: file for file in found}
-        apart = _no_part(list(named), named.__getitem__, url)
-        known = [
-            file for file in found if _is_read(file) and not file.name.startswith(packed) and file.name not in apart
-        ]
-        if not known:
-            raise SourceError(
-                f"{url}: none of its {len(found)} files is of a kind that nopad reads; nopad reads {_READS}"
-            )
-        for file in known:
-            self._add(file)
-        self.ignored += [file.name for file in found if file not in known]
-
-    def _at_path(self, path: Path) -> None:
-        if not path.is_dir():
-            self._add(_named_file(path))
-        elif (path / "dataset_dict.json").is_file():
-            splits = sorted(inner.name for inner in path.iterdir() if inner.is_dir())
-            raise SourceError(
-                f"{path}: a saved DatasetDict of several splits ({', '.join(splits)}); give one of them, such as "
-                f"{path / (splits[0] if splits else 'train')}, or each with a name: NAME={path / 'SPLIT'}"
-            )
-        elif (path / MANIFEST).is_file():
-            raise SourceError(f"{path}: {_PACKED_FOLDER}")
-        elif (path / "offsets.npy").is_file():
-            opened = partial(ArrayFolder, path, self.options, block_bytes=self.block_bytes)
-            self.found.append(_Found(str(path), os.path.realpath(path), opened))
-        else:
-            files, ignored = _find_in(path)
-            for file in files:
-                self._add(file)
-            self.ignored += ignored
-            self.folders.append(path)
-
-    def _opened(self, file: InputFile) -> Source:
-        """Open a file with the reader of its suffix."""
-        if file.suffix in JSONL_SUFFIXES:
-            return JsonlFile(file, options=self.options, block_bytes=self.block_bytes)
-        if file.suffix in TABLE_SUFFIXES:
-            kind = ParquetFile if file.suffix == ".parquet" else ArrowFile
-            return kind(file, self.options, block_bytes=self.block_bytes)
-        if file.suffix not in TEXT_SUFFIXES:
-            start = next(file.lines(), b"")
-            for magic, suffix in MAGIC.items():
-                if start.startswith(magic):
-                    raise SourceError(f"{file.path}: its content is that of a {suffix} file; rename it so")
-        return TextFile(file, unit=self.options.text_unit, block_bytes=self.block_bytes)
-
-
-_PACKED_FOLDER = "a packed dataset already; open it with nopad.open_packed, or give its source"
 
 
 def _check_alike(files: Sequence[Source], paths: Sequence[str]) -> None:
@@ -360,108 +248,3 @@ def _check_alike(files: Sequence[Source], paths: Sequence[str]) -> None:
             f"the column {name!r} is not alike in all files: {kinds[0]} in {paths[known]}, {kinds[1]} in {paths[-1]}; "
             "make them alike, or name the columns to carry with --carry"
         )
-
-
-def _named_file(path: Path) -> InputFile:
-    """Return a file that the user named directly; a file with an unknown suffix is read as text.
-
-    Raises:
-        SourceError: the suffix is one of a format that nopad knows and does not read.
-    """
-    file = InputFile.found(path, path.name) if path.suffix.lower() not in OTHERS + ARCHIVES else None
-    if file is None or _is_archive(file) or file.suffix in OTHERS:
-        way = "rename it to .jsonl if it has one object a line" if path.suffix == ".json" else "convert it"
-        raise SourceError(
-            f"{path}: a {path.suffix} file would be read as plain text, which it is not; {way} (nopad reads {_READS})"
-        )
-    return file
-
-
-def _is_read(file: InputFile) -> bool:
-    """Whether nopad reads a file in a folder, by its suffix; compressed tables are not read."""
-    return file.suffix in SUFFIXES and not _is_archive(file)
-
-
-def _is_archive(file: InputFile) -> bool:
-    """Whether a file is compressed although its format cannot be read compressed."""
-    return bool(file.compression) and file.suffix in (*TABLE_SUFFIXES, *OTHERS, ".tar")
-
-
-def _no_part(names: Sequence[str], opened: Callable[[str], InputFile], place: Path | str) -> set[str]:
-    """Return the Arrow files among `names` that lie beside a saved dataset and are no part of it.
-
-    Which files are part of a saved dataset is stated in its state.json. The others are caches of `datasets.map`, and
-    shards of an earlier `save_to_disk`. `opened` returns the file with a name; `place` is for messages.
-
-    Raises:
-        SourceError: a file that state.json lists is missing.
-    """
-    folders: dict[str, set[str]] = {}
-    for name in names:
-        folder, slash, file = name.rpartition("/")
-        folders.setdefault(folder + slash, set()).add(file)
-    apart: set[str] = set()
-    for folder, files in folders.items():
-        if "state.json" not in files:
-            continue
-        try:
-            state = json.loads(opened(f"{folder}state.json").whole(STATE_BYTES))
-            parts = {str(part["filename"]) for part in state["_data_files"]}
-        except (ValueError, KeyError, TypeError, RecursionError):  # of another program
-            continue
-        if missing := sorted(parts - files):
-            raise SourceError(f"{place}: {folder}{missing[0]} of this saved dataset is missing; save the dataset again")
-        if parts:
-            apart |= {folder + file for file in files - parts if file.endswith(".arrow")}
-    return apart
-
-
-def _find_in(folder: Path) -> tuple[list[InputFile], list[str]]:
-    """Return the files of a folder, sorted and each once, and the names of files that are not read."""
-    names = sorted(_walk(folder), key=lambda name: name.encode("utf-8", "surrogateescape"))
-    read: dict[str, str] = {}
-    files, ignored = [], []
-    apart = _no_part(names, lambda name: InputFile.found(folder / name, name), folder)
-    for name in names:
-        if name in apart:
-            ignored.append(f"{name} (no part of the saved dataset)")
-            continue
-        if not _is_read(InputFile(path=folder / name, name=name, size=0)):
-            if name.split("/")[-1] not in BESIDE:
-                ignored.append(name)
-            continue
-        first = read.setdefault(os.path.realpath(folder / name), name)
-        if first == name:
-            files.append(InputFile.found(folder / name, name))
-        else:
-            ignored.append(f"{name} (the same file as {first})")
-    if not files:
-        held = (
-            f"none of its {len(names)} files is of a kind that nopad reads (such as {names[0]!r})"
-            if names
-            else ("the folder is empty (hidden files do not count)")
-        )
-        raise SourceError(f"{folder}: {held}; nopad reads {_READS}")
-    return files, ignored
-
-
-def _walk(folder: Path) -> Iterator[str]:
-    """Yield the relative POSIX paths of all files that are not hidden, and of the folders that are not entered.
-
-    Two kinds of folder are not entered: packed datasets, and links to a folder that contains the link.
-    """
-
-    def fail(error: OSError) -> None:
-        with reading(Path(error.filename)):
-            raise error
-
-    for parent, folders, files in os.walk(folder, followlinks=True, onerror=fail):
-        here = os.path.realpath(parent)
-        kept = [name for name in folders if not name.startswith(".")]
-        # a link to one of its own parent folders would be walked for ever
-        loops = [n for n in kept if (here + os.sep).startswith(os.path.realpath(os.path.join(parent, n)) + os.sep)]
-        packed = [name for name in kept if os.path.isfile(os.path.join(parent, name, MANIFEST))]
-        folders[:] = [name for name in kept if name not in loops + packed]
-        for name in files + sorted({*loops, *packed}):
-            if not name.startswith("."):
-                yield (Path(parent) / name).relative_to(folder).as_posix()

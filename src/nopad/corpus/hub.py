@@ -6,17 +6,24 @@ a name that is not cached raises an error within seconds (`network`).
 
 from __future__ import annotations
 
+from typing import Any
+
 from nopad.corpus.network import NOT_REACHED, hub_in_reach
 from nopad.corpus.objects import DatasetSource
 from nopad.corpus.options import ReaderOptions
 from nopad.errors import MissingExtraError, SourceError
 
-__all__ = ["HUB", "load_hub"]
+__all__ = ["HUB", "hub_dataset", "load_hub"]
 
 HUB = "hf:"
 
 
 def load_hub(spec: str, options: ReaderOptions) -> DatasetSource:
+    """Load a dataset by name as a source; see `hub_dataset`."""
+    return DatasetSource(hub_dataset(spec), options, name=spec)
+
+
+def hub_dataset(spec: str) -> Any:
     """Load a dataset by name; the default split is "train".
 
     Raises:
@@ -33,11 +40,10 @@ def load_hub(spec: str, options: ReaderOptions) -> DatasetSource:
         raise MissingExtraError(f"{spec}: datasets of the Hugging Face hub need: pip install datasets") from error
     with hub_in_reach() as online:
         try:
-            loaded = datasets.load_dataset(name, config or None, split=split or "train")
+            return datasets.load_dataset(name, config or None, split=split or "train")
         except Exception as error:  # offline, no such name, no such split: the hub has one class for each
             reason = str(error).strip().split("\n")[0] or type(error).__name__
             raise SourceError(
                 f"{spec}: could not be had from the Hugging Face hub ({reason if online else NOT_REACHED}); "
                 "check the name and the network, or give files"
             ) from error
-    return DatasetSource(loaded, options, name=spec)

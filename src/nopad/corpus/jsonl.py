@@ -147,18 +147,14 @@ def decode_columns(
     """
     items: list[dict[str, Any]] = []
     lines: list[int] = []
-    for line, raw in enumerate(data.split(b"\n"), first_line):
-        if not raw or raw == b"\r":
-            continue
-        value = _parse(raw, line)
+    for line, value in json_lines(data, first_line):
         if isinstance(value, dict):
             items.append(value)
             lines.append(line)
             continue
         yield from _in_columns(items, lines, schema, selection)
         items, lines = [], []
-        wrong = BadRecord(line=line, reason=f"not a JSON object but {_described(value)}")
-        yield value if isinstance(value, BadRecord) else wrong
+        yield no_object(value, line)
     yield from _in_columns(items, lines, schema, selection)
 
 
@@ -180,10 +176,7 @@ def decode_objects(
     """
     texts: list[str] = []
     lines: list[int] = []
-    for line, raw in enumerate(data.split(b"\n"), first_line):
-        if not raw or raw == b"\r":
-            continue
-        value = _parse(raw, line)
+    for line, value in json_lines(data, first_line):
         if field.kind == "text" and type(value) is dict and type(value.get(field.name)) is str:
             texts.append(value[field.name])
             lines.append(line)
@@ -196,10 +189,8 @@ def decode_objects(
 
 
 def _record(value: Any, line: int, field: Field) -> Record | BadRecord:
-    if isinstance(value, BadRecord):
-        return value
     if not isinstance(value, dict):
-        return BadRecord(line=line, reason=f"not a JSON object but {_described(value)}")
+        return no_object(value, line)
     if field.name not in value:
         return BadRecord(line=line, reason=f"no {field.name!r} in this object; {_keys(value)}")
     content = value[field.name]
@@ -208,6 +199,20 @@ def _record(value: Any, line: int, field: Field) -> Record | BadRecord:
             return ids_record(content, line, field.name)
         return BadRecord(line=line, reason=f"{field.name!r} is {_described(content)}, not a list of ids")
     return BadRecord(line=line, reason=f"{field.name!r} is {_described(content)}, not a string")
+
+
+def json_lines(data: bytes, first_line: int) -> Iterator[tuple[int, Any]]:
+    """Yield (line, JSON value) of each line that is not empty; the value of a broken line is a `BadRecord`."""
+    for line, raw in enumerate(data.split(b"\n"), first_line):
+        if raw and raw != b"\r":
+            yield line, _parse(raw, line)
+
+
+def no_object(value: Any, line: int) -> BadRecord:
+    """Return why the value of a line is no record, if it is no JSON object."""
+    if isinstance(value, BadRecord):
+        return value
+    return BadRecord(line=line, reason=f"not a JSON object but {_described(value)}")
 
 
 def _parse(raw: bytes, line: int) -> Any:

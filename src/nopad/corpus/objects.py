@@ -19,7 +19,7 @@ from nopad.corpus.tables import TableSource
 from nopad.errors import NopadError, SourceError
 from nopad.options import Option
 
-__all__ = ["DatasetSource", "DictSource", "as_arrow", "schema_of", "to_batch"]
+__all__ = ["DatasetSource", "DictSource", "as_arrow", "dataset_batches", "schema_of", "to_batch", "unreadable"]
 
 
 ROWS = Option(default=1000, help="rows in a block")
@@ -62,24 +62,34 @@ class DatasetSource(TableSource):
         if self._dicts is not None:
             yield from self._dicts.batches()
             return
-        row = 1
-        tables = iter(self._dataset.iter(batch_size=self._rows))
-        while True:
-            try:
-                table = next(tables, None)
-            except Exception as error:  # from the library, the data, or the user's own functions
-                raise _unreadable(self._path, row, error) from error
-            if table is None:
-                return
-            yield from table.combine_chunks().to_batches()
-            row += table.num_rows
+        yield from dataset_batches(self._dataset, self._rows, self._path)
 
     def inventory(self) -> list[tuple[str, int]]:
         """Return the dataset's name and number of rows; empty if the number is not known."""
         return [(self._name, self._length)] if self._length is not None else []
 
 
-def _unreadable(name: str, row: int, error: Exception) -> SourceError:
+def dataset_batches(dataset: Any, rows: int, name: str) -> Iterator[pa.RecordBatch]:
+    """Yield batches of so many rows of a dataset in Arrow format (`as_arrow`); `name` is for messages.
+
+    Raises:
+        SourceError: the dataset, or a function of the user's in it, fails.
+    """
+    row = 1
+    tables = iter(dataset.iter(batch_size=rows))
+    while True:
+        try:
+            table = next(tables, None)
+        except Exception as error:  # from the library, the data, or the user's own functions
+            raise unreadable(name, row, error) from error
+        if table is None:
+            return
+        yield from table.combine_chunks().to_batches()
+        row += table.num_rows
+
+
+def unreadable(name: str, row: int, error: Exception) -> SourceError:
+    """Return the error of objects that cannot be read from a row on."""
     reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(": ")
     return SourceError(f"{name}: cannot be read from row {row} on ({reason}); repair it")
 
@@ -151,7 +161,7 @@ class DictSource(TableSource):
         except NopadError:
             raise
         except Exception as error:  # from the user's own code, or from a library in it
-            raise _unreadable(name, row, error) from error
+            raise unreadable(name, row, error) from error
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield batches of a fixed number of rows, with null for values that do not have the type of their column."""

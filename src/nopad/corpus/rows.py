@@ -21,7 +21,7 @@ from nopad.corpus.records import MAX_ID, BadRecord, Records
 from nopad.corpus.selection import Selection, is_string
 from nopad.sequences import Sequences
 
-__all__ = ["decode_rows", "numbers"]
+__all__ = ["decode_rows", "numbers", "without_broken_text"]
 
 
 def decode_rows(
@@ -38,7 +38,7 @@ def decode_rows(
     """
     rows = np.arange(first_row, first_row + batch.num_rows) if isinstance(first_row, int) else first_row
     bad = dict(known_bad or {})
-    batch = _without_broken_text(batch, bad)
+    batch = without_broken_text(batch, bad)
     if selection.kind == "text":
         column = batch.column(selection.content)
         for row, reason in _null_rows(column, selection.content).items():
@@ -232,7 +232,7 @@ def _sequence_columns(batch: pa.RecordBatch, selection: Selection) -> dict[str, 
     return found
 
 
-def _without_broken_text(batch: pa.RecordBatch, bad: dict[int, str]) -> pa.RecordBatch:
+def without_broken_text(batch: pa.RecordBatch, bad: dict[int, str]) -> pa.RecordBatch:
     """Mark rows with text that is not UTF-8 as bad, and return the batch with nulls in place of this text."""
     for at, name in enumerate(batch.schema.names):
         column = batch.column(at)

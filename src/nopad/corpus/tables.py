@@ -8,7 +8,7 @@ as Arrow's decoding. Batches of an Arrow file are copied once, and each must fit
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,17 @@ from nopad.corpus.selection import Selection, select
 from nopad.corpus.source import BLOCK_BYTES, Block, Source
 from nopad.errors import NopadError, SourceError
 
-__all__ = ["ArrowFile", "ParquetFile", "TableSource", "library_errors", "opened_arrow"]
+__all__ = [
+    "ArrowFile",
+    "ParquetFile",
+    "TableSource",
+    "arrow_batches",
+    "arrow_schema",
+    "library_errors",
+    "opened_arrow",
+    "parquet_batches",
+    "parquet_footer",
+]
 
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 ARROW_FILE = b"ARROW1"
@@ -79,27 +89,12 @@ class ParquetFile(TableSource):
         """Read the footer."""
         self._file = file
         self._block_bytes = block_bytes
-        with file.random() as opened, library_errors(file, "Parquet"):
-            self._metadata = pq.read_metadata(opened)
-            schema = self._metadata.schema.to_arrow_schema()
+        self._metadata, schema = parquet_footer(file)
         super().__init__(file.name, str(file.path), schema, options)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield batches of about `block_bytes` from each row group."""
-        with self._file.random() as opened, library_errors(self._file, "Parquet"):
-            parquet = pq.ParquetFile(opened, page_checksum_verification=True)
-            if not parquet.metadata.equals(self._metadata):
-                raise SourceError(f"{self._path}: replaced while the job was running; run again when nothing writes")
-            for group in range(self._metadata.num_row_groups):
-                described = self._metadata.row_group(group)
-                rows = rows_of(self._block_bytes, described.total_byte_size, described.num_rows)
-                read = 0
-                for batch in parquet.iter_batches(rows, row_groups=[group], columns=self.selection.columns):
-                    read += batch.num_rows
-                    self._file.prove(opened)
-                    yield batch
-                if read != described.num_rows:
-                    raise pa.ArrowInvalid(f"row group {group} holds {read:,} of its {described.num_rows:,} rows")
+        return parquet_batches(self._file, self._metadata, self._block_bytes, self.selection.columns)
 
     def inventory(self) -> list[tuple[str, int]]:
         """Return this file's name and size."""
@@ -117,18 +112,12 @@ class ArrowFile(TableSource):
         """Read the schema of the file."""
         self._file = file
         self._block_bytes = block_bytes
-        with file.random() as opened, library_errors(file, "Arrow"):
-            schema = opened_arrow(opened).schema
+        schema = arrow_schema(file)
         super().__init__(file.name, str(file.path), schema, options)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the file's own record batches."""
-        with self._file.random() as opened, library_errors(self._file, "Arrow"):
-            found = opened_arrow(opened, self._file.path)
-            numbered = isinstance(found, pa.RecordBatchFileReader)
-            for batch in map(found.get_batch, range(found.num_record_batches)) if numbered else found:
-                self._file.prove(opened)
-                yield batch
+        return arrow_batches(self._file)
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Yield slices of about `block_bytes` each."""
@@ -141,6 +130,67 @@ class ArrowFile(TableSource):
     def files(self) -> list[InputFile]:
         """Return this file."""
         return [self._file]
+
+
+def parquet_footer(file: InputFile) -> tuple[Any, pa.Schema]:
+    """Return the metadata and the schema of a Parquet file.
+
+    Raises:
+        SourceError: it is no whole Parquet file.
+    """
+    with file.random() as opened, library_errors(file, "Parquet"):
+        metadata = pq.read_metadata(opened)
+        return metadata, metadata.schema.to_arrow_schema()
+
+
+def parquet_batches(
+    file: InputFile, metadata: Any, block_bytes: int, columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches of about `block_bytes` from each row group of a Parquet file, the same at every call.
+
+    `metadata` is that of the file when it was found; `columns` are those to read; None: all.
+
+    Raises:
+        SourceError: the file is damaged, or was replaced.
+    """
+    with file.random() as opened, library_errors(file, "Parquet"):
+        parquet = pq.ParquetFile(opened, page_checksum_verification=True)
+        if not parquet.metadata.equals(metadata):
+            raise SourceError(f"{file.path}: replaced while the job was running; run again when nothing writes")
+        for group in range(metadata.num_row_groups):
+            described = metadata.row_group(group)
+            rows = rows_of(block_bytes, described.total_byte_size, described.num_rows)
+            read = 0
+            for batch in parquet.iter_batches(rows, row_groups=[group], columns=columns):
+                read += batch.num_rows
+                file.prove(opened)
+                yield batch
+            if read != described.num_rows:
+                raise pa.ArrowInvalid(f"row group {group} holds {read:,} of its {described.num_rows:,} rows")
+
+
+def arrow_schema(file: InputFile) -> pa.Schema:
+    """Return the schema of an Arrow file or stream.
+
+    Raises:
+        SourceError: it is neither.
+    """
+    with file.random() as opened, library_errors(file, "Arrow"):
+        return opened_arrow(opened).schema
+
+
+def arrow_batches(file: InputFile) -> Iterator[pa.RecordBatch]:
+    """Yield an Arrow file's own record batches.
+
+    Raises:
+        SourceError: the file is damaged or cut short.
+    """
+    with file.random() as opened, library_errors(file, "Arrow"):
+        found = opened_arrow(opened, file.path)
+        numbered = isinstance(found, pa.RecordBatchFileReader)
+        for batch in map(found.get_batch, range(found.num_record_batches)) if numbered else found:
+            file.prove(opened)
+            yield batch
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from nopad.store.manifest import POLICIES, SPLITS, Manifest, tool_versions
 from nopad.store.monitor import Monitor, Silent
 from nopad.store.options import PackOptions
 from nopad.store.spool import Progress, Spool
-from nopad.store.workspace import Workspace
+from nopad.store.workspace import Workspace, check_outside
 
 __all__ = ["pack_corpus"]
 
@@ -88,7 +88,7 @@ def pack_corpus(
     if source.kind == "ids":
         tokenizer = None  # ids need no tokenizer, so the manifest must not name one
     workspace = Workspace(local_path(out))
-    _check_outside(source, workspace.out)
+    check_outside(source.folders, workspace.out)
     packing = (packing or PackOptions()).checked(corpus.capacity)
     job = _Job(workspace, source, corpus, tokenizer, packing, index_only, monitor or Silent())
     if job.is_finished():
@@ -117,13 +117,6 @@ def _check_kinds(source: Source, corpus: CorpusOptions, tokenizer: Tokenizer | N
     ):
         if not isinstance(given, kind):
             raise OptionError(f"{type(given).__name__} is no {getattr(kind, '__name__', 'Tokenizer')}; {way}")
-
-
-def _check_outside(source: Source, out: Path) -> None:
-    """Refuse an output folder inside a folder of the source, since the next job would read the output as input."""
-    for folder in source.folders:
-        if out.resolve().is_relative_to(folder.resolve()):
-            raise OptionError(f"{out} lies in {folder}, which is read; choose a folder outside of it")
 
 
 @dataclass

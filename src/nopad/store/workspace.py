@@ -15,19 +15,25 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from nopad.corpus import Source
-from nopad.errors import CorruptError, OutputBusyError, OutputExistsError, ResumeError
+from nopad.errors import CorruptError, OptionError, OutputBusyError, OutputExistsError, ResumeError
 from nopad.files import PARTIAL_SUFFIX, fsync_folder, sha256_file, storage_errors, write_atomic
 from nopad.store.manifest import MANIFEST, PLAN, Manifest
 from nopad.store.seal import sealed, sealed_line, sealed_lines, unsealed
 
-__all__ = ["Workspace"]
+__all__ = ["Workspace", "check_outside", "differences", "holds"]
 
 WORK = ".work"
 JOB = "job.json"
 FINISHED = "finished.jsonl"
+
+
+class Inventoried(Protocol):
+    """What a job reads: it knows its files."""
+
+    def inventory(self) -> list[tuple[str, int]]:
+        """Return (name, bytes) of each file."""
 
 
 class Workspace:
@@ -62,7 +68,7 @@ class Workspace:
         """
         manifest = Manifest.load(self.out)
         wanted = {name: value for name, value in settings.items() if name != "tool_versions"}
-        changed = _differences({name: getattr(manifest, name) for name in wanted}, wanted)
+        changed = differences({name: getattr(manifest, name) for name in wanted}, wanted)
         if changed:
             raise OutputExistsError(
                 f"{self.out} already holds a packed dataset made with other settings ({changed}); choose another folder"
@@ -73,13 +79,13 @@ class Workspace:
             )
         for name, digest in [(PLAN, manifest.plan_sha256), *((shard.file, shard.sha256) for shard in manifest.shards)]:
             path = self.out / name
-            if not _holds(path, digest):
+            if not holds(path, digest):
                 raise CorruptError(f"{path} is missing or damaged; delete {self.out} to pack again")
         self.clear()  # a job killed after writing its manifest leaves its work folder
         return manifest
 
     @contextmanager
-    def claim(self, settings: Mapping[str, Any], source: Source) -> Iterator[None]:
+    def claim(self, settings: Mapping[str, Any], source: Inventoried) -> Iterator[None]:
         """Create or enter the work folder and lock it, after checking that any unfinished job in it is this one.
 
         Raises:
@@ -104,6 +110,14 @@ class Workspace:
         finally:
             os.close(lock)
 
+    def stored_settings(self) -> dict[str, Any]:
+        """Return the settings of the unfinished job; empty if there is none, or its ``job.json`` is damaged."""
+        try:
+            found: dict[str, Any] = unsealed(json.loads((self.work / JOB).read_text(encoding="utf-8")))["settings"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
     def abandon(self) -> None:
         """Remove the files of a job that can never finish."""
         shutil.rmtree(self.work, ignore_errors=True)
@@ -121,14 +135,16 @@ class Workspace:
             journal.flush()
             os.fsync(journal.fileno())
 
-    def finished_files(self, origin: str) -> dict[str, dict[str, Any]]:
+    def finished_files(self, origin: str, folder: Path | None = None) -> dict[str, dict[str, Any]]:
         """Return what the journal says about each finished file, by name, for files that have not changed since.
 
-        Damaged lines are skipped; their files are made again, as are files that have changed.
+        The files are in `folder`; None: in the work folder. Damaged lines are skipped; their files are made again, as
+        are files that have changed.
 
         Raises:
             ResumeError: a file was made from another source than `origin`.
         """
+        where = folder or self.work
         with storage_errors("reading", self.work):
             found = [document for document, _ in sealed_lines(self.work / FINISHED) if document]
             noted = {document["finished"]["file"]: document["finished"] for document in found}
@@ -137,7 +153,7 @@ class Workspace:
                     f"the source changed since the job in {self.out} started; "
                     "put it back as it was, or delete the folder to start over"
                 )
-            return {name: known for name, known in noted.items() if _holds(self.work / name, known["sha256"])}
+            return {name: known for name, known in noted.items() if holds(where / name, known["sha256"])}
 
     def take_back(self, name: str) -> None:
         """Move a folder back into the work folder, if a run was killed after publishing it and before finishing.
@@ -200,7 +216,7 @@ class Workspace:
         """Refuse to resume a job that was started with other settings or files; the error names the differences."""
         try:
             stored = unsealed(json.loads(job_file.read_text(encoding="utf-8")))
-            changed = _differences(stored["settings"], started["settings"])
+            changed = differences(stored["settings"], started["settings"])
             before, now = (dict(map(tuple, job["inventory"])) for job in (stored, started))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ResumeError(f"{job_file} is damaged ({error}); {_start_over(self.out)}") from error
@@ -218,16 +234,27 @@ class Workspace:
                 )
 
 
+def check_outside(folders: Iterable[Path], out: Path) -> None:
+    """Refuse an output folder inside a folder of the input, since the next job would read the output as input.
+
+    Raises:
+        OptionError: it lies there.
+    """
+    for folder in folders:
+        if out.resolve().is_relative_to(folder.resolve()):
+            raise OptionError(f"{out} lies in {folder}, which is read; choose a folder outside of it")
+
+
 def _start_over(out: Path) -> str:
     return f"delete {out} to start over"
 
 
-def _holds(path: Path, digest: str) -> bool:
+def holds(path: Path, digest: str) -> bool:
     """Whether a file is there with this SHA-256."""
     return path.is_file() and sha256_file(path) == digest
 
 
-def _differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return which settings differ, such as "capacity was 512, now 384"; empty if none does."""
     groups = {"options": None, "tool_versions": None}
     flat = [{**s, **s["options"], **s.get("tool_versions", {}), **groups} for s in (stored, now)]

@@ -14,25 +14,36 @@ from nopad.tasks.examples import Examples
 from nopad.tasks.folder import Texts
 from nopad.tasks.objective import Meter, Objective
 from nopad.tasks.objectives import OfSequences, OfSpans, OfTokens, objective_of
-from nopad.tasks.scores import sequence_logprobs
+from nopad.tasks.predicting import Predicted, Predictions, Predictor, predict
+from nopad.tasks.prediction_files import PredictionFiles, predict_files
+from nopad.tasks.scores import Scoring, sequence_logprobs
 from nopad.tasks.task import Task
+from nopad.tasks.vectors import Embedding
 
 __all__ = [
     "GLUE",
     "Classification",
     "Embedder",
+    "Embedding",
     "Examples",
     "Meter",
     "Objective",
     "OfSequences",
     "OfSpans",
     "OfTokens",
+    "Predicted",
+    "PredictionFiles",
+    "Predictions",
+    "Predictor",
     "Regression",
+    "Scoring",
     "SeveralLabels",
     "Task",
     "Texts",
     "embed",
     "glue",
     "objective_of",
+    "predict",
+    "predict_files",
     "sequence_logprobs",
 ]

@@ -59,11 +59,9 @@ def stacked(
     """Return lists of ids, and of further values per token, as columns of int32, with values per sequence.
 
     Raises:
-        LengthError: there is no sequence, or one has no token.
+        LengthError: a sequence has no token.
     """
     lengths = np.fromiter((len(one) for one in ids), np.int64, len(ids))
-    if not lengths.size:
-        raise LengthError("there is no record, so there is nothing to train on or to predict")
     if not lengths.all():
         raise LengthError(f"record {int(lengths.argmin())} has no token; leave it out")
     total = int(lengths.sum())
@@ -84,11 +82,15 @@ def numbered(records: Iterable[Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
     Raises:
         RecordError: a record is no mapping of columns.
+        LengthError: there is no record.
     """
+    number = -1
     for number, record in enumerate(records):
         if not isinstance(record, Mapping):
             raise RecordError(f"record {number} is a {type(record).__name__}; expected a dict of columns")
         yield number, record
+    if number < 0:
+        raise LengthError("there is no record, so there is nothing to train on or to predict")
 
 
 def field_of(record: Mapping[str, Any], name: str, number: int, kind: type | tuple[type, ...] = str) -> Any:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from nopad.batch import PackedBatch
 from nopad.corpus.options import OverLong
-from nopad.errors import OptionError
+from nopad.errors import LengthError, OptionError
 from nopad.loading import PackedLoader
 from nopad.loading.supply import Collate
 from nopad.options import Option
@@ -34,11 +35,14 @@ class Task(ABC):
         max_length: most tokens of a sequence; None: any number.
         over_long: what happens to longer ones: "error", "truncate", "drop"; some tasks "split" them.
         objective: what is learned.
+        dtypes: NumPy's names of the types in which predictions are stored that are numbers, or lists of numbers, and
+            neither int64 nor float64; by name.
     """
 
     name: ClassVar[str]
     auto: ClassVar[str]
     policies: ClassVar[tuple[OverLong, ...]] = ("error", "truncate", "drop")
+    dtypes: ClassVar[Mapping[str, str]] = {}
     objective: Objective
 
     def __init__(self, tokenizer: Any, *, max_length: int | None = None, over_long: OverLong = "error") -> None:
@@ -54,7 +58,7 @@ class Task(ABC):
 
     @abstractmethod
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn records into sequences.
+        """Turn records into sequences; none, where the task leaves out every record.
 
         Args:
             records: dicts of columns.
@@ -96,6 +100,11 @@ class Task(ABC):
 
         return getattr(transformers, self.auto).from_pretrained(name, **{**self.model_options(), **options})
 
+    @classmethod
+    def found_options(cls, folder: Path) -> dict[str, Any]:
+        """Return options that a model's folder states beside its configuration; none unless a task reads some."""
+        return {}
+
     @property
     def collate(self) -> Collate | None:
         """What makes a batch of sequences, for `nopad.PackedLoader`; None: its own."""
@@ -104,8 +113,14 @@ class Task(ABC):
     def loader(
         self, data: Examples | Iterable[Mapping[str, Any]], capacity: int | None = None, **options: Any
     ) -> PackedLoader:
-        """Return a loader of records with labels, or of examples; `options` are those of `nopad.PackedLoader`."""
+        """Return a loader of records with labels, or of examples; `options` are those of `nopad.PackedLoader`.
+
+        Raises:
+            LengthError: the task left every record out.
+        """
         made = data if isinstance(data, Examples) else self.encode(data)
+        if not len(made):
+            raise LengthError(f"nothing is left to train on: {made}; raise max_length, or truncate")
         if made.group > 1:
             options.setdefault("groups", made.group)
         options.setdefault("collate", self.collate)

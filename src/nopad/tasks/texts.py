@@ -6,10 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from nopad.corpus.options import OverLong
 from nopad.errors import LengthError
+from nopad.tasks.examples import Examples, stacked
 
-__all__ = ["Tokenised", "tokenised"]
+__all__ = ["Tokenised", "encoded", "tokenised"]
 
 _AT_ONCE = 1000  # texts; the tokenizer works on them in parallel
 
@@ -77,6 +80,19 @@ def tokenised(
                 found.types.append(types)
             found.kept.append(number)
     return found
+
+
+def encoded(task: Any, texts: Sequence[str], *, types: bool = True) -> Examples:
+    """Return single texts as the examples of a task, by its tokenizer, `max_length` and `over_long`.
+
+    `types`: whether the model takes token types, where the tokenizer has them.
+
+    Raises:
+        LengthError: as for `tokenised`.
+    """
+    found = tokenised(task.tokenizer, texts, max_length=task.max_length, over_long=task.over_long)
+    made = stacked(found.ids, tokens=found.columns if types else {})
+    return Examples(sequences=made, record=np.array(found.kept, np.int64), records=len(texts), counts=found.counts)
 
 
 def _tokenise(

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nopad.corpus.discover import BESIDE, MANIFEST, open_source
+from nopad.corpus.discover import open_source
+from nopad.corpus.finding import BESIDE, MANIFEST
 from nopad.corpus.hub import HUB
 from nopad.corpus.inputs import reading
 from nopad.corpus.options import ReaderOptions

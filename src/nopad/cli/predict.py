@@ -1,0 +1,194 @@
+"""``nopad predict``: classify, embed, score or answer records of any number, on packs, into Parquet files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nopad.cli.monitor import Bars
+from nopad.cli.options import parse_pairs
+from nopad.cli.render import console
+from nopad.errors import MissingExtraError, OptionError
+
+if TYPE_CHECKING:
+    from nopad.tasks import PredictionFiles
+
+__all__ = ["predict"]
+
+TASK = "Task"
+
+
+def predict(
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUT...",
+            help="Records: files (JSON Lines, JSON, Parquet, Arrow, CSV, TSV, text lines), folders or URLs of them, "
+            "hf:NAME.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="FOLDER", help="A new or empty folder, or that of an interrupted equal call."
+        ),
+    ],
+    task: Annotated[
+        str, typer.Option("--task", metavar="NAME", help="What for: classify, tag, regress, embed, score, ...")
+    ],
+    model: Annotated[
+        str, typer.Option("--model", "-m", metavar="MODEL", help="A folder with the model, or a hub name.")
+    ],
+    text: Annotated[
+        str | None, typer.Option("--text", metavar="COLUMN", help="Column of the text.", rich_help_panel=TASK)
+    ] = None,
+    pair: Annotated[
+        str | None, typer.Option("--pair", metavar="COLUMN", help="Column of the second text.", rich_help_panel=TASK)
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            "--labels",
+            metavar="A,B,...",
+            help="Names of the classes, in the model's order. Default: the model's.",
+            rich_help_panel=TASK,
+        ),
+    ] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            "--max-length",
+            metavar="N",
+            help="Most tokens of a sequence. Default: the model's positions.",
+            rich_help_panel=TASK,
+        ),
+    ] = None,
+    over_long: Annotated[
+        str | None,
+        typer.Option(
+            "--over-long",
+            metavar="POLICY",
+            help="Longer ones: error (default), truncate, drop; some tasks split.",
+            rich_help_panel=TASK,
+        ),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Any other option of the task. Repeatable.", rich_help_panel=TASK
+        ),
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--keep", metavar="COLUMN", help="An input column to write too, or NEW=COLUMN to rename it. Repeatable."
+        ),
+    ] = None,
+    capacity: Annotated[
+        int | None,
+        typer.Option("--capacity", "-c", metavar="N", help="Most tokens of a pack. Default: by the model's positions."),
+    ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option("--rows", metavar="N", help="Packs run at a time. Default: about 4,096 tokens of them."),
+    ] = None,
+    batch_records: Annotated[
+        int, typer.Option("--batch-records", metavar="N", help="Records read, packed and run at a time.")
+    ] = 1000,
+    part_records: Annotated[
+        int, typer.Option("--part-records", metavar="N", help="Records of a file, after which a killed job goes on.")
+    ] = 10_000,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="NAME", help="Such as cuda:0. Default: a GPU if there is one.")
+    ] = None,
+) -> None:
+    r"""Predict records of any number on packs, in input order, into Parquet files; run it again to go on.
+
+    Needs the extra nopad\[torch].
+
+    Examples:
+      nopad predict reviews.jsonl -o out --task classify --model path/to/model --text review --keep id
+
+      nopad predict titles.parquet -o vectors --task embed --model path/to/model --text title --over-long truncate
+
+      nopad predict pairs.csv -o out --task regress --model path/to/model --text first --pair second
+
+      nopad predict texts/ -o out --task score --model path/to/model --capacity 4096
+    """
+    given = {"text": text, "pair": pair, "labels": _labels(labels), "max_length": max_length, "over_long": over_long}
+    options = {name: value for name, value in given.items() if value is not None}
+    for name, value in parse_pairs("--set", "prompt_name=query", option).items():
+        if name in options:
+            raise OptionError(f"{name} is given twice, as --{name.replace('_', '-')} and by --set")
+        options[name] = value
+    kept = _kept(keep or [])
+    with Bars() as monitor:
+        monitor.stage("loading the model", None, "")
+        try:
+            import torch
+            import transformers  # noqa: F401
+        except ImportError as error:
+            raise MissingExtraError(f"running models needs {error.name}: pip install 'nopad[torch]'") from error
+        from nopad.corpus import open_records
+        from nopad.tasks import predict_files
+        from nopad.tasks.registry import load_task
+
+        records = open_records(inputs)
+        if records.kind in ("csv", "tsv"):  # a text may look like a number
+            records = open_records(inputs, strings=[options[name] for name in ("text", "pair") if name in options])
+        made, loaded = load_task(task, model, options)
+        try:
+            loaded = loaded.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        except (RuntimeError, ValueError, AssertionError) as error:
+            raise OptionError(f"the model cannot be put on {device!r} ({str(error).splitlines()[0]})") from error
+        found = predict_files(
+            made,
+            loaded,
+            records,
+            out,
+            keep=kept,
+            capacity=capacity,
+            rows=rows,
+            batch_records=batch_records,
+            part_records=part_records,
+            monitor=monitor,
+        )
+    _say(found)
+
+
+def _say(found: PredictionFiles) -> None:
+    screen = console()
+    counted = "".join(f", {number:,} {name.replace('_', ' ')}" for name, number in found.counts.items() if number)
+    line = f"{found.records:,} records{counted}; {found.sequences:,} sequences, {found.tokens:,} tokens"
+    screen.print(f"  {line}", highlight=False)
+    parts = f"{len(found.parts)} part{'' if len(found.parts) == 1 else 's'}"
+    screen.print(f"  {found.folder}: {parts}, Parquet", markup=False, soft_wrap=True)
+
+
+def _labels(text: str | None) -> Any:
+    """Return names of labels, or how many there are."""
+    if text is None or text.isdecimal():
+        return text if text is None else int(text)
+    return [name.strip() for name in text.split(",")]
+
+
+def _kept(given: list[str]) -> dict[str, str]:
+    """Return the columns to keep, by the names that they get.
+
+    Raises:
+        OptionError: a name is empty, or given twice.
+
+    >>> _kept(["id", "gold=label"])
+    {'id': 'id', 'gold': 'label'}
+    """
+    found: dict[str, str] = {}
+    for text in given:
+        new, equals, column = text.partition("=")
+        if not new or (equals and not column):
+            raise OptionError(f"--keep must be COLUMN, or NEW=COLUMN, got {text!r}")
+        if new in found:
+            raise OptionError(f"--keep {new} is given twice")
+        found[new] = column or new
+    return found

@@ -1,0 +1,154 @@
+"""CSV and TSV files as runs of records: the first line names the columns; numbers are told from text by column.
+
+A column is one of numbers if all its cells in the first thousand rows are numbers as a program writes them (``12``,
+``-0.5``, ``1e-3``; not ``007``, ``+1``, ``nan``) or empty; then an empty cell is None, and a later cell that is no
+number is an error, never a text among numbers. All other columns are text, where an empty cell is "". CSV quotes as in
+RFC 4180; in TSV a quote is a character like any other, as in GLUE's files. A quote that is never closed is an error.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from itertools import chain, islice
+from typing import Any
+
+from nopad.corpus.inputs import InputFile, not_utf8
+from nopad.corpus.records import DOCUMENT_BYTES, shown
+from nopad.corpus.runs import ROWS, Run
+from nopad.errors import RecordError, SourceError
+
+__all__ = ["delimited_runs"]
+
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?")
+_Cells = list[str]
+
+
+def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[Run]:
+    """Yield runs of a CSV or TSV file, by its suffix; the columns in `strings` are text whatever they hold.
+
+    Raises:
+        SourceError: a column has no name, or two have the same.
+        RecordError: a line has more or fewer cells than there are columns, is not UTF-8, or has a broken quote.
+    """
+    rows = _rows(file)
+    _, names = next(rows, (1, []))
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise SourceError(f"{file.path}: two columns are named {twice[0]!r}; the first line names the columns")
+    first: list[tuple[int, _Cells]] = []
+    broken: list[RecordError] = []
+    _take(rows, first, broken)
+    readers = [
+        str if name in strings else _reader([row[at] for _, row in first if at < len(row)])
+        for at, name in enumerate(names)
+    ]
+    while first or broken:
+        yield Run(len(first) + len(broken), partial(_records, first, broken, names, readers, file))
+        first = []
+        _take(rows, first, broken)
+
+
+def _take(rows: Iterator[tuple[int, _Cells]], into: list[tuple[int, _Cells]], broken: list[RecordError]) -> None:
+    """Move a run's rows into a list; the first that is broken, after which nothing can be read, into another."""
+    try:
+        if not broken:
+            into.extend(islice(rows, ROWS))
+    except RecordError as error:
+        broken.append(error)
+
+
+def _records(
+    rows: list[tuple[int, _Cells]],
+    broken: list[RecordError],
+    names: list[str],
+    readers: list[Callable[[str], Any]],
+    file: InputFile,
+) -> Iterator[dict[str, Any]]:
+    for line, cells in rows:
+        if len(cells) != len(names):
+            raise RecordError(
+                f"{file.path}, line {line}: {len(cells)} cells, and the first line names {len(names)} columns; repair "
+                "it, or put a text with the delimiter in it into quotes"
+            )
+        record = {}
+        for name, read, cell in zip(names, readers, cells, strict=True):
+            try:
+                record[name] = read(cell)
+            except ValueError:
+                raise RecordError(
+                    f"{file.path}, line {line}: {name} is {shown(cell)}, and the column's first cells are numbers; "
+                    "repair it, or say that this column is text (strings, --text)"
+                ) from None
+        yield record
+    yield from _raised(broken)
+
+
+def _raised(broken: list[RecordError]) -> Iterator[dict[str, Any]]:
+    for error in broken:
+        raise error
+    return iter(())
+
+
+def _reader(cells: _Cells) -> Callable[[str], Any]:
+    """Return what turns the cells of a column into values."""
+    filled = [cell for cell in cells if cell]
+    if not filled or not all(map(_NUMBER.fullmatch, filled)):
+        return str
+    return _integer if all(map(_INTEGER.fullmatch, filled)) else _float
+
+
+def _integer(cell: str) -> int | float | None:
+    return int(cell) if _INTEGER.fullmatch(cell) else _float(cell)
+
+
+def _float(cell: str) -> float | None:
+    if cell and not _NUMBER.fullmatch(cell):
+        raise ValueError(cell)
+    return float(cell) if cell else None
+
+
+def _rows(file: InputFile) -> Iterator[tuple[int, _Cells]]:
+    """Yield (line, cells) of every row that is not empty, the names first.
+
+    Raises:
+        RecordError: a line is not UTF-8, or has a broken quote.
+    """
+    csv.field_size_limit(max(csv.field_size_limit(), DOCUMENT_BYTES))  # 128 kB by default; a text may be longer
+    tabs = file.suffix == ".tsv"
+    quoting: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {}
+    reader = csv.reader(_lines(file), strict=True, **quoting)
+    begin = 1
+    while True:
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            where = f"{file.path}, line {begin}" + (f" to {reader.line_num}" if reader.line_num > begin else "")
+            raise RecordError(f"{where}: {error}; repair the quotes of this row") from error
+        if cells is None:
+            return
+        if cells:
+            yield begin, cells
+        begin = reader.line_num + 1
+
+
+def _lines(file: InputFile) -> Iterator[str]:
+    blocks = chain.from_iterable(
+        enumerate(data.splitlines(keepends=True) if b"\r" not in data else _split(data), line)
+        for data, _, line in file.line_blocks()
+    )
+    for line, raw in blocks:
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError as error:
+            raise RecordError(f"{file.path}, line {line}: {not_utf8(raw, error, 'line')}") from error
+        yield text.removeprefix("\ufeff") if line == 1 else text
+
+
+def _split(data: bytes) -> list[bytes]:
+    """Split at line feeds only: a carriage return alone ends no line."""
+    parts = [part + b"\n" for part in data.split(b"\n")]
+    parts[-1] = parts[-1][:-1]
+    return parts if parts[-1] else parts[:-1]

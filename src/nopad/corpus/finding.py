@@ -1,0 +1,270 @@
+"""Find the files that a user's paths and URLs name, in reading order, without opening them.
+
+A folder is walked recursively, including links to folders, in the byte order of relative paths; hidden files and
+folders are skipped. Files of kinds that are not read, datasets packed by nopad, Arrow files that are no part of the
+saved dataset beside them, and files that links reach a second time are listed in `Finder.ignored`. O(files).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nopad.corpus.hub import HUB
+from nopad.corpus.inputs import COMPRESSIONS, InputFile, reading
+from nopad.corpus.remote import find_remote, is_url
+from nopad.errors import SourceError
+
+__all__ = ["ARCHIVES", "BESIDE", "MANIFEST", "TABLE_SUFFIXES", "Finder", "Found", "Suffixes", "refuse_magic"]
+
+TABLE_SUFFIXES = (".parquet", ".arrow", ".feather")
+MAGIC = {b"PAR1": ".parquet", b"ARROW1": ".arrow", b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
+MANIFEST = "nopad.json"  # in every folder that nopad has packed
+BESIDE = ("state.json", "dataset_info.json")  # what `save_to_disk` writes beside its Arrow files
+STATE_BYTES = 1 << 24  # a state.json is read up to here; it has a hundred bytes for each Arrow file
+ARCHIVES = (".bz2", ".xz", ".lz4", ".zip", ".tar", ".7z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suffixes:
+    """Which files are read, by their suffixes.
+
+    Attributes:
+        read: suffixes of files that are read, compressed ones too, except those of tables.
+        others: suffixes of formats that are not read; a file that is named directly and has an unknown suffix is text.
+    """
+
+    read: tuple[str, ...]
+    others: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Return what is read, for messages."""
+        lines = [suffix for suffix in self.read if suffix not in TABLE_SUFFIXES]
+        kinds = "text and JSONL" if ".csv" not in lines else "files of lines"
+        return f"{', '.join(self.read)}, {kinds} also with {' or '.join(COMPRESSIONS)}"
+
+    def is_archive(self, file: InputFile) -> bool:
+        """Whether a file is compressed although its format cannot be read compressed."""
+        return bool(file.compression) and file.suffix in (*TABLE_SUFFIXES, *self.others, ".tar")
+
+    def is_read(self, file: InputFile) -> bool:
+        """Whether a file in a folder is read, by its suffix; compressed tables are not."""
+        beside = file.name.split("/")[-1] in BESIDE
+        return file.suffix in self.read and not beside and not self.is_archive(file)
+
+    def named(self, path: Path) -> InputFile:
+        """Return a file that the user named directly; a file with an unknown suffix is read as text.
+
+        Raises:
+            SourceError: the suffix is one of a format that nopad knows and does not read.
+        """
+        file = InputFile.found(path, path.name) if path.suffix.lower() not in self.others + ARCHIVES else None
+        if file is None or self.is_archive(file) or file.suffix in self.others:
+            way = "rename it to .jsonl if it has one object a line" if path.suffix == ".json" else "convert it"
+            raise SourceError(
+                f"{path}: a {path.suffix} file would be read as plain text, which it is not; {way} (nopad reads {self})"
+            )
+        return file
+
+
+def refuse_magic(file: InputFile) -> None:
+    """Refuse a file that would be read as text, and begins as a file of another format does.
+
+    Raises:
+        SourceError: it does.
+    """
+    start = next(file.lines(), b"")
+    for magic, suffix in MAGIC.items():
+        if start.startswith(magic):
+            raise SourceError(f"{file.path}: its content is that of a {suffix} file; rename it so")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One input.
+
+    Attributes:
+        place: its name for messages.
+        identity: by which duplicates are found.
+        what: a file, a folder of arrays, or the name of a dataset on the hub.
+    """
+
+    place: str
+    identity: str
+    what: InputFile | Path | str
+
+
+@dataclass(kw_only=True)
+class Finder:
+    """Finds the inputs in reading order, without opening them.
+
+    Attributes:
+        suffixes: which files are read.
+        found: the inputs.
+        ignored: names of files that are not read.
+        folders: the folders that were walked.
+    """
+
+    suffixes: Suffixes
+    found: list[Found] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+    folders: list[Path] = field(default_factory=list)
+
+    def find_all(self, inputs: Sequence[str | os.PathLike[str]]) -> None:
+        """Find all inputs, and refuse an input that was given twice."""
+        if not inputs:
+            raise SourceError("no input was given; give text files, JSONL files, Parquet files, or folders of them")
+        for given in inputs:
+            if not isinstance(given, str | os.PathLike):
+                raise SourceError(f"{type(given).__name__} in a list of paths; give paths and URLs, or a list of dicts")
+            text = os.fspath(given)
+            if not isinstance(text, str) or not text or "\0" in text:
+                raise SourceError(
+                    f"{text!r} is no path; give that of a file or folder, a folder by '.' if it is this one"
+                )
+            if text.startswith(HUB):
+                self.found.append(Found(text, text, text))
+            elif is_url(text):
+                self._at_url(text)
+            else:
+                with reading(Path(text)):
+                    self._at_path(Path(text))
+        seen: dict[str, str] = {}
+        for one in self.found:
+            if one.identity in seen:
+                same = "" if seen[one.identity] == one.place else f" (it is the same file as {seen[one.identity]})"
+                raise SourceError(f"{one.place}: given twice{same}; give each file, or the folder it is in, once")
+            seen[one.identity] = one.place
+
+    def _add(self, file: InputFile) -> None:
+        identity = os.path.realpath(file.path) if file.remote is None else str(file.path)
+        self.found.append(Found(str(file.path), identity, file))
+
+    def _at_url(self, url: str) -> None:
+        found = [
+            InputFile(path=path, name=name, size=size, remote=remote, stamp=stamp)
+            for path, name, size, stamp, remote in find_remote(url)
+        ]
+        packed = tuple(file.name.removesuffix(MANIFEST) for file in found if file.name.split("/")[-1] == MANIFEST)
+        if "" in packed:
+            raise SourceError(f"{url}: {_PACKED_FOLDER}")
+        named = {file.name: file for file in found}
+        apart = _no_part(list(named), named.__getitem__, url)
+        known = [
+            file
+            for file in found
+            if self.suffixes.is_read(file) and not file.name.startswith(packed) and file.name not in apart
+        ]
+        if not known:
+            raise SourceError(
+                f"{url}: none of its {len(found)} files is of a kind that nopad reads; nopad reads {self.suffixes}"
+            )
+        for file in known:
+            self._add(file)
+        self.ignored += [file.name for file in found if file not in known]
+
+    def _at_path(self, path: Path) -> None:
+        if not path.is_dir():
+            self._add(self.suffixes.named(path))
+        elif (path / "dataset_dict.json").is_file():
+            splits = sorted(inner.name for inner in path.iterdir() if inner.is_dir())
+            raise SourceError(
+                f"{path}: a saved DatasetDict of several splits ({', '.join(splits)}); give one of them, such as "
+                f"{path / (splits[0] if splits else 'train')}, or each with a name: NAME={path / 'SPLIT'}"
+            )
+        elif (path / MANIFEST).is_file():
+            raise SourceError(f"{path}: {_PACKED_FOLDER}")
+        elif (path / "offsets.npy").is_file():
+            self.found.append(Found(str(path), os.path.realpath(path), path))
+        else:
+            files, ignored = _find_in(path, self.suffixes)
+            for file in files:
+                self._add(file)
+            self.ignored += ignored
+            self.folders.append(path)
+
+
+_PACKED_FOLDER = "a packed dataset already; open it with nopad.open_packed, or give its source"
+
+
+def _no_part(names: Sequence[str], opened: Callable[[str], InputFile], place: Path | str) -> set[str]:
+    """Return the Arrow files among `names` that lie beside a saved dataset and are no part of it.
+
+    Which files are part of a saved dataset is stated in its state.json. The others are caches of `datasets.map`, and
+    shards of an earlier `save_to_disk`. `opened` returns the file with a name; `place` is for messages.
+
+    Raises:
+        SourceError: a file that state.json lists is missing.
+    """
+    folders: dict[str, set[str]] = {}
+    for name in names:
+        folder, slash, file = name.rpartition("/")
+        folders.setdefault(folder + slash, set()).add(file)
+    apart: set[str] = set()
+    for folder, files in folders.items():
+        if "state.json" not in files:
+            continue
+        try:
+            state = json.loads(opened(f"{folder}state.json").whole(STATE_BYTES))
+            parts = {str(part["filename"]) for part in state["_data_files"]}
+        except (ValueError, KeyError, TypeError, RecursionError):  # of another program
+            continue
+        if missing := sorted(parts - files):
+            raise SourceError(f"{place}: {folder}{missing[0]} of this saved dataset is missing; save the dataset again")
+        if parts:
+            apart |= {folder + file for file in files - parts if file.endswith(".arrow")}
+    return apart
+
+
+def _find_in(folder: Path, suffixes: Suffixes) -> tuple[list[InputFile], list[str]]:
+    """Return the files of a folder, sorted and each once, and the names of files that are not read."""
+    names = sorted(_walk(folder), key=lambda name: name.encode("utf-8", "surrogateescape"))
+    read: dict[str, str] = {}
+    files, ignored = [], []
+    apart = _no_part(names, lambda name: InputFile.found(folder / name, name), folder)
+    for name in names:
+        if name in apart:
+            ignored.append(f"{name} (no part of the saved dataset)")
+            continue
+        if not suffixes.is_read(InputFile(path=folder / name, name=name, size=0)):
+            if name.split("/")[-1] not in BESIDE:
+                ignored.append(name)
+            continue
+        first = read.setdefault(os.path.realpath(folder / name), name)
+        if first == name:
+            files.append(InputFile.found(folder / name, name))
+        else:
+            ignored.append(f"{name} (the same file as {first})")
+    if not files:
+        held = (
+            f"none of its {len(names)} files is of a kind that nopad reads (such as {names[0]!r})"
+            if names
+            else ("the folder is empty (hidden files do not count)")
+        )
+        raise SourceError(f"{folder}: {held}; nopad reads {suffixes}")
+    return files, ignored
+
+
+def _walk(folder: Path) -> Iterator[str]:
+    """Yield the relative POSIX paths of all files that are not hidden, and of the folders that are not entered.
+
+    Two kinds of folder are not entered: packed datasets, and links to a folder that contains the link.
+    """
+
+    def fail(error: OSError) -> None:
+        with reading(Path(error.filename)):
+            raise error
+
+    for parent, folders, files in os.walk(folder, followlinks=True, onerror=fail):
+        here = os.path.realpath(parent)
+        kept = [name for name in folders if not name.startswith(".")]
+        # a link to one of its own parent folders would be walked for ever
+        loops = [n for n in kept if (here + os.sep).startswith(os.path.realpath(os.path.join(parent, n)) + os.sep)]
+        packed = [name for name in kept if os.path.isfile(os.path.join(parent, name, MANIFEST))]
+        folders[:] = [name for name in kept if name not in loops + packed]
+        for name in files + sorted({*loops, *packed}):
+            if not name.startswith("."):
+                yield (Path(parent) / name).relative_to(folder).as_posix()

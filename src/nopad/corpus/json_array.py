@@ -1,0 +1,145 @@
+"""A JSON file with one array of objects, as runs of records, without holding the array in memory.
+
+Objects are parsed one by one from a window of the text, by the standard library: 50 MB/s, and memory of a few MiB or
+one larger object. A file that holds one object per line is read by `nopad.corpus.runs.jsonl_runs` instead.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from nopad.corpus.inputs import InputFile, not_utf8
+from nopad.corpus.runs import ROWS, Run
+from nopad.errors import RecordError
+
+__all__ = ["array_runs", "is_array"]
+
+_BYTES = 1 << 20
+_LARGEST = 1 << 26  # characters of one object
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+def is_array(file: InputFile) -> bool:
+    """Whether the first character of a file that is no space begins a JSON array."""
+    for line in file.lines():
+        if rest := line.removeprefix(b"\xef\xbb\xbf").strip():
+            return rest.startswith(b"[")
+    return False
+
+
+def array_runs(file: InputFile) -> Iterator[Run]:
+    """Yield runs of the objects of a JSON array.
+
+    Raises:
+        RecordError: the file is no array of objects, or is broken or cut short; the message names the line.
+    """
+    part: list[dict[str, Any]] = []
+    try:
+        for item in _items(file):
+            part.append(item)
+            if len(part) == ROWS:
+                yield Run(len(part), part.__iter__)
+                part = []
+    except RecordError as error:
+        yield Run(len(part) + 1, partial(_then, part, error))
+        return
+    if part:
+        yield Run(len(part), part.__iter__)
+
+
+def _then(items: list[dict[str, Any]], error: RecordError) -> Iterator[dict[str, Any]]:
+    yield from items
+    raise error
+
+
+class _Window:
+    """The part of a file's text that is being parsed.
+
+    Attributes:
+        text: the text.
+        line: number of the line at which it begins.
+    """
+
+    def __init__(self, file: InputFile) -> None:
+        self.file = file
+        self.text, self.line = "", 1
+        self._chunks = _decoded(file)
+
+    def grow(self, at: int) -> bool:
+        """Drop what is before `at`, and append about as much as is left, but at least 1 MiB; False: nothing came."""
+        self.line += self.text.count("\n", 0, at)
+        parts, wanted = [self.text[at:]], max(len(self.text) - at, 1)
+        while wanted > 0 and (chunk := next(self._chunks, "")):
+            parts.append(chunk)
+            wanted -= len(chunk)
+        self.text = "".join(parts)
+        return len(parts) > 1
+
+    def error(self, at: int, reason: str) -> RecordError:
+        """Return the error of a file that is no array of objects."""
+        line = self.line + self.text.count("\n", 0, at)
+        return RecordError(f"{self.file.path}, line {line}: {reason}; repair it, or leave it out")
+
+    def after_space(self, at: int) -> int:
+        """Return the place of the next character that is no space; more text is read where there is none."""
+        while True:
+            match = _SPACE.match(self.text, at)
+            at = match.end() if match else at
+            if at < len(self.text):
+                return at
+            if not self.grow(at):
+                return 0
+            at = 0
+
+
+def _decoded(file: InputFile) -> Iterator[str]:
+    decoder, done = codecs.getincrementaldecoder("utf-8")(), 0
+    for data, _, _ in file.line_blocks(_BYTES):
+        try:
+            yield decoder.decode(data)
+        except UnicodeDecodeError as error:
+            raise RecordError(f"{file.path}: {not_utf8(data, error, f'part from byte {done} on')}") from error
+        done += len(data)
+
+
+def _items(file: InputFile) -> Iterator[dict[str, Any]]:
+    window, decoder = _Window(file), json.JSONDecoder()
+    window.grow(0)
+    window.text = window.text.removeprefix("\ufeff")
+    at = window.after_space(0)
+    if window.text[at : at + 1] != "[":
+        raise window.error(at, "this is no JSON array")
+    at, wants = window.after_space(at + 1), "an object or ]"
+    while window.text[at : at + 1] != "]":
+        if window.text[at : at + 1] != "{":
+            found = window.text[at : at + 20]
+            raise window.error(at, f"broken JSON: expected {wants}, found {found!r}" if found else "cut short: no ]")
+        while True:
+            try:
+                item, end = decoder.raw_decode(window.text, at)
+                break
+            except RecursionError:
+                raise window.error(at, "broken JSON: nested too deeply") from None
+            except ValueError as error:
+                place = getattr(error, "pos", at) - at
+                large = len(window.text) - at > _LARGEST
+                more, at = window.grow(at), 0
+                if large or not more:
+                    reason = str(error).split(":")[0].split(";")[0]
+                    raise window.error(place, f"broken JSON: {reason}") from None
+        yield item
+        at, wants = window.after_space(end), ", or ]"
+        if window.text[at : at + 1] == ",":
+            at, wants = window.after_space(at + 1), "an object"
+            if window.text[at : at + 1] == "]":
+                raise window.error(at, "broken JSON: a comma before ]")
+        elif window.text[at : at + 1] == "{":
+            raise window.error(at, "broken JSON: no comma between two objects")
+    at = window.after_space(at + 1)
+    if window.text[at : at + 1]:
+        raise window.error(at, f"more after the array: {window.text[at : at + 20]!r}")

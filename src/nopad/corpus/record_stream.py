@@ -1,0 +1,246 @@
+"""`open_records`: whatever a user has records in, as dicts in input order: what tasks and `nopad predict` read.
+
+A corpus becomes token sequences (`open_source`); records stay dicts of columns, for a task to choose from. Files are
+found as for a corpus, by the same rules; several files are one after the other, all of one kind. Memory is bounded by a
+run of records (a few MiB), and reading can begin at any record.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from nopad.corpus.delimited import delimited_runs
+from nopad.corpus.discover import JSONL_SUFFIXES, TEXT_SUFFIXES, refuse_tables
+from nopad.corpus.finding import TABLE_SUFFIXES, Finder, Suffixes, refuse_magic
+from nopad.corpus.hub import hub_dataset
+from nopad.corpus.inputs import InputFile
+from nopad.corpus.json_array import array_runs, is_array
+from nopad.corpus.runs import ROWS, Run, arrow_runs, dataset_runs, jsonl_runs, object_runs, parquet_runs, text_runs
+from nopad.corpus.source import BLOCK_BYTES, CHAIN_START, Block, chain
+from nopad.errors import OptionError, SourceError
+
+__all__ = ["RecordStream", "open_records"]
+
+DELIMITED = (".csv", ".tsv")
+RECORDS = Suffixes(
+    read=TEXT_SUFFIXES + JSONL_SUFFIXES + (".json",) + TABLE_SUFFIXES + DELIMITED,
+    others=(".npy", ".npz", ".pkl", ".pdf", ".docx", ".xlsx"),
+)
+_Runs = Callable[[], Iterator[Run]]
+
+
+class RecordStream:
+    """Records in input order, as dicts; made by `open_records`.
+
+    Iterating begins at the first record, every time; where the input is an iterator, it can be read once.
+
+    Attributes:
+        kind: what the records lie in: "jsonl", "json", "parquet", "arrow", "csv", "tsv", "text" or "objects".
+        folders: the folders that were walked.
+        ignored: names of files in them that are not read.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[tuple[InputFile | None, _Runs]],
+        kind: str,
+        *,
+        strings: Collection[str] = (),
+        folders: Sequence[Path] = (),
+        ignored: Sequence[str] = (),
+        once: bool = False,
+    ) -> None:
+        self._parts, self.kind, self._strings = tuple(parts), kind, tuple(sorted(strings))
+        self.folders, self.ignored = tuple(folders), tuple(ignored)
+        self._left = 1 if once else None  # how often it can be read
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield all records."""
+        return self.read()
+
+    def read(self, *, after: int = 0) -> Iterator[dict[str, Any]]:
+        """Yield the records from number `after` on; those before are passed over without decoding them.
+
+        Raises:
+            RecordError: a record is bad; the message names file and line.
+            SourceError: the input cannot be read, changed since it was opened, or has fewer records than `after`.
+        """
+        passed = 0
+        for run in self._runs():
+            if passed + run.count > after:
+                yield from islice(run.decode(), max(after - passed, 0), None)
+            passed += run.count
+        if passed < after:
+            raise SourceError(f"there are {passed:,} records, and reading was to go on after {after:,}")
+
+    def count(self) -> int:
+        """Return how many records there are; O(bytes), without decoding lines or rows.
+
+        Raises:
+            SourceError, RecordError: as for `read`.
+        """
+        return sum(run.count for run in self._runs())
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of the content, in hex, as the files are stored; it reads everything, 1 GB/s.
+
+        Objects of Python are taken as JSON. What JSON does not have counts by its `repr`.
+
+        Raises:
+            SourceError: the input cannot be read, or changed since it was opened.
+        """
+        digest = CHAIN_START
+        for file, runs in self._parts:
+            for block in _objects_as_blocks(runs()) if file is None else _stored(file):
+                digest = chain(digest, block)
+        return digest.hex()
+
+    def inventory(self) -> list[tuple[str, int]]:
+        """Return (name, bytes) of each file, in reading order."""
+        return [(file.name, file.size) for file, _ in self._parts if file is not None]
+
+    def settings(self) -> dict[str, Any]:
+        """Return how the bytes are read, which is part of what the records are."""
+        return {"kind": self.kind, "strings": list(self._strings)}
+
+    def read_again(self) -> bool:
+        """Whether the records can be read more than once: not those of an iterator."""
+        return self._left is None
+
+    def _runs(self) -> Iterator[Run]:
+        if self._left is not None:
+            if not self._left:
+                raise SourceError("an iterator can be read once; give a function that returns a new one, or a list")
+            self._left -= 1
+        for _, runs in self._parts:
+            yield from runs()
+
+
+def open_records(inputs: Any, *, strings: Collection[str] = ()) -> RecordStream:
+    r"""Open records: files, folders, URLs, saved datasets, ``hf:NAME``, datasets, or dicts.
+
+    Args:
+        inputs: a path, URL or ``hf:NAME``, or several of them; a `datasets.Dataset` or `IterableDataset`; or dicts: a
+            list, an iterator, or a function that returns a new iterator. Files are JSON Lines (``.jsonl``,
+            ``.ndjson``, ``.json``), one JSON array (``.json``), Parquet, Arrow, CSV, TSV, or text, where each line is a
+            record with the column ``text``; files of lines also with ``.gz`` or ``.zst``.
+        strings: columns of CSV and TSV files that are text, even where all their cells are numbers.
+
+    Raises:
+        SourceError: a path is missing, unreadable, given twice, or of a kind that is not read; files of two kinds.
+        OptionError: `strings` are given, and these are no CSV or TSV files.
+
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.csv"
+    >>> _ = path.write_text('text,label\n"yes, it is",1\nno,0\n')
+    >>> records = open_records(path)
+    >>> list(records)
+    [{'text': 'yes, it is', 'label': 1}, {'text': 'no', 'label': 0}]
+    >>> list(records.read(after=1)), records.count()
+    ([{'text': 'no', 'label': 0}], 2)
+    """
+    if isinstance(inputs, RecordStream):
+        return inputs
+    if isinstance(strings, str):
+        raise OptionError(f"strings is {strings!r}; give a list of columns")
+    made = _from_python(inputs)
+    if made is None:
+        made = _from_paths([inputs] if isinstance(inputs, str | os.PathLike) else inputs, strings)
+    if strings and made.kind not in ("csv", "tsv"):
+        raise OptionError(
+            f"strings are {', '.join(strings)}, and these records are {made.kind}, whose values have types; "
+            "leave it out"
+        )
+    return made
+
+
+def _from_python(inputs: Any) -> RecordStream | None:
+    """Return the stream of Python objects; None if `inputs` are paths."""
+    if isinstance(inputs, Mapping):
+        names = ", ".join(map(str, list(inputs)[:8]))
+        raise SourceError(f"a mapping of {names} is no list of records; give one split, or a list of dicts")
+    if hasattr(inputs, "with_format"):
+        return RecordStream([(None, partial(dataset_runs, inputs, "dataset"))], "objects")
+    refuse_tables(inputs)
+    if isinstance(inputs, str | os.PathLike):
+        return None
+    if isinstance(inputs, Iterator):
+        return RecordStream([(None, partial(object_runs, inputs, "memory"))], "objects", once=True)
+    if callable(inputs):
+        return RecordStream([(None, lambda: object_runs(inputs(), "memory"))], "objects")
+    if not isinstance(inputs, Iterable) or isinstance(inputs, bytes | bytearray):
+        raise SourceError(f"{type(inputs).__name__} holds no records; give a path, a dataset, or a list of dicts")
+    if isinstance(inputs, Sequence) and len(inputs) and isinstance(inputs[0], str | os.PathLike):
+        return None
+    return RecordStream([(None, partial(object_runs, inputs, "memory"))], "objects")
+
+
+def _from_paths(inputs: Sequence[Any], strings: Collection[str]) -> RecordStream:
+    finder = Finder(suffixes=RECORDS)
+    finder.find_all(inputs)
+    parts: list[tuple[InputFile | None, _Runs]] = []
+    kinds: list[str] = []
+    for found in finder.found:
+        if isinstance(found.what, Path):
+            raise SourceError(f"{found.place}: a folder of arrays holds token ids, and no records; give the records")
+        if isinstance(found.what, str):
+            parts.append((None, partial(dataset_runs, hub_dataset(found.what), found.what)))
+            kinds.append("objects")
+        else:
+            kind, runs = _opened(found.what, strings)
+            parts.append((found.what, runs))
+            kinds.append(kind)
+        if kinds[-1] != kinds[0]:
+            raise SourceError(
+                f"{finder.found[0].place} is {kinds[0]} and {found.place} is {kinds[-1]}; give files of one kind, by "
+                "their names"
+            )
+    return RecordStream(parts, kinds[0], strings=strings, folders=finder.folders, ignored=finder.ignored)
+
+
+def _opened(file: InputFile, strings: Collection[str]) -> tuple[str, _Runs]:
+    """Return a file's kind and its runs; Parquet and Arrow files are opened, so that a damaged one is found now."""
+    suffix = file.suffix
+    if suffix in TABLE_SUFFIXES:
+        runs = parquet_runs if suffix == ".parquet" else arrow_runs
+        runs(file)
+        return ("parquet" if suffix == ".parquet" else "arrow"), partial(runs, file)
+    if suffix in JSONL_SUFFIXES or (suffix == ".json" and not is_array(file)):
+        return "jsonl", partial(jsonl_runs, file)
+    if suffix == ".json":
+        return "json", partial(array_runs, file)
+    if suffix in DELIMITED:
+        return suffix[1:], partial(delimited_runs, file, strings)
+    if suffix not in TEXT_SUFFIXES:
+        refuse_magic(file)
+    return "text", partial(text_runs, file)
+
+
+def _stored(file: InputFile) -> Iterator[Block]:
+    """Yield a file's bytes as they are stored, as blocks for the fingerprint."""
+    with file.random() as opened:
+        while data := opened.read(BLOCK_BYTES):
+            file.prove(opened)
+            yield Block(name=file.name, data=bytes(data), decoder=_nothing)
+
+
+def _objects_as_blocks(runs: Iterator[Run]) -> Iterator[Block]:
+    for run in runs:
+        records = run.decode()
+        while part := list(islice(records, ROWS)):
+            data = json.dumps(part, separators=(",", ":"), default=_plain).encode()
+            yield Block(name="memory", data=data, decoder=_nothing)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else repr(value)
+
+
+def _nothing(data: Any, line: int) -> Iterator[Any]:
+    return iter(())

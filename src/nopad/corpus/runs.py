@@ -1,0 +1,142 @@
+"""Files, tables and objects as runs of whole records: dicts that are decoded only when they are wanted.
+
+A run knows how many records it has, so that going on at record k decodes nothing before k. One function per kind of
+input; each yields the same runs at every call, of a few MiB or a thousand rows, so memory is bounded by a run. What is
+wrong with a record is a `RecordError` that names file and line, raised when the record is reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from nopad.corpus.batches import checked, cut
+from nopad.corpus.inputs import InputFile
+from nopad.corpus.jsonl import json_lines, no_object
+from nopad.corpus.objects import as_arrow, dataset_batches, unreadable
+from nopad.corpus.records import BadRecord, Record
+from nopad.corpus.rows import without_broken_text
+from nopad.corpus.source import BLOCK_BYTES
+from nopad.corpus.tables import arrow_batches, arrow_schema, parquet_batches, parquet_footer
+from nopad.corpus.text import TextFile
+from nopad.errors import NopadError, RecordError, SourceError
+
+__all__ = ["ROWS", "Run", "arrow_runs", "dataset_runs", "jsonl_runs", "object_runs", "parquet_runs", "text_runs"]
+
+ROWS = 1000  # records of a run, where bytes do not say
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run of records: how many there are, and the function that decodes them."""
+
+    count: int
+    decode: Callable[[], Iterator[dict[str, Any]]]
+
+
+def jsonl_runs(file: InputFile) -> Iterator[Run]:
+    """Yield runs of a file with one JSON object per line; empty lines are skipped."""
+    for data, _, line in file.line_blocks():
+        count = sum(1 for raw in data.split(b"\n") if raw and raw != b"\r")
+        yield Run(count, partial(_objects, data, line, file))
+
+
+def _objects(data: bytes, first_line: int, file: InputFile) -> Iterator[dict[str, Any]]:
+    for line, value in json_lines(data, first_line):
+        if not isinstance(value, dict):
+            raise bad_record(f"{file.path}, line {line}", no_object(value, line))
+        yield value
+
+
+def text_runs(file: InputFile) -> Iterator[Run]:
+    """Yield runs of a text file: each line, an empty one too, is a record with the column ``text``."""
+    for block in TextFile(file, unit="line").blocks():
+        records = [*block.records()]
+        yield Run(len(records), partial(_texts, records, file))
+
+
+def _texts(records: list[Any], file: InputFile) -> Iterator[dict[str, Any]]:
+    for record in records:
+        if not isinstance(record, Record):
+            raise bad_record(f"{file.path}, line {record.line}", record)
+        yield {"text": record.text}
+
+
+def parquet_runs(file: InputFile) -> Iterator[Run]:
+    """Yield runs of a Parquet file: batches of rows."""
+    metadata, schema = parquet_footer(file)
+    return _rows(parquet_batches(file, metadata, BLOCK_BYTES), schema, str(file.path))
+
+
+def arrow_runs(file: InputFile) -> Iterator[Run]:
+    """Yield runs of an Arrow file, or of a stream as `datasets` saves it: batches of rows."""
+    return _rows(arrow_batches(file), arrow_schema(file), str(file.path))
+
+
+def dataset_runs(dataset: Any, name: str) -> Iterator[Run]:
+    """Yield runs of a `datasets.Dataset` or `datasets.IterableDataset`.
+
+    Raises:
+        SourceError: it has a transform, which would not be applied.
+    """
+    if dataset.features is None:
+        plain = dataset.with_format(None)
+        return object_runs(plain, name)
+    names = (getattr(dataset, "format", None) or {}).get("columns") or list(dataset.features)
+    schema = pa.schema([field for field in dataset.features.arrow_schema if field.name in names])
+    return _rows(dataset_batches(as_arrow(dataset, name), ROWS, name), schema, name)
+
+
+def _rows(batches: Iterator[pa.RecordBatch], schema: pa.Schema, place: str) -> Iterator[Run]:
+    row = 1
+    for batch in batches:
+        for part in cut(checked(batch, schema, place, row), BLOCK_BYTES):
+            yield Run(part.num_rows, partial(_decoded, part, row, place))
+            row += part.num_rows
+
+
+def _decoded(batch: pa.RecordBatch, first_row: int, place: str) -> Iterator[dict[str, Any]]:
+    bad: dict[int, str] = {}
+    good = without_broken_text(batch, bad)
+    rows = good.slice(0, min(bad)).to_pylist() if bad else good.to_pylist()
+    yield from rows
+    if bad:
+        raise bad_record(f"{place}, row {first_row + min(bad)}", BadRecord(line=0, reason=bad[min(bad)]))
+
+
+def object_runs(items: Iterable[Any], name: str) -> Iterator[Run]:
+    """Yield runs of dicts from Python."""
+    source, row = _guarded(items, name), 1
+    while part := list(islice(source, ROWS)):
+        yield Run(len(part), partial(_dicts, part, row, name))
+        row += len(part)
+
+
+def _guarded(items: Iterable[Any], name: str) -> Iterator[Any]:
+    """Yield the items; SourceError if the user's function or iterator fails."""
+    row = 1
+    try:
+        for item in items:
+            yield item
+            row += 1
+    except NopadError:
+        raise
+    except Exception as error:  # from the user's own code, or from a library in it
+        raise unreadable(name, row, error) from error
+
+
+def _dicts(items: list[Any], first_row: int, name: str) -> Iterator[dict[str, Any]]:
+    for row, item in enumerate(items, first_row):
+        if not isinstance(item, Mapping):
+            raise SourceError(f"{name}, row {row}: {type(item).__name__}, not a dict; give dicts of columns")
+        yield dict(item)
+
+
+def bad_record(place: str, bad: BadRecord) -> RecordError:
+    """Return the error of a bad record."""
+    return RecordError(f"{place}: {bad.reason}; repair it, or leave it out")

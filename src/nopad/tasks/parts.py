@@ -1,0 +1,127 @@
+"""Predictions as Parquet files: one column per name of a prediction, each part a whole file, all of one schema.
+
+Nobody knows the types before the last record: a list that is empty in the first part may hold anything in the second.
+So each part is written with the types that its values have, and at the end the parts that lack a type or a column that
+others have are written again. Two types that do not fit are an error as soon as they meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nopad.errors import OptionError, RecordError
+from nopad.files import damage_errors, replacing
+
+__all__ = ["NUMBER", "aligned", "schema_of_part", "table_of", "together", "write_part"]
+
+NUMBER = "record"  # the column with the number of the record in the input
+
+
+def table_of(
+    first: int,
+    predictions: Sequence[Mapping[str, Any] | None],
+    kept: Mapping[str, Sequence[Any]],
+    dtypes: Mapping[str, str],
+) -> pa.Table:
+    """Return predictions as a table: record numbers, kept columns, a column per name of a prediction.
+
+    Args:
+        first: number of the first record.
+        predictions: one per record; None: null in every column.
+        kept: columns of the input, by the names that they get.
+        dtypes: see `Task.dtypes`.
+
+    Raises:
+        OptionError: a kept column has the name of one of the prediction's.
+        RecordError: the values of a column have no common type.
+
+    >>> table_of(7, [{"label": "yes"}, None], {"id": [1, 2]}, {}).to_pydict()
+    {'record': [7, 8], 'id': [1, 2], 'label': ['yes', None]}
+    """
+    names = list(dict.fromkeys(name for one in predictions if one is not None for name in one))
+    for name in kept:
+        if name in names or name == NUMBER:
+            raise OptionError(
+                f"the column {name!r} is kept, and a prediction has one of this name; keep it by another name, such as "
+                f"input_{name}={name}"
+            )
+    columns: dict[str, pa.Array] = {NUMBER: pa.array(range(first, first + len(predictions)), pa.int64())}
+    for name, values in kept.items():
+        columns[name] = _column(name, list(values), first)
+    for name in names:
+        values = [None if one is None else one.get(name) for one in predictions]
+        columns[name] = _column(name, values, first, dtypes.get(name))
+    return pa.table(columns)
+
+
+def _column(name: str, values: list[Any], first: int, dtype: str | None = None) -> pa.Array:
+    try:
+        found = pa.array(values)
+        return found if dtype is None else found.cast(_with(found.type, pa.from_numpy_dtype(dtype)), safe=False)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise RecordError(
+            f"the column {name!r} of records {first} to {first + len(values) - 1} has values of no common type "
+            f"({reason}); make them alike, or do not keep it"
+        ) from error
+
+
+def _with(kind: pa.DataType, inner: pa.DataType) -> pa.DataType:
+    """Return a type of lists, however deep, with other numbers in them."""
+    if pa.types.is_null(kind):
+        return kind
+    return pa.list_(_with(kind.value_type, inner)) if pa.types.is_list(kind) else inner
+
+
+def together(schemas: Iterable[pa.Schema], place: str) -> pa.Schema:
+    """Return one schema for tables with these, where a missing type or column takes that of another table.
+
+    Raises:
+        RecordError: two types of a column do not fit together; `place` is where the last one comes from.
+    """
+    found = list(schemas)
+    try:
+        return pa.unify_schemas(found, promote_options="permissive")
+    except (pa.ArrowException, TypeError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise RecordError(
+            f"{place} has a column of another type than the parts before ({reason}); make its values alike, or do not "
+            "keep it"
+        ) from error
+
+
+def aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return a table with the columns and types of a schema that `together` made of it and others."""
+    columns = []
+    for field in schema:
+        if field.name not in table.schema.names:
+            columns.append(pa.nulls(table.num_rows, field.type))
+            continue
+        column = table.column(field.name)
+        columns.append(column if column.type == field.type else pa.array(column.to_pylist(), field.type))
+    return pa.table(columns, schema=schema)
+
+
+def write_part(path: Path, table: pa.Table) -> None:
+    """Write a part, whole or not at all; equal tables give equal bytes.
+
+    Raises:
+        StorageError: the disk is full, or the write failed.
+    """
+    with replacing(path) as partial:
+        pq.write_table(table, partial, compression="zstd", compression_level=1, row_group_size=1 << 16)
+
+
+def schema_of_part(path: Path) -> pa.Schema:
+    """Return the schema of a part.
+
+    Raises:
+        CorruptError: it is missing or damaged.
+    """
+    with damage_errors(path, pa.ArrowException):
+        return pq.read_schema(path)

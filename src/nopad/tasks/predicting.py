@@ -1,0 +1,290 @@
+"""Predict: records through a task and a pack-safe model, on packs, in input order.
+
+`Predictor` predicts a list of records and keeps nothing between calls, so that threads may share one: it is what
+serving uses. `predict` sends records of any number through it, a chunk at a time, so memory is bounded by a chunk.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from threading import Lock
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nopad.assignment import pack
+from nopad.batch import Flat, PackedBatch, Rows
+from nopad.batch.form import FEW, Form, check_form, pack_few
+from nopad.corpus.record_stream import open_records
+from nopad.errors import LengthError, OptionError, RecordError
+from nopad.loading.ahead import ahead
+from nopad.model.admission import device_of, positions_of
+from nopad.model.linear import fast_linear, is_worth_it
+from nopad.model.safety import bare, is_packed, packed, state_of
+from nopad.options import MAX_LENGTH, Option
+from nopad.tasks.examples import Examples
+from nopad.tasks.task import Task
+
+__all__ = ["BATCH_RECORDS", "Predicted", "Predictions", "Predictor", "predict"]
+
+CAPACITY = Option(default=None, none=True, high=MAX_LENGTH, help="most tokens of a pack")
+ROWS = Option(default=None, none=True, help="packs run at a time")
+BATCH_RECORDS = Option(default=1000, help="records read, packed and run at a time")
+TOKENS = 4096  # run at a time, about, where neither capacity nor rows say so
+WORTH_TOKENS = 2048  # below this, reordering weights costs more than the faster kernel saves
+
+# A tokenizer keeps truncation as a state of its own, so two threads must not be in one at the same time.
+_locks: WeakKeyDictionary[Any, Lock] = WeakKeyDictionary()
+_NUMBER = re.compile(r"\brecord (\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """What came out for a list of records.
+
+    Attributes:
+        predictions: one per record, in order; None: the task left the record out.
+        counts: how many records were truncated or left out, by reason.
+        sequences, tokens: how many were run.
+    """
+
+    predictions: list[dict[str, Any] | None]
+    counts: Mapping[str, int]
+    sequences: int
+    tokens: int
+
+
+class Predictor:
+    """A task and a model, as one function from records to predictions; threads may share it.
+
+    Args:
+        task: the task.
+        model: the model with the task's head (`Task.model`); it is made pack-safe and put into evaluation mode.
+        capacity: most tokens of a pack; None: about 4,096, but no more than the model's positions.
+        rows: packs run at a time; None: so many that they hold about 4,096 tokens.
+        form: how a batch lies in memory; None: one flat row without padding where the model's attention skips what is
+            between sequences, else rows of the capacity.
+        fast: run float32 linear layers on CPUs by a faster kernel (`nopad.model.fast_linear`), whose results differ in
+            the last digit; None: where a measurement says that it is worth it.
+
+    Raises:
+        OptionError: an option has an invalid value.
+        UnsupportedModelError: nopad refuses this model; the message gives the reason.
+
+    >>> import nopad
+    >>> from transformers import BertConfig, BertForSequenceClassification
+    >>> task = nopad.tasks.Classification(tokenizer, ["no", "yes"])
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> model = BertForSequenceClassification(BertConfig(**sizes, **task.model_options()))
+    >>> predictor = nopad.tasks.Predictor(task, model)
+    >>> found = predictor([{"text": "is it ?"}, {"text": "why not"}])
+    >>> [sorted(one) for one in found]
+    [['label', 'probabilities'], ['label', 'probabilities']]
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: Any,
+        *,
+        capacity: int | None = None,
+        rows: int | None = None,
+        form: Form | None = None,
+        fast: bool | None = None,
+    ) -> None:
+        if not isinstance(task, Task):
+            raise OptionError(f"the task is a {type(task).__name__}; give one of nopad.tasks, such as Classification")
+        self.task = task
+        self.model = (model if is_packed(model) else packed(model)).eval()
+        family, inner = state_of(model).family, bare(model)
+        positions = positions_of(inner, family)
+        given = CAPACITY.check("capacity", capacity)
+        self.capacity = given or min(positions or TOKENS, TOKENS)
+        self._grows = None if given else positions or MAX_LENGTH  # how far a longer sequence may raise the capacity
+        self.rows = ROWS.check("rows", rows) or max(TOKENS // self.capacity, 1)
+        kernel = device_of(inner).type == "cpu" or next(inner.parameters()).dtype in (torch.half, torch.bfloat16)
+        flat = kernel and not family.narrow
+        self._form: Form | None = check_form(form) if form is not None else Flat() if flat else None
+        if fast not in (None, True, False):
+            raise OptionError(f"fast is {fast!r}; it is True, False or None")
+        self.fast = is_worth_it(inner) if fast is None else fast
+
+    def __call__(self, records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
+        """Return one prediction per record, in order; None: the task left the record out. Errors: see `run`."""
+        return self.run(records).predictions
+
+    def run(self, records: Sequence[Mapping[str, Any]]) -> Predicted:
+        """Return the predictions of records, with what was counted.
+
+        Raises:
+            RecordError: a record has not what the task reads; the message gives its number.
+            LengthError: a record is too long.
+            OptionError: the model is in training mode.
+        """
+        if not len(records):
+            return Predicted(predictions=[], counts={}, sequences=0, tokens=0)
+        return self.forward(self.encode(records))
+
+    def encode(self, records: Sequence[Mapping[str, Any]]) -> Examples:
+        """Turn records, one at least, into sequences; only one thread at a time is in a tokenizer."""
+        with _locks.setdefault(self.task.tokenizer, Lock()):
+            return self.task.encode(records, labels=False)
+
+    def forward(self, examples: Examples) -> Predicted:
+        """Run examples through the model, and return a prediction per record."""
+        if any(module.training for module in self.model.modules()):
+            raise OptionError("the model is in training mode, where dropout changes predictions; call model.eval()")
+        results: list[dict[str, Any]] = [{}] * len(examples)
+        many = self.fast and examples.tokens >= WORTH_TOKENS
+        device = device_of(bare(self.model))
+        with torch.inference_mode(), fast_linear(self.model) if many else nullcontext():
+            for numbers, per_row, form in self._batches(examples):
+                chosen = examples.sequences.take(numbers)
+                batch = PackedBatch.from_columns(chosen, form, per_row=per_row).to(device)
+                outputs = self.task.objective.outputs(self.model, batch)
+                found = self.task.results(outputs, batch)
+                for number, result in zip(numbers.tolist(), found, strict=True):
+                    results[number] = result
+        return Predicted(
+            predictions=list(self.task.merged(results, examples)),
+            counts=dict(examples.counts),
+            sequences=len(examples),
+            tokens=examples.tokens,
+        )
+
+    def _batches(self, examples: Examples) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], Form]]:
+        """Yield sequence numbers of each batch, how many of them each pack holds, and the batch's form."""
+        lengths = examples.sequences.seq_lengths
+        if not lengths.size:
+            return
+        longest = int(lengths.max())
+        if longest > (self._grows or self.capacity):
+            number = int(examples.record[int(lengths.argmax())])
+            what = "the model's positions are" if self._grows else "the capacity is"
+            raise LengthError(
+                f"record {number} has a sequence of {longest} tokens, and {what} {self._grows or self.capacity}; give "
+                "the task max_length, and over_long='truncate' or 'drop'"
+            )
+        capacity = max(self.capacity, longest)
+        if lengths.size <= FEW:
+            packs = [np.array(one, np.int64) for one in pack_few(lengths.tolist(), capacity, None)]
+        else:
+            packs = [one.astype(np.int64) for one in pack(lengths, capacity, order="source")]
+        form = self._form or Rows(capacity)
+        for first in range(0, len(packs), self.rows):
+            part = packs[first : first + self.rows]
+            yield np.concatenate(part), np.array([one.size for one in part], np.int64), form
+
+
+class Predictions(Iterator["dict[str, Any] | None"]):
+    """Predictions of records in input order, as an iterator; what was counted so far stands beside them.
+
+    Attributes:
+        counts: how many records were truncated or left out so far, by reason.
+        records, sequences, tokens: how many were run so far.
+    """
+
+    def __init__(self, predictor: Predictor, records: Iterable[Mapping[str, Any]], batch_records: int) -> None:
+        self.counts: Counter[str] = Counter()
+        self.records = self.sequences = self.tokens = 0
+        self._items = self._run(predictor, iter(records), BATCH_RECORDS.check("batch_records", batch_records))
+
+    def __iter__(self) -> Predictions:
+        """Return itself: predictions are made once."""
+        return self
+
+    def __next__(self) -> dict[str, Any] | None:
+        """Return the next record's prediction; None: the task left it out."""
+        return next(self._items)
+
+    def _run(
+        self, predictor: Predictor, records: Iterator[Mapping[str, Any]], size: int
+    ) -> Generator[dict[str, Any] | None, None, None]:
+        for first, examples in ahead(_encoded(predictor, records, size), 1, "nopad-predict"):
+            with numbered_from(first):
+                found = predictor.forward(examples)
+            self.counts.update(found.counts)
+            self.records += len(found.predictions)
+            self.sequences += found.sequences
+            self.tokens += found.tokens
+            yield from found.predictions
+
+
+def predict(
+    task: Task,
+    model: Any,
+    records: Any,
+    *,
+    capacity: int | None = None,
+    rows: int | None = None,
+    form: Form | None = None,
+    fast: bool | None = None,
+    batch_records: int = BATCH_RECORDS.default,
+) -> Predictions:
+    """Predict records of any number through packs, in input order, a chunk of `batch_records` at a time.
+
+    The next chunk is tokenised in a thread while the model runs. `nopad predict` does the same from and to files.
+
+    Args:
+        task: the task.
+        model: the model with the task's head.
+        records: dicts of columns, or whatever `nopad.corpus.open_records` opens.
+        capacity: see `Predictor`.
+        rows: see `Predictor`.
+        form: see `Predictor`.
+        fast: see `Predictor`.
+        batch_records: records of a chunk; more make better packs, and take more memory.
+
+    Returns:
+        An iterator of one prediction per record; None: the task left it out, and `Predictions.counts` says why.
+
+    Raises:
+        OptionError, UnsupportedModelError: as for `Predictor`.
+        RecordError, LengthError: while iterating: a record has not what the task reads, or is too long; the message
+            gives its number in the input.
+        SourceError: the input cannot be read.
+
+    >>> import nopad
+    >>> from transformers import BertConfig, BertForSequenceClassification
+    >>> task = nopad.tasks.Regression(tokenizer, max_length=6, over_long="drop")
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> model = BertForSequenceClassification(BertConfig(**sizes, **task.model_options()))
+    >>> found = nopad.tasks.predict(task, model, [{"text": "is it ?"}, {"text": "one two three four five"}])
+    >>> [one if one is None else list(one) for one in found], dict(found.counts)
+    ([['score'], None], {'dropped': 1})
+    """
+    predictor = Predictor(task, model, capacity=capacity, rows=rows, form=form, fast=fast)
+    return Predictions(predictor, open_records(records), batch_records)
+
+
+def _encoded(
+    predictor: Predictor, records: Iterator[Mapping[str, Any]], size: int
+) -> Generator[tuple[int, Examples], None, None]:
+    """Yield (number of its first record, examples) of each chunk."""
+    first = 0
+    while part := list(islice(records, size)):
+        with numbered_from(first):
+            made = predictor.encode(part)
+        yield first, made
+        first += len(part)
+
+
+@contextmanager
+def numbered_from(first: int) -> Iterator[None]:
+    """Raise errors about "record n" of a chunk with the number in the whole input, n + `first`."""
+    try:
+        yield
+    except (RecordError, LengthError) as error:
+        if not first:
+            raise
+        text, found = _NUMBER.subn(lambda match: f"record {int(match[1]) + first}", str(error), count=1)
+        where = "" if found else f" (in the records from number {first} on)"
+        raise type(error)(text + where) from error

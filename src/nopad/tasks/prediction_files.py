@@ -1,0 +1,344 @@
+"""Predict into a folder: Parquet parts in input order, resumable at every part, the same bytes however often stopped.
+
+``OUT/part-00000.parquet`` and so on hold a fixed number of records each, and appear whole or not at all. A journal in
+``OUT/.work`` vouches for each with its checksum; what it does not vouch for is made again. ``OUT/_predictions.json``,
+the manifest, is written last, so a folder with one is complete. Its name begins with an underscore, since readers of a
+folder of Parquet files pass over such names. A part is always cut into the same chunks, and chunks share no pack, so a
+run that goes on computes what an uninterrupted one computes, on one machine with one number of threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from functools import cached_property
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nopad.corpus.record_stream import RecordStream, open_records
+from nopad.errors import (
+    CorruptError,
+    InputError,
+    InterruptedJobError,
+    LengthError,
+    OptionError,
+    OutputExistsError,
+    RecordError,
+)
+from nopad.files import damage_errors, local_path, sha256_file, write_atomic
+from nopad.model.admission import device_of
+from nopad.model.safety import bare
+from nopad.options import Option
+from nopad.store.manifest import tool_versions
+from nopad.store.monitor import Monitor, Silent
+from nopad.store.seal import sealed, unsealed
+from nopad.store.workspace import Workspace, check_outside, differences, holds
+from nopad.tasks.parts import aligned, schema_of_part, table_of, together, write_part
+from nopad.tasks.predicting import BATCH_RECORDS, Predicted, Predictor, numbered_from
+from nopad.tasks.task import Task
+
+__all__ = ["MANIFEST", "PredictionFiles", "predict_files"]
+
+MANIFEST = "_predictions.json"
+PART_RECORDS = Option(default=10_000, help="records of a part")
+_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionFiles:
+    """A finished folder of predictions.
+
+    Attributes:
+        folder: where it is.
+        records, sequences, tokens: how many there are.
+        counts: how many records were truncated or left out, by reason.
+        parts: names of the Parquet files, in order.
+    """
+
+    folder: Path
+    records: int
+    sequences: int
+    tokens: int
+    counts: Mapping[str, int]
+    parts: tuple[str, ...]
+
+
+def predict_files(
+    task: Task,
+    model: Any,
+    inputs: Any,
+    out: str | Path,
+    *,
+    keep: Mapping[str, str] | None = None,
+    capacity: int | None = None,
+    rows: int | None = None,
+    batch_records: int = BATCH_RECORDS.default,
+    part_records: int = PART_RECORDS.default,
+    monitor: Monitor | None = None,
+) -> PredictionFiles:
+    """Predict records into a folder, or resume or reuse what an equal call left there.
+
+    Args:
+        task: the task.
+        model: the model with the task's head; it is made pack-safe and put into evaluation mode.
+        inputs: whatever `nopad.corpus.open_records` opens, except an iterator, which cannot be read again.
+        out: the folder: new, empty, or left by an equal call.
+        keep: columns of the input that are written beside the predictions, by the names that they get.
+        capacity: see `nopad.tasks.Predictor`.
+        rows: see `nopad.tasks.Predictor`.
+        batch_records: records read, packed and run at a time.
+        part_records: records of a part, after which a killed job can go on.
+        monitor: receives the progress.
+
+    Raises:
+        RecordError: a record is bad, or has not what the task reads.
+        LengthError: a record is too long.
+        OptionError: an option has an invalid value; `out` is a URL, or lies in a folder that is read.
+        OutputExistsError: `out` holds something else, or predictions made with other settings.
+        ResumeError: the unfinished job in `out` was started with other inputs, model or settings, which are named.
+        OutputBusyError: another process is writing to `out`.
+        StorageError: the disk is full or a write failed; call again to resume.
+        InterruptedJobError: SIGINT was received; call again to resume.
+
+    >>> import nopad, pyarrow.parquet, tempfile
+    >>> from transformers import BertConfig, BertForSequenceClassification
+    >>> task = nopad.tasks.Regression(tokenizer)
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> model = BertForSequenceClassification(BertConfig(**sizes, **task.model_options()))
+    >>> with tempfile.TemporaryDirectory() as out:
+    ...     made = predict_files(task, model, [{"text": "is it ?", "id": 7}], out, keep={"id": "id"})
+    ...     pyarrow.parquet.read_table(made.folder / made.parts[0]).column_names
+    ['record', 'id', 'score']
+    """
+    records = open_records(inputs)
+    if not records.read_again():
+        raise OptionError("an iterator can be read once, and a job must be able to go on; give a function, or a list")
+    workspace = Workspace(local_path(out))
+    check_outside(records.folders, workspace.out)
+    fast = workspace.stored_settings().get("options", {}).get("fast")  # a measurement may fall out otherwise now
+    predictor = Predictor(task, model, capacity=capacity, rows=rows, fast=fast if isinstance(fast, bool) else None)
+    sizes = BATCH_RECORDS.check("batch_records", batch_records), PART_RECORDS.check("part_records", part_records)
+    job = _Job(workspace, predictor, records, dict(keep or {}), sizes, monitor or Silent())
+    if (workspace.out / MANIFEST).exists():
+        return job.finished()
+    with workspace.claim(job.settings, records):
+        try:
+            return job.finished() if (workspace.out / MANIFEST).exists() else job.run()
+        except KeyboardInterrupt as error:
+            raise InterruptedJobError(
+                f"stopped; the parts in {workspace.out} are whole: run the same command again to go on"
+            ) from error
+        except InputError as error:
+            if isinstance(error, RecordError | LengthError | OptionError) and not any(workspace.out.glob("part-*")):
+                workspace.abandon()  # nothing is lost
+            raise
+
+
+@dataclass
+class _Job:
+    """The arguments of `predict_files`, and its steps."""
+
+    workspace: Workspace
+    predictor: Predictor
+    records: RecordStream
+    keep: dict[str, str]
+    sizes: tuple[int, int]
+    monitor: Monitor
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """All that the predictions depend on besides the input."""
+        predictor = self.predictor
+        options = {
+            "task": predictor.task.name,
+            **described(predictor.task),
+            "capacity": predictor.capacity,
+            "rows": predictor.rows,
+            "batch_records": self.sizes[0],
+            "part_records": self.sizes[1],
+            "keep": self.keep,
+            "device": device_of(bare(predictor.model)).type,
+            "fast": predictor.fast,
+        }
+        return {
+            "options": json.loads(json.dumps(options)),
+            "model": {"sha256": model_fingerprint(predictor.model)},
+            "tokenizer": {"sha256": _tokenizer_fingerprint(predictor.task.tokenizer)},
+            "input": self.records.settings(),
+            "tool_versions": tool_versions("pyarrow", "tokenizers", "torch", "transformers"),
+        }
+
+    def finished(self) -> PredictionFiles:
+        """Return what is in the folder, after checking that this job would write the same.
+
+        Raises:
+            OutputExistsError: it was made with other settings, or of another input.
+            CorruptError: a part or the manifest is missing or damaged.
+        """
+        out = self.workspace.out
+        with damage_errors(out / MANIFEST, ValueError, KeyError):
+            manifest = unsealed(json.loads((out / MANIFEST).read_text(encoding="utf-8")))
+            stored = {name: manifest[name] for name in ("options", "model", "tokenizer", "input")}
+        now = {name: value for name, value in self.settings.items() if name in stored}
+        now["options"] = {**now["options"], "fast": stored["options"].get("fast")}  # measured anew by this process
+        if changed := differences(stored, now):
+            raise OutputExistsError(
+                f"{out} already holds predictions made with other settings ({changed}); choose another folder"
+            )
+        if manifest["source"]["sha256"] != self._fingerprint():
+            raise OutputExistsError(f"{out} already holds predictions of another input; choose another folder")
+        for part in manifest["parts"]:
+            if not holds(out / part["file"], part["sha256"]):
+                raise CorruptError(f"{out / part['file']} is missing or damaged; delete {out} to predict again")
+        self.workspace.clear()
+        return _made(out, manifest)
+
+    def run(self) -> PredictionFiles:
+        """Predict what is not there yet, and publish."""
+        origin = self._fingerprint()
+        known = self.workspace.finished_files(origin, self.workspace.out)
+        parts: list[dict[str, Any]] = []
+        while (name := _name(len(parts))) in known:
+            parts.append(known[name])
+        done, size = sum(part["records"] for part in parts), self.sizes[1]
+        self.monitor.stage("counting records", None, "records")
+        self.monitor.stage("predicting", self.records.count() - done, "records")
+        schema = together([schema_of_part(self.workspace.out / part["file"]) for part in parts], "") if parts else None
+        records = self.records.read(after=done)
+        while part_records := list(islice(records, 1)):
+            made, table = self._part(done, chain(part_records, islice(records, size - 1)))
+            name = _name(len(parts))
+            schema = table.schema if schema is None else together([schema, table.schema], name)
+            write_part(self.workspace.out / name, table)
+            parts.append(self._noted(name, origin, made))
+            done += made["records"]
+        parts = [self._with_schema(part, schema, origin) for part in parts if schema is not None]
+        return self._publish(origin, parts)
+
+    def _part(self, first: int, records: Iterator[dict[str, Any]]) -> tuple[dict[str, Any], pa.Table]:
+        """Return what is known of a part, and its table."""
+        tables, counts, begin = [], Counter[str](), first
+        sequences = tokens = 0
+        while chunk := list(islice(records, self.sizes[0])):
+            with numbered_from(begin):
+                found: Predicted = self.predictor.run(chunk)
+            kept = {name: _kept(chunk, column, begin) for name, column in self.keep.items()}
+            tables.append(table_of(begin, found.predictions, kept, self.predictor.task.dtypes))
+            counts.update(found.counts)
+            sequences, tokens, begin = sequences + found.sequences, tokens + found.tokens, begin + len(chunk)
+            self.monitor.advance(len(chunk), found.tokens)
+        schema = together([table.schema for table in tables], f"records {first} to {begin - 1}")
+        table = pa.concat_tables([aligned(table, schema) for table in tables]).combine_chunks()
+        known = {"records": begin - first, "sequences": sequences, "tokens": tokens, "counts": dict(counts)}
+        return known, table
+
+    def _noted(self, name: str, origin: str, known: Mapping[str, Any]) -> dict[str, Any]:
+        """Note a part that is on disk in the journal, and return what it says."""
+        facts = {key: value for key, value in known.items() if key not in ("file", "sha256")}
+        facts["sha256"] = sha256_file(self.workspace.out / name)
+        self.workspace.note(name, origin, **facts)
+        return {"file": name, **facts}
+
+    def _with_schema(self, part: dict[str, Any], schema: pa.Schema, origin: str) -> dict[str, Any]:
+        """Write a part again whose columns or types are not those of all."""
+        path = self.workspace.out / part["file"]
+        if schema_of_part(path).equals(schema):
+            return part
+        with damage_errors(path, pa.ArrowException):
+            table = pq.read_table(path)
+        write_part(path, aligned(table, schema))
+        return self._noted(part["file"], origin, part)
+
+    def _publish(self, origin: str, parts: list[dict[str, Any]]) -> PredictionFiles:
+        counts: Counter[str] = Counter()
+        for part in parts:
+            counts.update(part["counts"])
+        manifest = {
+            "format": "nopad predictions",
+            "version": _VERSION,
+            **self.settings,
+            "source": {"sha256": origin, "files": [list(entry) for entry in self.records.inventory()]},
+            **{name: sum(part[name] for part in parts) for name in ("records", "sequences", "tokens")},
+            "counts": dict(sorted(counts.items())),
+            "parts": [{name: part[name] for name in ("file", "records", "sha256")} for part in parts],
+        }
+        write_atomic(self.workspace.out / MANIFEST, (json.dumps(sealed(manifest), indent=2) + "\n").encode())
+        self.workspace.clear()
+        return _made(self.workspace.out, manifest)
+
+    def _fingerprint(self) -> str:
+        self.monitor.stage("checking the input", None, "bytes")
+        return self.records.fingerprint()
+
+
+def _name(number: int) -> str:
+    return f"part-{number:05d}.parquet"
+
+
+def _made(out: Path, manifest: Mapping[str, Any]) -> PredictionFiles:
+    return PredictionFiles(
+        folder=out,
+        **{name: manifest[name] for name in ("records", "sequences", "tokens", "counts")},
+        parts=tuple(part["file"] for part in manifest["parts"]),
+    )
+
+
+def _kept(records: list[dict[str, Any]], column: str, first: int) -> list[Any]:
+    for number, record in enumerate(records, first):
+        if column not in record:
+            has = ", ".join(map(str, record)) or "nothing"
+            raise RecordError(f"record {number} has no {column!r}, only {has}; do not keep it, or add it")
+    return [record[column] for record in records]
+
+
+def described(task: Task) -> dict[str, Any]:
+    """Return all settings of a task by name, in the types of JSON."""
+    plain = {name: value for name, value in vars(task).items() if name not in ("tokenizer", "objective")}
+    plain |= {f"objective.{name}": value for name, value in vars(task.objective).items()}
+    return {name: _plain(value) for name, value in sorted(plain.items())}
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(one) for one in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)]
+    return value if isinstance(value, str | int | float | None) else type(value).__name__
+
+
+def model_fingerprint(model: Any) -> str:
+    """Return the SHA-256 of a model's configuration and weights, in hex; O(bytes), 1 GB/s."""
+    inner = bare(model)
+    config = {name: value for name, value in inner.config.to_dict().items() if not name.startswith("_")}
+    config.pop("transformers_version", None)
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    import torch
+
+    for name, tensor in sorted(model.state_dict().items()):
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _tokenizer_fingerprint(tokenizer: Any) -> str:
+    """Return the SHA-256 of what a tokenizer is made of, without its truncation and padding, in hex."""
+    inner = getattr(tokenizer, "backend_tokenizer", None)
+    if inner is not None:
+        content = json.loads(inner.to_str())
+        content.pop("truncation", None)
+        content.pop("padding", None)
+    else:
+        content = {"vocabulary": tokenizer.get_vocab(), "class": type(tokenizer).__name__}
+    content["special"] = {name: str(value) for name, value in tokenizer.special_tokens_map.items()}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

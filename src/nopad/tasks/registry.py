@@ -1,0 +1,159 @@
+"""Tasks by the word that names them on a command line, made with the options that a model's folder answers.
+
+Every subclass of `Task` that `nopad.tasks` exports is here by its `name`; nothing else needs to be registered.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from contextlib import nullcontext
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from nopad.corpus.network import NOT_REACHED, hub_in_reach
+from nopad.errors import FormatError, NopadError, OptionError
+from nopad.model.admission import positions_of
+from nopad.model.families import family_of
+from nopad.tasks.embedding import _quiet
+from nopad.tasks.task import Task
+
+__all__ = ["load_task", "options_of", "task_named", "tasks_by_name"]
+
+_UNNAMED = "LABEL_"  # how transformers calls classes that nobody named
+
+
+def tasks_by_name() -> dict[str, type[Task]]:
+    """Return every task of `nopad.tasks` by its name, sorted.
+
+    >>> from nopad.tasks.registry import tasks_by_name
+    >>> tasks_by_name()["classify"]
+    <class 'nopad.tasks.classification.Classification'>
+    """
+    from nopad import tasks
+
+    exported = [getattr(tasks, name) for name in tasks.__all__]
+    found = [one for one in exported if isinstance(one, type) and issubclass(one, Task) and hasattr(one, "name")]
+    return {one.name: one for one in sorted(found, key=lambda one: one.name)}
+
+
+def options_of(kind: type[Task]) -> dict[str, inspect.Parameter]:
+    """Return the options of a task's class by name, those of its base classes too."""
+    found: dict[str, inspect.Parameter] = {}
+    for one in kind.__mro__:
+        if "__init__" not in vars(one):
+            continue
+        parameters = inspect.signature(vars(one)["__init__"]).parameters
+        more = [name for name, value in parameters.items() if value.kind is not inspect.Parameter.VAR_KEYWORD]
+        found |= {name: parameters[name] for name in more if name not in ("self", "tokenizer") and name not in found}
+        if len(more) == len(parameters):
+            break  # it takes nothing for its base classes
+    return found
+
+
+def task_named(name: str, tokenizer: Any, options: Mapping[str, Any]) -> Task:
+    """Make the task of this name.
+
+    Raises:
+        OptionError: there is no such task, it has no such option, or an option has an invalid value.
+
+    >>> from nopad.tasks.registry import task_named
+    >>> task_named("classify", tokenizer, {"labels": ["no", "yes"], "text": "question"}).text
+    'question'
+    """
+    kind = _kind(name)
+    known = options_of(kind)
+    for option in options:
+        if option not in known:
+            near = "".join(f"; did you mean {one}?" for one in get_close_matches(option, known, 1))
+            raise OptionError(f"the task {name} has no option {option!r}{near}; it has {', '.join(known)}")
+    missing = [one for one, value in known.items() if value.default is value.empty and one not in options]
+    if missing:
+        raise OptionError(f"the task {name} needs {', '.join(missing)}")
+    return kind(tokenizer, **options)
+
+
+def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: Any) -> tuple[Task, Any]:
+    """Load a task and its model from one folder, or from the hub, where a name of it answers.
+
+    What `options` leave open is taken from there: names of labels, what the task itself reads (`Task.found_options`),
+    and the most tokens of a sequence, which are the model's positions.
+
+    Args:
+        name: the task's name.
+        spec: the folder, or the name on the hub.
+        options: those of the task.
+        how: options of transformers for the model.
+
+    Returns:
+        ``(task, model)``; the model is not pack-safe yet.
+
+    Raises:
+        FormatError: there is no such model, transformers cannot read it, or it has no weights for the task's head.
+        OptionError: as for `task_named`; or labels are given in another order or number than the model's.
+    """
+    path, kind = Path(spec), _kind(name)
+    here = path.exists() or str(spec).startswith((".", "/", "~"))
+    if here and not (path / "config.json").is_file():
+        raise FormatError(f"{spec} is no folder with a model: it has no config.json")
+    with nullcontext(True) if here else hub_in_reach() as online, _quiet():
+        try:
+            import transformers
+
+            config = transformers.AutoConfig.from_pretrained(spec)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(spec)
+            found = {**(kind.found_options(path) if here else {}), **options}
+            if "labels" in options_of(kind):
+                found["labels"] = _labels(found.get("labels"), config, spec)
+            # The most tokens, without which nothing is too long, are known when the model is
+            task = task_named(name, tokenizer, {n: value for n, value in found.items() if n != "over_long"})
+            model, info = task.model(spec, output_loading_info=True, **{"dtype": "auto", **how})
+        except NopadError:
+            raise
+        except Exception as error:  # a damaged file or a missing package may raise anything
+            reason = (str(error).strip() or type(error).__name__).split("\n")[0]
+            away = "" if online else f"; {NOT_REACHED}"
+            raise FormatError(f"{spec}: transformers cannot load this model for {name} ({reason}{away})") from error
+    if missing := sorted(info["missing_keys"]):
+        raise FormatError(
+            f"{spec} has no weights for {', '.join(missing[:4])}: this model was not trained for {name}, and would "
+            "predict at random; give the folder of one that was"
+        )
+    positions = positions_of(model, family_of(config))
+    if positions is not None and "max_length" in options_of(kind):
+        most = min(found.get("max_length") or positions, positions)
+        if options.get("max_length") not in (None, most):
+            raise OptionError(f"max_length is {options['max_length']}, and {spec} has {positions} positions")
+        found["max_length"] = most
+    return task_named(name, tokenizer, found), model
+
+
+def _kind(name: str) -> type[Task]:
+    known = tasks_by_name()
+    if name not in known:
+        raise OptionError(f"there is no task {name!r}; there are {', '.join(known)}")
+    return known[name]
+
+
+def _labels(given: Any, config: Any, spec: Any) -> Any:
+    """Return the names of the classes: those given, or those of the model's configuration.
+
+    Raises:
+        OptionError: they contradict each other.
+    """
+    by_number = {int(number): str(label) for number, label in (config.id2label or {}).items()}
+    names = [by_number[number] for number in sorted(by_number)]
+    if given is None:
+        return names
+    count = given if isinstance(given, int) else len(given)
+    if count != len(names):
+        raise OptionError(
+            f"{count} labels are given, and the model in {spec} has {len(names)}: {', '.join(names[:20])}"
+        )
+    named = not all(label.startswith(_UNNAMED) for label in names)
+    if isinstance(given, int):
+        return names
+    if named and list(given) != names and set(given) == set(names):
+        raise OptionError(f"labels are {', '.join(given)}, and the model in {spec} has them as {', '.join(names)}")
+    return list(given)

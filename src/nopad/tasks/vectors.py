@@ -1,0 +1,185 @@
+"""Embedding texts as a task: each text a vector, pooled from the states of an encoder, as `nopad predict` runs it.
+
+`nopad.tasks.Embedder` does the same for texts in memory; training embeddings is the task `contrast`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+from torch import Tensor
+
+from nopad.batch import PackedBatch
+from nopad.errors import LengthError, OptionError
+from nopad.options import check_choice
+from nopad.tasks.embedding import embed
+from nopad.tasks.examples import Examples, field_of, numbered
+from nopad.tasks.folder import Pooling, Texts, read_folder
+from nopad.tasks.objective import Meter, Objective
+from nopad.tasks.task import Task
+from nopad.tasks.texts import encoded
+
+__all__ = ["Embedding", "Vectors", "base_model"]
+
+
+class Vectors(Objective):
+    """One vector per sequence, pooled from a base model's states: the outputs are ``{"embeddings": [S, H]}``.
+
+    Args:
+        pooling: the "mean" of a sequence's states, or its "first" or "last" state.
+        normalize: scale vectors to length 1.
+        skip: number of first tokens of each sequence that are left out of the mean.
+
+    Raises:
+        OptionError: the pooling is unknown.
+    """
+
+    targets: tuple[str, ...] = ()
+    reads = ("embeddings",)
+
+    def __init__(self, pooling: Pooling = "mean", *, normalize: bool = True, skip: int = 0) -> None:
+        self.pooling: Pooling = check_choice("pooling", pooling, Pooling)
+        self.normalize, self.skip = normalize, skip
+
+    def outputs(self, model: Any, batch: PackedBatch) -> dict[str, Tensor]:
+        """Return the vector of each sequence of the batch."""
+        inputs = PackedBatch({name: batch[name] for name in batch if name not in self.targets})
+        vectors = embed(model, inputs, pooling=self.pooling, normalize=self.normalize, skip=self.skip)
+        return {"embeddings": vectors}
+
+
+class _OnlyVectors(Vectors):
+    def denominator(self, batch: PackedBatch) -> NoReturn:
+        """Refuse to train."""
+        raise OptionError("the task embed has nothing to learn from; train embeddings with nopad.tasks.Contrastive")
+
+    def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> NoReturn:
+        """Refuse to train."""
+        self.denominator(batch)
+
+    def meter(self) -> Meter:
+        """Refuse to evaluate."""
+        self.denominator(PackedBatch.from_sequences([[0]]))
+
+
+class Embedding(Task):
+    """A vector per text.
+
+    A prediction has ``embedding``, a list of numbers. What a folder of sentence-transformers says of pooling, length
+    and prompts is read by `found_options`.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        text: column of the text.
+        pooling: see `nopad.tasks.embed`.
+        normalize: see `nopad.tasks.embed`.
+        texts: prompts, and changes of texts before they are tokenised.
+        prompt: text to put before each text; None: the default one of `texts`.
+        prompt_name: name of one of the prompts of `texts`.
+        options: `max_length` and `over_long`; see `Task`.
+
+    Raises:
+        OptionError: an option has an invalid value.
+
+    >>> import nopad
+    >>> from transformers import BertConfig, BertModel
+    >>> task = nopad.tasks.Embedding(tokenizer, text="title")
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> [found] = nopad.tasks.predict(task, BertModel(BertConfig(**sizes)), [{"title": "is it ?"}])
+    >>> len(found["embedding"])
+    16
+    """
+
+    name = "embed"
+    auto = "AutoModel"
+    dtypes: ClassVar[Mapping[str, str]] = {"embedding": "float32"}
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        text: str = "text",
+        pooling: Pooling = "mean",
+        normalize: bool = True,
+        texts: Texts | Mapping[str, Any] | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(tokenizer, **options)
+        self.text = text
+        self.texts = _texts(texts)
+        self.prompt = self.texts.prompt(prompt, prompt_name)
+        self.objective = _OnlyVectors(pooling, normalize=normalize, skip=self._skipped(pooling))
+
+    @classmethod
+    def found_options(cls, folder: Path) -> dict[str, Any]:
+        """Return pooling, normalisation, prompts and length, where it is a folder of sentence-transformers."""
+        found = read_folder(folder, None)
+        most = found.pop("max_tokens", None)
+        return found if most is None else {**found, "max_length": most}
+
+    def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
+        """Turn records into sequences, with their prompt; there are no labels; see `Task.encode`."""
+        texts = [
+            self.texts.ready(self.prompt + field_of(record, self.text, number)) for number, record in numbered(records)
+        ]
+        made = encoded(self, texts)
+        short = made.sequences.seq_lengths <= self.objective.skip if self.objective.skip else None
+        if short is not None and short.any():
+            number = int(made.record[int(short.argmax())])
+            raise LengthError(f"record {number} has no token besides its prompt, so that nothing is left to pool")
+        return made
+
+    objective: Vectors
+
+    def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
+        """Return the vector of each sequence."""
+        return [{"embedding": vector} for vector in outputs["embeddings"].float().tolist()]
+
+    def model(self, name: Any, **options: Any) -> Any:
+        """Load a base model without the pooler that it may have, which no vector is made of; see `Task.model`."""
+        return base_model(super().model, name, **options)
+
+    def _skipped(self, pooling: str) -> int:
+        """Return the number of first tokens of each sequence that belong to the prompt and are not pooled."""
+        if not self.prompt or self.texts.include_prompt or pooling == "last":
+            return 0
+        if pooling == "first":
+            raise OptionError(
+                "this model pools the first token and leaves prompts out, of which versions of sentence-transformers "
+                "differ in what it means; give prompt='', or Texts(include_prompt=True)"
+            )
+        found = self.tokenizer(self.texts.ready(self.prompt), return_special_tokens_mask=True)
+        special = found["special_tokens_mask"]
+        behind = next((at for at, one in enumerate(reversed(special)) if not one), 0)
+        return len(special) - behind
+
+
+def _texts(given: Texts | Mapping[str, Any] | None) -> Texts:
+    if given is None or isinstance(given, Texts):
+        return given or Texts()
+    names = [field.name for field in fields(Texts)]
+    if not isinstance(given, Mapping) or set(given) - set(names):
+        raise OptionError(f"texts are {given!r}; expected nopad.tasks.Texts, or a dict with {', '.join(names)}")
+    return Texts(**given)
+
+
+def base_model(load: Any, name: Any, **options: Any) -> Any:
+    """Load a base model by `load`, without a pooler: its weights would get no gradient, and may not be there at all."""
+    import transformers
+
+    config = options.get("config") or transformers.AutoConfig.from_pretrained(name)
+    classes: Any = transformers.MODEL_MAPPING
+    kind = classes.get(type(config), None)
+    if kind is not None and not isinstance(kind, tuple) and _has_pooler(kind):
+        options = {"add_pooling_layer": False, **options}
+    return load(name, **{**options, "config": config})
+
+
+def _has_pooler(kind: Any) -> bool:
+    return "add_pooling_layer" in inspect.signature(kind.__init__).parameters

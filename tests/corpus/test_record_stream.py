@@ -1,0 +1,248 @@
+"""Records of every kind of input: the same dicts, in input order, from any record on; what is bad is named."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nopad.corpus import open_records
+from nopad.errors import OptionError, RecordError, SourceError
+
+COUNT = 2345
+RECORDS = [{"text": f'text {n}, “quoted” "{n}"', "label": n % 3, "score": n / 4} for n in range(COUNT)]
+
+
+def write(folder, kind):
+    path = folder / f"records.{kind}"
+    lines = "".join(json.dumps(one) + "\n" for one in RECORDS).encode()
+    if kind in ("jsonl", "json"):
+        path.write_bytes(lines)
+    elif kind == "jsonl.gz":
+        path.write_bytes(gzip.compress(lines))
+    elif kind == "jsonl.zst":
+        with pa.CompressedOutputStream(str(path), "zstd") as file:
+            file.write(lines)
+    elif kind == "array.json":
+        path.write_text(json.dumps(RECORDS, indent=1))
+    elif kind == "csv":
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, RECORDS[0])
+            writer.writeheader()
+            writer.writerows(RECORDS)
+    elif kind == "tsv":
+        rows = ["\t".join(map(str, one.values())) for one in RECORDS]
+        path.write_text("\n".join(["\t".join(RECORDS[0]), *rows]) + "\n")
+    elif kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(RECORDS), path, row_group_size=700)
+    elif kind == "arrow":
+        table = pa.Table.from_pylist(RECORDS)
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=300)
+    return path
+
+
+KINDS = ["jsonl", "json", "jsonl.gz", "jsonl.zst", "array.json", "csv", "tsv", "parquet", "arrow"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_of_a_file_from_any_record_on(tmp_path, kind):
+    stream = open_records(write(tmp_path, kind))
+    assert list(stream) == RECORDS
+    assert stream.count() == COUNT
+    for after in (0, 1, 999, 1000, 1001, COUNT - 1, COUNT):
+        assert list(stream.read(after=after)) == RECORDS[after:]
+    with pytest.raises(SourceError, match=r"there are 2,345 records, .* after 2,346"):
+        list(stream.read(after=COUNT + 1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_fingerprint_is_that_of_the_content(tmp_path, kind):
+    path = write(tmp_path, kind)
+    before = open_records(path).fingerprint()
+    os.utime(path, (1, 1))
+    assert open_records(path).fingerprint() == before
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert open_records(path).fingerprint() != before
+
+
+def test_objects_of_python_and_datasets(tmp_path):
+    import datasets
+
+    dataset = datasets.Dataset.from_list(RECORDS)
+    dataset.save_to_disk(str(tmp_path / "saved"))
+    streams = [
+        open_records(RECORDS),
+        open_records(lambda: iter(RECORDS)),
+        open_records(dataset),
+        open_records(tmp_path / "saved"),
+        open_records(dataset.to_iterable_dataset()),
+    ]
+    for stream in streams:
+        assert list(stream) == list(stream.read()) == RECORDS
+        assert list(stream.read(after=1003)) == RECORDS[1003:]
+    assert streams[0].fingerprint() == streams[1].fingerprint()
+    assert open_records(RECORDS[1:]).fingerprint() != streams[0].fingerprint()
+    chosen = dataset.select([5, 3]).with_format("numpy", columns=["label"])
+    assert list(open_records(chosen)) == [{"label": 2}, {"label": 0}]
+
+
+def test_an_iterator_is_read_once():
+    stream = open_records(iter(RECORDS[:3]))
+    assert (stream.read_again(), open_records(RECORDS).read_again()) == (False, True)
+    assert list(stream) == RECORDS[:3]
+    with pytest.raises(SourceError, match="can be read once"):
+        list(stream)
+
+
+def test_memory_is_bounded_by_a_run():
+    pulled = 0
+
+    def endless():
+        nonlocal pulled
+        while True:
+            pulled += 1
+            yield {"text": "a"}
+
+    records = iter(open_records(endless))
+    assert [next(records) for _ in range(5)] == [{"text": "a"}] * 5
+    assert pulled <= 1000
+
+
+def test_several_files_and_folders_come_one_after_the_other(tmp_path):
+    for name, part in (("b.jsonl", RECORDS[:4]), ("a.jsonl", RECORDS[4:9])):
+        (tmp_path / name).write_text("".join(json.dumps(one) + "\n\n" for one in part))
+    both = open_records([tmp_path / "b.jsonl", tmp_path / "a.jsonl"])
+    assert list(both) == RECORDS[:9]
+    assert list(both.read(after=6)) == RECORDS[6:9]
+    assert list(open_records(tmp_path)) == RECORDS[4:9] + RECORDS[:4]
+    assert open_records(tmp_path).fingerprint() != both.fingerprint()
+    assert both.inventory() == [(name, (tmp_path / name).stat().st_size) for name in ("b.jsonl", "a.jsonl")]
+
+
+def test_kinds_are_not_mixed(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "b.csv").write_text("text\nb\n")
+    with pytest.raises(SourceError, match=r"a.jsonl is jsonl and .*b.csv is csv; give files of one kind"):
+        open_records(tmp_path)
+
+
+def test_text_is_a_record_for_each_line(tmp_path):
+    (tmp_path / "a.txt").write_bytes("\ufeffone\r\n\ntwo".encode())
+    assert list(open_records(tmp_path / "a.txt")) == [{"text": "one"}, {"text": ""}, {"text": "two"}]
+    (tmp_path / "b.txt").write_bytes(b"")
+    assert list(open_records(tmp_path / "b.txt")) == []
+
+
+def test_numbers_in_csv(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("id,zip,n,mixed,empty\n1,007,1.5,1,\n2,1,,x,\n")
+    assert list(open_records(path)) == [
+        {"id": 1, "zip": "007", "n": 1.5, "mixed": "1", "empty": ""},
+        {"id": 2, "zip": "1", "n": None, "mixed": "x", "empty": ""},
+    ]
+    assert next(iter(open_records(path, strings=["id"])))["id"] == "1"
+    rows = ["n", *map(str, range(1000)), "2.5", "what"]
+    path.write_text("\n".join(rows))
+    records = iter(open_records(path))
+    assert [next(records)["n"] for _ in range(1001)] == [*range(1000), 2.5]
+    with pytest.raises(RecordError, match=r"a.csv, line 1003: n is .what., and the column's first cells are numbers"):
+        next(records)
+    assert list(open_records(path, strings=("n",)))[-1] == {"n": "what"}
+    assert open_records(path).settings() != open_records(path, strings=("n",)).settings()
+
+
+def test_cells_over_several_lines(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('text,n\n"a\n\n""b""",1\n\nlast,2\nmore,3,4\n')
+    records = iter(open_records(path))
+    assert [next(records) for _ in range(2)] == [{"text": 'a\n\n"b"', "n": 1}, {"text": "last", "n": 2}]
+    with pytest.raises(RecordError, match=r"line 7: 3 cells, and the first line names 2 columns"):
+        next(records)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "good", "message"),
+    [
+        ("a.jsonl", b'{"a": 1}\n{"a": \n', 1, r"a.jsonl, line 2: broken JSON"),
+        ("a.jsonl", b'{"a": 1}\n\n[1]\n', 1, r"a.jsonl, line 3: not a JSON object but a list"),
+        ("a.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', 1, r"a.jsonl, line 2: not UTF-8: byte 0xff at offset 7"),
+        ("a.txt", b"one\ntw\xe9\n", 1, r"a.txt, line 2: not UTF-8: byte 0xe9"),
+        ("a.csv", b"a\n1\n\xff\n", 1, r"a.csv, line 3: not UTF-8"),
+        ("a.csv", b'a\n1\n"open\n2\n', 1, r"a.csv, line 3 to 4: unexpected end of data"),
+        ("a.csv", b"a,a\n1,2\n", 0, r"two columns are named 'a'"),
+        ("a.json", b'[{"a": 1}, {"a": }]', 1, r"a.json, line 1: broken JSON: Expecting value"),
+        ("a.json", b'[{"a": 1},\n{"a": 2}', 2, r"a.json, line 2: cut short: no \]"),
+        ("a.json", b'[{"a": 1},\n {"a', 1, r"a.json, line 2: broken JSON: Unterminated string"),
+        ("a.json", b'[{"a": 1},\n 3]', 1, r"a.json, line 2: broken JSON: expected an object, found '3\]'"),
+        ("a.json", b'[{"a": 1} {"a": 2}]', 1, r"no comma between two objects"),
+        ("a.json", b'[{"a": 1},]', 1, r"a comma before \]"),
+        ("a.json", b'[{"a": 1}] 7', 1, r"more after the array: '7'"),
+        ("a.json", b'[{"a": "\xff"}]', 0, r"a.json: not UTF-8"),
+    ],
+)
+def test_a_bad_record_is_named_when_it_is_reached(tmp_path, name, content, good, message):
+    (tmp_path / name).write_bytes(content)
+    stream = open_records(tmp_path / name)
+    found = []
+    with pytest.raises((RecordError, SourceError), match=message):
+        found.extend(stream)
+    assert len(found) == good
+
+
+def test_text_that_is_no_utf8_in_a_table(tmp_path):
+    column = pa.Array.from_buffers(pa.string(), 2, pa.array([b"ok", b"\xff"]).buffers())
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+    records = iter(open_records(tmp_path / "a.parquet"))
+    assert next(records) == {"text": "ok"}
+    with pytest.raises(RecordError, match=r"a.parquet, row 2: 'text' is not UTF-8"):
+        next(records)
+
+
+@pytest.mark.parametrize("content", [b"", b" \n ", b"[]", b" [ ] \n"])
+def test_no_record_at_all(tmp_path, content):
+    (tmp_path / "a.json").write_bytes(content if content != b" \n " else b"\n")
+    stream = open_records(tmp_path / "a.json")
+    assert (list(stream), stream.count()) == ([], 0)
+
+
+def test_an_object_longer_than_a_chunk(tmp_path):
+    long = [{"text": "ü" * 1_500_000}, {"text": "b"}]
+    (tmp_path / "a.json").write_text(json.dumps(long, ensure_ascii=False))
+    assert list(open_records(tmp_path / "a.json")) == long
+
+
+def test_what_is_no_input_is_refused(tmp_path):
+    with pytest.raises(SourceError, match="a mapping of train is no list of records"):
+        open_records({"train": RECORDS})
+    with pytest.raises(SourceError, match="int holds no records"):
+        open_records(3)
+    with pytest.raises(SourceError, match="row 2: str, not a dict"):
+        list(open_records([{}, "text"]))
+    with pytest.raises(SourceError, match="no such file"):
+        open_records(tmp_path / "gone.jsonl")
+    (tmp_path / "a.pdf").write_bytes(b"%PDF")
+    with pytest.raises(SourceError, match=r"a .pdf file would be read as plain text"):
+        open_records(tmp_path / "a.pdf")
+    path = write(tmp_path, "parquet")
+    with pytest.raises(OptionError, match="strings are label, and these records are parquet"):
+        open_records(path, strings=["label"])
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(SourceError, match="not a whole Parquet file"):
+        open_records(path)
+
+
+def test_a_file_that_changes_meanwhile_is_refused(tmp_path):
+    path = write(tmp_path, "jsonl")
+    stream = open_records(path)
+    path.write_text('{"text": "other"}\n')
+    for read in (lambda: list(stream), stream.fingerprint, stream.count):
+        with pytest.raises(SourceError, match="changed while the job was running"):
+            read()
