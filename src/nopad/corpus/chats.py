@@ -75,8 +75,8 @@ class ChatEncoder:
     >>> from nopad.corpus.conversations import Passage
     >>> from tests.tasks.tiny import tokenizer
     >>> made, = ChatEncoder(tokenizer())(Passage(prompt="is it ?", completion="yes"), 0)
-    >>> tokenizer().decode(made.ids), made.learned
-    ('[CLS] is it? yes [EOS]', [False, False, False, False, True, True])
+    >>> tokenizer().decode([one for one in made.labels if one != -100]), len(made.ids)
+    ('yes [EOS]', 6)
     """
 
     def __init__(

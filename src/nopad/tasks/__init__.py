@@ -8,31 +8,42 @@ try:
 except ImportError as error:
     raise MissingExtraError(f"running tasks needs {error.name}: pip install 'nopad[torch]'") from error
 
+from nopad.tasks.causal import CausalLM, Chat
 from nopad.tasks.classification import GLUE, Classification, Regression, SeveralLabels, glue
 from nopad.tasks.embedding import Embedder, embed
 from nopad.tasks.examples import Examples
 from nopad.tasks.folder import Texts
 from nopad.tasks.objective import Meter, Objective
 from nopad.tasks.objectives import OfSequences, OfSpans, OfTokens, objective_of
+from nopad.tasks.pairing import OfPreferences, OfRewards
+from nopad.tasks.preferences import DPO, Reward
+from nopad.tasks.reference import reference_logprobs
 from nopad.tasks.scores import sequence_logprobs
 from nopad.tasks.task import Task
 
 __all__ = [
+    "DPO",
     "GLUE",
+    "CausalLM",
+    "Chat",
     "Classification",
     "Embedder",
     "Examples",
     "Meter",
     "Objective",
+    "OfPreferences",
+    "OfRewards",
     "OfSequences",
     "OfSpans",
     "OfTokens",
     "Regression",
+    "Reward",
     "SeveralLabels",
     "Task",
     "Texts",
     "embed",
     "glue",
     "objective_of",
+    "reference_logprobs",
     "sequence_logprobs",
 ]
