@@ -255,6 +255,26 @@ class TestDPO:
         assert model.training
         assert not model.model.layers[0].training
 
+    @pytest.mark.parametrize("ranks", [2, 3])
+    def test_ranks_share_the_references(self, ranks, monkeypatch):
+        from nopad.tasks import reference
+
+        task = DPO(tokenizer())
+        made, model = task.encode(strings()), nopad.packed(llama(task))
+        wanted = reference_logprobs(model, made, 60).sequences.values["reference_logp"]
+        parts, steps = [], []
+        scored = reference._scored
+        monkeypatch.setattr(reference, "_scored", lambda *given: steps.append(1) or scored(*given))
+        monkeypatch.setattr(reference, "over_all_ranks", lambda mine: parts.append(mine) or [mine, np.zeros_like(mine)])
+        for rank in range(ranks):
+            monkeypatch.setattr(reference, "_place", lambda rank=rank: (rank, ranks))
+            steps.clear()
+            reference_logprobs(model, made, 60)
+            assert len(steps) == -(-len(nopad.pack(made.sequences.seq_lengths, 60)) // ranks)
+        found = np.nanmax(parts, axis=0)
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+        assert not np.isnan(found).any()
+
     def test_results(self):
         task = DPO(tokenizer(), beta=0.5)
         examples, reference, model = referenced(task, strings())
