@@ -172,6 +172,17 @@ def test_options_are_checked():
         ChatEncoder(tokenizer(), rewriting="ignore")
     with pytest.raises(OptionError, match="end_of_turn is 'no'"):
         ChatEncoder(tokenizer(), end_of_turn="no")
+    with pytest.raises(OptionError, match="template has 'max_length', which is no argument of a chat template"):
+        ChatEncoder(tokenizer(), options={"max_length": 4})
+    with pytest.raises(OptionError, match="template is 'thinking'"):
+        ChatEncoder(tokenizer(), options="thinking")
+    with pytest.raises(RecordError, match="record 3: chat_template_kwargs has 'continue_final_message'"):
+        encoded("PLAIN", {"messages": TWO, "chat_template_kwargs": {"continue_final_message": True}})
+    given = {"messages": TWO, "chat_template_kwargs": {"kind": "dog", "other": None}}
+    made = tokenizer.__wrapped__("{% if kind %}{{ kind }} {% endif %}" + templates.PLAIN)
+    for options, record in (({"kind": "dog"}, {"messages": TWO}), (None, given), ({"kind": "cat"}, given)):
+        (found,) = ChatEncoder(made, options=options)(conversation_of(record, 0), 0)
+        assert made.decode(found.ids[:1]) == "dog"
 
 
 def test_what_is_too_long_is_cut_from_the_right_or_dropped():

@@ -15,7 +15,7 @@ from torch.nn.functional import logsigmoid
 
 import nopad
 from nopad.errors import BatchError, LengthError, OptionError, RecordError
-from nopad.tasks import DPO, Reward, reference_logprobs
+from nopad.tasks import DPO, Pairs, reference_logprobs
 
 COUNT = 9
 
@@ -46,7 +46,7 @@ class TestReward:
     @pytest.mark.parametrize("build", [bert, llama])
     @pytest.mark.parametrize("center", [None, 0.3])
     def test_packs_change_neither_loss_nor_gradients_nor_metrics(self, build, center):
-        task = Reward(tokenizer(), center_rewards_coefficient=center)
+        task = Pairs(tokenizer(), center_rewards_coefficient=center)
         records = [one | {"margin": at / 4 - 1} for at, one in enumerate(strings())]
         examples, model, found = task.encode(records), build(task), []
 
@@ -71,7 +71,7 @@ class TestReward:
 
     @pytest.mark.parametrize("options", [{"sequences": 4}, {"tokens": 90}, {"rows": 2, "capacity": 70}])
     def test_however_pairs_are_dealt(self, options):
-        task = Reward(tokenizer())
+        task = Pairs(tokenizer())
         examples, model = task.encode(strings()), bert(task)
 
         def loss(outputs):
@@ -83,7 +83,7 @@ class TestReward:
         check_equal(alone, packed(model, task, examples, world_size=2, **options)[:2])
 
     def test_sequences(self):
-        task = Reward(tokenizer())
+        task = Pairs(tokenizer())
         made = task.encode([{"prompt": "is it", "chosen": " yes", "rejected": " no no"}])
         wanted = [tokenizer()("is it yes")["input_ids"], tokenizer()("is it no no")["input_ids"]]
         assert made.sequences.tokens["input_ids"].tolist() == [*wanted[0], *wanted[1]]
@@ -100,21 +100,21 @@ class TestReward:
 
     def test_what_is_too_long(self):
         records = [{"chosen": "yes", "rejected": "one two three four"}, {"chosen": "why", "rejected": "no"}]
-        made = Reward(tokenizer(), max_length=5, over_long="drop").encode(records)
+        made = Pairs(tokenizer(), max_length=5, over_long="drop").encode(records)
         assert (made.counts, made.record.tolist(), made.sequences.values["pair"].tolist()) == (
             {"dropped": 1},
             [1, 1],
             [1, 1],
         )
-        made = Reward(tokenizer(), max_length=5, over_long="truncate").encode(records)
+        made = Pairs(tokenizer(), max_length=5, over_long="truncate").encode(records)
         assert made.counts == {"truncated": 1}
         ids = made.sequences.tokens["input_ids"][3:8]
         assert tokenizer().convert_ids_to_tokens(ids) == ["[CLS]", "one", "two", "three", "[SEP]"]
         with pytest.raises(LengthError, match="record 0 has 6 tokens, and max_length is 5"):
-            Reward(tokenizer(), max_length=5).encode(records)
+            Pairs(tokenizer(), max_length=5).encode(records)
 
     def test_predictions(self):
-        task = Reward(tokenizer())
+        task = Pairs(tokenizer())
         made = task.encode(strings(), labels=False)
         assert made.group == 2
         merged = task.merged([{"reward": float(n)} for n in range(2 * COUNT)], made)
@@ -129,7 +129,7 @@ class TestReward:
             task.encode([{"text": "is it"}, *strings()], labels=False)
 
     def test_bad_pairs_are_refused(self):
-        task = Reward(tokenizer())
+        task = Pairs(tokenizer())
         good = {"chosen": "yes", "rejected": "no"}
         for record, told in (
             ({"chosen": "yes"}, "record 1 has no rejected, only chosen"),
@@ -137,6 +137,7 @@ class TestReward:
             ({"chosen": "yes", "rejected": chat("is it")}, "a string and a chat"),
             ({"prompt": chat("is it"), **good}, "prompt is a list and chosen is a str"),
             ({"prompt": "why", "chosen": "yes", "rejected": ""}, "rejected is empty"),
+            ({"chosen": "yes", "rejected": " "}, "a text without any token"),
             ({**good, "margin": float("nan")}, "margin is nan"),
             ({**good, "margin": "1"}, "margin is '1'"),
         ):
@@ -144,10 +145,10 @@ class TestReward:
                 task.encode([good, record])
         for value in (-1.0, float("inf"), "1", True):
             with pytest.raises(OptionError, match="center_rewards_coefficient is"):
-                Reward(tokenizer(), center_rewards_coefficient=value)
+                Pairs(tokenizer(), center_rewards_coefficient=value)
 
     def test_a_model_of_several_labels_is_refused(self):
-        task = Reward(tokenizer())
+        task = Pairs(tokenizer())
         model = nopad.packed(bert(task, num_labels=2))
         batch = next(iter(task.loader(strings(), 90, rows=1)))
         with pytest.raises(BatchError, match="num_labels=1"):
@@ -165,17 +166,17 @@ class TestPairing:
             ([1, 1, 2], [1, 0, 1], "the chosen answer of pair 2 is in the batch, and the rejected one is not"),
             ([1, 2], [0, 0], "the rejected answer of pair 1"),
             ([1, 1], [1, 1], "two chosen answers of a batch have the pair number 1"),
-            ([1, 1, 1, 1], [1, 0, 1, 0], "give pairs of different sets different numbers"),
+            ([1, 1, 1, 1], [1, 0, 1, 0], "encode the records of several sets as one list"),
             ([1, 1], [1, 2], r"chosen\[1\] is 2"),
         ],
     )
     def test_half_a_pair_is_refused(self, pair, chosen, words):
         batch = self.made(pair, chosen)
         with pytest.raises(BatchError, match=words):
-            Reward(tokenizer()).objective.count(batch)
+            Pairs(tokenizer()).objective.count(batch)
 
     def test_where_they_lie_does_not_matter(self):
-        objective = Reward(tokenizer()).objective
+        objective = Pairs(tokenizer()).objective
         one = self.made([3, 3, 9, 9], [1, 0, 1, 0], [0.5, 0.5, 1.0, 1.0])
         other = self.made([9, 3, 3, 9], [0, 1, 0, 1], [1.0, 0.5, 0.5, 1.0])
         first, second = torch.tensor([[1.0], [2.0], [3.0], [5.0]]), torch.tensor([[5.0], [1.0], [2.0], [3.0]])
@@ -184,7 +185,7 @@ class TestPairing:
         assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-6)
 
     def test_a_loader_without_groups_is_told(self):
-        task = Reward(tokenizer())
+        task = Pairs(tokenizer())
         loader = nopad.PackedLoader(task.encode(strings()).sequences, sequences=3, seed=1)
         with pytest.raises(BatchError, match="groups=2"):
             sum(map(task.objective.count, loader))
@@ -321,7 +322,7 @@ class TestDPO:
         with pytest.raises(LengthError):
             reference_logprobs(nopad.packed(model), task.encode(strings()), 5)
         with pytest.raises(OptionError, match="have no labels"):
-            reference_logprobs(model, Reward(tokenizer()).encode(strings()), 90)
+            reference_logprobs(model, Pairs(tokenizer()).encode(strings()), 90)
         with torch.no_grad():
             model.lm_head.weight[3] = float("nan")
         with pytest.raises(BatchError, match="the model gives nan for sequence 0"):

@@ -126,9 +126,10 @@ class ChatEncoder:
             if self.rewriting == "error":
                 raise RecordError(
                     f"record {number}: the chat template rewrites message {turn} (assistant) once others follow, so "
-                    "the chat is not what the model was asked to answer then. Let rewriting='expand' make one example "
-                    "for each of the assistant's turns, or learn from the last one only (last_only=True, and no "
-                    "message behind it), or set tokenizer.chat_template to one that keeps earlier turns"
+                    "the chat is not what the model was asked to answer then. Make one example of each of the "
+                    "assistant's turns (of nopad.tasks.Chat, rewriting='expand'), or learn from the last one only "
+                    "(last_only=True, and no message behind it), or set tokenizer.chat_template to one that keeps "
+                    "earlier turns"
                 ) from None
         return [self._until(given, turn, number) for turn in answers]
 
@@ -136,11 +137,14 @@ class ChatEncoder:
         """Return a record as token ids, for models that read it to its end; a text with its special tokens.
 
         Raises:
-            RecordError: the template refuses it, or leaves out what it says.
+            RecordError: the template refuses it, or leaves out what it says; or a text has no token.
             OptionError: the tokenizer has no chat template.
         """
         if isinstance(given, Passage):
-            return self.frame.closed(token_ids(self.tokenizer, [given.prompt + given.completion])[0])
+            found = token_ids(self.tokenizer, [given.prompt + given.completion])[0]
+            if not found:
+                raise RecordError(f"record {number} has a text without any token; leave it out")
+            return self.frame.closed(found)
         whole = self.template.text(given, number)
         self.template.check(given, number, whole)
         return token_ids(self.tokenizer, [whole])[0]

@@ -17,7 +17,26 @@ from nopad.errors import OptionError, RecordError
 
 __all__ = ["Frame", "Template", "token_ids"]
 
-_MARKERS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_MARKERS = re.compile(r"\{%-?\s*generation\s*-?%\}")  # as transformers looks for them
+# Arguments of `apply_chat_template` that are no template's, and would change what is tokenised
+_OURS = frozenset(
+    [
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    ]
+)
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
@@ -65,9 +84,17 @@ class Frame:
 
 
 class Template:
-    """The chat template of a tokenizer, with options of its own (``enable_thinking=False``)."""
+    """The chat template of a tokenizer, with options of its own (``enable_thinking=False``).
+
+    Raises:
+        OptionError: the options are no dict, or one is no template's.
+    """
 
     def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
+        if options is not None and not isinstance(options, Mapping):
+            raise OptionError(f"template is {options!r}; give a dict of what the chat template reads")
+        if odd := _OURS.intersection(options or {}):
+            raise OptionError(f"template has {min(odd)!r}, which is no argument of a chat template; leave it out")
         self.tokenizer, self.options = tokenizer, dict(options or {})
         self._seen: set[str] = set()
 
@@ -140,6 +167,10 @@ class Template:
 
     def _applied(self, chat: Conversation, number: int, until: int | None, **options: Any) -> Any:
         self._source(chat)
+        if odd := _OURS.intersection(chat.options):
+            raise RecordError(
+                f"record {number}: chat_template_kwargs has {min(odd)!r}, which is no argument of a chat template"
+            )
         tools = chat.tools if options.pop("with_tools", True) else None
         messages = [dict(message) for message in chat.messages[:until]]
         try:

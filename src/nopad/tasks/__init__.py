@@ -16,7 +16,7 @@ from nopad.tasks.folder import Texts
 from nopad.tasks.objective import Meter, Objective
 from nopad.tasks.objectives import OfSequences, OfSpans, OfTokens, objective_of
 from nopad.tasks.pairing import OfPreferences, OfRewards
-from nopad.tasks.preferences import DPO, Reward
+from nopad.tasks.preferences import DPO, Pairs
 from nopad.tasks.reference import reference_logprobs
 from nopad.tasks.scores import sequence_logprobs
 from nopad.tasks.task import Task
@@ -36,8 +36,8 @@ __all__ = [
     "OfSequences",
     "OfSpans",
     "OfTokens",
+    "Pairs",
     "Regression",
-    "Reward",
     "SeveralLabels",
     "Task",
     "Texts",

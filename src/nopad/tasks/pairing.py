@@ -50,8 +50,8 @@ def pairs_in(batch: PackedBatch) -> tuple[Tensor, Tensor]:
             raise BatchError(f"chosen[{at}] is {side}; it is 1 for the chosen answer of a pair, 0 for the rejected one")
         if sides.setdefault(number, {}).setdefault(int(side), at) != at:
             raise BatchError(
-                f"two {'chosen' if side else 'rejected'} answers of a batch have the pair number {number}; give pairs "
-                "of different sets different numbers"
+                f"two {'chosen' if side else 'rejected'} answers of a batch have the pair number {number}, so which "
+                "belong together is not known; encode the records of several sets as one list"
             )
     for number, both in sides.items():
         if len(both) < 2:
@@ -133,6 +133,7 @@ class OfPreferences(_OfPairs):
     """
 
     targets = ("labels", "pair", "chosen", REFERENCE)
+    gives = "token"
 
     def __init__(
         self, *, beta: float = 0.1, loss_type: PreferenceLoss = "sigmoid", label_smoothing: float = 0.0

@@ -25,10 +25,10 @@ from nopad.tasks.examples import Examples, field_of, numbered
 from nopad.tasks.pairing import REFERENCE, OfPreferences, OfRewards
 from nopad.tasks.task import Task
 
-__all__ = ["DPO", "Reward"]
+__all__ = ["DPO", "Pairs"]
 
 
-class Reward(Task):
+class Pairs(Task):
     """A reward model: one number per text or chat, larger for the chosen answer of a pair.
 
     Strings get the tokenizer's special tokens, and its end-of-sequence token where none of these stands behind them;
@@ -49,7 +49,7 @@ class Reward(Task):
         OptionError: an option has an invalid value.
 
     >>> import nopad
-    >>> task = nopad.tasks.Reward(tokenizer)
+    >>> task = nopad.tasks.Pairs(tokenizer)
     >>> made = task.encode([{"prompt": "is it ?", "chosen": " yes", "rejected": " no no"}])
     >>> made.group, made.sequences.seq_lengths.tolist(), made.sequences.values["chosen"].tolist()
     (2, [6, 7], [1, 0])

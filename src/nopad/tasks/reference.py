@@ -36,7 +36,8 @@ def reference_logprobs(model: Any, examples: Examples, capacity: int | None = No
 
     With a process group, every rank calls this, each runs its share, and all get all numbers. Nothing is dropped out,
     and no gradient is computed. The reference of a model with adapters is the model without them: call it in
-    ``with model.disable_adapter():``.
+    ``with model.disable_adapter():``. Run it in the precision of training (autocast), so that training begins at the
+    reference.
 
     Args:
         model: a pack-safe causal language model, as it is before training.
