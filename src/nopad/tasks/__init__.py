@@ -8,29 +8,39 @@ try:
 except ImportError as error:
     raise MissingExtraError(f"running tasks needs {error.name}: pip install 'nopad[torch]'") from error
 
+from nopad.tasks.causal import CausalLM, Chat
 from nopad.tasks.classification import GLUE, Classification, Regression, SeveralLabels, glue
 from nopad.tasks.embedding import Embedder, embed
 from nopad.tasks.examples import Examples
 from nopad.tasks.folder import Texts
 from nopad.tasks.objective import Meter, Objective
 from nopad.tasks.objectives import OfSequences, OfSpans, OfTokens, objective_of
+from nopad.tasks.pairing import OfPreferences, OfRewards
 from nopad.tasks.predicting import Predicted, Predictions, Predictor, predict
 from nopad.tasks.prediction_files import PredictionFiles, predict_files
+from nopad.tasks.preferences import DPO, Pairs
+from nopad.tasks.reference import reference_logprobs
 from nopad.tasks.scores import Scoring, sequence_logprobs
 from nopad.tasks.task import Task
 from nopad.tasks.vectors import Embedding
 
 __all__ = [
+    "DPO",
     "GLUE",
+    "CausalLM",
+    "Chat",
     "Classification",
     "Embedder",
     "Embedding",
     "Examples",
     "Meter",
     "Objective",
+    "OfPreferences",
+    "OfRewards",
     "OfSequences",
     "OfSpans",
     "OfTokens",
+    "Pairs",
     "Predicted",
     "PredictionFiles",
     "Predictions",
@@ -45,5 +55,6 @@ __all__ = [
     "objective_of",
     "predict",
     "predict_files",
+    "reference_logprobs",
     "sequence_logprobs",
 ]
