@@ -16,6 +16,7 @@ from nopad.tasks.objective import Meter, Objective
 from nopad.tasks.objectives import OfSequences, OfSpans, OfTokens, objective_of
 from nopad.tasks.scores import sequence_logprobs
 from nopad.tasks.task import Task
+from nopad.tasks.tokens import TokenClassification
 
 __all__ = [
     "GLUE",
@@ -31,6 +32,7 @@ __all__ = [
     "SeveralLabels",
     "Task",
     "Texts",
+    "TokenClassification",
     "embed",
     "glue",
     "objective_of",
