@@ -8,6 +8,7 @@ try:
 except ImportError as error:
     raise MissingExtraError(f"running tasks needs {error.name}: pip install 'nopad[torch]'") from error
 
+from nopad.tasks.answers import Answers
 from nopad.tasks.classification import GLUE, Classification, Regression, SeveralLabels, glue
 from nopad.tasks.embedding import Embedder, embed
 from nopad.tasks.examples import Examples
@@ -15,11 +16,13 @@ from nopad.tasks.folder import Texts
 from nopad.tasks.objective import Meter, Objective
 from nopad.tasks.objectives import OfSequences, OfSpans, OfTokens, objective_of
 from nopad.tasks.scores import sequence_logprobs
+from nopad.tasks.squad import read_squad
 from nopad.tasks.task import Task
 from nopad.tasks.tokens import TokenClassification
 
 __all__ = [
     "GLUE",
+    "Answers",
     "Classification",
     "Embedder",
     "Examples",
@@ -36,5 +39,6 @@ __all__ = [
     "embed",
     "glue",
     "objective_of",
+    "read_squad",
     "sequence_logprobs",
 ]
