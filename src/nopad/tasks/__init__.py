@@ -13,6 +13,8 @@ from nopad.tasks.classification import GLUE, Classification, Regression, Several
 from nopad.tasks.embedding import Embedder, embed
 from nopad.tasks.examples import Examples
 from nopad.tasks.folder import Texts
+from nopad.tasks.masked import MaskedLM
+from nopad.tasks.masking import Masking
 from nopad.tasks.objective import Meter, Objective
 from nopad.tasks.objectives import OfSequences, OfSpans, OfTokens, objective_of
 from nopad.tasks.scores import sequence_logprobs
@@ -26,6 +28,8 @@ __all__ = [
     "Classification",
     "Embedder",
     "Examples",
+    "MaskedLM",
+    "Masking",
     "Meter",
     "Objective",
     "OfSequences",
