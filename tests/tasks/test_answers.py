@@ -293,6 +293,7 @@ def test_other_policies_for_long_contexts():
         ({"question": "why", "context": "cat", "answers": {"text": ["cat"], "answer_start": []}}, "of one length"),
         ({"question": "why", "context": "cat", "answers": "cat"}, "of one length"),
         ({"question": 3, "context": "cat"}, "question is a int"),
+        (record("why", "a cat\udc00"), r"context holds a lone surrogate, '\\udc00', at character 5"),
     ],
 )
 def test_bad_records_are_refused(bad, message):
@@ -311,6 +312,7 @@ def test_a_question_is_never_cut():
 def test_bad_options_are_refused():
     for options, message in [
         ({"stride": 384}, "stride is 384"),
+        ({"max_length": 100, "stride": 128}, "stride is 128"),
         ({"stride": -1}, "stride must be"),
         ({"absent": "first"}, "absent is 'first'"),
         ({"threshold": float("nan")}, "threshold is nan"),
@@ -321,6 +323,11 @@ def test_bad_options_are_refused():
     ]:
         with pytest.raises(OptionError, match=message):
             Answers(tokenizer(), **options)
+
+
+@pytest.mark.parametrize(("max_length", "stride"), [(384, 128), (512, 128), (100, 33), (None, 0)])
+def test_the_usual_stride(max_length, stride):
+    assert Answers(tokenizer(), max_length=max_length, threshold=np.float32(0.5)).stride == stride
 
 
 def test_logits_that_are_nan_give_no_answer():
@@ -391,6 +398,7 @@ def test_files_of_squad(tmp_path):
     ("content", "message"),
     [
         ({"rows": []}, "the file has no list 'data'"),
+        ([], "no file of SQuAD, but a list"),
         ({"data": [{"title": "a"}]}, r"data\[0\] has no list 'paragraphs'"),
         ({"data": [{"paragraphs": [{"qas": [{"question": "why"}]}]}]}, r"data\[0\].paragraphs\[0\].qas\[0\] lacks"),
         (

@@ -177,7 +177,7 @@ def test_spans_become_tags_of_whole_words():
         ([(6, 12, "LOC"), (0, 12, "PER")], "'London' is in"),
         ([(6, 99, "LOC")], "the characters 0 to 12"),
         ([(6, 6, "LOC")], "the characters 0 to 12"),
-        ([(6, 12, "ORG")], r"the label of record 0: spans\[0\] is 'ORG'"),
+        ([(6, 12, "ORG")], "has the label 'ORG', and no tag for it among O, B-PER"),
         ([(6, 12, 3)], "its label is a name"),
         ([(6.0, 12, "LOC")], "numbers of characters"),
         ([{"start": 6}], "numbers of characters"),
@@ -189,6 +189,27 @@ def test_bad_spans_are_refused(spans, message):
     task = TokenClassification(tokenizer(), NAMES, text="text")
     with pytest.raises(RecordError, match=message):
         task.encode([{"text": "hello London", "spans": spans}])
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        (["O", "I-A"], ["I-A", "I-A", "I-A", "O", "I-A"]),
+        (["O", "B-A", "I-A", "E-A", "S-A"], ["B-A", "I-A", "E-A", "O", "S-A"]),
+        (["O", "A"], ["A", "A", "A", "O", "A"]),
+    ],
+)
+def test_spans_in_other_schemes(names, wanted):
+    task = TokenClassification(tokenizer(), names, text="text")
+    made = task.encode([{"text": "one two three the cat", "spans": [(0, 13, "A"), (18, 21, "A")]}])
+    assert [names[n] for n in made.sequences.tokens["labels"].tolist()[1:-1]] == wanted
+
+
+def test_a_scheme_without_tags_for_further_words():
+    task = TokenClassification(tokenizer(), ["O", "B-A"], text="text")
+    assert task.encode([{"text": "the cat", "spans": [(4, 7, "A")]}]).sequences.tokens["labels"].tolist()[2] == 1
+    with pytest.raises(RecordError, match="no tag for it among O, B-A; expected"):
+        task.encode([{"text": "the cat", "spans": [(0, 7, "A")]}])
 
 
 def test_what_is_too_long():
@@ -251,6 +272,7 @@ def test_bad_records_are_refused():
         ({"words": [" "], "tags": [0]}, "record 0 has no word"),
         ({"words": ["cat", 3], "tags": [0, 0]}, r"words\[1\] is 3"),
         ({"words": "cat", "tags": [0]}, "words is a str"),
+        ({"words": ["ok", "a\ud800"], "tags": [0, 0]}, r"words\[1\] holds a lone surrogate, '\\ud800', at character 1"),
         ({"words": ["cat"]}, "record 0 has no 'tags'"),
         ({"words": ["cat"], "tags": [5]}, r"tags\[0\] is 5; it is a number from 0 to 4"),
         ({"words": ["cat"], "tags": [-100]}, r"tags\[0\] is -100"),
@@ -264,6 +286,10 @@ def test_bad_records_are_refused():
     with pytest.raises(OptionError, match="label_all"):
         TokenClassification(tokenizer(), NAMES, label_all="yes")
     assert len(task.encode([{"words": ["cat"]}], labels=False)) == 1
+    with pytest.raises(RecordError, match="2 predictions for 1 records"):
+        task.scores([None, None], [{"words": ["cat"], "tags": [0]}])
+    with pytest.raises(RecordError, match="0 predictions for 1 records"):
+        task.scores([], [{"words": ["cat"], "tags": [0]}])
 
 
 def test_tags_without_entities_have_no_f1():

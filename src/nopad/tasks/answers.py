@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ from nopad.corpus.options import OverLong
 from nopad.errors import BatchError, OptionError, RecordError
 from nopad.losses.checks import IGNORED
 from nopad.options import Option, check_choice
-from nopad.tasks.examples import Examples, field_of, numbered, stacked
+from nopad.tasks.examples import Examples, field_of, numbered, paired, stacked
 from nopad.tasks.objectives import OfSpans
 from nopad.tasks.pieces import Framed, check_offsets, cut, framed, trimmed
 from nopad.tasks.squad import answers_of, squad_scores
@@ -54,7 +55,7 @@ class Answers(Task):
             character), lists of the same length; the first answer is learned, all of them are right. `read_squad` reads
             SQuAD's own files.
         max_length: most tokens of a window, with its question.
-        stride: how many tokens of the context two windows share.
+        stride: how many tokens of the context two windows share; None: a third of `max_length`, at most 128.
         over_long: what happens to longer ones; None: "split" into windows. "truncate" keeps the first window.
         absent: what windows without the answer learn: the position of [CLS] ("cls"), or nothing ("ignore").
         threshold: None: every question has an answer (SQuAD 1.1). A number: a question has none if ``[CLS]`` scores
@@ -91,7 +92,7 @@ class Answers(Task):
         context: str = "context",
         answers: str = "answers",
         max_length: int | None = 384,
-        stride: int = 128,
+        stride: int | None = None,
         over_long: OverLong | None = None,
         absent: Absent = "cls",
         threshold: float | None = None,
@@ -102,16 +103,18 @@ class Answers(Task):
         super().__init__(tokenizer, max_length=max_length, over_long=usual if over_long is None else over_long)
         check_offsets(self.tokenizer, self.name)
         self.question, self.context, self.answers = question, context, answers
-        self.stride = _STRIDE.check("stride", stride)
+        usual_stride = min(128, self.max_length // 3) if self.max_length is not None else 0
+        self.stride: int = usual_stride if stride is None else _STRIDE.check("stride", stride)
         if max_length is not None and self.stride >= max_length and self.over_long == "split":
             raise OptionError(f"stride is {stride}, and a window has {max_length} tokens (max_length); it is less")
         self.absent: Absent = check_choice("absent", absent, Absent)
-        number = isinstance(threshold, int | float) and not isinstance(threshold, bool) and math.isfinite(threshold)
+        given: Any = threshold  # a number of NumPy too
+        number = isinstance(given, Real) and not isinstance(given, bool) and math.isfinite(given)
         if threshold is not None and not number:
             raise OptionError(
                 f"threshold is {threshold!r}; it is a finite number, or None: every question has an answer"
             )
-        self.threshold = threshold
+        self.threshold = None if threshold is None else float(threshold)
         self.max_answer, self.n_best = _LONGEST.check("max_answer", max_answer), _BEST.check("n_best", n_best)
         self.objective = _OfAnswers()
 
@@ -271,11 +274,12 @@ class Answers(Task):
         Where only some questions have answers, there are those of each kind as well. A record without a prediction is
         wrong.
         """
-        right = []
-        for number, record in numbered(records):
+        texts, right = [], []
+        for number, record, prediction in paired(predictions, records):
             context = field_of(record, self.context, number)
             right.append([text for text, _ in answers_of(record, self.answers, number, context)])
-        return squad_scores([None if one is None else one["text"] for one in predictions], right)
+            texts.append(None if prediction is None else prediction["text"])
+        return squad_scores(texts, right)
 
 
 def _tokens(piece: Framed, span: tuple[int, int] | None, context: str, number: int) -> tuple[int, int] | None:

@@ -41,6 +41,8 @@ def read_squad(source: str | os.PathLike[str] | Mapping[str, Any]) -> list[dict[
     [{'id': '7', 'title': 'a', 'question': 'Where?', 'context': 'In Rome.',
       'answers': {'text': ['Rome'], 'answer_start': [3]}}]
     """
+    if not isinstance(source, str | os.PathLike | Mapping):
+        raise FormatError(f"this is no file of SQuAD, but a {type(source).__name__}; flat records need no reader")
     content = source if isinstance(source, Mapping) else _read(Path(source))
     records = []
     for n, article in enumerate(_list(content, "data", "the file")):
@@ -63,9 +65,7 @@ def _read(path: Path) -> Any:
 def _list(holder: Any, name: str, where: str) -> list[Any]:
     found = holder.get(name) if isinstance(holder, Mapping) else None
     if not isinstance(found, list):
-        raise FormatError(
-            f"this is no file of SQuAD: {where} has no list {name!r}; for flat records no reader is needed"
-        )
+        raise FormatError(f"this is no file of SQuAD: {where} has no list {name!r}; flat records need no reader")
     return found
 
 

@@ -22,7 +22,7 @@ from nopad.losses.checks import IGNORED
 from nopad.options import BOOLEAN, Option
 from nopad.tasks.classification import names_of
 from nopad.tasks.entities import OfTags, entities, f1_of, has_entities
-from nopad.tasks.examples import Examples, field_of, numbered, stacked
+from nopad.tasks.examples import Examples, check_text, field_of, numbered, paired, stacked
 from nopad.tasks.pieces import aligned, check_offsets, cut, framed, trimmed, words_in
 from nopad.tasks.task import Task
 
@@ -166,6 +166,7 @@ class TokenClassification(Task):
         for at, word in enumerate(words):
             if not isinstance(word, str):
                 raise RecordError(f"record {number}: {self.words}[{at}] is {word!r}; expected a text")
+            check_text(word, f"record {number}: {self.words}[{at}]")
         text, begin, places = " ".join(words), 0, []
         for word in words:
             places.append(trimmed(text, begin, begin + len(word)))
@@ -206,7 +207,7 @@ class TokenClassification(Task):
         owner: list[Any] = [None] * len(words)
         for at, span in enumerate(_listed(record, self.spans, number)):
             where = f"record {number}: {self.spans}[{at}]"
-            first, last, kind = self._span(span, where, text, words)
+            first, last, label = self._span(span, where, text, words)
             for word in range(first, last):
                 if owner[word] is not None:
                     begin, end = words[word]
@@ -215,11 +216,11 @@ class TokenClassification(Task):
                         "leave out all but one of them"
                     )
                 owner[word] = span
-                tags[word] = kind[word > first]
+            tags[first:last] = self._tags_of(label, last - first, where)
         return _Words(text, words, tags)
 
-    def _span(self, span: Any, where: str, text: str, words: Sequence[tuple[int, int]]) -> tuple[int, int, list[int]]:
-        """Return first and last word (exclusive) of a span, and the tags of its first and its other words."""
+    def _span(self, span: Any, where: str, text: str, words: Sequence[tuple[int, int]]) -> tuple[int, int, str]:
+        """Return first and last word (exclusive) of a span, and its label."""
         wanted = ("start", "end", "label")
         fields = [span.get(one) for one in wanted] if isinstance(span, Mapping) else span
         if not isinstance(fields, list | tuple) or len(fields) != 3:
@@ -232,13 +233,30 @@ class TokenClassification(Task):
             raise RecordError(f"{where} is {span!r}, and the text has the characters 0 to {len(text)}")
         if not isinstance(label, str):
             raise RecordError(f"{where} is {span!r}; its label is a name, such as {self.names[-1]!r}")
-        first, other = (f"{sign}-{label}" if f"{sign}-{label}" in self._number else label for sign in "BI")
         touched = [n for n, (a, b) in enumerate(words) if a < end and b > begin]
         partly = [text[words[n][0] : words[n][1]] for n in touched if words[n][0] < begin or words[n][1] > end]
         if partly or not touched:
             what = f"a part of the word {partly[0]!r}" if partly else "no word"
             raise RecordError(f"{where} is {span!r}, which is {text[begin:end]!r}: {what}; a span has whole words")
-        return touched[0], touched[-1] + 1, [self._tag(name, f"the label of {where}") for name in (first, other)]
+        return touched[0], touched[-1] + 1, label
+
+    def _tags_of(self, label: str, count: int, where: str) -> list[int]:
+        """Return the tags of the words of a span, by the scheme that the tags' names have: BIO, IO, BIOES or none."""
+
+        def tag(signs: str) -> int:
+            found = [
+                self._number[name] for name in (*(f"{sign}-{label}" for sign in signs), label) if name in self._number
+            ]
+            if not found:
+                raise RecordError(
+                    f"{where} has the label {label!r}, and no tag for it among {', '.join(self.names[:20])}; expected "
+                    f"{' or '.join(f'{sign}-{label}' for sign in signs)}"
+                )
+            return found[0]
+
+        if count == 1:
+            return [tag("SBI")]
+        return [tag("BI"), *[tag("I")] * (count - 2), tag("EI")]
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
         """Return the tag of each token of each sequence, and its probability; `merged` has those of words."""
@@ -284,7 +302,7 @@ class TokenClassification(Task):
         """
         right, words = 0, 0
         counts = np.zeros(3)
-        for prediction, (number, record) in zip(predictions, numbered(records), strict=True):
+        for number, record, prediction in paired(predictions, records):
             given = self._of_text(number, record, True) if self.text else self._of_words(number, record, True)
             wanted = [self.names[tag] for tag in given.tags]
             tags = [None] * len(wanted) if prediction is None else prediction["tags"]
