@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Real
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -108,9 +107,8 @@ class Answers(Task):
         if max_length is not None and self.stride >= max_length and self.over_long == "split":
             raise OptionError(f"stride is {stride}, and a window has {max_length} tokens (max_length); it is less")
         self.absent: Absent = check_choice("absent", absent, Absent)
-        given: Any = threshold  # a number of NumPy too
-        number = isinstance(given, Real) and not isinstance(given, bool) and math.isfinite(given)
-        if threshold is not None and not number:
+        number = isinstance(threshold, int | float | np.number) and not isinstance(threshold, bool)
+        if threshold is not None and not (number and math.isfinite(threshold)):
             raise OptionError(
                 f"threshold is {threshold!r}; it is a finite number, or None: every question has an answer"
             )

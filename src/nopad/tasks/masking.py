@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -55,12 +54,11 @@ class Masking(EpochCollate):
     """
 
     def __init__(self, tokenizer: Any, *, rate: float = 0.15, seed: int = 0, marked: bool = False) -> None:
-        given: Any = rate  # a number of NumPy too
-        if isinstance(given, bool) or not isinstance(given, Real) or not 0 < given <= 1:
+        if isinstance(rate, bool) or not isinstance(rate, int | float | np.number) or not 0 < rate <= 1:
             raise OptionError(f"rate is {rate!r}; it is the share of tokens to be predicted, above 0, and at most 1")
         self.seed = _SEED.check("seed", seed)
         self.mask_id, self.special, self.ordinary = _vocabulary(tokenizer)
-        self.below = min(int(float(given) * 2**64), 2**64 - 1)
+        self.below = min(int(float(rate) * 2**64), 2**64 - 1)
         self.marked = marked
 
     def at(self, epoch: int) -> Collate:
