@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from nopad.balance import Balance, Shape
 from nopad.balance.costs import fingerprint
 from nopad.batch import PackedBatch
-from nopad.errors import CorruptError, OptionError
+from nopad.errors import CorruptError
 from nopad.loading.epochs import Epochs
 from nopad.loading.legs import Course, Leg
 from nopad.loading.state import Position, check_same, read_state
@@ -174,8 +174,8 @@ class EpochSupply(Supply):
         chosen = chosen[chosen >= 0]
         if not chosen.size:  # in the last step, where there are fewer units than micro-steps of all ranks
             sequences, _ = self._gathered(units, course.step(at.leg.steps).units[:1])
-            return self._collated(sequences.part(0, 1), np.ones(1, dtype=np.int64)).as_stand_in()
-        return self._collated(*self._gathered(units, chosen))
+            return serving.batch(sequences.part(0, 1), np.ones(1, dtype=np.int64), at.epoch).as_stand_in()
+        return serving.batch(*self._gathered(units, chosen), at.epoch)
 
     def _gathered(self, units: Units, chosen: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
         """Gather these units, and prove that what comes has the sequences and lengths by which they were dealt.
@@ -188,9 +188,3 @@ class EpochSupply(Supply):
         if not (np.array_equal(sizes, expected) and np.array_equal(sequences.seq_lengths, units.seq_lengths[numbers])):
             raise CorruptError("the data gave other sequences than were dealt: lengths differ; open it again")
         return sequences, sizes
-
-    def _collated(self, sequences: Sequences, per_row: NDArray[np.int64]) -> PackedBatch:
-        batch = self._serving.collate(sequences, self._serving.form, per_row)
-        if not isinstance(batch, PackedBatch):
-            raise OptionError(f"collate gave a {type(batch).__name__}; it makes a nopad.PackedBatch")
-        return batch

@@ -80,7 +80,8 @@ class PackedLoader:
             answers to one prompt); or a number k: every k sequences are a group.
         together: what a group shares: a "step"; a "rank" of it; a "pack". In packs, a group always shares one.
         form: how a batch lies in memory; None: `Rows` for packs of a capacity, `Flat` for others.
-        collate: makes a batch of ``(sequences, form, per_row)``; None: `PackedBatch.from_columns`.
+        collate: makes a batch of ``(sequences, form, per_row)``, or `nopad.loading.EpochCollate`, which makes other
+            ones in every epoch; None: `PackedBatch.from_columns`.
         rank, world_size, node_size, group: this process's place (`Ranks.found`); None: from torch.distributed, or the
             environment.
         prefetch: batches that are built ahead in a thread; 0: none.

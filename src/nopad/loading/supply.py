@@ -16,13 +16,30 @@ from numpy.typing import NDArray
 
 from nopad.batch import PackedBatch
 from nopad.batch.form import Form
+from nopad.errors import OptionError
 from nopad.loading.ranks import Ranks
 from nopad.sequences import Sequences
 
-__all__ = ["Collate", "Place", "Serving", "Supply"]
+__all__ = ["Collate", "EpochCollate", "Place", "Serving", "Supply"]
 
 # Makes a batch of sequences in columns; the last argument says how many of them lie in each row, int64 ``[rows]``.
 Collate = Callable[[Sequences, Form, NDArray[np.int64]], PackedBatch]
+
+
+class EpochCollate(ABC):
+    """A `Collate` that makes other batches of the same sequences in every epoch, such as masks drawn anew.
+
+    What it draws is to be a function of the epoch and of the numbers of the sequences (``seq_index`` in their values)
+    alone. Then ranks, worker processes and resuming change nothing.
+    """
+
+    @abstractmethod
+    def at(self, epoch: int) -> Collate:
+        """Return what makes the batches of an epoch; of a stream, of a pass over its source."""
+
+    def __call__(self, sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:
+        """Make a batch as in epoch 0."""
+        return self.at(0)(sequences, form, per_row)
 
 
 class Place(Protocol):
@@ -62,6 +79,18 @@ class Serving:
     form: Form
     collate: Collate
     prefetch: int
+
+    def batch(self, sequences: Sequences, per_row: NDArray[np.int64], epoch: int) -> PackedBatch:
+        """Make a batch of sequences in rows, in an epoch.
+
+        Raises:
+            OptionError: `collate` gave something else.
+        """
+        collate = self.collate.at(epoch) if isinstance(self.collate, EpochCollate) else self.collate
+        batch = collate(sequences, self.form, per_row)
+        if not isinstance(batch, PackedBatch):
+            raise OptionError(f"collate gave a {type(batch).__name__}; it makes a nopad.PackedBatch")
+        return batch
 
 
 class Supply(ABC):

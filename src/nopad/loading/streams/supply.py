@@ -265,19 +265,17 @@ class StreamSupply(Supply):
                 yield _Begun(len(packs), flow.place())
                 micros = [packs[micro :: at.accumulation] for micro in range(at.accumulation)]
                 for micro in range(at.batches if begun.steps_seen == at.steps_seen else 0, at.accumulation):
-                    batch = self._batch(flow, micros[micro])
+                    batch = self._batch(flow, micros[micro], begun.epoch)
                     if micro + 1 < at.accumulation:
                         yield _Made(replace(begun, batches=micro + 1), batch)
                 flow.given(packs)
                 yield _Made(flow.place(), batch)
 
-    def _batch(self, flow: Flow, packs: Sequence[Pack]) -> PackedBatch:
-        """Build a batch of these units; of none, a stand-in."""
+    def _batch(self, flow: Flow, packs: Sequence[Pack], epoch: int) -> PackedBatch:
+        """Build a batch of these units in a step that began in this pass; of none, a stand-in."""
         if not packs:
-            one = np.ones(1, dtype=np.int64)
-            return self.serving.collate(self._nothing(), self.serving.form, one).as_stand_in()
-        sequences, per_row = flow.sequences(packs)
-        return self.serving.collate(sequences, self.serving.form, per_row)
+            return self.serving.batch(self._nothing(), np.ones(1, dtype=np.int64), epoch).as_stand_in()
+        return self.serving.batch(*flow.sequences(packs), epoch)
 
     def _nothing(self) -> Sequences:
         """Return one sequence of one token with the columns of all others, for a rank that has none left."""
