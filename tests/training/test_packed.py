@@ -19,7 +19,7 @@ from tests.tasks.tiny import bert, tokenizer
 import nopad
 from nopad.errors import DeviceMemoryError, FormatError, LossError, OptionError, UnsupportedModelError
 from nopad.tasks import Examples, OfTokens
-from nopad.training import PackedTrainer, load_batch
+from nopad.training import PackedMixin, PackedTrainer, load_batch
 from nopad.training.effects import effects
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -262,6 +262,23 @@ def test_what_cannot_be_meant_is_refused(tmp_path):
     stream = nopad.PackedLoader(lambda: iter([{"input_ids": [1, 2]}]), CAPACITY, rows=2, exhausted="repeat")
     with pytest.raises(OptionError, match="an evaluation needs data that end"):
         trainer(tmp_path).evaluate(stream)
+
+
+def test_a_trainer_that_divides_the_loss_again_is_refused(tmp_path):
+    class Plain(PackedTrainer):
+        def training_step(self, model, inputs, *args, **kwargs):
+            return super().training_step(model, inputs, *args, **kwargs)
+
+    class Below(transformers.Trainer):
+        def training_step(self, model, inputs, *args, **kwargs):
+            return super().training_step(model, inputs, *args, **kwargs) / self.args.gradient_accumulation_steps
+
+    class Mine(PackedMixin, Below):
+        pass
+
+    assert trainer(tmp_path, kind=Plain).train().global_step
+    with pytest.raises(OptionError, match=r"Mine changes the loss after compute_loss, from .* divided by the denomi"):
+        trainer(tmp_path, kind=Mine).train()
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):

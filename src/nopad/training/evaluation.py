@@ -122,7 +122,7 @@ def stacked_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
 def _split(value: Tensor, batch: PackedBatch, gives: str) -> list[NDArray[Any]]:
     """Return a value per token or per sequence as one array per sequence, in the order of the batch."""
     value = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
-    if gives == "token":
+    if gives == "token" and tuple(value.shape[:2]) == batch.layout.shape:
         return [part.cpu().numpy() for part in batch.unpack_tokens(value)]
     rows = value.cpu().numpy()
     if rows.dtype.kind == "f" and rows.ndim == 2 and np.isneginf(rows).any():  # positions behind a sequence's end

@@ -43,7 +43,7 @@ from nopad.training.data import loader_of, packable
 from nopad.training.effects import effects
 from nopad.training.evaluation import Evaluation
 from nopad.training.feeding import STATE_FILE, Ahead, FedLoader, Progress, check_step, saved_state, steps_of
-from nopad.training.trouble import Watch, enough_memory
+from nopad.training.trouble import Watch, check_unscaled, enough_memory
 
 __all__ = ["PackedMixin"]
 
@@ -103,6 +103,8 @@ class PackedMixin(_Base):
         self._evaluation: Evaluation | None = None
         self._evaluated: dict[int, tuple[Any, PackedLoader]] = {}
         self._watch, self._steps_done = Watch(), 0
+        self._returned: list[Tensor] = []  # what `compute_loss` gave, until a step was seen to leave it as it is
+        self._looked = False
         self._begin: dict[str, Any] | None = None
         data, evaluated = given.get("train_dataset"), given.get("eval_dataset")
         self.capacity = data.capacity if capacity is None and isinstance(data, PackedLoader) else capacity
@@ -155,7 +157,10 @@ class PackedMixin(_Base):
             self.objective = objective_of(self.model)
         if self.args.label_smoothing_factor and not self._loss_is_theirs:
             raise OptionError("label_smoothing_factor would do nothing: the objective is the loss; leave it out")
-        self.model_accepts_loss_kwargs = True  # so the Trainer divides by the step's denominator, not by micro-steps
+        if not self._loss_is_theirs:
+            # The loss is over the step's denominator, and the Trainer must not divide it by the micro-steps again.
+            self.model_accepts_loss_kwargs = True
+            self.loss_is_scaled_for_ga = True
 
     @property
     def _loss_is_theirs(self) -> bool:
@@ -269,6 +274,8 @@ class PackedMixin(_Base):
         loss, outputs = self.objective.step(model, inputs, num_items_in_batch)
         if num_items_in_batch is not None:
             loss = loss * (self.accelerator.num_processes // self.get_tp_size())
+        if not self._looked:
+            self._returned = [loss.detach()]
         return (loss, outputs) if return_outputs else loss
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -280,6 +287,9 @@ class PackedMixin(_Base):
         """
         with enough_memory(inputs):
             loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
+        if self._returned:
+            check_unscaled(self, self._returned.pop(), loss)
+            self._looked = True
         if isinstance(inputs, PackedBatch):
             self._watch.add(loss, inputs)
             if self.accelerator.sync_gradients:

@@ -15,10 +15,10 @@ from torch import Tensor
 from nopad.batch import PackedBatch
 from nopad.batch.guard import PackedMask
 from nopad.batch.layout import Layout
-from nopad.errors import DeviceMemoryError, FormatError, LossError
+from nopad.errors import DeviceMemoryError, FormatError, LossError, OptionError
 from nopad.losses import over_ranks
 
-__all__ = ["Watch", "enough_memory", "load_batch", "save_batch"]
+__all__ = ["Watch", "check_unscaled", "enough_memory", "load_batch", "save_batch"]
 
 NAME = "nopad_batch_{rank}.safetensors"
 MASKS = ("attention_mask", "decoder_attention_mask")
@@ -61,6 +61,21 @@ class Watch:
             "nopad.training.load_batch reads it. Usual causes: a learning rate that is too high, half precision "
             "without loss scaling, a label that makes the loss infinite"
         )
+
+
+def check_unscaled(trainer: Any, ours: Tensor, taken: Tensor) -> None:
+    """Refuse a training step whose loss is not the one that was computed for it, but a part of it.
+
+    Raises:
+        OptionError: `taken`, the loss of the step, differs from `ours`.
+    """
+    if torch.allclose(taken.double().cpu(), ours.double().cpu(), rtol=1e-3, atol=0, equal_nan=True):
+        return
+    raise OptionError(
+        f"{type(trainer).__name__} changes the loss after compute_loss, from {float(ours):g} to {float(taken):g}: it "
+        "divides by the accumulation steps, or by ranks, what is divided by the denominator of the whole step already; "
+        "take that out of its training_step, or set loss_is_scaled_for_ga = True"
+    )
 
 
 @contextmanager
