@@ -13,9 +13,10 @@ from functools import cached_property
 from typing import Any
 
 from nopad.corpus.conversations import Conversation
+from nopad.corpus.prefixes import token_ids
 from nopad.errors import OptionError, RecordError
 
-__all__ = ["Frame", "Template", "token_ids"]
+__all__ = ["Frame", "Template"]
 
 _MARKERS = re.compile(r"\{%-?\s*generation\s*-?%\}")  # as transformers looks for them
 # Arguments of `apply_chat_template` that are no template's, and would change what is tokenised
@@ -37,13 +38,6 @@ _OURS = frozenset(
         "truncation",
     ]
 )
-
-
-def token_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of texts, without special tokens around them."""
-    options = {"padding": False, "truncation": False, "return_attention_mask": False, "verbose": False}
-    found: list[list[int]] = tokenizer(list(texts), add_special_tokens=False, **options)["input_ids"]
-    return found
 
 
 class Frame:
