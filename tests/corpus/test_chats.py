@@ -154,6 +154,9 @@ def test_templates_that_cannot_be_trusted_are_refused():
     known = templates.PLAIN.replace("{{ '<|'", "{% if message.role != 'system' %}{{ '<|'", 1)
     system = conversation_of({"messages": chat("is it", "no", system="thanks")}, 7)
     told(known.replace("{% endfor %}", "{% endif %}{% endfor %}"), "leaves out what 'system' says", given=system)
+    call = {"type": "function", "function": {"name": "river", "arguments": {}}}
+    calls = [*TWO, {"role": "user", "content": "who"}, {"role": "assistant", "content": "a", "tool_calls": [call]}]
+    told(templates.PLAIN, "leaves out calls of tools", given=conversation_of({"messages": calls}, 7))
     # transformers marks everything behind a mark whose last character has no token, and nothing if the first has none.
     told(templates.MARKED.replace("'[EOS]' }}{% endgeneration", "'[EOS]\\n' }}{% endgeneration"), "reaches into")
     told(templates.MARKED.replace("generation %}{{ message", "generation %}{{ '\\n' + message"), "marks nothing")

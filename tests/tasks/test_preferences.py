@@ -376,6 +376,36 @@ def test_trl_gives_the_same_dpo(kind, smoothing, tmp_path):
         assert trainer._metrics["train"][name][-1] == pytest.approx(number, rel=1e-7)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("center", [None, 0.25])
+def test_trl_gives_the_same_rewards(center, tmp_path):
+    trl = pytest.importorskip("trl")
+    import datasets
+
+    task = Pairs(tokenizer(), center_rewards_coefficient=center)
+    records = [one | {"margin": at / 4 - 1} for at, one in enumerate(chats())]
+    examples, model = task.encode(records), llama(task)
+    value, _, meter = packed(model, task, examples, 80)
+    arguments = trl.RewardConfig(
+        output_dir=str(tmp_path),
+        center_rewards_coefficient=center,
+        max_length=None,
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        disable_dropout=False,
+    )
+    data = datasets.Dataset.from_list(records)
+    trainer = trl.RewardTrainer(model, arguments, train_dataset=data, processing_class=tokenizer.__wrapped__())
+    rows = [trainer.train_dataset[at] for at in range(COUNT)]
+    theirs = [token for row in rows for name in ("chosen_ids", "rejected_ids") for token in row[name]]
+    assert examples.sequences.tokens["input_ids"].tolist() == theirs
+    loss = trainer.compute_loss(trainer.model, dict(trainer.data_collator(rows)))
+    assert value == pytest.approx(loss.item(), rel=1e-12)
+    assert meter.values()["accuracy"] == pytest.approx(trainer._metrics["train"]["accuracy"][-1])
+    assert meter.values()["margin"] == pytest.approx(trainer._metrics["train"]["margin"][-1], rel=1e-12)
+
+
 class InFloat64:
     """What TRL's patched model gives, in float64."""
 

@@ -8,8 +8,9 @@ a model learns is what it will be asked for. A template that rewrites earlier tu
 them) breaks this: such a chat is refused, or becomes one example for each of the assistant's turns (`rewriting`). What
 the assistant says must be in what the template writes, and a turn ends with a special token that is learned too.
 
-Cost: a chat of k assistant's turns without marks is tokenised up to 2k + 1 times. transformers' tokenizers are passed
-in; this file imports neither transformers nor torch.
+Cost: the template writes a chat of k assistant's turns up to 2k + 1 times; it is tokenised once
+(`nopad.corpus.prefixes`), with a slow tokenizer 2k + 1 times. transformers' tokenizers are passed in; this file imports
+neither transformers nor torch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any, Literal, get_args
 
 from nopad.corpus.conversations import Conversation, Passage
 from nopad.corpus.options import OverLong
-from nopad.corpus.templates import Frame, Template, token_ids
+from nopad.corpus.prefixes import prefix_lengths, token_ids
+from nopad.corpus.templates import Frame, Template
 from nopad.errors import LengthError, OptionError, RecordError
 
 __all__ = ["Answered", "ChatEncoder", "EndOfTurn", "Rewriting", "fitted"]
@@ -200,19 +202,20 @@ class ChatEncoder:
 
     def _prefixed(self, chat: Conversation, whole: str, ends: Mapping[int, str], number: int) -> Answered:
         """Return the chat with what turns add to the prompts that ask for them; `ends`: text until each turn's end."""
-        prompts = [self._prompt(chat, turn, end, number) for turn, end in ends.items()]
-        ids, *parts = token_ids(self.tokenizer, [whole, *prompts, *ends.values()])
+        prompts = {turn: self._prompt(chat, turn, end, number) for turn, end in ends.items()}
+        prefixes = [*prompts.values(), *ends.values()]
+        ids, lengths = prefix_lengths(self.tokenizer, whole, prefixes, self.template.stops)
         learned = [False] * len(ids)
-        for turn, before, after in zip(ends, parts[: len(ends)], parts[len(ends) :], strict=True):
-            if ids[: len(before)] != before or ids[: len(after)] != after or len(after) <= len(before):
+        for turn, begin, after in zip(ends, lengths[: len(ends)], lengths[len(ends) :], strict=True):
+            if begin is None or after is None or after <= begin:
                 raise RecordError(
                     f"record {number}: message {turn} (assistant) shares a token with what stands before or behind "
                     "it, so the prompt alone is other tokens; use a chat template that separates turns by special "
                     "tokens, or one with {% generation %}"
                 )
-            end = self._end(ids, len(before), len(after))
-            learned[len(before) : end] = [True] * (end - len(before))
-            self._check_turn(chat, turn, whole[len(prompts[list(ends).index(turn)]) : len(ends[turn])], number)
+            end = self._end(ids, begin, after)
+            learned[begin:end] = [True] * (end - begin)
+            self._check_turn(chat, turn, whole[len(prompts[turn]) : len(ends[turn])], number)
             self._check_end(ids[end - 1], turn, number)
         return Answered(ids=ids, learned=learned)
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from nopad.corpus.conversations import Conversation
+from nopad.corpus.prefixes import token_ids
 from nopad.errors import OptionError, RecordError
 
-__all__ = ["Frame", "Template", "token_ids"]
+__all__ = ["Frame", "Template"]
 
 _MARKERS = re.compile(r"\{%-?\s*generation\s*-?%\}")  # as transformers looks for them
 # Arguments of `apply_chat_template` that are no template's, and would change what is tokenised
@@ -37,13 +39,6 @@ _OURS = frozenset(
         "truncation",
     ]
 )
-
-
-def token_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of texts, without special tokens around them."""
-    options = {"padding": False, "truncation": False, "return_attention_mask": False, "verbose": False}
-    found: list[list[int]] = tokenizer(list(texts), add_special_tokens=False, **options)["input_ids"]
-    return found
 
 
 class Frame:
@@ -138,32 +133,47 @@ class Template:
         return list(found["input_ids"]), mask, list(found["offset_mapping"])
 
     def check(self, chat: Conversation, number: int, whole: str) -> None:
-        """Refuse what the template leaves out: a role, tools; each is looked at once.
+        """Refuse what the template leaves out: a role, tools, calls of tools; each is looked at once.
 
         `whole` is what it writes for the chat.
 
         Raises:
             RecordError: the template writes the same without it.
         """
-        if chat.tools is not None and "tools of records" not in self._seen:
-            self._seen.add("tools of records")
-            if self.text(chat, number, tools=False) == whole:
-                raise RecordError(f"record {number} has tools, and the chat template leaves them out; remove them")
+        if chat.tools is not None and self._first("tools") and self.text(chat, number, tools=False) == whole:
+            raise RecordError(f"record {number} has tools, and the chat template leaves them out; remove them")
         for at, message in enumerate(chat.messages):
-            role, content = message["role"], message.get("content")
-            if role in self._seen or not (content or "").strip():
-                continue
-            self._seen.add(role)
-            rest = [*chat.messages[:at], {**message, "content": ""}, *chat.messages[at + 1 :]]
-            try:
-                without = self.text(_with(chat, rest), number)
-            except RecordError:
-                continue  # the template reads this message, since it refuses the empty one
-            if without == whole:
-                raise RecordError(
-                    f"record {number}: the chat template leaves out what {role!r} says; give another role, remove "
-                    "such messages, or set tokenizer.chat_template to one that writes them"
-                )
+            role, content = message["role"], message.get("content") or ""
+            if content.strip() and self._first(f"what {role!r} says"):
+                self._check_read(chat, number, whole, at, {"content": ""}, f"what {role!r} says")
+            if message.get("tool_calls") is not None and self._first("calls of tools"):
+                self._check_read(chat, number, whole, at, {"content": content, "tool_calls": None}, "calls of tools")
+
+    def _first(self, what: str) -> bool:
+        """Whether this is asked for the first time."""
+        asked = what in self._seen
+        self._seen.add(what)
+        return not asked
+
+    def _check_read(
+        self, chat: Conversation, number: int, whole: str, at: int, changed: Mapping[str, Any], what: str
+    ) -> None:
+        """Refuse a chat for which the template writes `whole` with a changed message, too.
+
+        Raises:
+            RecordError: it does.
+        """
+        messages = [*chat.messages]
+        messages[at] = {name: one for name, one in {**messages[at], **changed}.items() if one is not None}
+        try:
+            without = self.text(replace(chat, messages=messages), number)
+        except RecordError:
+            return  # the template reads this message, since it refuses the changed one
+        if without == whole:
+            raise RecordError(
+                f"record {number}: the chat template leaves out {what}; give another role, remove such messages, or "
+                "set tokenizer.chat_template to one that writes them"
+            )
 
     def _applied(self, chat: Conversation, number: int, until: int | None, **options: Any) -> Any:
         self._source(chat)
@@ -190,7 +200,3 @@ class Template:
                 "the tokenizer has no chat template; take the tokenizer of a chat model, or set it: "
                 "tokenizer.chat_template = open('template.jinja').read()"
             ) from error
-
-
-def _with(chat: Conversation, messages: list[Mapping[str, Any]]) -> Conversation:
-    return Conversation(messages=messages, begin=chat.begin, tools=chat.tools, options=chat.options)

@@ -16,7 +16,8 @@ from nopad.batch import PackedBatch
 from nopad.corpus.chats import Answered, ChatEncoder, EndOfTurn, Rewriting, fitted
 from nopad.corpus.conversations import conversation_of, roles_of
 from nopad.corpus.options import OverLong
-from nopad.corpus.templates import Frame, token_ids
+from nopad.corpus.prefixes import token_ids
+from nopad.corpus.templates import Frame
 from nopad.errors import LengthError
 from nopad.loading import causal
 from nopad.loading.supply import Collate
@@ -106,7 +107,7 @@ class CausalLM(Likely):
                 ids.append(part)
                 record.append(number)
         _check_left(ids, len(texts), counts)
-        return Examples(sequences=stacked(ids), record=np.array(record), records=len(texts), counts=counts)
+        return Examples(sequences=stacked(ids), record=np.array(record, np.int64), records=len(texts), counts=counts)
 
     def _parts(self, ids: list[int], number: int, counts: dict[str, int]) -> list[list[int]]:
         if self.over_long != "split" or self.max_length is None or len(ids) <= self.max_length:
@@ -196,7 +197,7 @@ def answered(
     """
     _check_left(found, records, counts)
     made = stacked([one.ids for one in found], tokens={"labels": [one.labels for one in found]})
-    return Examples(sequences=made, record=np.array(record), records=records, counts=dict(counts), **options)
+    return Examples(sequences=made, record=np.array(record, np.int64), records=records, counts=dict(counts), **options)
 
 
 def _check_left(found: Sequence[Any], records: int, counts: Mapping[str, int]) -> None:
