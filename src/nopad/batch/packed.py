@@ -202,7 +202,7 @@ class PackedBatch(MutableMapping[str, Any]):
         Raises:
             LengthError: a row has more tokens than the capacity.
             OptionError: `form` is invalid or would move sequences to other rows, or `fill` names no column.
-            BatchError: there is no sequence, or there are no ``input_ids``.
+            BatchError: there is no sequence, there are no ``input_ids``, or a column has not one value per token.
         """
         form = check_form(form)
         stacked, records = from_columns(sequences)
@@ -215,7 +215,7 @@ class PackedBatch(MutableMapping[str, Any]):
         """Leave out the labels of first tokens, which a causal language model does not predict."""
         if "labels" in stacked.tokens:
             stacked.tokens["labels"][stacked.begins] = -100
-        return replace(layout, causal=True)
+        return layout.marked(causal=True)
 
     @classmethod
     def _filled(
@@ -233,11 +233,16 @@ class PackedBatch(MutableMapping[str, Any]):
                 per_token = ", ".join(stacked.tokens)
                 raise OptionError(f"fill names {name!r}; columns with a value per token are {per_token}")
             check_fill(name, value, stacked.tokens[name].dtype)
+        for name, column in stacked.tokens.items():
+            if column.shape != (layout.tokens,):
+                raise BatchError(
+                    f"column {name!r} is {list(column.shape)}, and the sequences have {layout.tokens} tokens"
+                )
         fields: dict[str, Any] = {
             name: layout.scatter(column, fills.get(name, -100 if name.endswith("labels") else 0))
             for name, column in stacked.tokens.items()
         }
-        layout = replace(layout, records=records) if records else layout
+        layout = layout.marked(records=records) if records else layout
         fields["position_ids"] = layout.position_ids
         return cls({**fields, **stacked.values, MASK: PackedMask(layout)})
 
@@ -345,7 +350,7 @@ class PackedBatch(MutableMapping[str, Any]):
         It keeps a rank in step that has no sequence left. Labels become -100, or NaN where they are no integers, so
         that a loss that does not know of stand-ins becomes NaN, and not a little wrong.
         """
-        layout = replace(self.layout, stand_in=True, records={})
+        layout = self.layout.marked(stand_in=True, records={})
         fields = {name: ignored(value) if name.endswith("labels") else value for name, value in self._fields.items()}
         return PackedBatch({**fields, MASK: PackedMask(layout)})
 

@@ -11,7 +11,7 @@ from nopad import random
 from nopad.assignment import assign
 from nopad.loading.feeds import Feed, check_fits
 from nopad.loading.mixture import Mixture
-from nopad.loading.units import Units, narrow
+from nopad.loading.units import Taken, Units, narrow
 from nopad.packs import index_dtype
 from nopad.planning import plan
 from nopad.sequences import Sequences
@@ -73,10 +73,9 @@ class MixedTokens(Feed):
             return Units(seq_lengths=narrow(lengths), order=sequence, phased=self.phased)
         return Units(seq_lengths=narrow(lengths), indptr=np.concatenate(bounds), sequence=sequence, phased=self.phased)
 
-    def gather(self, units: Units, chosen: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
-        """Return the sequences of the chosen units."""
-        numbers, sizes = units.held(chosen)
-        return self._mixture.gather(numbers), sizes
+    def gather(self, taken: Taken) -> Sequences:
+        """Return the sequences of these units."""
+        return self._mixture.gather(taken.sequences)
 
     def check_unchanged(self) -> None:
         """Refuse tokens that changed since the sources were opened."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.balance import Balance, CostModel, Report, Shape, floor, needs_context_parallelism, report
+from nopad.loading import _kernels
 from nopad.loading.legs import Course
 from nopad.loading.units import Units
 
@@ -124,7 +125,7 @@ def summarise(
 
 def _counts(units: Units, chosen: NDArray[np.int64]) -> tuple[int, int]:
     numbers, _ = units.members(chosen)
-    return numbers.size, int(units.seq_lengths[numbers].sum(dtype=np.int64))
+    return numbers.size, _kernels.sum_at(units.seq_lengths, numbers)
 
 
 class _Wait(NamedTuple):
@@ -144,7 +145,7 @@ def _waits(course: Course, units: Units, cost: CostModel, step: int) -> Iterator
     for micro in range(dealt.shape[1]):
         places = dealt[:, micro]
         costs = np.zeros(places.shape, dtype=np.int64)
-        numbers, sizes = units.held(places[places >= 0])
+        _, numbers, sizes = units.taken(places[places >= 0])
         costs[places >= 0] = units.costs_of(numbers, sizes, cost)
         if not costs.any():  # in the last step, a micro-step in which no rank has a unit
             continue
