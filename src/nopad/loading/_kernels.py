@@ -44,10 +44,10 @@ def members_of(indptr: NDArray[Any], values: NDArray[Any], chosen: NDArray[Any],
 @njit(cache=True, nogil=True)
 def sum_at(values: NDArray[Any], numbers: NDArray[Any]) -> int:
     """Return the sum of the values with these numbers."""
-    total = 0
+    total = np.int64(0)
     for number in numbers:
         total += np.int64(values[number])
-    return total
+    return int(total)
 
 
 @njit(cache=True, nogil=True)
