@@ -323,6 +323,9 @@ def test_a_rank_without_a_sequence_gets_stand_ins_with_all_columns(talking):
         assert set(batch) == set(batches[0][0])
         assert batch["score"].dtype == batches[0][0]["score"].dtype
         assert (batch["labels"] == -100).all() == (not batch.weight)
+        assert {name: values.size for name, values in batch.records.items()} == dict.fromkeys(
+            ("seq_index", "seq_start"), batch.weight
+        )
 
 
 def test_ranks_that_could_not_stop_together_are_refused():

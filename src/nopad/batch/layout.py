@@ -36,7 +36,7 @@ class Layout:
         crossing: whether a sequence may go on in the next row ("end to end": PopRT's fixed grid without gaps).
         causal: whether the labels of first tokens were left out: a causal language model predicts no first token.
         records: where each sequence of a packed dataset comes from, in the order given: ``seq_index``, and
-            ``seq_start`` and ``seq_source`` if the dataset has them; ``[S]`` each.
+            ``seq_start`` and ``seq_source`` if the dataset has them; ``[S]`` each; of a stand-in ``[0]``.
         row_tokens: tokens of each row, int64 ``[R]``, where rows take the sequences in the order given, without gaps
             between them; else None.
         stand_in: whether the batch only keeps a rank in step that has no sequence left; it has the weight 0.

@@ -54,7 +54,8 @@ class PackedBatch(MutableMapping[str, Any]):
             int32 ``[S + 1]``, on the host.
         max_seqlen: length of the longest sequence.
         records: where each sequence of a packed dataset comes from: ``seq_index``, and ``seq_start`` and ``seq_source``
-            if the dataset has them; ``[S]`` each, on the host. Records are not items, so a model never gets them.
+            if the dataset has them; ``[S]`` each, on the host, but ``[0]`` in a stand-in (`weight` 0), whose sequence
+            is none of the data's. Records are not items, so a model never gets them.
         position_ids, sequence_ids: one number per slot, see `Layout`.
         weight: 1, or 0 for a stand-in: a loader's batch for a rank that has no sequence left in the last step of an
             epoch. Its labels are -100 (NaN where they are no integers), and its sequence counts nowhere.
@@ -331,7 +332,10 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def records(self) -> Mapping[str, NDArray[Any]]:
-        """Where each sequence of a packed dataset comes from: arrays ``[S]`` by name, in the order given."""
+        """Where each sequence of a packed dataset comes from: arrays ``[S]`` by name, in the order given.
+
+        In a stand-in (`weight` 0) they are empty.
+        """
         return self.layout.records
 
     @property
@@ -345,12 +349,13 @@ class PackedBatch(MutableMapping[str, Any]):
         return int(not self.layout.stand_in)
 
     def as_stand_in(self) -> PackedBatch:
-        """Return this batch with weight 0, with nothing to learn from it, and without records.
+        """Return this batch with weight 0, with nothing to learn from it; its `records` are empty.
 
         It keeps a rank in step that has no sequence left. Labels become -100, or NaN where they are no integers, so
         that a loss that does not know of stand-ins becomes NaN, and not a little wrong.
         """
-        layout = self.layout.marked(stand_in=True, records={})
+        records = {name: values[:0] for name, values in self.records.items()}
+        layout = self.layout.marked(stand_in=True, records=records)
         fields = {name: ignored(value) if name.endswith("labels") else value for name, value in self._fields.items()}
         return PackedBatch({**fields, MASK: PackedMask(layout)})
 

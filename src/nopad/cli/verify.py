@@ -13,9 +13,9 @@ from nopad.cli.inputs import open_inputs
 from nopad.cli.monitor import Bars
 from nopad.cli.options import TokenizerSpec
 from nopad.cli.render import console, counted
+from nopad.cli.wording import as_flags
 from nopad.corpus import load_tokenizer
 from nopad.corpus.options import ReaderOptions
-from nopad.cli.wording import as_flags
 from nopad.errors import CorruptError, FormatError, OptionError
 from nopad.planning import Plan
 from nopad.planning.stored import load_plan

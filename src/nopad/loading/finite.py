@@ -56,6 +56,12 @@ class EpochSupply(Supply):
         """Return the beginning of this epoch."""
         return at.at_start_of(epoch)
 
+    def described(self) -> str:
+        """Return what is dealt, and what a rank takes of it."""
+        feed = self._epochs.feed
+        packs = f" in packs of at most {feed.capacity:,} tokens" if feed.unit == "pack" else ""
+        return f"{feed.sequences:,} sequences{packs}, {self._serving.takes(feed.unit)} per rank and micro-step"
+
     def facts(self) -> dict[str, Any]:
         """Return the facts of the feed, and the cost model."""
         return {**self._epochs.feed.facts(), "cost": self._cost}
@@ -83,7 +89,8 @@ class EpochSupply(Supply):
         epochs = self._epochs
         capacity = epochs.feed.capacity if self._serving.rows else None
         feed, notes = epochs.feed, epochs.feed.notes(at.epoch)
-        return summarise(epochs.course(at), epochs.units(at.epoch), feed.unit, epochs.cost, capacity, notes)
+        takes = self._serving.takes(feed.unit)
+        return summarise(epochs.course(at), epochs.units(at.epoch), feed.unit, takes, epochs.cost, capacity, notes)
 
     def state(self, at: Position, batches: int) -> dict[str, Any]:
         """Return the state after `batches` more batches; the end of an epoch is the beginning of the next."""

@@ -152,6 +152,7 @@ class PackedLoader:
                 accumulation=accumulation,
                 per_rank=_groups_per_rank(per_rank, group_size),
                 rows=rows is not None,
+                tokens=tokens,
                 form=form or usual,
                 collate=collate or _collated,
                 prefetch=prefetch,
@@ -229,6 +230,13 @@ class PackedLoader:
     def per_rank(self) -> int:
         """Rows or sequences per rank and micro-step; 1 where a step is a number of tokens."""
         return self._per_rank
+
+    def __repr__(self) -> str:
+        """Return in one line what is loaded, for which rank, and where the loader stands."""
+        return (
+            f"PackedLoader({self._supply.described()}, {self._accumulation:,} micro-steps per step; rank "
+            f"{self.ranks.rank} of {self.ranks.world_size}; epoch {self.epoch}, {self.steps_seen:,} steps seen)"
+        )
 
     def __getitem__(self, index: Any) -> NoReturn:
         """Refuse: batches have no numbers.

@@ -101,6 +101,11 @@ class StreamSupply(Supply):
         cursor = replace(self.begin().cursor, passes=epoch, length=at.cursor.length)
         return replace(at, cursor=cursor, held=Held.none(), ready=(), arrived=0, batches=0)
 
+    def described(self) -> str:
+        """Return that it is a stream, and what a rank takes of it."""
+        packs = f" in packs of at most {self.packing.capacity:,} tokens" if self.packing.capacity else ""
+        return f"a stream{packs}, {self.serving.takes(self.packing.unit)} per rank and micro-step"
+
     def facts(self) -> dict[str, Any]:
         """Return what identifies source, tokenizer and options."""
         source, tokenizer = self.reader.source, self.reader.tokenizer
@@ -145,10 +150,9 @@ class StreamSupply(Supply):
         """Return what is known so far."""
         units = at.steps_seen * at.accumulation * at.per_rank
         return StreamSummary(
-            unit=self.packing.unit,
+            takes=self.serving.takes(self.packing.unit),
             world_size=at.cursor.deal.world_size,
             accumulation=at.accumulation,
-            per_rank=at.per_rank,
             exhausted=self._exhausted,
             passes=at.epoch,
             records=at.cursor.length,
