@@ -35,6 +35,7 @@ STREAM_HELD_OUT = 6
 STREAM_LEG = 8
 STREAM_EPOCH = 9
 STREAM_PASS = 10
+STREAM_SHUFFLE = 11
 
 
 def mix(x: int) -> int:

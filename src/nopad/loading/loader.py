@@ -87,7 +87,8 @@ class PackedLoader:
         host_dir: a folder where the ranks of a host share what all of them need, so that their memory does not grow
             with their number; None: from a million sequences and two ranks on, a folder for temporary files.
         options: of the plan: depth, algorithm, effort, ... (see `nopad.plan`); or ``plan``, a `Plan` that is made. Of a
-            stream: ``tokenizer``; ``exhausted``, "repeat" or "stop"; depth, buffer, patience and buffer_tokens of
+            stream: ``tokenizer``; ``exhausted``, "repeat" or "stop"; ``shuffle_buffer``, how many sequences wait for a
+            random turn (by `seed`) before they are packed; depth, buffer, patience and buffer_tokens of
             `nopad.StreamPacker`; and those of `nopad.CorpusOptions`. Data are a stream if they are texts
             (`nopad.open_source`), a function that returns an iterator of dicts, an iterable dataset, or if
             ``tokenizer`` or ``exhausted`` is given; then batches never end, or end where the source does
@@ -160,10 +161,11 @@ class PackedLoader:
 
         self._supply: Supply
         if is_stream(data, options):
-            dealing = {"balance": balance, "cost": cost, "seed": seed, "groups": groups, "together": together}
-            _refuse_dealing(**dealing, align=align, host_dir=host_dir)
-            reader, packing = open_stream(data, capacity, options, unpacked=sequences is not None)
-            self._supply = StreamSupply(reader, packing, serving(packing.capacity or 1), last)
+            dealing = {"balance": balance, "cost": cost, "groups": groups, "together": together}
+            shuffled = options.get("shuffle_buffer") is not None
+            _refuse_dealing(**dealing, align=align, host_dir=host_dir, seed=0 if shuffled else seed)
+            opened = open_stream(data, capacity, options, unpacked=sequences is not None, seed=seed)
+            self._supply = StreamSupply(*opened, serving(opened[1].capacity or 1), last)
         else:
             feed = open_feed(
                 data, capacity, unpacked=sequences is not None, seed=seed, groups=groups, together=together, **options
@@ -410,7 +412,7 @@ def _refuse_dealing(**given: Any) -> None:
     if odd:
         raise OptionError(
             f"{', '.join(odd)} say how an epoch is dealt; a stream is dealt as it comes, record after record, and its "
-            "packs are equally full: leave them out"
+            "packs are equally full: leave them out (seed= goes with shuffle_buffer=, which shuffles a stream)"
         )
 
 
