@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad import random
+from nopad import _kernels, random
 from nopad.assignment import assign, check_cover
 from nopad.balance import round_up
 from nopad.errors import CorruptError, LengthError, OptionError, PlanMismatchError
@@ -143,7 +143,7 @@ class StoredTokens(Feed):
             indptr, sequence = (packs.indptr, packs.sequence) if groups is None else groups.expanded(packs)
         else:
             order = np.arange(lengths.size if groups is None else len(groups), dtype=index_dtype(lengths.size))
-            _kernels().shuffle(order, np.uint64(key))
+            _kernels.shuffle(order, np.uint64(key))
             if groups is not None:
                 indptr, sequence = groups.indptr, groups.sequence
         self._source.release()
@@ -262,9 +262,3 @@ def _of_shards(dataset: PackedDataset) -> str:
     for shard in dataset.manifest.shards:
         digest.update(bytes.fromhex(shard.sha256))
     return digest.hexdigest()
-
-
-def _kernels() -> Any:
-    from nopad import _kernels
-
-    return _kernels

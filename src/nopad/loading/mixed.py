@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad import random
+from nopad import _kernels, random
 from nopad.assignment import assign
 from nopad.loading.feeds import Feed, check_fits
 from nopad.loading.mixture import Mixture
@@ -61,7 +61,7 @@ class MixedTokens(Feed):
             key = random.key(self.seed, random.STREAM_EPOCH, epoch, phase)
             if self._capacity is None:
                 numbers = numbers.copy()
-                _kernels().shuffle(numbers, np.uint64(key))
+                _kernels.shuffle(numbers, np.uint64(key))
                 parts.append(numbers)
                 continue
             packs = assign(plan(lengths[numbers], self._capacity, **self._options), lengths[numbers], seed=key)
@@ -80,9 +80,3 @@ class MixedTokens(Feed):
     def check_unchanged(self) -> None:
         """Refuse tokens that changed since the sources were opened."""
         self._mixture.check_unchanged()
-
-
-def _kernels() -> Any:
-    from nopad import _kernels
-
-    return _kernels
