@@ -47,22 +47,6 @@ def test_the_run_is_as_long_as_the_loader_says(whole):
     assert made.losses[-1] < made.losses[0]
 
 
-def test_a_loader_without_labels_is_refused_before_the_model_sees_it(tmp_path):
-    made = watched(Trainer)(model(), arguments(tmp_path), train_dataset=loader(collate=None))
-    with pytest.raises(OptionError, match=r"have no labels, only .*collate=nopad.loading.causal for a causal"):
-        made.train()
-    assert made.seen.steps == 0
-
-
-def test_whoever_has_a_loss_of_their_own_needs_no_labels(tmp_path):
-    class Own(Trainer):
-        def compute_loss(self, model, inputs, **_):
-            return model(**inputs).logits.float().square().mean()
-
-    made = Own(model(), arguments(tmp_path, max_steps=1), train_dataset=loader(collate=None))
-    assert made.train().global_step == 1
-
-
 @pytest.mark.parametrize(("step", "workers"), [(5, 0), (13, 0), (17, 2)])
 def test_a_run_that_was_cut_goes_on_exactly(whole, tmp_path, step, workers):
     first, folder = whole

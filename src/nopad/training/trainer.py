@@ -90,22 +90,6 @@ class _TrainerLoader(TorchLoader):
     """A loader's batches for the Trainer, which counts epochs from its own beginning, whatever the loader's number."""
 
     _first: tuple[int, int] | None = None
-    labels: tuple[str, ...] = ()  # of which a batch needs one, since the loss is the model's own
-
-    def __iter__(self) -> Any:
-        """Iterate over the batches that are left of the epoch.
-
-        Raises:
-            OptionError: the loss needs labels, and the batches have none.
-        """
-        for batch in super().__iter__():
-            if self.labels and not any(name in batch for name in self.labels):
-                raise OptionError(
-                    f"the loader's batches have no {' or '.join(self.labels)}, only {', '.join(batch)}, so the model "
-                    "gives no loss: make the loader with collate=nopad.loading.causal for a causal language model, "
-                    "or give it data with a column of labels"
-                )
-            yield batch
 
     @cached_property
     def summary(self) -> Summary:
@@ -240,15 +224,7 @@ class LoaderMixin(_Base):
             if hasattr(args, f"dataloader_{name}")
         }
         pinned = args.dataloader_pin_memory and args.device.type != "cpu"
-        made = _TrainerLoader(loader, num_workers=args.dataloader_num_workers, pin_memory=pinned, **options)
-        if self._loss_is_the_models():
-            made.labels = tuple(self.label_names)
-        return made
-
-    def _loss_is_the_models(self) -> bool:
-        """Whether nobody has put a loss of their own in place of the one that the model computes of its labels."""
-        library = type(self).compute_loss.__module__.split(".")[0]
-        return library in ("transformers", "trl") and self.compute_loss_func is None
+        return _TrainerLoader(loader, num_workers=args.dataloader_num_workers, pin_memory=pinned, **options)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return the Trainer's own DataLoader for an evaluation dataset.
