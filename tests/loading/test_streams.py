@@ -296,6 +296,18 @@ def test_a_buffer_shuffles_by_seed_and_pass():
     assert order_of(10**6, seed=3) != list(range(60))
 
 
+def test_an_epoch_is_shuffled_alike_however_a_loader_comes_to_it():
+    run = Streams(1, exhausted="stop", last="fill", shuffle_buffer=30)
+    (loader,) = run.loaders
+    first, second = contents(run.take()), contents(run.take())
+    assert first != second
+    for epoch, expected in ((0, first), (1, second), (2**31 - 1, None), (0, first)):
+        loader.set_epoch(epoch)
+        assert loader.epoch == epoch
+        found = contents(run.take())
+        assert expected is None or found == expected
+
+
 def test_a_buffer_larger_than_the_stream_shuffles_evenly():
     places = np.array([np.argsort(order_of(100, size=8, seed=seed)) for seed in range(400)])
     # 400 draws of a uniform place from 0 to 7: mean 3.5, standard error 0.115

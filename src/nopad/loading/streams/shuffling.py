@@ -24,6 +24,7 @@ __all__ = ["NOTHING", "SHUFFLE", "Buffer", "Shuffling"]
 
 SHUFFLE = Option(default=None, none=True, high=1 << 24, help="sequences that wait for a random turn")
 NOTHING = Sequences(seq_lengths=np.zeros(0, dtype=np.int32))
+_EPOCHS, _DRAWS = 1 << 22, 1 << 40  # so many epochs differ, with so many draws each
 _SLACK = 2  # how many times the tokens that wait may be in memory
 
 
@@ -51,7 +52,7 @@ class Buffer:
     Attributes:
         parts: sequences in memory, concatenated in each part; some have gone on already.
         waiting: those that wait, as numbers counted over all parts; int64 ``[n]``. Draws refer to their order.
-        drawn: how many have gone on since the stream began.
+        drawn: number of the next draw: how many have gone on since the epoch began, after where its draws begin.
     """
 
     parts: tuple[Sequences, ...] = ()
@@ -64,6 +65,11 @@ class Buffer:
         if sequences is None or not len(sequences):
             return cls(waiting=np.zeros(0, dtype=np.int64), drawn=drawn)
         return cls(parts=(sequences.gathered(),), waiting=np.arange(len(sequences)), drawn=drawn)
+
+    @classmethod
+    def of_epoch(cls, epoch: int) -> Buffer:
+        """Return the empty buffer with which an epoch begins; each has draws of its own, however it is come to."""
+        return cls.of(drawn=epoch % _EPOCHS * _DRAWS)
 
     def __len__(self) -> int:
         """Number of sequences that wait."""

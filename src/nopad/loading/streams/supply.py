@@ -103,7 +103,7 @@ class StreamSupply(Supply):
         if self.reader.repeat:
             raise OptionError("an endless stream has no epochs to go to; it goes on by itself, pass after pass")
         cursor = replace(self.begin().cursor, passes=epoch, length=at.cursor.length)
-        buffer = Buffer.of(drawn=at.buffer.drawn)
+        buffer = Buffer.of_epoch(epoch)
         return replace(at, cursor=cursor, buffer=buffer, held=Held.none(), ready=(), arrived=0, batches=0)
 
     def described(self) -> str:
