@@ -36,6 +36,7 @@ STREAM_LEG = 8
 STREAM_EPOCH = 9
 STREAM_PASS = 10
 STREAM_MASK = 11
+STREAM_SHUFFLE = 12
 
 
 def mix(x: int) -> int:

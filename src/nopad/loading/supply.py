@@ -67,6 +67,7 @@ class Serving:
         accumulation: micro-steps per optimiser step.
         per_rank: units per rank and micro-step.
         rows: whether a unit is a row of a capacity.
+        tokens: most tokens per rank and micro-step, where that is the step; None: it is a number of units.
         form: how a batch lies in memory.
         collate: makes a batch.
         prefetch: batches that are built ahead in a thread.
@@ -76,9 +77,14 @@ class Serving:
     accumulation: int
     per_rank: int
     rows: bool
+    tokens: int | None
     form: Form
     collate: Collate
     prefetch: int
+
+    def takes(self, unit: str) -> str:
+        """Return what a rank takes in a micro-step, in words; `unit` is what a unit is called."""
+        return f"{self.per_rank:,} {unit}s" if self.tokens is None else f"{self.tokens:,} tokens"
 
     def batch(self, sequences: Sequences, per_row: NDArray[np.int64], epoch: int) -> PackedBatch:
         """Make a batch of sequences in rows, in an epoch.
@@ -99,6 +105,10 @@ class Supply(ABC):
     @abstractmethod
     def begin(self) -> Any:
         """Return the place where a run begins."""
+
+    @abstractmethod
+    def described(self) -> str:
+        """Return what is dealt and what a rank takes of it in a micro-step, in a few words."""
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:

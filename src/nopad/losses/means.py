@@ -224,8 +224,10 @@ def over_ranks(count: Tensor) -> Tensor:
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return count
     total = count.detach().clone()
+    if total.device.type == "cpu" and torch.distributed.get_backend() == "nccl":  # which reduces nothing on the host
+        total = total.to("cuda")
     torch.distributed.all_reduce(total)
-    return total
+    return total.to(count.device)
 
 
 def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, Tensor]:

@@ -70,10 +70,7 @@ class Evaluation:
 
     def finished(self) -> Evaluated:
         """Return what all ranks found together; called once, on every rank."""
-        device = "cpu"
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-        loss, count, sequences = over_ranks(self.sums.to(device)).tolist()
+        loss, count, sequences = over_ranks(self.sums).tolist()
         self.meter.reduce()
         predictions, labels = self._gathered() if self.keep else (None, None)
         metrics = self.meter.values()

@@ -111,7 +111,8 @@ def save_batch(path: Path, batch: PackedBatch) -> None:
     for name, numbers in at.records.items():
         if np.asarray(numbers).dtype.kind in "iu":
             tensors[f"record.{name}"] = torch.from_numpy(np.array(numbers))
-    facts = {"form": at.form, "shape": at.shape, "crossing": at.crossing, "causal": at.causal, "row_ends": at.row_ends}
+    facts: dict[str, Any] = {"form": at.form, "shape": at.shape, "crossing": at.crossing, "causal": at.causal}
+    facts["row_tokens"] = None if at.row_tokens is None else at.row_tokens.tolist()
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path, metadata={"nopad": json.dumps(facts)})
 
@@ -132,7 +133,7 @@ def load_batch(path: str | Path) -> PackedBatch:
             kind: {name.removeprefix(f"{kind}."): value for name, value in found.items() if name.startswith(kind)}
             for kind in ("item", "layout", "record")
         }
-        ends = None if facts["row_ends"] is None else tuple(facts["row_ends"])
+        tokens = None if facts["row_tokens"] is None else np.array(facts["row_tokens"], np.int64)
         layout = Layout(
             facts["form"],
             tuple(facts["shape"]),
@@ -140,7 +141,7 @@ def load_batch(path: str | Path) -> PackedBatch:
             crossing=facts["crossing"],
             causal=facts["causal"],
             records=kinds["record"],
-            row_ends=ends,
+            row_tokens=tokens,
         )
         return PackedBatch({**kinds["item"], MASKS[0]: PackedMask(layout)})
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
