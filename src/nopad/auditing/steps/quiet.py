@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nopad.auditing.failure import inside_model
 from nopad.errors import OptionError
@@ -26,59 +25,61 @@ from nopad.model.safety import is_packed, state_of, unpacked
 __all__ = ["Exact", "copied", "inner", "let_go", "parameters_of", "untouched"]
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
-_CASTS = (Tensor.float, Tensor.half, Tensor.bfloat16)
-_DROPOUTS = frozenset(
-    getattr(place, name)
-    for place in (functional, torch)
-    for name in dir(place)
-    if "dropout" in name and not name.startswith("_") and callable(getattr(place, name)) and name != "native_dropout"
-)
 _RANDOM = frozenset(
     (
         *("bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial", "normal"),
         *("normal_", "poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "random_"),
-        *("randperm", "rrelu", "uniform_"),
+        *("randperm", "rrelu_with_noise", "uniform_"),
     )
 )
 _PROBABILITIES = ("layerdrop", "drop_prob", "encoder_layerdrop", "decoder_layerdrop")
-_DROPOUT_AT = 4  # which argument of scaled_dot_product_attention is dropout_p
 
 
-class Exact(TorchFunctionMode):
+class Exact(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside this mode dropout does nothing and, with `wide`, what would be cast to a narrower float is float64.
+
+    A mode of functions would not hold in the backward pass, where checkpointed layers are computed once more.
 
     Attributes:
         wide: whether casts give float64.
-        drawn: names of the functions that drew random numbers.
+        drawn: names of the operations that drew random numbers, dropout's left out.
     """
 
     def __init__(self, wide: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.wide = wide
         self.drawn: set[str] = set()
+        self._default = torch.get_default_dtype()
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function of torch."""
+    def __enter__(self) -> Any:
+        self._default = torch.get_default_dtype()
+        if self.wide:
+            torch.set_default_dtype(torch.float64)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        torch.set_default_dtype(self._default)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation of torch."""
         kwargs = kwargs or {}
-        if function is Tensor.backward:  # a mode is off inside what it runs, and layers are computed again in there
-            with self:
-                return _backward(*args, **kwargs)
-        if function in _DROPOUTS:
-            return args[0] if args else kwargs["input"]
-        if function is functional.scaled_dot_product_attention:
-            if len(args) > _DROPOUT_AT:
-                args = (*args[:_DROPOUT_AT], 0.0, *args[_DROPOUT_AT + 1 :])
-            elif kwargs.get("dropout_p"):
-                kwargs = {**kwargs, "dropout_p": 0.0}
-        name = getattr(function, "__name__", "")
+        name = function.overloadpacket.__name__
+        if name == "bernoulli_" and not isinstance(args[1] if len(args) > 1 else 0.5, Tensor):
+            return args[0].fill_(args[1] if len(args) > 1 else kwargs.get("p", 0.5))  # dropout divides by the same
+        if name == "native_dropout":
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        if name == "native_dropout_backward":
+            return args[0].clone()
         if name in _RANDOM:
             self.drawn.add(name)
-        if self.wide and function is not Tensor.view:  # a view as another dtype is no cast
-            if function in _CASTS:
-                function = Tensor.double
-            args = tuple(torch.float64 if _narrow(value) else value for value in args)
-            kwargs = {name: torch.float64 if _narrow(value) else value for name, value in kwargs.items()}
-        return function(*args, **kwargs)
+        args, kwargs = _without_dropout(function, args, kwargs)
+        if not self.wide or (name == "view" and any(isinstance(value, torch.dtype) for value in args)):
+            return function(*args, **kwargs)
+        found = function(*map(_widened, args), **{key: _widened(value) for key, value in kwargs.items()})
+        if name == "lift_fresh" and isinstance(found, Tensor) and found.dtype in _NARROW:
+            return found.double()  # made of numbers, with a dtype
+        return found
 
 
 def copied(model: Any, dtype: torch.dtype | None, *, plain: bool) -> Any:
@@ -193,12 +194,15 @@ def parameters_of(model: Any) -> dict[str, nn.Parameter]:
     return {name: value for name, value in model.named_parameters() if value.requires_grad}
 
 
-def _backward(
-    tensor: Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
-) -> None:
-    """Do what `Tensor.backward` does, which would be dispatched to the mode again."""
-    torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+def _without_dropout(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the arguments of an operation, such as attention, with `dropout_p` 0 if it has one."""
+    for at, argument in enumerate(function._schema.arguments):
+        if argument.name == "dropout_p":
+            if at < len(args):
+                return (*args[:at], 0.0, *args[at + 1 :]), kwargs
+            return args, {**kwargs, "dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
+    return args, kwargs
 
 
-def _narrow(value: Any) -> bool:
-    return isinstance(value, torch.dtype) and value in _NARROW
+def _widened(value: Any) -> Any:
+    return torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
