@@ -76,6 +76,8 @@ class Exact(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args, kwargs = _without_dropout(function, args, kwargs)
         if not self.wide or (name == "view" and any(isinstance(value, torch.dtype) for value in args)):
             return function(*args, **kwargs)
+        if not function._schema.is_mutable and any(_is(value, (torch.float64,)) for value in args):
+            args = tuple(value.double() if _is(value, _NARROW) else value for value in args)  # constants of the user's
         found = function(*map(_widened, args), **{key: _widened(value) for key, value in kwargs.items()})
         if name == "lift_fresh" and isinstance(found, Tensor) and found.dtype in _NARROW:
             return found.double()  # made of numbers, with a dtype
@@ -202,6 +204,10 @@ def _without_dropout(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
                 return (*args[:at], 0.0, *args[at + 1 :]), kwargs
             return args, {**kwargs, "dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
     return args, kwargs
+
+
+def _is(value: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
+    return isinstance(value, Tensor) and value.dtype in dtypes
 
 
 def _widened(value: Any) -> Any:

@@ -148,7 +148,7 @@ def _groupings(sequences: Sequence[Counted]) -> Iterator[tuple[str, str, Callabl
         if partition in seen:
             continue
         seen.append(partition)
-        text = name and f" of each {name}, averaged, and not one over the denominator of the step"
+        text = name and f" within each {name}, averaged over the {name}{'e' * name.endswith('ch')}s, not over the step"
         yield "mean of means" if name else "", text, group
     yield "wrong denominator", "a sum that nothing divides", lambda one: None
 
