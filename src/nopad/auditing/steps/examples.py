@@ -143,8 +143,8 @@ def _tensors(number: int, feature: Any) -> dict[str, Tensor]:
             made = made.clone() if made.is_floating_point() else made.long()
             found["labels" if name in LABELS else str(name)] = made
     ids = found.get("input_ids")
+    if ids is not None and not ids.numel():
+        raise LengthError(f"sequence {number} has no tokens; each needs at least 1: leave empty ones out")
     if ids is None or ids.dim() != 1 or ids.is_floating_point():
         raise BatchError(f"input_ids of sequence {number} are no list of integers; give one sequence per dict")
-    if not len(ids):
-        raise LengthError(f"sequence {number} has no tokens; each needs at least 1: leave empty ones out")
     return found
