@@ -50,7 +50,7 @@ def in_double():
 
 
 def losses_alone(model, examples, causal=False):
-    """The losses of each example's items, in float64, by logits of one unpadded sequence; and the model that was run."""
+    """The losses of each example's items, in float64, by logits of one unpadded sequence; and the model that ran."""
     single = copy.deepcopy(model).double().eval()
     if single.config._attn_implementation == "eager":
         single.set_attn_implementation("sdpa")

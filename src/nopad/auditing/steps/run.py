@@ -35,6 +35,7 @@ __all__ = ["audit_step"]
 
 _RANKS = Option(default=2, low=1, high=64, help="ranks of the step")
 _ACCUMULATION = Option(default=2, low=1, high=1024, help="micro-batches of a rank")
+MOST = 4096  # sequences
 TIMES_ALONE = 4  # allowed rounding, relative to that of the sequences alone
 
 
@@ -86,11 +87,14 @@ def audit_step(
     """
     ranks = _RANKS.check("ranks", ranks)
     check_per(per)
+    _check_functions({"alone": alone})
     if trainer is not None:
         given = {"model": model, "sequences": sequences, "collate": collate, "loss": loss}
         for name, value in given.items():
             if value is not None:
                 raise OptionError(f"{name} and trainer are given; the trainer has its own: leave {name} out")
+        if not hasattr(trainer, "training_step") or not hasattr(trainer, "get_batch_samples"):
+            raise OptionError(f"trainer is {type(trainer).__name__}; give a Trainer of transformers, or one made of it")
         from nopad.auditing.steps.trainer import opened
 
         model = inner(trainer.model)
@@ -110,8 +114,8 @@ def audit_step(
             except ModelFailedError as error:
                 how = f"{type(trainer).__name__}, {_times(ranks, accumulation)}"
                 return _failed(model, how, per, error, [])
-    if model is None or sequences is None:
-        raise OptionError("give a model and sequences, or a trainer")
+    _check_given(model, sequences, {"collate": collate, "loss": loss})
+    assert sequences is not None
     accumulation = _ACCUMULATION.check("accumulation", 2 if accumulation is None else accumulation)
     causal = shifts_labels(model) if causal is None else causal
     features = list(sequences)
@@ -128,6 +132,25 @@ def audit_step(
             return _failed(model, how, per, error, [])
         loop = Loop(micros, loss or as_trainer, ranks, accumulation, shifts_labels(model))
         return _judged(_Plan(model, micros, loop, alone, ranks, accumulation, per, causal, seed, how, []))
+
+
+def _check_given(model: Any, sequences: Any, functions: Mapping[str, Any]) -> None:
+    """Refuse what cannot be audited, before anything runs."""
+    if model is None or sequences is None:
+        raise OptionError("give a model and sequences, or a trainer")
+    if not isinstance(model, torch.nn.Module) or next(model.parameters(), None) is None:
+        raise OptionError(f"model is {type(model).__name__}; give a torch module with parameters, as it is trained")
+    if isinstance(sequences, str | Mapping) or not hasattr(sequences, "__len__") or not hasattr(sequences, "__iter__"):
+        raise OptionError(f"sequences are {type(sequences).__name__}; give a list of dicts, one per sequence")
+    if len(sequences) > MOST:
+        raise OptionError(f"{len(sequences)} sequences are more than a step; give at most {MOST}, such as the first 16")
+    _check_functions(functions)
+
+
+def _check_functions(functions: Mapping[str, Any]) -> None:
+    for name, value in functions.items():
+        if value is not None and not callable(value):
+            raise OptionError(f"{name} is {type(value).__name__}, which cannot be called; give a function")
 
 
 @dataclass

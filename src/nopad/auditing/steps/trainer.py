@@ -98,6 +98,11 @@ def opened(trainer: Any, ranks: int) -> Iterator[tuple[list[Micro], _TrainerStep
     try:
         with inside_model("the trainer's data"):
             batches, items = _batches(trainer, noting, ranks, accumulation)
+        if len(batches) < ranks * accumulation:
+            raise OptionError(
+                f"the training data give {len(batches)} batches, and a step of {ranks} ranks with {accumulation} "
+                f"micro-batches takes {ranks * accumulation}; give more data, or ranks=1"
+            )
         trainer.accelerator = ranked
         trainer.current_gradient_accumulation_steps = accumulation
         notes = _remarks(trainer)
@@ -136,11 +141,6 @@ def _batches(trainer: Any, noting: _Noting, ranks: int, accumulation: int) -> tu
         gradients.dataloader_references = references
         if loaders is not None and before is not None:
             loaders[:] = before
-    if len(found) < ranks * accumulation:
-        raise OptionError(
-            f"the training data give {len(found)} batches, and a step of {ranks} ranks with {accumulation} "
-            f"micro-batches takes {ranks * accumulation}; give more data, or ranks=1"
-        )
     if getattr(trainer.args, "average_tokens_across_devices", True) and all(one is not None for one in items):
         items = [sum(items)] * ranks
     return found, items
