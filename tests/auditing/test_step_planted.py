@@ -133,7 +133,7 @@ class TestDenominators:
             (1 / 2, "times 0.5: not multiplied by the 2 ranks"),
             (
                 2,
-                "times 2: multiplied by the 2 ranks, which its denominator does not have in it, or not divided by the 2",
+                "times 2: multiplied by the 2 ranks, which its denominator does not have in it, or not divided",
             ),
             (1 / 4, "times 0.25: divided by the 2 accumulation steps, which its denominator has in it, and not mult"),
         ],

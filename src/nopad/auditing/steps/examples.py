@@ -73,7 +73,7 @@ class Example:
             if name in takes:
                 value = value.to(parameter.dtype) if value.is_floating_point() else value
                 found[name] = value[None].to(parameter.device)
-        if "use_cache" in takes and getattr(_named(model).config, "use_cache", None) is not None:
+        if "use_cache" in takes and getattr(getattr(_named(model), "config", None), "use_cache", None) is not None:
             found["use_cache"] = False
         return found
 

@@ -36,6 +36,7 @@ class Micro:
         made: the sequences as they are in the batch, with the labels that they have there; None: not there.
         findings: what is wrong with the batch by itself.
         notes: remarks.
+        added: that the batch has tokens of no sequence, in words; "": it has none.
     """
 
     rank: int
@@ -48,6 +49,7 @@ class Micro:
     made: list[Example | None] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    added: str = ""
 
     @property
     def where(self) -> str:
@@ -167,26 +169,29 @@ def _searched(
     """Find each example by its tokens in one row of any batch, longest first; or else as much of its beginning."""
     free = _real(batch, flat.size).copy()
     found: list[Places | None] = [None] * len(examples)
-    for number in sorted(range(len(examples)), key=lambda number: -len(examples[number].ids)):
-        found[number] = _placed(examples[number].ids.numpy(), flat, free, width)
-    for number, example in enumerate(examples):
-        length = len(example.ids)
-        while found[number] is None and length > SHORTEST:
-            length -= 1
-            found[number] = _placed(example.ids.numpy()[:length], flat, free, width)
+    for whole in (True, False):
+        for number in sorted(range(len(examples)), key=lambda number: -len(examples[number].ids)):
+            if found[number] is None:
+                wanted = examples[number].ids.numpy()
+                start, length = _longest(wanted, flat, free, width)
+                if length == wanted.size or (not whole and length >= SHORTEST):
+                    free[start : start + length] = False
+                    found[number] = np.arange(start, start + length)
     return found
 
 
-def _placed(wanted: NDArray[Any], flat: NDArray[Any], free: NDArray[np.bool_], width: int) -> Places | None:
-    if wanted.size > flat.size:
-        return None
-    windows = np.lib.stride_tricks.sliding_window_view(flat, wanted.size)
-    for start in np.flatnonzero((windows == wanted).all(-1)).tolist():
-        end = start + wanted.size
-        if free[start:end].all() and start // width == (end - 1) // width:
-            free[start:end] = False
-            return np.arange(start, end)
-    return None
+def _longest(wanted: NDArray[Any], flat: NDArray[Any], free: NDArray[np.bool_], width: int) -> tuple[int, int]:
+    """Return where most of a sequence's beginning lies in one row, and how much of it."""
+    best = (0, 0)
+    for start in np.flatnonzero((flat == wanted[0]) & free).tolist():
+        end = min(start + wanted.size, (start // width + 1) * width)
+        if end - start <= best[1]:
+            continue
+        other = np.flatnonzero((flat[start:end] != wanted[: end - start]) | ~free[start:end])
+        length = int(other[0]) if other.size else end - start
+        if length > best[1]:
+            best = (start, length)
+    return best
 
 
 def _lost(micro: Micro) -> None:
@@ -205,12 +210,12 @@ def _lost(micro: Micro) -> None:
         real = micro.batch.layout.tokens
     elif isinstance(mask, Tensor) and mask.dim() == 2:
         real = int((mask != 0).sum())
+    elif micro.shape is not None and micro.shape[0] == 1:
+        real = micro.shape[1]
     else:
         return
     if real > covered and not micro.findings:
-        micro.findings.append(
-            Finding("tokens added", f"{micro.where} has {real} tokens, and its sequences have {covered}")
-        )
+        micro.added = f"{micro.where} has {real} tokens, and its sequences have {covered}"
 
 
 def _made(example: Example, at: Places | None, batch: Mapping[str, Any], flat: NDArray[Any]) -> Example | None:

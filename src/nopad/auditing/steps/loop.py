@@ -155,7 +155,7 @@ def collated(
         rank, number = divmod(at, accumulation)
         end = begin + size
         with inside_model(f"the collator, on sequences {begin} to {end - 1}"):
-            batch = collate([copy.copy(feature) for feature in features[begin:end]])
+            batch = collate(copy.deepcopy(list(features[begin:end])))
         found.append(Micro(rank, number, batch, list(examples[begin:end]), begin))
         begin = end
     return found

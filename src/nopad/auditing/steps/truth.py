@@ -50,6 +50,13 @@ class Truth:
         parts = [value if self.per == "token" else value / count for value, count in pairs]
         return math.fsum(parts) / self.denominator if all(map(math.isfinite, parts)) else math.nan
 
+    @property
+    def scale(self) -> float:
+        """What differences of losses are relative to: the mean of absolute sums, which opposite signs do not cancel."""
+        pairs = zip(self.sums, self.items, strict=True)
+        parts = [abs(value) / (1 if self.per == "token" else count) for value, count in pairs if count]
+        return max(math.fsum(parts) / self.denominator, 1e-300)
+
     @classmethod
     def of(cls, model: Any, examples: Sequence[Example], per: str, causal: bool, alone: Alone | None) -> Truth:
         """Run every sequence alone, forward and backward.

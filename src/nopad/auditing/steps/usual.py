@@ -118,6 +118,9 @@ def _ways(sequences: Sequence[Counted], per: str) -> Iterator[_Way]:
         text = "the sum over labelled items, divided by a number that counts first tokens, which nothing predicts"
         yield _Way("first token counted", text, totals, counts, ones)
     if any(one.border is not None for one in sequences):
+        inner = [count + (one.border is not None) for count, one in zip(items, sequences, strict=True)]
+        text = "the sum over labelled items, divided by a number that counts first tokens, but not those of rows"
+        yield _Way("first token counted", text, totals, inner, ones)
         values = [total + (one.border or 0.0) for total, one in zip(totals, sequences, strict=True)]
         more = [count + (one.border is not None) for count, one in zip(items, sequences, strict=True)]
         every = [count + one.first for count, one in zip(items, sequences, strict=True)]
