@@ -240,7 +240,12 @@ class TestVerdict:
         verdict = nopad.audit_step(model, texts([5, 5, 5, 5]))
         assert verdict.passed
         assert "no micro-batch held two sequences, so none could see another: give more" in verdict.notes
-        assert any("equally many labels" in note for note in verdict.notes)
+        [note] = [note for note in verdict.notes if "equally many labels" in note]
+        assert "in all micro-batches, ranks, accumulation steps, so a mean of means" in note
+        lengths = [4, 2, 3, 6, 2, 2]  # dealt as 1, 1, 2 and 2: labels 3, 1, 7 and 2
+        assert not any("equally" in note for note in nopad.audit_step(model, texts(lengths)).notes)
+        lengths = [4, 7, 2, 2, 6, 3]  # labels 3 and 6, 2 and 7: ranks are even
+        assert "equally many labels in all ranks, so" in str(nopad.audit_step(model, texts(lengths)))
 
 
 class TestRefusals:

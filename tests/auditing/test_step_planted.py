@@ -22,8 +22,8 @@ def causal(features):
     return nopad.PackedBatch.from_features(features, causal=True)
 
 
-def llama():
-    return nopad.packed(build("llama", "causal LM"))
+def llama(**options):
+    return nopad.packed(build("llama", "causal LM", **{"num_hidden_layers": 1} | options))
 
 
 def each_alone(model=None, examples=None):
@@ -245,7 +245,7 @@ class TestModules:
             def backward(context, gradient):
                 return gradient + gradient.mean((0, 1), keepdim=True) * (gradient.shape[1] > 20)
 
-        model = llama()
+        model = llama(num_hidden_layers=2)
         model.model.layers[1].register_forward_hook(lambda module, args, output: Leak.apply(output))
         verdict = nopad.audit_step(model, texts(), causal)
         assert not verdict.passed
@@ -288,6 +288,37 @@ class TestCollators:
         assert kinds(verdict) == ["sequence dropped"]
         assert "sequence 9 of 11 tokens is not in micro-batch 1 of rank 1" in verdict.diagnosis
         assert verdict.denominator_used == 60
+
+    @pytest.mark.parametrize("stock", [True, False])
+    def test_that_keep_the_end(self, stock):
+        def collate(features):
+            cut = [{name: value[-8:] for name, value in one.items()} for one in features]
+            if stock:
+                return transformers.DataCollatorWithFlattening(return_tensors="pt")(cut) | {"use_cache": False}
+            return causal(cut)
+
+        verdict = nopad.audit_step(build("llama", "causal LM") if stock else llama(), texts(), collate)
+        assert kinds(verdict) == ["sequence truncated"] * 4
+        assert verdict.denominator_used == sum(min(len(one["input_ids"]), 8) - 1 for one in texts())
+
+    def test_that_add_tokens_or_sequences(self):
+        given = texts()
+
+        def add(features):
+            for one in features:
+                one["input_ids"].append(2)
+                one["labels"].append(2)
+            return causal(features)
+
+        verdict = nopad.audit_step(llama(), given, add)
+        assert kinds(verdict) == ["tokens added"] * 4 + ["unknown"]
+        assert "micro-batch 1 of rank 1 has 44 tokens, and its sequences have 40" in verdict.diagnosis
+        assert given == texts()
+        verdict = nopad.audit_step(llama(), texts(), lambda features: causal([*features, features[0]]))
+        assert kinds(verdict) == ["tokens added"] * 4 + ["unknown"]
+
+    def test_that_change_the_order(self):
+        assert nopad.audit_step(llama(), texts(), lambda features: causal(features[::-1])).passed
 
     def test_that_drop_labels(self):
         def collate(features):
@@ -373,6 +404,43 @@ class TestLosses:
 
         verdict = nopad.audit_step(llama(), texts(), causal, loss)
         assert kinds(verdict) == ["unknown", "random"]
+
+    def test_that_run_in_one_dtype_only(self):
+        def right(model, batch, step):
+            assert next(model.parameters()).dtype == torch.float32
+            return model(**batch, num_items_in_batch=step.num_items_in_batch).loss * step.ranks
+
+        def wrong(model, batch, step):
+            return right(model, batch, step) / step.ranks
+
+        model = llama(dtype=torch.float32)
+        verdict = nopad.audit_step(model, texts(), causal, right)
+        assert verdict.passed, str(verdict)
+        assert [check.name for check in verdict.checks] == ["sequences and labels", "float32 loss", "float32 gradients"]
+        assert any(note.startswith("in float32 only, where what is small does not show") for note in verdict.notes)
+        assert kinds(nopad.audit_step(model, texts(), causal, wrong)) == ["wrong scale"]
+
+    def test_autocast(self):
+        def loss(model, batch, step):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return model(**batch, num_items_in_batch=step.num_items_in_batch).loss * step.ranks
+
+        verdict = nopad.audit_step(llama(dtype=torch.float32), texts(), causal, loss)
+        assert verdict.passed, str(verdict)
+        assert {check.name: check.limit for check in verdict.checks}["float32 loss"] == 5e-2
+        assert any("bfloat16 too, as autocast does" in note for note in verdict.notes)
+
+    def test_a_hook_that_holds_the_model_itself(self):
+        model = llama()
+        weight = model.lm_head.weight
+        model.model.norm.register_forward_hook(lambda module, args, output: output + 0 * weight.sum())
+        with pytest.raises(nopad.errors.OptionError, match=r"trains the model itself \(lm_head.weight\)"):
+            nopad.audit_step(model, texts(), causal)
+        assert weight.grad is None
+
+    def test_nothing_is_trained(self):
+        with pytest.raises(nopad.errors.OptionError, match="no parameter of the model is trained"):
+            nopad.audit_step(llama().requires_grad_(False), texts(), causal)
 
     def test_ranks_that_would_hang(self):
         def loss(model, batch, step):

@@ -47,9 +47,10 @@ class Example:
         """Return this example with some columns replaced or added."""
         return Example({**self.columns, **columns}, self.per_token | frozenset(per_token))
 
-    def cut(self, length: int) -> Example:
-        """Return the first `length` tokens."""
-        cut = {name: value[:length] if name in self.per_token else value for name, value in self.columns.items()}
+    def cut(self, begin: int, length: int) -> Example:
+        """Return `length` tokens from token `begin` on."""
+        end = begin + length
+        cut = {name: value[begin:end] if name in self.per_token else value for name, value in self.columns.items()}
         return replace(self, columns=cut)
 
     def items(self, causal: bool) -> int:

@@ -33,6 +33,7 @@ class Micro:
         first: the number of the first of them in the step.
         shape: (R, L) of the batch's input_ids; None: it has none.
         places: positions of each sequence's tokens in the concatenated rows; None: it is not there.
+        begins: which token of each sequence the first of them is; 0, unless its beginning is cut off.
         made: the sequences as they are in the batch, with the labels that they have there; None: not there.
         findings: what is wrong with the batch by itself.
         notes: remarks.
@@ -46,6 +47,7 @@ class Micro:
     first: int = 0
     shape: tuple[int, int] | None = None
     places: list[Places | None] = field(default_factory=list)
+    begins: list[int] = field(default_factory=list)
     made: list[Example | None] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -95,15 +97,17 @@ def looked_up(micro: Micro, causal: bool) -> Micro:
     flat = ids.reshape(-1).cpu().numpy()
     parts = told(batch)
     if isinstance(batch, PackedBatch):
-        micro.places = _matched(parts, flat, examples)
+        found = _matched(parts, flat, examples)
     else:
-        micro.places = _searched(batch, flat, examples, micro.shape[1])
+        found = _searched(batch, flat, examples, micro.shape[1])
+    micro.places, micro.begins = [at for at, _ in found], [begin for _, begin in found]
     whole = [at is not None and len(at) == len(one.ids) for at, one in zip(micro.places, examples, strict=True)]
     if not all(whole) and [len(part) for part in parts] == [len(one.ids) for one in examples]:
-        micro.places = list(parts)
+        micro.places, micro.begins = list(parts), [0] * len(parts)
         micro.notes.append("the collator changed tokens, as masking does; sequences alone get the tokens of the batch")
     _lost(micro)
-    micro.made = [_made(one, at, batch, flat) for one, at in zip(examples, micro.places, strict=True)]
+    where = zip(examples, micro.places, micro.begins, strict=True)
+    micro.made = [_made(one, at, begin, batch, flat) for one, at, begin in where]
     _sequence_labels(micro)
     _relabelled(micro, causal)
     return micro
@@ -148,35 +152,65 @@ def _real(batch: Mapping[str, Any], slots: int) -> NDArray[np.bool_]:
     return np.ones(slots, dtype=bool)
 
 
-def _matched(parts: Sequence[Places], flat: NDArray[Any], examples: Sequence[Example]) -> list[Places | None]:
-    """Find each example among sequences that a batch tells: the same tokens, or else the beginning of them."""
+def _matched(parts: Sequence[Places], flat: NDArray[Any], examples: Sequence[Example]) -> list[tuple[Any, int]]:
+    """Find each example among the sequences that a batch tells; return its places and its first token there.
+
+    A sequence of the batch is the example itself, or has it inside (tokens were added), or is its beginning or end.
+    """
     left = list(parts)
-    found: list[Places | None] = [None] * len(examples)
-    for same in (True, False):
+    found: list[tuple[Any, int]] = [(None, 0)] * len(examples)
+    for kind in ("same", "inside", "beginning", "end"):
         for number, example in enumerate(examples):
             ids = example.ids.numpy()
-            for at, part in enumerate(left):
-                fits = len(part) == len(ids) if same else SHORTEST <= len(part) < len(ids)
-                if found[number] is None and fits and np.array_equal(flat[part], ids[: len(part)]):
-                    found[number] = left.pop(at)
+            for at, part in enumerate(left if found[number][0] is None else ()):
+                place = _fits(kind, part, flat[part], ids)
+                if place is not None:
+                    left.pop(at)
+                    found[number] = place
                     break
     return found
 
 
+def _fits(kind: str, part: Places, tokens: NDArray[Any], ids: NDArray[Any]) -> tuple[Places, int] | None:
+    """Return an example's places in one sequence of a batch, and its first token there; None: it is another."""
+    size = len(part)
+    if kind == "same":
+        return (part, 0) if np.array_equal(tokens, ids) else None
+    if kind == "inside":
+        for begin in range(size - len(ids) + 1):
+            if np.array_equal(tokens[begin : begin + len(ids)], ids):
+                return part[begin : begin + len(ids)], 0
+        return None
+    if not SHORTEST <= size < len(ids):
+        return None
+    begin = 0 if kind == "beginning" else len(ids) - size
+    return (part, begin) if np.array_equal(tokens, ids[begin : begin + size]) else None
+
+
 def _searched(
     batch: Mapping[str, Any], flat: NDArray[Any], examples: Sequence[Example], width: int
-) -> list[Places | None]:
-    """Find each example by its tokens in one row of any batch, longest first; or else as much of its beginning."""
+) -> list[tuple[Any, int]]:
+    """Find each example by its tokens in one row of any batch, longest first; or else its beginning, or its end.
+
+    Returns its places, and its first token there.
+    """
     free = _real(batch, flat.size).copy()
-    found: list[Places | None] = [None] * len(examples)
-    for whole in (True, False):
+    found: list[tuple[Any, int]] = [(None, 0)] * len(examples)
+    for kind in ("whole", "beginning", "end"):
         for number in sorted(range(len(examples)), key=lambda number: -len(examples[number].ids)):
-            if found[number] is None:
-                wanted = examples[number].ids.numpy()
+            if found[number][0] is not None:
+                continue
+            wanted, size = examples[number].ids.numpy(), len(examples[number].ids)
+            if kind == "end":
+                rows = flat.reshape(-1, width)[:, ::-1].reshape(-1), free.reshape(-1, width)[:, ::-1].reshape(-1)
+                start, length = _longest(wanted[::-1], *rows, width)
+                row, column = divmod(start, width)
+                start = row * width + width - column - length
+            else:
                 start, length = _longest(wanted, flat, free, width)
-                if length == wanted.size or (not whole and length >= SHORTEST):
-                    free[start : start + length] = False
-                    found[number] = np.arange(start, start + length)
+            if length == size or (kind != "whole" and length >= SHORTEST):
+                free[start : start + length] = False
+                found[number] = np.arange(start, start + length), size - length if kind == "end" else 0
     return found
 
 
@@ -201,9 +235,7 @@ def _lost(micro: Micro) -> None:
         if at is None:
             micro.findings.append(Finding("sequence dropped", f"{name} is not in {micro.where}: dropped, or changed"))
         elif len(at) < len(example.ids):
-            micro.findings.append(
-                Finding("sequence truncated", f"{name} is cut to {len(at)} tokens in {micro.where}, without a word")
-            )
+            micro.findings.append(Finding("sequence truncated", f"{name} is cut to {len(at)} tokens in {micro.where}"))
     covered = sum(len(at) for at in micro.places if at is not None)
     mask = micro.batch.get("attention_mask")
     if isinstance(micro.batch, PackedBatch):
@@ -218,11 +250,13 @@ def _lost(micro: Micro) -> None:
         micro.added = f"{micro.where} has {real} tokens, and its sequences have {covered}"
 
 
-def _made(example: Example, at: Places | None, batch: Mapping[str, Any], flat: NDArray[Any]) -> Example | None:
+def _made(
+    example: Example, at: Places | None, begin: int, batch: Mapping[str, Any], flat: NDArray[Any]
+) -> Example | None:
     """Return a sequence as it is in the batch: its tokens there, and its labels if they are per token."""
     if at is None:
         return None
-    cut = example.cut(len(at))
+    cut = example.cut(begin, len(at))
     columns = {"input_ids": torch.from_numpy(flat[at].copy())}
     per_token = []
     found = _labels(batch, flat.size)
@@ -282,7 +316,7 @@ def _relabelled(micro: Micro, causal: bool) -> None:
             unknown += 1
             continue
         now = made.columns["labels"]
-        wanted = example.columns["labels"][: len(now)]
+        wanted = example.cut(micro.begins[number], len(now)).columns["labels"]
         if causal:
             now, wanted = now[1:], wanted[1:]
         differs = {

@@ -19,14 +19,16 @@ from nopad.auditing.steps.diagnose import Case, diagnosed
 from nopad.auditing.steps.examples import Example
 from nopad.auditing.steps.found import Micro, looked_up
 from nopad.auditing.steps.loop import Runner, whole_step
-from nopad.auditing.steps.quiet import Exact, copied, inner, let_go, untouched
+from nopad.auditing.steps.quiet import Exact, copied, inner, let_go, parameters_of, untouched
 from nopad.auditing.steps.truth import Alone, Gradients, Truth
 from nopad.auditing.steps.verdict import Finding, MicroBatch, ModuleGradients, StepVerdict
 from nopad.auditing.verdict import Check
+from nopad.errors import OptionError
 
 __all__ = ["Plan", "failed", "judged"]
 
 TIMES_ALONE = 4  # allowed rounding, relative to that of the sequences alone
+EXPERTS = "the loss that balances experts is left out: it is of a whole batch, whatever shares it"
 SINGLE = "some of this computes in float32 whatever the model's dtype, so the limit in float64 is 1e-05"
 
 
@@ -90,10 +92,14 @@ def judged(plan: Plan) -> StepVerdict:
 
 
 def _compared(plan: Plan) -> StepVerdict:
+    if not parameters_of(inner(plan.model)):
+        raise OptionError("no parameter of the model is trained (requires_grad), so a step would change nothing")
     plan.micros = [looked_up(micro, plan.causal) for micro in plan.micros]
     wanted = [one for micro in plan.micros for one in _wanted(micro, plan.causal)]
     found = [finding for micro in plan.micros for finding in micro.findings]
     plan.notes += dict.fromkeys(note for micro in plan.micros for note in micro.notes)
+    if getattr(getattr(inner(plan.model), "config", None), "output_router_logits", False):
+        plan.notes.append(EXPERTS)
     plan.checks.append(_whole(found))
     try:
         truth = plan.truth(torch.float64, wanted)
@@ -101,15 +107,20 @@ def _compared(plan: Plan) -> StepVerdict:
         if odd:
             text = f"the loss of sequence {odd[0]} is {truth.sums[odd[0]]} even alone, so there is nothing to compare"
             return _verdict(plan, truth, [], [], None, [*found, Finding("not finite", text)])
-        truth, (losses, gradients, exact) = _stepped(plan, truth, wanted)
+        double, truth, (losses, gradients, exact) = _stepped(plan, truth, wanted)
+        single = truth if double else plan.truth(None, wanted)
     except ModelFailedError as error:
         return failed(plan.model, plan.how, plan.per, error, found, plan)
-    modules = by_module(truth.gradients, gradients)
-    loss = math.fsum(losses) / plan.ranks if all(map(math.isfinite, losses)) else math.nan
+    modules = by_module(single.gradients, gradients)
     limit = EXACT if plan.wide else PARTLY_SINGLE
-    plan.checks += _checks("float64", loss, truth, modules, limit, limit, [limit] * len(modules))
+    if double:
+        loss = math.fsum(losses) / plan.ranks if all(map(math.isfinite, losses)) else math.nan
+        plan.checks += _checks("float64", loss, truth, modules, limit, limit, [limit] * len(modules))
+    else:
+        _in_own_dtype(plan, (truth, single), (losses, modules), exact)
     if all(check.passed for check in plan.checks[-2:]):
-        _own_dtype(plan, wanted, truth, found)
+        if double:
+            _own_dtype(plan, wanted, truth, found)
         if exact.drawn:
             plan.notes.append(f"the model draws random numbers besides dropout ({', '.join(sorted(exact.drawn))})")
         _notes(plan, truth)
@@ -122,20 +133,35 @@ def _compared(plan: Plan) -> StepVerdict:
         said = diagnosed(case)
     except ModelFailedError as error:
         said = [Finding("unknown", f"the cause was not found, for {error}")]
+    if found and all(finding.kind == "unknown" for finding in said):
+        return _verdict(plan, truth, losses, modules, case, [*found, *said])
     return _verdict(plan, truth, losses, modules, case, [*said, *found])
 
 
-def _stepped(plan: Plan, truth: Truth, wanted: Sequence[Example]) -> tuple[Truth, tuple[list[float], Gradients, Exact]]:
-    """Take the step in float64; without wide casts, and the truth too, if the user's code does not run with them."""
+def _stepped(
+    plan: Plan, truth: Truth, wanted: Sequence[Example]
+) -> tuple[bool, Truth, tuple[list[float], Gradients, Exact]]:
+    """Take the step in float64, or if the user's code does not run in it, in the model's own dtype.
+
+    In between, try float64 without wide casts, and the truth too. Returns whether it was float64, and the truth.
+    """
     try:
-        return truth, plan.step(torch.float64)
+        return True, truth, plan.step(torch.float64)
     except ModelFailedError as error:
-        if not plan.wide or error.refused:
+        if error.refused:
             raise
     plan.wide = False
-    found = plan.step(torch.float64)
+    try:
+        found = plan.step(torch.float64)
+    except ModelFailedError as error:
+        dtype = next(plan.model.parameters()).dtype
+        if dtype == torch.float64:
+            raise
+        own = plan.step(None)
+        plan.notes.append(f"in {named(dtype)} only, where what is small does not show: in float64, {error}")
+        return False, truth, own
     plan.notes.append(SINGLE)
-    return plan.truth(torch.float64, wanted), found
+    return True, plan.truth(torch.float64, wanted), found
 
 
 def _own_dtype(plan: Plan, wanted: list[Example], truth: Truth, found: list[Finding]) -> None:
@@ -149,20 +175,35 @@ def _own_dtype(plan: Plan, wanted: list[Example], truth: Truth, found: list[Find
         plan.notes.append(f"not audited in {named(dtype)}: {error}")
         return
     try:
-        losses, gradients, _ = plan.step(None)
+        losses, gradients, exact = plan.step(None)
     except ModelFailedError as error:
         found.append(Finding("raised", f"in {named(dtype)}: {error}"))
         return
-    most = LIMITS.get(dtype, 1e-2)
     modules = by_module(single.gradients, gradients)
+    _in_own_dtype(plan, (truth, single), (losses, modules), exact)
+    for check in plan.checks[-2:]:
+        if not check.passed:
+            found.append(Finding("own dtype", f"{check.name} differ by {check.value:.1e}, which float64 does not"))
+
+
+def _in_own_dtype(
+    plan: Plan, right: tuple[Truth, Truth], step: tuple[list[float], list[ModuleGradients]], exact: Exact
+) -> None:
+    """Add the checks in the model's own dtype; `right` is the truth in float64 and in that dtype."""
+    truth, single = right
+    losses, modules = step
+    dtype = next(plan.model.parameters()).dtype
+    most = max(LIMITS.get(one, 1e-2) for one in (dtype, *exact.casts))
+    if most > LIMITS.get(dtype, 1e-2):
+        said = ", ".join(sorted(map(named, exact.casts)))
+        plan.notes.append(
+            f"the step computes in {said} too, as autocast does, so the limit in {named(dtype)} is {most:g}"
+        )
     rounding = {one.name: one.difference for one in by_module(truth.gradients, single.gradients)}
     limits = [max(most, TIMES_ALONE * rounding[one.name]) for one in modules]
     loss = math.fsum(losses) / plan.ranks if all(map(math.isfinite, losses)) else math.nan
     mine = max(most, TIMES_ALONE * abs(single.loss - truth.loss) / truth.scale)
     plan.checks += _checks(named(dtype), loss, single, modules, mine, most, limits)
-    for check in plan.checks[-2:]:
-        if not check.passed:
-            found.append(Finding("own dtype", f"{check.name} differ by {check.value:.1e}, which float64 does not"))
 
 
 def _checks(
@@ -216,8 +257,19 @@ def _notes(plan: Plan, truth: Truth) -> None:
     for micro in plan.micros:
         counts[micro.rank, micro.number] = sum(truth.items[begin : begin + len(micro.examples)])
         begin += len(micro.examples)
-    if len(counts) > 1 and len(set(counts.values())) == 1:
-        plan.notes.append("every micro-batch has equally many labels, so a mean of means could not show: give others")
+    even = []
+    for name, at in (("micro-batches", None), ("ranks", 0), ("accumulation steps", 1)):
+        totals: dict[object, int] = {}
+        for key, count in counts.items():
+            group = key if at is None else key[at]
+            totals[group] = totals.get(group, 0) + count
+        if len(totals) > 1 and len(set(totals.values())) == 1:
+            even.append(name)
+    if even:
+        said = ", ".join(even)
+        plan.notes.append(
+            f"equally many labels in all {said}, so a mean of means over these could not show: give others"
+        )
     for micro in plan.micros:
         if micro.findings == [] and counts[micro.rank, micro.number] == 0:
             plan.notes.append(f"{micro.where} has no label")

@@ -96,6 +96,10 @@ def whole_step(
 def as_trainer(model: Any, batch: Mapping[str, Any], step: Step) -> Tensor:
     """Return the loss that transformers' Trainer differentiates: the `loss` of those who give none."""
     count = step.num_items_in_batch if accepts_loss_kwargs(model) else None
+    if not isinstance(batch, Mapping):
+        raise BatchError(
+            f"the collator gave {type(batch).__name__}; expected the arguments of a forward call by name, or give loss="
+        )
     extra = {} if count is None else {"num_items_in_batch": count}
     output = model(**batch, **extra)
     loss: Any = output.get("loss") if isinstance(output, Mapping) else output[0]

@@ -43,12 +43,14 @@ class Exact(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         wide: whether casts give float64.
         drawn: names of the operations that drew random numbers, dropout's left out.
+        casts: the half precisions that something was cast to, as autocast does.
     """
 
     def __init__(self, wide: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.wide = wide
         self.drawn: set[str] = set()
+        self.casts: set[torch.dtype] = set()
         self._default = torch.get_default_dtype()
 
     def __enter__(self) -> Any:
@@ -73,6 +75,8 @@ class Exact(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].clone()
         if name in _RANDOM:
             self.drawn.add(name)
+        if name == "_to_copy" and kwargs.get("dtype") in _NARROW[1:]:
+            self.casts.add(kwargs["dtype"])
         args, kwargs = _without_dropout(function, args, kwargs)
         if not self.wide or (name == "view" and any(isinstance(value, torch.dtype) for value in args)):
             return function(*args, **kwargs)
@@ -113,6 +117,8 @@ def copied(model: Any, dtype: torch.dtype | None, *, plain: bool) -> Any:
     config: Any = getattr(made, "config", None)
     if getattr(config, "output_router_logits", False):
         config.output_router_logits = False
+    if plain and "flash" in str(getattr(config, "_attn_implementation", None)):
+        made.set_attn_implementation("sdpa")  # kernels of half precision only
     if dtype == torch.float64 and getattr(config, "_experts_implementation", None) not in (None, "eager"):
         made.set_experts_implementation("eager")  # the grouped kernels of transformers do not support float64
     if hasattr(made, "config") and is_packed(made):

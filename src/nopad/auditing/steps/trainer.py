@@ -206,6 +206,9 @@ def _remarks(trainer: Any) -> list[str]:
         notes.append(
             "the trainer has a loss of its own; if it is another than the model's, say with alone= what is right"
         )
+    if getattr(trainer, "aux_loss_enabled", False):
+        trainer.aux_loss_enabled = False  # TRL's; put back with all else
+        notes.append("the loss that balances experts is left out: it is of a whole batch, whatever shares it")
     if trainer.args.bf16 or trainer.args.fp16:
         notes.append("mixed precision is not audited: the step ran in float64 and in the model's own dtype")
     return notes

@@ -73,12 +73,13 @@ class StepVerdict:
         model: class name of the model.
         how: what was audited.
         per: "token" or "sequence": which mean is right.
-        loss: what is differentiated: the mean over ranks of the sum over micro-batches, in float64.
+        loss: what is differentiated: the mean over ranks of the sum over micro-batches, in float64 (in the model's own
+            dtype, if the step does not run in that).
         loss_alone: the same of the sequences alone.
         denominator: labelled tokens or sequences by which the sum is to be divided.
         denominator_used: by what it was divided; None: by no single number, or not known.
         batches: the micro-batches.
-        modules: gradients by module, in float64, in the model's order.
+        modules: gradients by module, in the dtype of `loss`, in the model's order.
         first_difference: the first module whose output differs from that of a sequence alone; None: no module's.
         checks: all measurements.
         findings: what is wrong, the likeliest cause first.
@@ -109,8 +110,8 @@ class StepVerdict:
 
     @property
     def difference(self) -> float:
-        """Relative difference of the losses, in float64; infinite if there is none to compare."""
-        return next((check.value for check in self.checks if check.name == "float64 loss"), math.inf)
+        """Relative difference of the losses, in float64 if the step runs in it; infinite if there is none."""
+        return next((check.value for check in self.checks if check.name.endswith(" loss")), math.inf)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dicts and lists; numbers that are not finite become None."""
