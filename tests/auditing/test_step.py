@@ -182,6 +182,42 @@ class TestModels:
         assert_right(verdict, model, texts(), causal=True)
         assert [check.name for check in verdict.checks][-2:] == ["bfloat16 loss", "bfloat16 gradients"]
 
+    def test_experts(self):
+        sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
+        config = transformers.MixtralConfig(
+            vocab_size=99, num_key_value_heads=2, num_local_experts=4, output_router_logits=True, **sizes
+        )
+        model = nopad.packed(transformers.MixtralForCausalLM(config))
+        verdict = nopad.audit_step(model, texts())
+        assert verdict.passed, str(verdict)
+        assert any("the loss that balances experts is left out" in note for note in verdict.notes)
+        assert model.config.output_router_logits
+
+    def test_a_module_that_is_none_of_transformers(self):
+        class Odd(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.table, self.out = torch.nn.Embedding(99, 8), torch.nn.Linear(8, 1)
+
+            def forward(self, input_ids):
+                return self.out(self.table(input_ids)).square()
+
+        def together(features):
+            return {"input_ids": torch.tensor([[token for one in features for token in one["input_ids"]]])}
+
+        def loss(model, batch, step):
+            count = step.over_ranks(sum(one["input_ids"].numel() for one in step.batches))
+            return model(**batch).sum() / count * step.ranks
+
+        def alone(model, inputs):
+            return model(inputs["input_ids"]).reshape(-1)
+
+        assert nopad.audit_step(Odd(), texts(), together, loss, alone=alone).passed
+        verdict = nopad.audit_step(
+            Odd(), texts(), together, lambda model, batch: model(**batch).mean() / 2, alone=alone
+        )
+        assert kinds(verdict) == ["mean of means"]
+
     def test_a_loss_of_ones_own(self):
         weights = torch.tensor([1.0, 2.0, 3.0])  # float32, whatever the model is
 

@@ -50,11 +50,11 @@ class TestTransformers:
         assert torch.equal(torch.random.get_rng_state(), seed)
 
     def test_the_loss_is_the_one_that_the_trainer_logs(self, tmp_path):
-        """One rank, in the order given: the first step of a real run has this loss."""
-        options = {"max_steps": 1, "logging_steps": 1, "train_sampling_strategy": "sequential", "save_strategy": "no"}
+        """One rank and one step of all the data: a real run has this loss."""
+        options = {"max_steps": 1, "logging_steps": 1, "save_strategy": "no"}
         model = nopad.packed(stock())
         trainer = transformers.Trainer(
-            copy.deepcopy(model), arguments(tmp_path, **options), train_dataset=texts(), data_collator=causal
+            copy.deepcopy(model), arguments(tmp_path, **options), train_dataset=texts()[:4], data_collator=causal
         )
         verdict = nopad.audit_step(trainer=trainer, ranks=1)
         assert verdict.passed, str(verdict)
@@ -99,6 +99,30 @@ class TestTransformers:
         trainer = Mine(stock(), arguments(tmp_path), train_dataset=texts(), data_collator=flattening())
         verdict = nopad.audit_step(trainer=trainer)
         assert kinds(verdict) == ["mean of means"], str(verdict)
+
+    def test_an_own_count_of_all_ranks(self, tmp_path):
+        """Counted by accelerate or by torch, in `get_batch_samples`, where each rank knows its own batches only."""
+
+        class Counts(transformers.Trainer):
+            def get_batch_samples(self, batches, number, device):
+                samples, count = super().get_batch_samples(batches, number, device)
+                assert self.args.world_size == self.accelerator.num_processes == 2
+                assert self.args.process_index == torch.distributed.get_rank()
+                mine = sum(int((one["labels"] != -100).sum()) for one in samples)
+                assert int(self.accelerator.reduce(torch.tensor(mine))) == int(count)
+                return samples, nopad.losses.over_ranks(torch.tensor(mine))
+
+        class Forgets(transformers.Trainer):
+            def get_batch_samples(self, batches, number, device):
+                samples, _ = super().get_batch_samples(batches, number, device)
+                return samples, torch.tensor(sum(int((one["labels"] != -100).sum()) for one in samples))
+
+        given = {"train_dataset": texts(), "data_collator": causal}
+        verdict = nopad.audit_step(trainer=Counts(nopad.packed(stock()), arguments(tmp_path), **given))
+        assert verdict.passed, str(verdict)
+        verdict = nopad.audit_step(trainer=Forgets(nopad.packed(stock()), arguments(tmp_path), **given))
+        assert kinds(verdict)[0] == "mean of means"
+        assert "averaged over the ranks" in verdict.diagnosis
 
     def test_a_collator_that_drops(self, tmp_path):
         def collate(features):

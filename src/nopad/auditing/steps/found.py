@@ -331,6 +331,7 @@ def _relabelled(micro: Micro, causal: bool) -> None:
     for kind, numbers in kinds.items():
         if numbers:
             said = f"{counts[kind]} of sequence{'s' * (len(numbers) > 1)} {', '.join(numbers)} in {micro.where}"
-            micro.findings.append(Finding(kind, f"{kind}: {said}"))
+            meant = "; if that is meant, leave labels out of the examples" if kind == "labels dropped" else ""
+            micro.findings.append(Finding(kind, f"{kind}: {said}{meant}"))
     if unknown:
         micro.notes.append("labels are the collator's own, so whether it drops some is not checked")

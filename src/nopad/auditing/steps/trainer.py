@@ -2,12 +2,14 @@
 
 `opened` takes the batches of one optimiser step from the trainer's own data, for each simulated rank one after the
 other, and notes what its collator was given. `get_train_dataloader`, `get_batch_samples` and `training_step` are the
-trainer's. While it is open the trainer has an accelerator that knows the simulated ranks; afterwards it is as it was.
+trainer's. While it is open the trainer's accelerator and arguments tell of the simulated ranks; afterwards it is as it
+was.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -64,19 +66,45 @@ class _Ranked:
         """Return what all ranks say."""
         return self.gather(value)
 
+    def reduce(self, value: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Return the sum or the mean of what all ranks say."""
+        if self._world is None or not isinstance(value, Tensor) or reduction not in ("sum", "mean"):
+            return self._accelerator.reduce(value, reduction, scale)
+        total = torch.stack(self._world.everybody(value)).sum(0) * scale
+        return total / self._ranks if reduction == "mean" else total
+
+    def backward(self, loss: Tensor, **named: Any) -> None:
+        """Differentiate a loss, not scaled as for float16."""
+        if getattr(self._accelerator, "scaler", None) is None:
+            self._accelerator.backward(loss, **named)
+        else:
+            (loss / self._accelerator.gradient_accumulation_steps).backward()
+
 
 class _TrainerStep:
     """Computes and differentiates the losses of a step as the trainer does."""
 
-    def __init__(self, trainer: Any, items: list[Any], accelerator: _Ranked) -> None:
-        self.trainer, self.items, self.accelerator = trainer, items, accelerator
+    def __init__(self, trainer: Any, batches: list[Any], accumulation: int, accelerator: _Ranked) -> None:
+        self.trainer, self.batches, self.accumulation, self.accelerator = trainer, batches, accumulation, accelerator
+        self.samples: list[Any] = []
+        self.count: Any = None
+        self.turn: Any = None
 
     def take(self, model: Any, micro: Micro, world: World) -> float:
-        """Call the trainer's `training_step` on a micro-batch; its loss is as it was differentiated."""
+        """Call the trainer's `training_step` on a micro-batch; its loss is as it was differentiated.
+
+        On a rank's first micro-batch, the trainer's `get_batch_samples` is called on all of this rank's.
+        """
         self.accelerator._world = world
-        batch = moved(micro.batch, next(model.parameters()))
-        found = self.trainer.training_step(model, batch, self.items[micro.rank])
-        return float(found)
+        turn = (id(model), id(world), micro.rank)
+        if micro.number == 0 or self.turn != turn:
+            begin = micro.rank * self.accumulation
+            mine = self.batches[begin : begin + self.accumulation]
+            fresh = (moved(batch, next(model.parameters())) for batch in mine)
+            device = self.trainer.args.device
+            self.samples, self.count = self.trainer.get_batch_samples(fresh, self.accumulation, device)
+            self.turn = turn
+        return float(self.trainer.training_step(model, self.samples[micro.number], self.count))
 
 
 @contextmanager
@@ -97,20 +125,21 @@ def opened(trainer: Any, ranks: int) -> Iterator[tuple[list[Micro], _TrainerStep
     ranked = _Ranked(trainer.accelerator, ranks)
     try:
         with inside_model("the trainer's data"):
-            batches, items = _batches(trainer, noting, ranks, accumulation)
+            batches = _batches(trainer, noting, ranks * accumulation)
         if len(batches) < ranks * accumulation:
             raise OptionError(
                 f"the training data give {len(batches)} batches, and a step of {ranks} ranks with {accumulation} "
                 f"micro-batches takes {ranks * accumulation}; give more data, or ranks=1"
             )
         trainer.accelerator = ranked
+        trainer.args.__class__ = type(type(trainer.args).__name__, (type(trainer.args),), _numbers(ranked, ranks))
         trainer.current_gradient_accumulation_steps = accumulation
         notes = _remarks(trainer)
         micros = _micros(batches, noting.given, accumulation)
         collator = "its loader's batches" if not noting.given else _name(noting.collate)
         plural = "s" * (ranks > 1), "es" * (accumulation > 1)
         how = f"{type(trainer).__name__}, {collator}, {ranks} rank{plural[0]} x {accumulation} micro-batch{plural[1]}"
-        yield micros, _TrainerStep(trainer, items, ranked), how, notes
+        yield micros, _TrainerStep(trainer, batches, accumulation, ranked), how, notes
     finally:
         trainer.__dict__.clear()
         trainer.__dict__.update(kept)
@@ -118,8 +147,17 @@ def opened(trainer: Any, ranks: int) -> Iterator[tuple[list[Micro], _TrainerStep
             loaded.load_state_dict(state)
 
 
-def _batches(trainer: Any, noting: _Noting, ranks: int, accumulation: int) -> tuple[list[Any], list[Any]]:
-    """Return the batches of all ranks' steps, one rank after the other, and each rank's number of items."""
+def _numbers(accelerator: _Ranked, ranks: int) -> dict[str, Any]:
+    """Return the properties by which a trainer's arguments tell the simulated ranks."""
+
+    def rank(_: Any) -> int:
+        return 0 if accelerator._world is None else accelerator._world.rank
+
+    return {"world_size": property(lambda _: ranks), "process_index": property(rank)}
+
+
+def _batches(trainer: Any, noting: _Noting, count: int) -> list[Any]:
+    """Return the first batches of the trainer's data; fewer, if they end before."""
     trainer.data_collator = noting
     trainer.args = copy.copy(trainer.args)
     workers = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "multiprocessing_context": None}
@@ -129,21 +167,12 @@ def _batches(trainer: Any, noting: _Noting, ranks: int, accumulation: int) -> tu
     before = list(loaders) if loaders is not None else None
     gradients = trainer.accelerator.gradient_state
     references = gradients.dataloader_references
-    found: list[Any] = []
-    items: list[Any] = []
     try:
-        iterator = iter(trainer.get_train_dataloader())
-        for _ in range(ranks):
-            samples, count = trainer.get_batch_samples(iterator, accumulation, trainer.args.device)
-            found += samples
-            items.append(count)
+        return list(itertools.islice(iter(trainer.get_train_dataloader()), count))
     finally:
         gradients.dataloader_references = references
         if loaders is not None and before is not None:
             loaders[:] = before
-    if getattr(trainer.args, "average_tokens_across_devices", True) and all(one is not None for one in items):
-        items = [sum(items)] * ranks
-    return found, items
 
 
 def _micros(batches: Sequence[Any], given: Sequence[Any], accumulation: int) -> list[Micro]:
