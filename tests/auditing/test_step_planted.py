@@ -438,6 +438,14 @@ class TestLosses:
             nopad.audit_step(model, texts(), causal)
         assert weight.grad is None
 
+    def test_that_call_the_model_itself(self):
+        model = llama(dtype=torch.float32)
+        weights = {name: value.clone() for name, value in model.state_dict().items()}
+        with pytest.raises(nopad.errors.OptionError, match="or the loss calls it and not the model that it is given"):
+            nopad.audit_step(model, texts(), causal, lambda _, batch: model(**batch).loss / 2)
+        assert all(value.grad is None for value in model.parameters())
+        assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
     def test_nothing_is_trained(self):
         with pytest.raises(nopad.errors.OptionError, match="no parameter of the model is trained"):
             nopad.audit_step(llama().requires_grad_(False), texts(), causal)

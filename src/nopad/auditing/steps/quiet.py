@@ -176,7 +176,7 @@ def untouched(model: Any) -> Iterator[None]:
     if reached:
         raise OptionError(
             f"a copy of this {type(inner(model)).__name__} trains the model itself ({reached[0]}): a hook or a forward "
-            "that was replaced holds it; audit the model without that"
+            "that was replaced holds it, or the loss calls it and not the model that it is given; mend that"
         )
 
 
