@@ -320,6 +320,27 @@ class TestCollators:
     def test_that_change_the_order(self):
         assert nopad.audit_step(llama(), texts(), lambda features: causal(features[::-1])).passed
 
+        def turned(features):
+            return nopad.PackedBatch.from_features(features[::-1])
+
+        def swapped(features):
+            labels = [one["labels"] for one in features[::-1]]
+            return nopad.PackedBatch.from_features(
+                [{**one, "labels": label} for one, label in zip(features, labels, strict=True)]
+            )
+
+        def loss(model, batch, step):
+            count = step.over_ranks(sum(len(one["labels"]) for one in step.batches))
+            return model(**batch).loss * len(batch["labels"]) / count * step.ranks
+
+        model = nopad.packed(build("bert", "sequence classification", num_labels=3))
+        assert nopad.audit_step(model, classified(), turned, loss).passed
+        assert kinds(nopad.audit_step(model, classified(), turned)) == ["mean of means"]
+        verdict = nopad.audit_step(model, classified(), swapped, loss)
+        assert set(kinds(verdict)) == {"labels changed", "unknown"}
+        assert "labels of micro-batch 1 of rank 1 are in another order than its sequences" in verdict.diagnosis
+        assert verdict.first_difference is None
+
     def test_that_drop_labels(self):
         def collate(features):
             batch = causal(features)

@@ -109,7 +109,7 @@ def _named(case: Case, single: Any) -> list[Finding]:
     assert case.truth.loss is not None
     ratio = observed / case.truth.loss if case.truth.loss else math.nan
     text = f"the loss is {ratio:.9g} times what it should be, and equals none of the usual mistakes"
-    if case.alone is None and not any(micro.findings or micro.added for micro in case.micros):
+    if case.alone is None and not any(micro.findings or micro.suspects for micro in case.micros):
         text += "; if it is not the model's own loss, say with alone= what a sequence alone gives"
     return [Finding("unknown", text)]
 

@@ -37,7 +37,7 @@ class Micro:
         made: the sequences as they are in the batch, with the labels that they have there; None: not there.
         findings: what is wrong with the batch by itself.
         notes: remarks.
-        added: that the batch has tokens of no sequence, in words; "": it has none.
+        suspects: what is odd, and wrong only if the step differs: tokens of no sequence, labels in another order.
     """
 
     rank: int
@@ -51,7 +51,7 @@ class Micro:
     made: list[Example | None] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    added: str = ""
+    suspects: list[Finding] = field(default_factory=list)
 
     @property
     def where(self) -> str:
@@ -63,6 +63,14 @@ class Micro:
         """Numbers of the sequences that are there, as they lie in the rows."""
         there = [number for number, at in enumerate(self.places) if at is not None]
         return sorted(there, key=lambda number: int(self.places[number][0]))  # type: ignore[index]
+
+    @property
+    def numbered(self) -> list[int]:
+        """Numbers of the sequences that are there, in the order in which the batch has values per sequence."""
+        if not isinstance(self.batch, PackedBatch):
+            return self.in_order
+        numbers = self.batch.layout.sequence_ids.reshape(-1)
+        return sorted(self.in_order, key=lambda number: int(numbers[self.places[number][0]]))  # type: ignore[index]
 
     def rows(self) -> list[int | None]:
         """Return the row of each sequence's first token."""
@@ -247,7 +255,8 @@ def _lost(micro: Micro) -> None:
     else:
         return
     if real > covered and not micro.findings:
-        micro.added = f"{micro.where} has {real} tokens, and its sequences have {covered}"
+        text = f"{micro.where} has {real} tokens, and its sequences have {covered}"
+        micro.suspects.append(Finding("tokens added", text))
 
 
 def _made(
@@ -294,14 +303,20 @@ def _sequence_labels(micro: Micro) -> None:
         return
     single = [one for one in micro.examples if one.labels is not None and "labels" not in one.per_token]
     flat = labels.reshape(-1)
-    if single and len(single) == len(micro.examples) and all(one.columns["labels"].dim() == 0 for one in single):
-        wanted = sorted(float(one.columns["labels"]) for one in single)
-        if len(flat) != len(wanted):
-            micro.findings.append(
-                Finding("labels dropped", f"{micro.where} has {len(flat)} labels for {len(wanted)} sequences")
-            )
-        elif not np.allclose(sorted(flat.double().tolist()), wanted, rtol=1e-6):
-            micro.findings.append(Finding("labels changed", f"labels of {micro.where} are not its sequences'"))
+    if len(single) < len(micro.examples) or any(one.columns["labels"].dim() for one in single):
+        return
+    if len(flat) != len(single):
+        text = f"{micro.where} has {len(flat)} labels for {len(single)} sequences"
+        micro.findings.append(Finding("labels dropped", text))
+        return
+    given = [float(one.columns["labels"]) for one in single]
+    if not np.allclose(sorted(flat.double().tolist()), sorted(given), rtol=1e-6):
+        micro.findings.append(Finding("labels changed", f"labels of {micro.where} are not its sequences'"))
+    elif len(micro.numbered) == len(given):
+        wanted = [given[number] for number in micro.numbered]
+        if not np.allclose(flat.double().tolist(), wanted, rtol=1e-6):
+            text = f"labels of {micro.where} are in another order than its sequences"
+            micro.suspects.append(Finding("labels changed", text))
 
 
 def _relabelled(micro: Micro, causal: bool) -> None:

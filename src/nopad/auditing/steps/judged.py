@@ -125,7 +125,7 @@ def _compared(plan: Plan) -> StepVerdict:
             plan.notes.append(f"the model draws random numbers besides dropout ({', '.join(sorted(exact.drawn))})")
         _notes(plan, truth)
         return _verdict(plan, truth, losses, modules, None, found)
-    found += [Finding("tokens added", micro.added) for micro in plan.micros if micro.added]
+    found += [finding for micro in plan.micros for finding in micro.suspects]
     case = Case(plan.model, plan.micros, plan.runner, plan.alone, plan.ranks, plan.accumulation, plan.per, plan.causal)
     case.wanted, case.truth, case.losses, case.gradients = wanted, truth, losses, gradients
     case.wide, case.drawn, case.limit = plan.wide, sorted(exact.drawn), limit
@@ -249,7 +249,8 @@ def _wanted(micro: Micro, causal: bool) -> Iterator[Example]:
 
 def _notes(plan: Plan, truth: Truth) -> None:
     """Say what a step that passed cannot have shown, and what is odd but does no harm."""
-    plan.notes += [micro.added for micro in plan.micros if micro.added]
+    suspects = [finding for micro in plan.micros for finding in micro.suspects]
+    plan.notes += [finding.text for finding in suspects if finding.kind == "tokens added"]
     if all(len(micro.examples) < 2 for micro in plan.micros):
         plan.notes.append("no micro-batch held two sequences, so none could see another: give more")
     counts: dict[tuple[int, int], int] = {}

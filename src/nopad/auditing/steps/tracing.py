@@ -13,7 +13,6 @@ from nopad.auditing.failure import ModelFailedError
 from nopad.auditing.limits import apart, largest_finite
 from nopad.auditing.steps.found import Micro
 from nopad.auditing.steps.verdict import Finding
-from nopad.batch import PackedBatch
 
 __all__ = ["first_differences"]
 
@@ -57,7 +56,7 @@ def _differs(micro: Micro, name: str, value: Tensor, single: list[dict[str, Tens
         return None
     per_token = tuple(value.shape[:2]) == micro.shape
     flat = value.reshape(-1, *value.shape[2:]) if per_token else value
-    order = there if isinstance(micro.batch, PackedBatch) else [one for one in micro.in_order if one in there]
+    order = [one for one in micro.numbered if one in there]
     for number in there:
         wanted, at = single[number][name], micro.places[number]
         assert at is not None
