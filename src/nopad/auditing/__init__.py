@@ -1,6 +1,10 @@
-"""`audit`: check that a sequence in a pack gets the result it gets alone, for any model and any collator."""
+"""`audit`: check that a sequence in a pack gets the result it gets alone, for any model and any collator.
+
+`audit_step` checks one real training step: collator, loss, denominators and gradients.
+"""
 
 from nopad.auditing.run import audit
+from nopad.auditing.steps import Finding, Step, StepVerdict, audit_step
 from nopad.auditing.verdict import Check, Verdict
 
-__all__ = ["Check", "Verdict", "audit"]
+__all__ = ["Check", "Finding", "Step", "StepVerdict", "Verdict", "audit", "audit_step"]

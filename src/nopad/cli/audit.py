@@ -1,4 +1,4 @@
-"""``nopad audit``: check that a model gives every sequence of a pack the result it gets alone."""
+"""``nopad audit``: check that a model gives every sequence of a pack the result it gets alone, or a training step."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import typer
 
 from nopad.cli.monitor import Bars
 from nopad.cli.render import console
+from nopad.cli.step import audited
 from nopad.errors import FormatError, MissingExtraError, OptionError
 
 __all__ = ["audit"]
@@ -24,7 +25,26 @@ LARGE = 200_000_000  # parameters
 
 
 def audit(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder with a transformers model, or a hub name.")],
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="A folder with a transformers model, or a hub name; not with --step."),
+    ] = None,
+    step: Annotated[
+        str | None,
+        typer.Option(
+            "--step",
+            metavar="FILE.py",
+            help="Audit a training step instead: loss, denominators, gradients. The file defines model(), examples() "
+            "and, if need be, collate(examples), loss(model, batch, step), alone(model, inputs); or trainer().",
+        ),
+    ] = None,
+    ranks: Annotated[int, typer.Option("--ranks", metavar="N", help="Ranks of the step, simulated.")] = 2,
+    accumulation: Annotated[
+        int | None, typer.Option("--accumulation", metavar="N", help="Micro-batches of each rank; 2, or the trainer's.")
+    ] = None,
+    per: Annotated[
+        str, typer.Option("--per", metavar="WORD", help="The mean that is right for the step: token, or sequence.")
+    ] = "token",
     backend: Annotated[
         str, typer.Option("--backend", metavar="NAME", help="How attention keeps sequences apart; auto by device.")
     ] = "auto",
@@ -62,7 +82,21 @@ def audit(
       nopad audit path/to/model --collator flattening --json
 
       nopad audit path/to/model --collator my_package.data:collate --layers 4
+
+      nopad audit --step my_training.py --ranks 2 --accumulation 4
     """
+    if step is not None:
+        usual: dict[str, Any] = {"MODEL": model, "--backend": backend != "auto", "--collator": collator != "nopad"}
+        usual |= {"--attention": attention, "--capacity": capacity, "--layers": layers, "--no-gradients": not gradients}
+        _refuse(usual, "does not go with --step, whose file defines what is audited")
+        with Bars() as monitor:
+            monitor.stage("auditing", None, "")
+            found = audited(step, ranks=ranks, accumulation=accumulation, per=per, seed=seed)
+        _say(found, as_json, found.passed)
+        return
+    _refuse({"--ranks": ranks != 2, "--accumulation": accumulation, "--per": per != "token"}, "is of --step FILE.py")
+    if model is None:
+        raise OptionError("give a MODEL, a folder or a name on the hub, or --step FILE.py for a training step")
     if collator not in COLLATORS and ":" not in collator:
         raise OptionError(
             f"unknown collator {collator!r}; there are {', '.join(COLLATORS)}, or your own as module:name"
@@ -83,11 +117,23 @@ def audit(
             gradients=gradients,
             seed=seed,
         )
+    _say(verdict, as_json, verdict.isolated)
+
+
+def _refuse(given: dict[str, Any], why: str) -> None:
+    """Refuse options, by name, that were given."""
+    odd = [name for name, value in given.items() if value]
+    if odd:
+        raise OptionError(f"{odd[0]} {why}; leave it out")
+
+
+def _say(verdict: Any, as_json: bool, passed: bool) -> None:
+    """Print a verdict; the exit code is 1 if it did not pass."""
     if as_json:
         print(verdict.to_json())
     else:
         console().print(str(verdict), style=None, markup=False, soft_wrap=True)
-    if not verdict.isolated:
+    if not passed:
         raise typer.Exit(1)
 
 

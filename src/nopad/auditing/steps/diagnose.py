@@ -1,0 +1,223 @@
+"""Why a step differs: a module that differs, or the usual mistake whose loss it equals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from nopad.auditing.failure import ModelFailedError
+from nopad.auditing.steps.compare import by_module
+from nopad.auditing.steps.examples import IGNORED, Example
+from nopad.auditing.steps.found import Micro
+from nopad.auditing.steps.loop import Runner
+from nopad.auditing.steps.quiet import Exact, copied, let_go
+from nopad.auditing.steps.ranks import World
+from nopad.auditing.steps.tracing import first_differences
+from nopad.auditing.steps.truth import Alone, Gradients, Truth, borders, weighted
+from nopad.auditing.steps.usual import Counted, Usual, matching, usual
+from nopad.auditing.steps.verdict import Finding
+from nopad.errors import NopadError
+
+__all__ = ["Case", "diagnosed"]
+
+SAME = 1e-9  # relative: losses in float64 that are of one formula
+ROUGHLY = 1e-5  # the same, if some of the model computes in float32
+
+
+@dataclass
+class Case:
+    """A step that differs, with all that is known of it.
+
+    Attributes:
+        wanted: the sequences as they should be trained on, all micro-batches' one after the other.
+        denominator: by what the sum was divided, if that was found out.
+        first: the first module whose output differs, if one does.
+    """
+
+    model: Any
+    micros: list[Micro]
+    runner: Runner
+    alone: Alone | None
+    ranks: int
+    accumulation: int
+    per: str
+    causal: bool
+    wanted: list[Example] = field(default_factory=list)
+    truth: Truth | None = None
+    losses: list[float] = field(default_factory=list)
+    gradients: Gradients = field(default_factory=dict)
+    wide: bool = True
+    limit: float = 0.0
+    drawn: list[str] = field(default_factory=list)
+    denominator: float | None = None
+    first: str | None = None
+
+
+def diagnosed(case: Case) -> list[Finding]:
+    """Return what is wrong, the likeliest cause first; sets the case's `denominator` and `first`.
+
+    Raises:
+        ModelFailedError: the model raised on a sequence alone.
+    """
+    found = _not_finite(case)
+    single = copied(case.model, torch.float64, plain=True)
+    with Exact(case.wide):
+        named = [] if found else _named(case, single)
+        if not named or named[0].kind == "unknown":
+            traced = _traced(case, single)
+            named = [*traced, *(named if not traced else [])]
+    found += named
+    if case.drawn and not any(one.kind not in ("unknown", "contamination") for one in found):
+        found.append(
+            Finding("random", f"the step draws random numbers besides dropout: {', '.join(case.drawn)}; turn them off")
+        )
+    return found
+
+
+def _not_finite(case: Case) -> list[Finding]:
+    """Name a micro-batch whose loss is no number."""
+    assert case.truth is not None
+    begin = 0
+    for micro, loss in zip(case.micros, case.losses, strict=True):
+        end = begin + len(micro.examples)
+        if not math.isfinite(loss):
+            items = sum(case.truth.items[begin:end])
+            why = "it has no label, and a mean of nothing is NaN" if not items else f"it has {items} labelled items"
+            return [Finding("not finite", f"the loss of {micro.where} is {loss}: {why}")]
+        begin = end
+    return []
+
+
+def _named(case: Case, single: Any) -> list[Finding]:
+    """Name the usual mistake whose loss the step's equals, of the sequences as given, or as the collator left them."""
+    assert case.truth is not None
+    observed = math.fsum(case.losses) / case.ranks
+    limit = SAME if case.wide else ROUGHLY
+    made = [one for micro in case.micros for one in micro.made]
+    left = any(micro.findings for micro in case.micros) and any(one is not None for one in made)
+    kept = [one if left else wanted for one, wanted in zip(made, case.wanted, strict=True)]
+    tried: list[Sequence[Example | None]] = [case.wanted, kept] if left else [case.wanted]
+    for examples in tried:
+        values = usual(_counted(case, single, examples), case.ranks, case.accumulation, case.per)
+        match = matching(observed, values, limit)
+        if match is not None:
+            return _explained(case, single, examples, match, of_left=examples is kept and left)
+    assert case.truth.loss is not None
+    ratio = observed / case.truth.loss if case.truth.loss else math.nan
+    text = f"the loss is {ratio:.9g} times what it should be, and equals none of the usual mistakes"
+    if case.alone is None and not any(micro.findings or micro.suspects for micro in case.micros):
+        text += "; if it is not the model's own loss, say with alone= what a sequence alone gives"
+    return [Finding("unknown", text)]
+
+
+def _explained(
+    case: Case, single: Any, examples: Sequence[Example | None], match: Usual, of_left: bool
+) -> list[Finding]:
+    """Return a match in words; whether gradients are its too decides if it is the whole story."""
+    whole = [one for one in examples if one is not None]
+    told = ""
+    agree = True
+    if match.weights is not None:
+        weights = [weight for weight, one in zip(match.weights, examples, strict=True) if one is not None]
+        right = weighted(single, whole, weights, case.causal, case.alone)
+        agree = all(one.difference <= max(case.limit * 100, 1e-9) for one in by_module(right, case.gradients))
+        told = ", and so do its gradients" if agree else ", but its gradients do not"
+    case.denominator = match.denominator
+    if not match.kind:
+        if of_left and agree:
+            return []  # what the collator did is the whole story
+        if agree and not of_left:
+            return [Finding("unknown", "the loss and gradients differ by more than rounding, and by no usual mistake")]
+        return [Finding("unknown", "the loss is right, and its gradients are not")]
+    of = "of what the collator left, " if of_left else ""
+    said = f"{match.kind}: {of}the loss equals {match.text}{told}"
+    if match.denominator is not None and case.truth is not None:
+        said += f" (a denominator of {match.denominator:.10g}, not {case.truth.denominator})"
+    finding = [Finding(match.kind, said)]
+    return finding if agree else [*finding, Finding("unknown", "its gradients have another cause too")]
+
+
+def _counted(case: Case, single: Any, examples: Sequence[Example | None]) -> list[Counted]:
+    """Gather what is known of each sequence."""
+    assert case.truth is not None
+    if examples is case.wanted:
+        sums, items = case.truth.sums, case.truth.items
+    else:
+        sums, items = _counts(case, single, examples)
+    found, begin = [], 0
+    for micro in case.micros:
+        end = begin + len(micro.examples)
+        rows = micro.rows() if micro.shape else [None] * len(micro.examples)
+        crossing = _crossing(case, single, micro)
+        seen: set[int | None] = set()
+        for at in range(begin, end):
+            made = micro.made[at - begin]
+            row = rows[at - begin]
+            labels = None if made is None or "labels" not in made.per_token else made.labels
+            first = case.causal and labels is not None and int(labels[0]) != IGNORED
+            fresh = row not in seen and row is not None
+            seen.add(row)
+            found.append(
+                Counted(
+                    total=sums[at],
+                    items=items[at],
+                    first=first,
+                    border=crossing[at - begin],
+                    tokens=0 if made is None else len(made.ids),
+                    slots=micro.shape[1] if fresh and micro.shape else 0,
+                    rank=micro.rank,
+                    micro=micro.number,
+                    row=-1 if row is None else row,
+                )
+            )
+        begin = end
+    return found
+
+
+def _counts(case: Case, single: Any, examples: Sequence[Example | None]) -> tuple[list[float], list[int]]:
+    """Run what the collator left of the sequences alone; what is dropped has no item."""
+    whole = [one for one in examples if one is not None]
+    if case.alone is None and not any(one.items(case.causal) for one in whole):
+        return [0.0] * len(examples), [0] * len(examples)
+    truth = Truth.of(single, whole, case.per, case.causal, case.alone)
+    values = iter(zip(truth.sums, truth.items, strict=True))
+    pairs = [(0.0, 0) if one is None else next(values) for one in examples]
+    return [total for total, _ in pairs], [count for _, count in pairs]
+
+
+def _crossing(case: Case, single: Any, micro: Micro) -> list[float | None]:
+    """Return the losses of first labels that the sequence before predicts."""
+    none: list[float | None] = [None] * len(micro.examples)
+    if not case.causal or micro.shape is None or any(one is None for one in micro.made):
+        return none
+    try:
+        return borders(single, [one for one in micro.made if one is not None], micro.before())
+    except (AttributeError, RuntimeError, ValueError, TypeError, IndexError):  # a model without logits per token
+        return none
+
+
+def _traced(case: Case, single: Any) -> list[Finding]:
+    """Look for the first module that differs, in the micro-batches with most sequences first."""
+    model = copied(case.model, torch.float64, plain=False)
+    limit = SAME if case.wide else ROUGHLY * 10
+    try:
+        for micro in sorted(case.micros, key=lambda micro: -len(micro.examples)):
+            world = World(case.ranks, micro.rank)
+
+            def run(micro: Micro = micro, world: World = world) -> None:
+                with world.open():
+                    case.runner.take(model, micro, world)
+
+            found = first_differences(micro, run, model, single, limit)
+            if found:
+                case.first = found[0][0]
+                return [finding for _, finding in found]
+    except (ModelFailedError, NopadError):
+        return []
+    finally:
+        let_go(model)
+    return []

@@ -1,0 +1,151 @@
+"""The examples of a step: dicts as a dataset holds them, and each as the arguments of a forward call alone."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nopad.auditing.steps.quiet import inner
+from nopad.errors import BatchError, LengthError
+
+__all__ = ["IGNORED", "Example", "examples_of", "shifts_labels"]
+
+IGNORED = -100
+LABELS = ("label", "label_ids")
+LAYOUT = ("attention_mask", "position_ids", "seq_lengths")
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """One sequence of a step.
+
+    Attributes:
+        columns: what the dataset holds of it: ``input_ids`` ``[length]``, other columns per token ``[length]``, and
+            columns per sequence, as tensors without a batch dimension; padding is removed.
+        per_token: names of the columns per token.
+    """
+
+    columns: Mapping[str, Tensor]
+    per_token: frozenset[str]
+
+    @property
+    def ids(self) -> Tensor:
+        """Token ids ``[length]``."""
+        return self.columns["input_ids"]
+
+    @property
+    def labels(self) -> Tensor | None:
+        """Labels, if there are any: per token ``[length]``, or of any other shape."""
+        return self.columns.get("labels")
+
+    def with_columns(self, columns: Mapping[str, Tensor], per_token: Iterable[str] = ()) -> Example:
+        """Return this example with some columns replaced or added."""
+        return Example({**self.columns, **columns}, self.per_token | frozenset(per_token))
+
+    def cut(self, begin: int, length: int) -> Example:
+        """Return `length` tokens from token `begin` on."""
+        end = begin + length
+        cut = {name: value[begin:end] if name in self.per_token else value for name, value in self.columns.items()}
+        return replace(self, columns=cut)
+
+    def items(self, causal: bool) -> int:
+        """Return how many labelled items a loss has: tokens (not the first, for causal models), or 1 per sequence."""
+        labels = self.labels
+        if labels is None:
+            return 1
+        if labels.is_floating_point():
+            return 1
+        if "labels" in self.per_token and causal:
+            labels = labels[1:]
+        return int((labels != IGNORED).sum())
+
+    def inputs(self, model: Any) -> dict[str, Tensor | bool]:
+        """Return the arguments of a forward call of this sequence alone, ``[1, length]`` or ``[1, ...]``."""
+        forward = inspect.signature(type(_named(model)).forward).parameters
+        takes = set(forward)
+        parameter = next(model.parameters())
+        found: dict[str, Tensor | bool] = {}
+        for name, value in self.columns.items():
+            if name in takes:
+                value = value.to(parameter.dtype) if value.is_floating_point() else value
+                found[name] = value[None].to(parameter.device)
+        if "use_cache" in takes and getattr(getattr(_named(model), "config", None), "use_cache", None) is not None:
+            found["use_cache"] = False
+        return found
+
+
+def examples_of(features: Sequence[Mapping[str, Any]]) -> list[Example]:
+    """Return the sequences of dicts as a dataset holds them; a dict with ``seq_lengths`` holds several.
+
+    Columns that are no numbers are left out. A column is per token if it has a value per token in every dict.
+
+    Raises:
+        BatchError: a dict has no ``input_ids``, or is no dict.
+        LengthError: a sequence is empty.
+    """
+    rows = [_tensors(number, feature) for number, feature in enumerate(features)]
+    names = {name for row in rows for name in row}
+    per_token = frozenset(
+        name
+        for name in names
+        if all(name not in row or (row[name].dim() == 1 and len(row[name]) == len(row["input_ids"])) for row in rows)
+    ) - {"seq_lengths"}
+    found = []
+    for number, row in enumerate(rows):
+        mask = row.get("attention_mask")
+        if mask is not None and "attention_mask" in per_token:
+            row = {name: value[mask != 0] if name in per_token else value for name, value in row.items()}
+        lengths = row["seq_lengths"].tolist() if "seq_lengths" in row else [len(row["input_ids"])]
+        begin = 0
+        for length in lengths:
+            if not length:
+                raise LengthError(f"sequence {number} has no tokens; each needs at least 1: leave empty ones out")
+            cut = {n: v[begin : begin + length] if n in per_token else v for n, v in row.items() if n not in LAYOUT}
+            found.append(Example(cut, per_token - set(LAYOUT)))
+            begin += length
+    return found
+
+
+def shifts_labels(model: Any) -> bool:
+    """Whether the model's own loss predicts the next token, as transformers' Trainer finds out."""
+    from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    named = _named(model)
+    if getattr(getattr(named, "config", None), "is_encoder_decoder", False):
+        return False
+    loss = LOSS_MAPPING.get(getattr(named, "loss_type", None) or "")
+    return loss is ForCausalLMLoss or type(named).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+
+
+def _named(model: Any) -> Any:
+    """Return the module whose forward names the arguments: the one inside PEFT's wrapper."""
+    model = inner(model)
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _tensors(number: int, feature: Any) -> dict[str, Tensor]:
+    """Return the columns of one dict that are numbers."""
+    if not isinstance(feature, Mapping) or feature.get("input_ids") is None:
+        said = f"a dict with {', '.join(map(str, feature))}" if isinstance(feature, Mapping) else type(feature).__name__
+        raise BatchError(f"sequence {number} is {said}; expected a dict with input_ids, as a dataset holds it")
+    found = {}
+    for name, value in feature.items():
+        try:
+            made = torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError):
+            continue
+        if value is not None:
+            made = made.clone() if made.is_floating_point() else made.long()
+            found["labels" if name in LABELS else str(name)] = made
+    ids = found.get("input_ids")
+    if ids is not None and not ids.numel():
+        raise LengthError(f"sequence {number} has no tokens; each needs at least 1: leave empty ones out")
+    if ids is None or ids.dim() != 1 or ids.is_floating_point():
+        raise BatchError(f"input_ids of sequence {number} are no list of integers; give one sequence per dict")
+    return found

@@ -1,0 +1,352 @@
+"""What a collator made of its examples: where each sequence lies, what is cut, dropped or added, labels that change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nopad.auditing.steps.examples import IGNORED, Example
+from nopad.auditing.steps.verdict import Finding
+from nopad.batch import PackedBatch
+
+__all__ = ["Micro", "looked_up", "told"]
+
+Places = NDArray[np.int64]
+SHORTEST = 3  # tokens of a sequence's beginning that are taken for it, not for chance
+
+
+@dataclass
+class Micro:
+    """One micro-batch of one rank.
+
+    Attributes:
+        rank, number: whose it is, and which of this rank's.
+        batch: what the collator gave.
+        examples: the sequences as they were given to the collator.
+        first: the number of the first of them in the step.
+        shape: (R, L) of the batch's input_ids; None: it has none.
+        places: positions of each sequence's tokens in the concatenated rows; None: it is not there.
+        begins: which token of each sequence the first of them is; 0, unless its beginning is cut off.
+        made: the sequences as they are in the batch, with the labels that they have there; None: not there.
+        findings: what is wrong with the batch by itself.
+        notes: remarks.
+        suspects: what is odd, and wrong only if the step differs: tokens of no sequence, labels in another order.
+    """
+
+    rank: int
+    number: int
+    batch: Any
+    examples: list[Example]
+    first: int = 0
+    shape: tuple[int, int] | None = None
+    places: list[Places | None] = field(default_factory=list)
+    begins: list[int] = field(default_factory=list)
+    made: list[Example | None] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    suspects: list[Finding] = field(default_factory=list)
+
+    @property
+    def where(self) -> str:
+        """Which micro-batch this is, in words."""
+        return f"micro-batch {self.number} of rank {self.rank}"
+
+    @property
+    def in_order(self) -> list[int]:
+        """Numbers of the sequences that are there, as they lie in the rows."""
+        there = [number for number, at in enumerate(self.places) if at is not None]
+        return sorted(there, key=lambda number: int(self.places[number][0]))  # type: ignore[index]
+
+    @property
+    def numbered(self) -> list[int]:
+        """Numbers of the sequences that are there, in the order in which the batch has values per sequence."""
+        if not isinstance(self.batch, PackedBatch):
+            return self.in_order
+        numbers = self.batch.layout.sequence_ids.reshape(-1)
+        return sorted(self.in_order, key=lambda number: int(numbers[self.places[number][0]]))  # type: ignore[index]
+
+    def rows(self) -> list[int | None]:
+        """Return the row of each sequence's first token."""
+        assert self.shape is not None
+        return [None if at is None else int(at[0]) // self.shape[1] for at in self.places]
+
+    def before(self) -> list[int | None]:
+        """Return for each sequence the one that ends right before its first token in the same row."""
+        found: list[int | None] = [None] * len(self.places)
+        rows = self.rows()
+        for one, next_one in pairwise(self.in_order):
+            last, first = self.places[one], self.places[next_one]
+            assert last is not None
+            assert first is not None
+            if int(last[-1]) + 1 == int(first[0]) and rows[one] == rows[next_one]:
+                found[next_one] = one
+        return found
+
+
+def looked_up(micro: Micro, causal: bool) -> Micro:
+    """Find the sequences of a micro-batch in it, and what the collator did to them; returns the micro-batch.
+
+    Batches that are no mapping with ``input_ids`` ``[R, L]`` are left as they are, with a note.
+    """
+    batch, examples = micro.batch, micro.examples
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    if not (isinstance(ids, Tensor) and ids.dim() == 2):
+        micro.made = list(examples)
+        micro.notes.append(f"{type(batch).__name__} has no input_ids [R, L], so what the collator did is not checked")
+        return micro
+    micro.shape = (int(ids.shape[0]), int(ids.shape[1]))
+    flat = ids.reshape(-1).cpu().numpy()
+    parts = told(batch)
+    if isinstance(batch, PackedBatch):
+        found = _matched(parts, flat, examples)
+    else:
+        found = _searched(batch, flat, examples, micro.shape[1])
+    micro.places, micro.begins = [at for at, _ in found], [begin for _, begin in found]
+    whole = [at is not None and len(at) == len(one.ids) for at, one in zip(micro.places, examples, strict=True)]
+    if not all(whole) and [len(part) for part in parts] == [len(one.ids) for one in examples]:
+        micro.places, micro.begins = list(parts), [0] * len(parts)
+        micro.notes.append("the collator changed tokens, as masking does; sequences alone get the tokens of the batch")
+    _lost(micro)
+    where = zip(examples, micro.places, micro.begins, strict=True)
+    micro.made = [_made(one, at, begin, batch, flat) for one, at, begin in where]
+    _sequence_labels(micro)
+    _relabelled(micro, causal)
+    return micro
+
+
+def told(batch: Mapping[str, Any]) -> list[Places]:
+    """Return where sequences lie in a batch, as the batch itself tells it.
+
+    By the layout of a `PackedBatch`, ``cu_seq_lens_q``, ``seq_idx``, or positions that begin again; else each row is
+    one, without its padding.
+    """
+    if isinstance(batch, PackedBatch):
+        at = batch.layout
+        places: list[Any] = [None] * at.sequences
+        for number, (begin, end) in zip(at.order.tolist(), pairwise(at.cu_seqlens.tolist()), strict=True):
+            places[number] = at.index[begin:end]
+        return places
+    rows, width = (int(size) for size in batch["input_ids"].shape)
+    ends = batch.get("cu_seq_lens_q")
+    if ends is not None:
+        edges = torch.as_tensor(ends).reshape(-1).tolist()
+        return [np.arange(begin, end) for begin, end in pairwise(edges) if end > begin]
+    starts = np.zeros((rows, width), dtype=bool)
+    starts[:, :1] = True
+    numbers, positions = batch.get("seq_idx"), batch.get("position_ids")
+    if isinstance(numbers, Tensor) and tuple(numbers.shape) == (rows, width):
+        starts[:, 1:] = np.diff(numbers.cpu().numpy(), axis=1) != 0
+    elif isinstance(positions, Tensor) and tuple(positions.shape) == (rows, width):
+        starts[:, 1:] = np.diff(positions.cpu().numpy(), axis=1) != 1
+    real = _real(batch, rows * width)
+    edges = [*np.flatnonzero(starts.reshape(-1)).tolist(), rows * width]
+    found = [np.arange(begin, end)[real[begin:end]] for begin, end in pairwise(edges)]
+    return [part for part in found if part.size]
+
+
+def _real(batch: Mapping[str, Any], slots: int) -> NDArray[np.bool_]:
+    """Return which slots hold tokens, by a 2-D mask; all, without one."""
+    mask = batch.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.dim() == 2 and mask.numel() == slots:
+        real: NDArray[np.bool_] = mask.reshape(-1).cpu().numpy() != 0
+        return real
+    return np.ones(slots, dtype=bool)
+
+
+def _matched(parts: Sequence[Places], flat: NDArray[Any], examples: Sequence[Example]) -> list[tuple[Any, int]]:
+    """Find each example among the sequences that a batch tells; return its places and its first token there.
+
+    A sequence of the batch is the example itself, or has it inside (tokens were added), or is its beginning or end.
+    """
+    left = list(parts)
+    found: list[tuple[Any, int]] = [(None, 0)] * len(examples)
+    for kind in ("same", "inside", "beginning", "end"):
+        for number, example in enumerate(examples):
+            ids = example.ids.numpy()
+            for at, part in enumerate(left if found[number][0] is None else ()):
+                place = _fits(kind, part, flat[part], ids)
+                if place is not None:
+                    left.pop(at)
+                    found[number] = place
+                    break
+    return found
+
+
+def _fits(kind: str, part: Places, tokens: NDArray[Any], ids: NDArray[Any]) -> tuple[Places, int] | None:
+    """Return an example's places in one sequence of a batch, and its first token there; None: it is another."""
+    size = len(part)
+    if kind == "same":
+        return (part, 0) if np.array_equal(tokens, ids) else None
+    if kind == "inside":
+        for begin in range(size - len(ids) + 1):
+            if np.array_equal(tokens[begin : begin + len(ids)], ids):
+                return part[begin : begin + len(ids)], 0
+        return None
+    if not SHORTEST <= size < len(ids):
+        return None
+    begin = 0 if kind == "beginning" else len(ids) - size
+    return (part, begin) if np.array_equal(tokens, ids[begin : begin + size]) else None
+
+
+def _searched(
+    batch: Mapping[str, Any], flat: NDArray[Any], examples: Sequence[Example], width: int
+) -> list[tuple[Any, int]]:
+    """Find each example by its tokens in one row of any batch, longest first; or else its beginning, or its end.
+
+    Returns its places, and its first token there.
+    """
+    free = _real(batch, flat.size).copy()
+    found: list[tuple[Any, int]] = [(None, 0)] * len(examples)
+    for kind in ("whole", "beginning", "end"):
+        for number in sorted(range(len(examples)), key=lambda number: -len(examples[number].ids)):
+            if found[number][0] is not None:
+                continue
+            wanted, size = examples[number].ids.numpy(), len(examples[number].ids)
+            if kind == "end":
+                rows = flat.reshape(-1, width)[:, ::-1].reshape(-1), free.reshape(-1, width)[:, ::-1].reshape(-1)
+                start, length = _longest(wanted[::-1], *rows, width)
+                row, column = divmod(start, width)
+                start = row * width + width - column - length
+            else:
+                start, length = _longest(wanted, flat, free, width)
+            if length == size or (kind != "whole" and length >= SHORTEST):
+                free[start : start + length] = False
+                found[number] = np.arange(start, start + length), size - length if kind == "end" else 0
+    return found
+
+
+def _longest(wanted: NDArray[Any], flat: NDArray[Any], free: NDArray[np.bool_], width: int) -> tuple[int, int]:
+    """Return where most of a sequence's beginning lies in one row, and how much of it."""
+    best = (0, 0)
+    for start in np.flatnonzero((flat == wanted[0]) & free).tolist():
+        end = min(start + wanted.size, (start // width + 1) * width)
+        if end - start <= best[1]:
+            continue
+        other = np.flatnonzero((flat[start:end] != wanted[: end - start]) | ~free[start:end])
+        length = int(other[0]) if other.size else end - start
+        if length > best[1]:
+            best = (start, length)
+    return best
+
+
+def _lost(micro: Micro) -> None:
+    """Note sequences that are dropped or cut, and tokens that are of no sequence."""
+    for number, (example, at) in enumerate(zip(micro.examples, micro.places, strict=True)):
+        name = f"sequence {micro.first + number} of {len(example.ids)} tokens"
+        if at is None:
+            micro.findings.append(Finding("sequence dropped", f"{name} is not in {micro.where}: dropped, or changed"))
+        elif len(at) < len(example.ids):
+            micro.findings.append(Finding("sequence truncated", f"{name} is cut to {len(at)} tokens in {micro.where}"))
+    covered = sum(len(at) for at in micro.places if at is not None)
+    mask = micro.batch.get("attention_mask")
+    if isinstance(micro.batch, PackedBatch):
+        real = micro.batch.layout.tokens
+    elif isinstance(mask, Tensor) and mask.dim() == 2:
+        real = int((mask != 0).sum())
+    elif micro.shape is not None and micro.shape[0] == 1:
+        real = micro.shape[1]
+    else:
+        return
+    if real > covered and not micro.findings:
+        text = f"{micro.where} has {real} tokens, and its sequences have {covered}"
+        micro.suspects.append(Finding("tokens added", text))
+
+
+def _made(
+    example: Example, at: Places | None, begin: int, batch: Mapping[str, Any], flat: NDArray[Any]
+) -> Example | None:
+    """Return a sequence as it is in the batch: its tokens there, and its labels if they are per token."""
+    if at is None:
+        return None
+    cut = example.cut(begin, len(at))
+    columns = {"input_ids": torch.from_numpy(flat[at].copy())}
+    per_token = []
+    found = _labels(batch, flat.size)
+    if found is not None and (example.labels is None or "labels" in example.per_token):
+        labels = found[torch.from_numpy(at)]
+        columns["labels"] = labels
+        per_token.append("labels")
+    return cut.with_columns(columns, per_token)
+
+
+def _labels(batch: Mapping[str, Any], slots: int) -> Tensor | None:
+    """Return labels per token as they lie beside their tokens, ``[R x L]``; None: the batch has none."""
+    labels, shifted = batch.get("labels"), batch.get("shift_labels")
+    shape = tuple(batch["input_ids"].shape)
+    if isinstance(labels, Tensor) and tuple(labels.shape) == shape:
+        return labels.reshape(-1).cpu()
+    if isinstance(shifted, Tensor) and tuple(shifted.shape) == shape:
+        back = torch.full(shape, IGNORED)
+        back[:, 1:] = shifted.cpu()[:, :-1]
+        return back.reshape(-1)
+    return None
+
+
+def _sequence_labels(micro: Micro) -> None:
+    """Take labels per sequence from the batch where examples have none; note labels per sequence that are missing."""
+    labels = micro.batch.get("labels")
+    if not isinstance(labels, Tensor) or labels.dim() == 0:
+        return
+    without = [one is not None and one.labels is None for one in micro.made]
+    if any(without) and len(labels) == len(micro.made):
+        micro.made = [
+            one.with_columns({"labels": labels[number].cpu()}) if one is not None and without[number] else one
+            for number, one in enumerate(micro.made)
+        ]
+        return
+    single = [one for one in micro.examples if one.labels is not None and "labels" not in one.per_token]
+    flat = labels.reshape(-1)
+    if len(single) < len(micro.examples) or any(one.columns["labels"].dim() for one in single):
+        return
+    if len(flat) != len(single):
+        text = f"{micro.where} has {len(flat)} labels for {len(single)} sequences"
+        micro.findings.append(Finding("labels dropped", text))
+        return
+    given = [float(one.columns["labels"]) for one in single]
+    if not np.allclose(sorted(flat.double().tolist()), sorted(given), rtol=1e-6):
+        micro.findings.append(Finding("labels changed", f"labels of {micro.where} are not its sequences'"))
+    elif len(micro.numbered) == len(given):
+        wanted = [given[number] for number in micro.numbered]
+        if not np.allclose(flat.double().tolist(), wanted, rtol=1e-6):
+            text = f"labels of {micro.where} are in another order than its sequences"
+            micro.suspects.append(Finding("labels changed", text))
+
+
+def _relabelled(micro: Micro, causal: bool) -> None:
+    """Note labels per token that are not those of the examples."""
+    kinds: dict[str, list[str]] = {"labels dropped": [], "labels added": [], "labels changed": []}
+    counts = dict.fromkeys(kinds, 0)
+    unknown = 0
+    for number, (example, made) in enumerate(zip(micro.examples, micro.made, strict=True)):
+        if made is None or "labels" not in made.per_token:
+            continue
+        if example.labels is None:
+            unknown += 1
+            continue
+        now = made.columns["labels"]
+        wanted = example.cut(micro.begins[number], len(now)).columns["labels"]
+        if causal:
+            now, wanted = now[1:], wanted[1:]
+        differs = {
+            "labels dropped": (wanted != IGNORED) & (now == IGNORED),
+            "labels added": (wanted == IGNORED) & (now != IGNORED),
+            "labels changed": (wanted != IGNORED) & (now != IGNORED) & (wanted != now),
+        }
+        for kind, where in differs.items():
+            if bool(where.any()):
+                counts[kind] += int(where.sum())
+                kinds[kind].append(str(micro.first + number))
+    for kind, numbers in kinds.items():
+        if numbers:
+            said = f"{counts[kind]} of sequence{'s' * (len(numbers) > 1)} {', '.join(numbers)} in {micro.where}"
+            meant = "; if that is meant, leave labels out of the examples" if kind == "labels dropped" else ""
+            micro.findings.append(Finding(kind, f"{kind}: {said}{meant}"))
+    if unknown:
+        micro.notes.append("labels are the collator's own, so whether it drops some is not checked")

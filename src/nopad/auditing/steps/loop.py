@@ -1,0 +1,212 @@
+"""A training loop around the user's own functions: examples dealt to micro-batches and ranks, collated, differentiated.
+
+`Loop.take` computes and differentiates one micro-batch; `whole_step` takes all of them for all ranks, as DDP adds up
+gradients over micro-batches and averages them over ranks.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from nopad.auditing.failure import inside_model
+from nopad.auditing.steps.examples import IGNORED, Example
+from nopad.auditing.steps.found import Micro
+from nopad.auditing.steps.quiet import Exact, inner
+from nopad.auditing.steps.ranks import Step, World
+from nopad.auditing.steps.truth import Gradients, taken
+from nopad.batch import PackedBatch
+from nopad.errors import BatchError, NopadError, OptionError
+
+__all__ = ["Collate", "Loop", "Loss", "Runner", "as_trainer", "collated", "dealt", "moved", "whole_step"]
+
+Collate = Callable[[list[Any]], Any]
+Loss = Callable[..., Any]
+
+
+class Runner(Protocol):
+    """Who computes the losses of a step."""
+
+    def take(self, model: Any, micro: Micro, world: World) -> float:
+        """Compute the loss of one micro-batch, differentiate it, and return it."""
+
+
+class Loop:
+    """A loop of the user's own `loss`: ``loss(model, batch, step)``, or ``loss(model, batch)``."""
+
+    def __init__(self, micros: Sequence[Micro], loss: Loss, ranks: int, accumulation: int, shifts: bool) -> None:
+        self.micros, self.loss, self.ranks, self.accumulation = micros, loss, ranks, accumulation
+        self.takes_step = _positions(loss) > 2
+        counts = [_labels_counted(micro.batch, shifts) for micro in micros]
+        known = [count for count in counts if count is not None]
+        self.items = sum(known) if len(known) == len(counts) else None
+
+    def take(self, model: Any, micro: Micro, world: World) -> float:
+        """Compute and differentiate the loss of one micro-batch.
+
+        Raises:
+            BatchError: the loss is no number.
+        """
+        parameter = next(model.parameters())
+        mine = [moved(one.batch, parameter) for one in self.micros if one.rank == micro.rank]
+        items = None if self.items is None else torch.tensor(self.items, device=parameter.device)
+        step = Step(micro.rank, self.ranks, micro.number, self.accumulation, mine, items, world)
+        batch = moved(micro.batch, parameter)
+        found = self.loss(model, batch, step) if self.takes_step else self.loss(model, batch)
+        if isinstance(found, Tensor) and found.numel() == 1:
+            if found.requires_grad:
+                found.reshape(()).backward()  # type: ignore[no-untyped-call]
+            return float(found.detach())
+        if isinstance(found, int | float) and not isinstance(found, bool):
+            return float(found)  # a batch without labels may have a loss of 0 that depends on nothing
+        said = f"of shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise BatchError(f"the loss is {said}; expected the scalar that the training loop calls backward() on")
+
+
+def whole_step(
+    model: Any, micros: Sequence[Micro], runner: Runner, ranks: int, exact: Exact, seed: int
+) -> tuple[list[float], Gradients]:
+    """Take a step on all ranks; return the loss of each micro-batch, and the gradients that DDP would give.
+
+    Raises:
+        ModelFailedError: the user's model, loss or trainer raised.
+    """
+    world = World(ranks)
+
+    def once() -> list[float]:
+        model.zero_grad(set_to_none=True)
+        losses = []
+        for micro in micros:
+            world.rank = micro.rank
+            with inside_model(micro.where):
+                losses.append(runner.take(model, micro, world))
+        return losses
+
+    with exact, world.open(), inside_model("the ranks of a step"):
+        torch.manual_seed(seed)
+        losses: list[float] = world.settled(once)
+    return losses, taken(model, ranks)
+
+
+def as_trainer(model: Any, batch: Mapping[str, Any], step: Step) -> Tensor:
+    """Return the loss that transformers' Trainer differentiates: the `loss` of those who give none."""
+    count = step.num_items_in_batch if accepts_loss_kwargs(model) else None
+    if not isinstance(batch, Mapping):
+        raise BatchError(
+            f"the collator gave {type(batch).__name__}; expected the arguments of a forward call by name, or give loss="
+        )
+    extra = {} if count is None else {"num_items_in_batch": count}
+    output = model(**batch, **extra)
+    loss: Any = output.get("loss") if isinstance(output, Mapping) else output[0]
+    if not isinstance(loss, Tensor):
+        raise BatchError(
+            f"the model gives no loss from a batch of {', '.join(map(str, batch))}; give labels, or loss=, a function "
+            "(model, batch, step) -> the scalar that the training loop calls backward() on"
+        )
+    return loss / step.accumulation if count is None else loss * step.ranks
+
+
+def accepts_loss_kwargs(model: Any) -> bool:
+    """Whether transformers' Trainer gives a model `num_items_in_batch`."""
+    named = inner(model)
+    named = named.get_base_model() if hasattr(named, "get_base_model") else named
+    said = getattr(named, "accepts_loss_kwargs", None)
+    if said is not None:
+        return bool(said)
+    parameters = inspect.signature(named.forward).parameters.values()
+    return any(one.kind == inspect.Parameter.VAR_KEYWORD for one in parameters)
+
+
+def dealt(count: int, ranks: int, accumulation: int) -> list[int]:
+    """Return how many examples each micro-batch gets, rank by rank: as unequal numbers as there are examples for.
+
+    Raises:
+        OptionError: there are fewer examples than micro-batches.
+
+    >>> dealt(10, 2, 2)
+    [1, 2, 3, 4]
+    """
+    parts = ranks * accumulation
+    if count < parts:
+        raise OptionError(
+            f"{count} sequences are too few for {ranks} ranks with {accumulation} micro-batches each; give at least "
+            f"{parts}, better {parts * 3}, or ranks=1, accumulation=1"
+        )
+    sizes = [1] * parts
+    total = parts * (parts + 1) // 2
+    wanted = [count * (at + 1) / total for at in range(parts)]
+    for _ in range(count - parts):
+        most = max(range(parts), key=lambda at: (wanted[at] - sizes[at], at))
+        sizes[most] += 1
+    return sorted(sizes)
+
+
+def collated(
+    features: Sequence[Any], examples: Sequence[Example], collate: Collate, ranks: int, accumulation: int
+) -> list[Micro]:
+    """Deal examples to micro-batches and ranks, and collate each.
+
+    Raises:
+        ModelFailedError: the collator raised.
+    """
+    found, begin = [], 0
+    for at, size in enumerate(dealt(len(examples), ranks, accumulation)):
+        rank, number = divmod(at, accumulation)
+        end = begin + size
+        with inside_model(f"the collator, on sequences {begin} to {end - 1}"):
+            batch = collate(copy.deepcopy(list(features[begin:end])))
+        found.append(Micro(rank, number, batch, list(examples[begin:end]), begin))
+        begin = end
+    return found
+
+
+def moved(batch: Any, parameter: Tensor) -> Any:
+    """Return a fresh copy of a batch on a parameter's device, floats (masks, labels) in its dtype."""
+    if isinstance(batch, PackedBatch):
+        made: Any = batch.to(parameter.device)
+    elif isinstance(batch, Mapping):
+        try:
+            made = copy.copy(batch) if hasattr(batch, "__setitem__") else dict(batch)
+        except NopadError:
+            made = dict(batch)
+    else:
+        return copy.deepcopy(batch)
+    for name, value in list(made.items()):
+        if isinstance(value, Tensor):
+            if value.is_floating_point():
+                most = torch.finfo(parameter.dtype).max
+                wide = value.double()
+                wide = torch.where(wide.isinf() | wide.isnan(), wide, wide.clamp(-most, most))
+                made[name] = wide.to(parameter.dtype).to(parameter.device)
+            else:
+                made[name] = value.to(parameter.device)
+    return made
+
+
+def _labels_counted(batch: Any, shifts: bool) -> int | None:
+    """Return the number of labels in a batch, as transformers' Trainer counts them; None: there are none."""
+    if not isinstance(batch, Mapping) or not isinstance(batch.get("labels"), Tensor):
+        return None
+    labels = batch["labels"]
+    if isinstance(batch.get("shift_labels"), Tensor):
+        labels = batch["shift_labels"]
+    elif shifts:
+        labels = labels[..., 1:]
+    return int((labels != IGNORED).sum())
+
+
+def _positions(function: Any) -> int:
+    """Return how many positional arguments a function takes."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 3
+    if any(one.kind == inspect.Parameter.VAR_POSITIONAL for one in parameters):
+        return 3
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(one.kind in kinds for one in parameters)

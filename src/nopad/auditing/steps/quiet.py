@@ -1,0 +1,220 @@
+"""A copy of the user's model, and a mode of torch in which a training step is exact and draws nothing.
+
+Losses of transformers compute in float32 whatever the model's dtype, and so do many norms; two ways to the same number
+then differ by roundings that would hide a small error. Inside `Exact` with ``wide`` every cast to a narrower float
+gives float64 instead, so that equal is equal to 1e-12. Dropout does nothing; other random numbers are noted.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nopad.auditing.failure import inside_model
+from nopad.errors import OptionError
+from nopad.model.safety import is_packed, state_of, unpacked
+
+__all__ = ["Exact", "copied", "inner", "let_go", "parameters_of", "untouched"]
+
+_NARROW = (torch.float32, torch.float16, torch.bfloat16)
+_RANDOM = frozenset(
+    (
+        *("bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial", "normal"),
+        *("normal_", "poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "random_"),
+        *("randperm", "rrelu_with_noise", "uniform_"),
+    )
+)
+_PROBABILITIES = ("layerdrop", "drop_prob", "encoder_layerdrop", "decoder_layerdrop")
+
+
+class Exact(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside this mode dropout does nothing and, with `wide`, what would be cast to a narrower float is float64.
+
+    A mode of functions would not hold in the backward pass, where checkpointed layers are computed once more.
+
+    Attributes:
+        wide: whether casts give float64.
+        drawn: names of the operations that drew random numbers, dropout's left out.
+        casts: the half precisions that something was cast to, as autocast does.
+    """
+
+    def __init__(self, wide: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.wide = wide
+        self.drawn: set[str] = set()
+        self.casts: set[torch.dtype] = set()
+        self._default = torch.get_default_dtype()
+
+    def __enter__(self) -> Any:
+        self._default = torch.get_default_dtype()
+        if self.wide:
+            torch.set_default_dtype(torch.float64)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        torch.set_default_dtype(self._default)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation of torch."""
+        kwargs = kwargs or {}
+        name = function.overloadpacket.__name__
+        if name == "bernoulli_" and not isinstance(args[1] if len(args) > 1 else 0.5, Tensor):
+            return args[0].fill_(args[1] if len(args) > 1 else kwargs.get("p", 0.5))  # dropout divides by the same
+        if name == "native_dropout":
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        if name == "native_dropout_backward":
+            return args[0].clone()
+        if name in _RANDOM:
+            self.drawn.add(name)
+        if name == "_to_copy" and kwargs.get("dtype") in _NARROW[1:]:
+            self.casts.add(kwargs["dtype"])
+        args, kwargs = _without_dropout(function, args, kwargs)
+        if not self.wide or (name == "view" and any(isinstance(value, torch.dtype) for value in args)):
+            return function(*args, **kwargs)
+        if not function._schema.is_mutable and any(_is(value, (torch.float64,)) for value in args):
+            args = tuple(value.double() if _is(value, _NARROW) else value for value in args)  # constants of the user's
+        found = function(*map(_widened, args), **{key: _widened(value) for key, value in kwargs.items()})
+        if name == "lift_fresh" and isinstance(found, Tensor) and found.dtype in _NARROW:
+            return found.double()  # made of numbers, with a dtype
+        return found
+
+
+def copied(model: Any, dtype: torch.dtype | None, *, plain: bool) -> Any:
+    """Return a copy of a model in training mode, in `dtype` (None: as it is), without gradients or compiled layers.
+
+    `plain`: not pack-safe, and with the classes' own `forward`, whatever a trainer put in its place, so that neither
+    takes part in what sequences get alone.
+
+    Raises:
+        ModelFailedError: the model cannot be copied or converted.
+    """
+    given = inner(model)
+    with inside_model(f"{type(given).__name__} cannot be copied" + (f" in {dtype}" if dtype else "")):
+        memo: dict[int, Any] = {}
+        made = copy.deepcopy(given, memo)
+        _forwards(made, memo, plain)
+        made = made if dtype is None else made.to(dtype)
+        made.train()
+    for parameter in made.parameters():
+        parameter.grad = None
+    for module in list(made.modules()):
+        module._compiled_call_impl = None
+        for name, child in list(module.named_children()):
+            if hasattr(child, "_orig_mod"):
+                setattr(module, name, child._orig_mod)
+        for name in _PROBABILITIES:
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    config: Any = getattr(made, "config", None)
+    if getattr(config, "output_router_logits", False):
+        config.output_router_logits = False
+    if plain and "flash" in str(getattr(config, "_attn_implementation", None)):
+        made.set_attn_implementation("sdpa")  # kernels of half precision only
+    if dtype == torch.float64 and getattr(config, "_experts_implementation", None) not in (None, "eager"):
+        made.set_experts_implementation("eager")  # the grouped kernels of transformers do not support float64
+    if hasattr(made, "config") and is_packed(made):
+        if plain:
+            unpacked(made)
+        else:
+            state_of(made).most = None
+    return made
+
+
+def _forwards(made: Any, memo: dict[int, Any], plain: bool) -> None:
+    """Take out the `forward` that a trainer put into single modules of a copy (`plain`), or bind it to the copy."""
+    for module in made.modules():
+        own = vars(module).get("forward")
+        if own is not None:
+            if plain:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = _rebound(own, memo)
+
+
+def _rebound(value: Any, memo: dict[int, Any], depth: int = 4) -> Any:
+    """Return a function whose closure holds modules of the original, or methods of them, with those of the copy."""
+    if isinstance(value, types.MethodType):
+        owner = memo.get(id(value.__self__), value.__self__)
+        return types.MethodType(_rebound(value.__func__, memo, depth - 1) if depth else value.__func__, owner)
+    if isinstance(value, functools.partial) and depth:
+        arguments = [_rebound(each, memo, depth - 1) for each in value.args]
+        return functools.partial(_rebound(value.func, memo, depth - 1), *arguments, **value.keywords)
+    if isinstance(value, types.FunctionType) and value.__closure__ and depth:
+        cells = tuple(types.CellType(_rebound(cell.cell_contents, memo, depth - 1)) for cell in value.__closure__)
+        made = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
+        made.__kwdefaults__ = value.__kwdefaults__
+        made.__dict__.update(value.__dict__)
+        return made
+    return memo.get(id(value), value) if isinstance(value, nn.Module) else value
+
+
+@contextmanager
+def untouched(model: Any) -> Iterator[None]:
+    """Inside, only copies of the model are trained: its gradients stay as they were.
+
+    Raises:
+        OptionError: a copy reached parameters of the model itself, through a hook that holds it, say.
+    """
+    kept = [(name, value, value.grad) for name, value in inner(model).named_parameters()]
+    for _, value, _ in kept:
+        value.grad = None
+    try:
+        yield
+        reached = [name for name, value, _ in kept if value.grad is not None]
+    finally:
+        for _, value, gradient in kept:
+            value.grad = gradient
+    if reached:
+        raise OptionError(
+            f"a copy of this {type(inner(model)).__name__} trains the model itself ({reached[0]}): a hook or a forward "
+            "that was replaced holds it, or the loss calls it and not the model that it is given; mend that"
+        )
+
+
+def let_go(made: Any) -> None:
+    """Free a copy: hooks of a pack-safe model refer to it, and it to them."""
+    if hasattr(made, "config") and is_packed(made):
+        unpacked(made)
+
+
+def inner(model: Any) -> Any:
+    """Return the module inside wrappers of DDP and torch.compile; PEFT's stay, since training calls them."""
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        else:
+            return model
+
+
+def parameters_of(model: Any) -> dict[str, nn.Parameter]:
+    """Return the parameters that are trained, by name."""
+    return {name: value for name, value in model.named_parameters() if value.requires_grad}
+
+
+def _without_dropout(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the arguments of an operation, such as attention, with `dropout_p` 0 if it has one."""
+    for at, argument in enumerate(function._schema.arguments):
+        if argument.name == "dropout_p":
+            if at < len(args):
+                return (*args[:at], 0.0, *args[at + 1 :]), kwargs
+            return args, {**kwargs, "dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
+    return args, kwargs
+
+
+def _is(value: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
+    return isinstance(value, Tensor) and value.dtype in dtypes
+
+
+def _widened(value: Any) -> Any:
+    return torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value

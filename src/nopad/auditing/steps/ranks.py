@@ -1,0 +1,144 @@
+"""Several ranks in one process: what a loop knows of its step, and collectives that give what all ranks said.
+
+Ranks run one after the other, so the first pass cannot know what later ranks will say: a collective then gives every
+rank's part as this rank's own, and what each said is noted. Passes are repeated with what was said until nothing
+changes: once, where ranks exchange counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, distributed
+
+__all__ = ["Step", "World"]
+
+PASSES = 5
+
+
+@dataclass
+class World:
+    """The ranks of a step.
+
+    Attributes:
+        ranks: how many there are.
+        rank: the one whose turn it is.
+    """
+
+    ranks: int
+    rank: int = 0
+    _said: list[list[Any]] = field(default_factory=list)
+    _known: list[list[Any]] | None = None
+
+    def settled(self, run: Callable[[], Any]) -> Any:
+        """Call `run`, which takes every rank's turn, until what ranks say no longer changes; return its result.
+
+        Raises:
+            RuntimeError: ranks go on saying something else, or not all of them take part in a collective.
+        """
+        for _ in range(PASSES):
+            self._said = [[] for _ in range(self.ranks)]
+            found = run()
+            if len({len(said) for said in self._said}) > 1:
+                raise RuntimeError("not every rank took part in every collective: real ranks would wait forever")
+            if not self._said[0] or (self._known is not None and _same(self._said, self._known)):
+                return found
+            self._known = self._said
+        raise RuntimeError(f"what ranks exchange still changes after {PASSES} passes, so ranks cannot be simulated")
+
+    def everybody(self, value: Any) -> list[Any]:
+        """Say a value, and return what all ranks say, in their order."""
+        value = value.detach().clone() if isinstance(value, Tensor) else value
+        mine = self._said[self.rank] if self._said else []
+        mine.append(value)
+        if self._known is None or len(self._known[self.rank]) < len(mine):
+            return [value] * self.ranks
+        return [said[len(mine) - 1] for said in self._known[: self.rank]] + [
+            value,
+            *(said[len(mine) - 1] for said in self._known[self.rank + 1 :]),
+        ]
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Inside, torch.distributed knows these ranks: their number, all_reduce, all_gather; with one rank, nothing."""
+        if self.ranks == 1:
+            yield
+            return
+        instead = {
+            "is_initialized": lambda: True,
+            "get_backend": lambda group=None: "gloo",
+            "get_rank": lambda group=None: self.rank,
+            "get_world_size": lambda group=None: self.ranks,
+            "all_reduce": self._all_reduce,
+            "all_gather": self._all_gather,
+            "all_gather_object": self._all_gather_object,
+            "barrier": lambda *args, **kwargs: None,
+        }
+        with ExitStack() as stack:
+            for name, function in instead.items():
+                stack.enter_context(mock.patch.object(distributed, name, function))
+            yield
+
+    def _all_reduce(self, tensor: Tensor, op: Any = None, group: Any = None, async_op: bool = False) -> Any:
+        kinds: dict[Any, Callable[[Tensor], Tensor]] = {
+            distributed.ReduceOp.SUM: lambda stack: stack.sum(0),
+            distributed.ReduceOp.AVG: lambda stack: stack.mean(0),
+            distributed.ReduceOp.MAX: lambda stack: stack.amax(0),
+            distributed.ReduceOp.MIN: lambda stack: stack.amin(0),
+        }
+        wanted = distributed.ReduceOp.SUM if op is None else op
+        reduce = next((made for kind, made in kinds.items() if kind == wanted), None)
+        if reduce is None:
+            raise NotImplementedError(f"the simulated ranks reduce by SUM, AVG, MAX and MIN, not by {op}")
+        with torch.no_grad():
+            tensor.copy_(reduce(torch.stack(self.everybody(tensor))).to(tensor.dtype))
+        return mock.Mock() if async_op else None
+
+    def _all_gather(self, tensor_list: list[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False) -> Any:
+        with torch.no_grad():
+            for slot, value in zip(tensor_list, self.everybody(tensor), strict=True):
+                slot.copy_(value)
+        return mock.Mock() if async_op else None
+
+    def _all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
+        object_list[:] = self.everybody(obj)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a training loop knows while it computes the loss of one micro-batch: the third argument of a `loss`.
+
+    Attributes:
+        rank, ranks: whose turn it is, and how many ranks there are.
+        micro, accumulation: number of the micro-batch, and how many there are in a step on each rank.
+        batches: all micro-batches of this rank in this step.
+        num_items_in_batch: labels in the step, counted as transformers' Trainer does: over all micro-batches and ranks,
+            those that a causal model's loss shifts away left out, along rows; None: batches have no labels.
+    """
+
+    rank: int
+    ranks: int
+    micro: int
+    accumulation: int
+    batches: Sequence[Mapping[str, Any]]
+    num_items_in_batch: Tensor | None
+    _world: World
+
+    def over_ranks(self, value: Any) -> Any:
+        """Return the sum of a value, a number or a tensor, over all ranks; `torch.distributed.all_reduce` works too."""
+        return sum(self._world.everybody(value))
+
+
+def _same(said: list[list[Any]], known: list[list[Any]]) -> bool:
+    pairs = [pair for mine, theirs in zip(said, known, strict=True) for pair in zip(mine, theirs, strict=False)]
+    return all(
+        torch.equal(one.nan_to_num(), other.nan_to_num())
+        if isinstance(one, Tensor) and isinstance(other, Tensor)
+        else one is other or one == other
+        for one, other in pairs
+    )

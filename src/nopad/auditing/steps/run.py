@@ -1,0 +1,193 @@
+"""`audit_step`: one real training step of a user's model, collator and loss, against its sequences alone.
+
+Cost: the sequences forward and backward twice (alone, and in the step) in float64, and twice in the model's own dtype;
+a step that differs costs up to four times as much, for the diagnosis. The model is copied, 8 bytes per parameter, twice
+with gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from nopad.auditing.failure import ModelFailedError
+from nopad.auditing.steps.examples import examples_of, shifts_labels
+from nopad.auditing.steps.judged import Plan, failed, judged
+from nopad.auditing.steps.loop import Collate, Loop, Loss, as_trainer, collated
+from nopad.auditing.steps.quiet import inner
+from nopad.auditing.steps.truth import Alone
+from nopad.auditing.steps.verdict import StepVerdict
+from nopad.batch import PackedBatch
+from nopad.errors import OptionError
+from nopad.losses.checks import check_per
+from nopad.options import Option
+
+__all__ = ["audit_step"]
+
+_RANKS = Option(default=2, low=1, high=64, help="ranks of the step")
+_ACCUMULATION = Option(default=2, low=1, high=1024, help="micro-batches of a rank")
+MOST = 4096  # sequences
+
+
+def audit_step(
+    model: Any = None,
+    sequences: Sequence[Mapping[str, Any]] | None = None,
+    collate: Collate | None = None,
+    loss: Loss | None = None,
+    *,
+    trainer: Any = None,
+    alone: Alone | None = None,
+    accumulation: int | None = None,
+    ranks: int = 2,
+    per: str = "token",
+    causal: bool | None = None,
+    seed: int = 0,
+) -> StepVerdict:
+    """Audit one training step: loss, denominators and gradients against the same sequences alone.
+
+    The step runs on copies of the model, in float64 (casts to narrower floats give float64 too) and in its own dtype,
+    in training mode with dropout off. Ranks take turns in this process: `torch.distributed`'s number of ranks,
+    all_reduce and all_gather give what they would give, and gradients are averaged over ranks, as DDP does.
+
+    Args:
+        model: the model, as it is trained; a nopad model, a stock one, PEFT around either.
+        sequences: the examples, one dict per sequence, as the dataset holds them: ``input_ids``, ``labels``, ...; at
+            least one per micro-batch, better three. They are dealt in unequal numbers.
+        collate: a list of them -> a batch; None: ``nopad.PackedBatch.from_features``.
+        loss: ``(model, batch, step)`` or ``(model, batch)`` -> the scalar that the training loop calls ``backward()``
+            on, divided by accumulation and multiplied by ranks if the loop does that; `step` is a
+            `nopad.auditing.Step`. None: what transformers' Trainer computes.
+        trainer: instead of all these, a transformers Trainer (TRL's and nopad's too), whose own collator, data,
+            ``get_batch_samples`` and ``training_step`` are called for one step; it is left as it was.
+        alone: what is right for one sequence, where that is not the model's own loss: ``(model, inputs)`` -> the losses
+            of its items, ``[n]``; `inputs` are the example's columns as tensors ``[1, ...]``.
+        accumulation: micro-batches of each rank; None: 2, or the trainer's.
+        ranks: how many ranks; 1: no simulation.
+        per: the mean that is right: "token", over all labelled items of the step; "sequence", over each sequence's
+            items first.
+        causal: whether labels are of the next token; None: as the model's own loss.
+        seed: of what the model draws, dropout left out.
+
+    Returns:
+        A verdict; whatever the user's code raises is in it.
+
+    Raises:
+        OptionError: arguments contradict each other, there are too few sequences, or none has a label.
+        BatchError: a sequence is no dict with ``input_ids``, or the model gives no loss of a sequence alone.
+    """
+    ranks = _RANKS.check("ranks", ranks)
+    check_per(per)
+    _check_functions({"alone": alone})
+    how = _How(alone, ranks, per, seed)
+    if trainer is None:
+        _check_given(model, sequences, {"collate": collate, "loss": loss})
+        assert sequences is not None
+        accumulation = _ACCUMULATION.check("accumulation", 2 if accumulation is None else accumulation)
+        causal = shifts_labels(model) if causal is None else causal
+        with _random_kept():
+            torch.manual_seed(seed)
+            return _of_parts(model, list(sequences), collate or _nopad(causal), loss, accumulation, causal, how)
+    for name, value in {"model": model, "sequences": sequences, "collate": collate, "loss": loss}.items():
+        if value is not None:
+            raise OptionError(f"{name} and trainer are given; the trainer has its own: leave {name} out")
+    if not hasattr(trainer, "training_step") or not hasattr(trainer, "get_batch_samples"):
+        raise OptionError(f"trainer is {type(trainer).__name__}; give a Trainer of transformers, or one made of it")
+    if accumulation not in (None, trainer.args.gradient_accumulation_steps):
+        raise OptionError(
+            f"accumulation is {accumulation}, and the trainer's gradient_accumulation_steps is "
+            f"{trainer.args.gradient_accumulation_steps}; leave accumulation out"
+        )
+    with _random_kept():
+        return _of_trainer(trainer, causal, how)
+
+
+class _How(NamedTuple):
+    """What holds for a step of either kind."""
+
+    alone: Alone | None
+    ranks: int
+    per: str
+    seed: int
+
+
+def _of_parts(
+    model: Any,
+    features: list[Any],
+    collate: Collate,
+    loss: Loss | None,
+    accumulation: int,
+    causal: bool,
+    how: _How,
+) -> StepVerdict:
+    """Audit a step of the user's functions."""
+    examples = examples_of(features)
+    if len(examples) != len(features):
+        raise OptionError("a dict has seq_lengths, so it holds several sequences; give one dict per sequence")
+    said = f"{_name(collate)}, {'as a Trainer' if loss is None else _name(loss)}, {_times(how.ranks, accumulation)}"
+    try:
+        micros = collated(features, examples, collate, how.ranks, accumulation)
+    except ModelFailedError as error:
+        return failed(model, said, how.per, error, [])
+    loop = Loop(micros, loss or as_trainer, how.ranks, accumulation, shifts_labels(model))
+    return judged(Plan(model, micros, loop, how.alone, how.ranks, accumulation, how.per, causal, how.seed, said, []))
+
+
+def _of_trainer(trainer: Any, causal: bool | None, how: _How) -> StepVerdict:
+    """Audit a step of a Trainer."""
+    from nopad.auditing.steps.trainer import opened
+
+    model, accumulation = inner(trainer.model), int(trainer.args.gradient_accumulation_steps)
+    causal = shifts_labels(model) if causal is None else causal
+    try:
+        with opened(trainer, how.ranks) as (micros, taker, said, notes):
+            step = Plan(
+                model, micros, taker, how.alone, how.ranks, accumulation, how.per, causal, how.seed, said, notes
+            )
+            return judged(step)
+    except ModelFailedError as error:
+        said = f"{type(trainer).__name__}, {_times(how.ranks, accumulation)}"
+        return failed(model, said, how.per, error, [])
+
+
+def _check_given(model: Any, sequences: Any, functions: Mapping[str, Any]) -> None:
+    """Refuse what cannot be audited, before anything runs."""
+    if model is None or sequences is None:
+        raise OptionError("give a model and sequences, or a trainer")
+    if not isinstance(model, torch.nn.Module) or next(model.parameters(), None) is None:
+        raise OptionError(f"model is {type(model).__name__}; give a torch module with parameters, as it is trained")
+    if isinstance(sequences, str | Mapping) or not hasattr(sequences, "__len__") or not hasattr(sequences, "__iter__"):
+        raise OptionError(f"sequences are {type(sequences).__name__}; give a list of dicts, one per sequence")
+    if len(sequences) > MOST:
+        raise OptionError(f"{len(sequences)} sequences are more than a step; give at most {MOST}, such as the first 16")
+    _check_functions(functions)
+
+
+def _check_functions(functions: Mapping[str, Any]) -> None:
+    for name, value in functions.items():
+        if value is not None and not callable(value):
+            raise OptionError(f"{name} is {type(value).__name__}, which cannot be called; give a function")
+
+
+@contextmanager
+def _random_kept() -> Iterator[None]:
+    """Leave torch's random numbers as they were."""
+    with torch.random.fork_rng():
+        yield
+
+
+def _nopad(causal: bool) -> Collate:
+    def from_features(features: list[Any]) -> PackedBatch:
+        return PackedBatch.from_features(features, causal=causal)
+
+    return from_features
+
+
+def _times(ranks: int, accumulation: int) -> str:
+    return f"{ranks} rank{'s' * (ranks > 1)} x {accumulation} micro-batch{'es' * (accumulation > 1)}"
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))

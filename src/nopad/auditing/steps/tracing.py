@@ -1,0 +1,115 @@
+"""The first module that gives a sequence in the step another result than alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nopad.auditing.failure import ModelFailedError
+from nopad.auditing.limits import apart, largest_finite
+from nopad.auditing.steps.found import Micro
+from nopad.auditing.steps.verdict import Finding
+
+__all__ = ["first_differences"]
+
+RESULTS = "the model's results"
+
+
+def first_differences(
+    micro: Micro, run: Callable[[], Any], model: Any, alone: Any, limit: float
+) -> list[tuple[str, Finding]]:
+    """Return the first module whose output differs in a micro-batch, and what that means, for each kind of difference.
+
+    `run` takes the micro-batch through `model`; `alone` is the same model, for sequences alone.
+    """
+    if micro.shape is None:
+        return []
+    together: dict[str, Tensor] = {}
+    try:
+        with _traced(model, together):
+            run()
+        single = []
+        for example in micro.made:
+            seen: dict[str, Tensor] = {}
+            if example is not None:
+                with _traced(alone, seen), torch.no_grad():
+                    alone(**example.inputs(alone))
+            single.append(seen)
+    except (ModelFailedError, RuntimeError, ValueError, TypeError, KeyError, IndexError):
+        return []
+    found: dict[str, tuple[str, Finding]] = {}
+    for name, value in together.items():
+        differs = _differs(micro, name, value, single, limit)
+        if differs is not None:
+            found.setdefault(differs.kind, (name, differs))
+    return list(found.values())
+
+
+def _differs(micro: Micro, name: str, value: Tensor, single: list[dict[str, Tensor]], limit: float) -> Finding | None:
+    """Return what is wrong with one module's output."""
+    there = [number for number, seen in enumerate(single) if name in seen]
+    if not there or micro.shape is None:
+        return None
+    per_token = tuple(value.shape[:2]) == micro.shape
+    flat = value.reshape(-1, *value.shape[2:]) if per_token else value
+    order = [one for one in micro.numbered if one in there]
+    for number in there:
+        wanted, at = single[number][name], micro.places[number]
+        assert at is not None
+        if per_token and wanted.dim() == value.dim() and wanted.shape[1] == len(at):
+            part = flat[torch.from_numpy(at).to(flat.device)]
+        elif wanted.dim() == 2 and value.dim() == 2 and wanted.shape[0] == 1 and wanted.shape[1:] == value.shape[1:]:
+            if len(value) != len(there):
+                text = (
+                    f"{name} gave {len(value)} results for {len(there)} sequences in {micro.where}: a head that reads "
+                    "rows, and not sequences"
+                )
+                return Finding("head fed with rows", text)
+            part = value[order.index(number)]
+        else:
+            continue
+        if part.shape != wanted.shape[1:] and part.shape != wanted[0].shape:
+            continue
+        scale = max(largest_finite(wanted), 1e-30)
+        difference = apart(part, wanted[0]) / scale
+        if difference > limit:
+            text = (
+                f"sequence {micro.first + number} gets another result in {micro.where} than alone, first at {name}, "
+                f"where it differs by {difference:.1e}: {_why(name)}"
+            )
+            return Finding("contamination", text)
+    return None
+
+
+def _why(name: str) -> str:
+    if "embedding" in name or "embed_tokens" in name:
+        return "it has other positions, token types or ids there"
+    return "it sees another sequence or padding, or has other positions there"
+
+
+@contextmanager
+def _traced(model: nn.Module, trace: dict[str, Tensor]) -> Iterator[None]:
+    """Inside, store what modules give first, in the order in which they finish, and the model's own results."""
+    handles = []
+
+    def hook(name: str) -> Callable[..., None]:
+        def after(_: nn.Module, args: Any, output: Any) -> None:
+            value = output[0] if isinstance(output, tuple | list) and output else output
+            if not name:
+                value = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", value)
+            if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2:
+                trace.setdefault(name or RESULTS, value.detach().clone())
+
+        return after
+
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_hook(hook(name)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

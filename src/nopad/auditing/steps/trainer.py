@@ -1,0 +1,253 @@
+"""A step of transformers' own Trainer: its batches, its counts, its `training_step`, on a copy of its model.
+
+`opened` takes the batches of one optimiser step from the trainer's own data, for each simulated rank one after the
+other, and notes what its collator was given. `get_train_dataloader`, `get_batch_samples` and `training_step` are the
+trainer's. While it is open the trainer's accelerator and arguments tell of the simulated ranks; afterwards it is as it
+was.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nopad.auditing.failure import inside_model
+from nopad.auditing.steps.examples import Example, examples_of
+from nopad.auditing.steps.found import Micro, told
+from nopad.auditing.steps.loop import moved
+from nopad.auditing.steps.ranks import World
+from nopad.errors import NopadError, OptionError
+
+__all__ = ["opened"]
+
+LAYOUT = ("attention_mask", "position_ids", "shift_labels", "seq_idx", "decoder_attention_mask")
+
+
+class _Noting:
+    """The trainer's collator, and what it was given."""
+
+    def __init__(self, collate: Any) -> None:
+        self.collate = collate
+        self.given: list[Any] = []
+
+    def __call__(self, features: Any, *more: Any, **named: Any) -> Any:
+        self.given.append([dict(one) if isinstance(one, Mapping) else one for one in features])
+        return self.collate(features, *more, **named)
+
+
+class _Ranked:
+    """An accelerator that knows the simulated ranks."""
+
+    def __init__(self, accelerator: Any, ranks: int) -> None:
+        self._accelerator, self._ranks = accelerator, ranks
+        self._world: World | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._accelerator, name)
+
+    @property
+    def num_processes(self) -> int:
+        return self._ranks
+
+    def gather(self, value: Any) -> Any:
+        """Return what all ranks say, one after the other, as accelerate does."""
+        if self._world is None or not isinstance(value, Tensor):
+            return self._accelerator.gather(value)
+        said = self._world.everybody(value)
+        return torch.cat([one.reshape(1) if one.dim() == 0 else one for one in said])
+
+    def gather_for_metrics(self, value: Any, *more: Any, **named: Any) -> Any:
+        """Return what all ranks say."""
+        return self.gather(value)
+
+    def reduce(self, value: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Return the sum or the mean of what all ranks say."""
+        if self._world is None or not isinstance(value, Tensor) or reduction not in ("sum", "mean"):
+            return self._accelerator.reduce(value, reduction, scale)
+        total = torch.stack(self._world.everybody(value)).sum(0) * scale
+        return total / self._ranks if reduction == "mean" else total
+
+    def backward(self, loss: Tensor, **named: Any) -> None:
+        """Differentiate a loss, not scaled as for float16."""
+        if getattr(self._accelerator, "scaler", None) is None:
+            self._accelerator.backward(loss, **named)
+        else:
+            (loss / self._accelerator.gradient_accumulation_steps).backward()
+
+
+class _TrainerStep:
+    """Computes and differentiates the losses of a step as the trainer does."""
+
+    def __init__(self, trainer: Any, batches: list[Any], accumulation: int, accelerator: _Ranked) -> None:
+        self.trainer, self.batches, self.accumulation, self.accelerator = trainer, batches, accumulation, accelerator
+        self.samples: list[Any] = []
+        self.count: Any = None
+        self.turn: Any = None
+
+    def take(self, model: Any, micro: Micro, world: World) -> float:
+        """Call the trainer's `training_step` on a micro-batch; its loss is as it was differentiated.
+
+        On a rank's first micro-batch, the trainer's `get_batch_samples` is called on all of this rank's.
+        """
+        self.accelerator._world = world
+        turn = (id(model), id(world), micro.rank)
+        if micro.number == 0 or self.turn != turn:
+            begin = micro.rank * self.accumulation
+            mine = self.batches[begin : begin + self.accumulation]
+            fresh = (moved(batch, next(model.parameters())) for batch in mine)
+            device = self.trainer.args.device
+            self.samples, self.count = self.trainer.get_batch_samples(fresh, self.accumulation, device)
+            self.turn = turn
+        return float(self.trainer.training_step(model, self.samples[micro.number], self.count))
+
+
+@contextmanager
+def opened(trainer: Any, ranks: int) -> Iterator[tuple[list[Micro], _TrainerStep, str, list[str]]]:
+    """Yield the micro-batches of a step of a trainer, what takes them, and how, in words; with notes.
+
+    Raises:
+        OptionError: the trainer runs on several processes, or its data end before the step does.
+        ModelFailedError: its data or collator raised.
+    """
+    if trainer.accelerator.num_processes > 1 or torch.distributed.is_initialized():
+        raise OptionError("the trainer runs on several processes; audit it in one, which simulates ranks")
+    accumulation = int(trainer.args.gradient_accumulation_steps)
+    kept = _kept(trainer)
+    loaded: Any = getattr(trainer, "train_dataset", None)
+    state = loaded.state_dict() if _is_loader(loaded) else None
+    noting = _Noting(trainer.data_collator)
+    ranked = _Ranked(trainer.accelerator, ranks)
+    try:
+        with inside_model("the trainer's data"):
+            batches = _batches(trainer, noting, ranks * accumulation)
+        if len(batches) < ranks * accumulation:
+            raise OptionError(
+                f"the training data give {len(batches)} batches, and a step of {ranks} ranks with {accumulation} "
+                f"micro-batches takes {ranks * accumulation}; give more data, or ranks=1"
+            )
+        trainer.accelerator = ranked
+        trainer.args.__class__ = type(type(trainer.args).__name__, (type(trainer.args),), _numbers(ranked, ranks))
+        trainer.current_gradient_accumulation_steps = accumulation
+        notes = _remarks(trainer)
+        micros = _micros(batches, noting.given, accumulation)
+        collator = "its loader's batches" if not noting.given else _name(noting.collate)
+        plural = "s" * (ranks > 1), "es" * (accumulation > 1)
+        how = f"{type(trainer).__name__}, {collator}, {ranks} rank{plural[0]} x {accumulation} micro-batch{plural[1]}"
+        yield micros, _TrainerStep(trainer, batches, accumulation, ranked), how, notes
+    finally:
+        trainer.__dict__.clear()
+        trainer.__dict__.update(kept)
+        if state is not None:
+            loaded.load_state_dict(state)
+
+
+def _numbers(accelerator: _Ranked, ranks: int) -> dict[str, Any]:
+    """Return the properties by which a trainer's arguments tell the simulated ranks."""
+
+    def rank(_: Any) -> int:
+        return 0 if accelerator._world is None else accelerator._world.rank
+
+    return {"world_size": property(lambda _: ranks), "process_index": property(rank)}
+
+
+def _batches(trainer: Any, noting: _Noting, count: int) -> list[Any]:
+    """Return the first batches of the trainer's data; fewer, if they end before."""
+    trainer.data_collator = noting
+    trainer.args = copy.copy(trainer.args)
+    workers = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "multiprocessing_context": None}
+    for name, value in workers.items():  # the collator is called in this process, where it can be watched
+        setattr(trainer.args, f"dataloader_{name}", value)
+    loaders = getattr(trainer.accelerator, "_dataloaders", None)
+    before = list(loaders) if loaders is not None else None
+    gradients = trainer.accelerator.gradient_state
+    references = gradients.dataloader_references
+    try:
+        return list(itertools.islice(iter(trainer.get_train_dataloader()), count))
+    finally:
+        gradients.dataloader_references = references
+        if loaders is not None and before is not None:
+            loaders[:] = before
+
+
+def _micros(batches: Sequence[Any], given: Sequence[Any], accumulation: int) -> list[Micro]:
+    """Return the batches with their sequences: those that the collator was given, or else those the batch tells."""
+    found, first = [], 0
+    for at, batch in enumerate(batches):
+        rank, number = divmod(at, accumulation)
+        examples: list[Example] = []
+        notes = []
+        if at < len(given):
+            try:
+                examples = examples_of(given[at])
+            except NopadError:
+                examples = []
+        if not examples and isinstance(batch, Mapping) and isinstance(batch.get("input_ids"), Tensor):
+            examples = _told(batch)
+            notes = [
+                "sequences and labels are those that the batches tell, so whether some were dropped is not checked"
+            ]
+        found.append(Micro(rank, number, batch, examples, first, notes=notes))
+        first += len(examples)
+    return found
+
+
+def _told(batch: Mapping[str, Any]) -> list[Example]:
+    """Return the sequences of a batch, as the batch itself tells where they lie."""
+    shape = tuple(batch["input_ids"].shape)
+    parts = told(batch)
+    tensors = {name: batch[name] for name in batch if name not in LAYOUT and isinstance(batch[name], Tensor)}
+    per_token = {name: value for name, value in tensors.items() if tuple(value.shape[:2]) == shape}
+    single = {
+        name: value
+        for name, value in tensors.items()
+        if name not in per_token and value.dim() and len(value) == len(parts) and not name.startswith("cu_seq")
+    }
+    examples = []
+    for number, part in enumerate(parts):
+        at = torch.from_numpy(part)
+        columns = {name: value.cpu().reshape(-1, *value.shape[2:])[at] for name, value in per_token.items()}
+        columns |= {name: value[number].cpu() for name, value in single.items()}
+        examples.append(Example(columns, frozenset(per_token)))
+    return examples
+
+
+def _kept(trainer: Any) -> dict[str, Any]:
+    """Return the trainer's attributes; collections of its own (TRL's metrics) as copies."""
+    kept = dict(vars(trainer))
+    for name, value in kept.items():
+        if name.startswith("_") and isinstance(value, dict):
+            try:
+                kept[name] = copy.deepcopy(value)
+            except Exception:  # whatever a subclass holds; it is then kept as it is
+                continue
+    return kept
+
+
+def _remarks(trainer: Any) -> list[str]:
+    notes = []
+    if getattr(trainer, "label_smoother", None) is not None or getattr(trainer, "compute_loss_func", None) is not None:
+        notes.append(
+            "the trainer has a loss of its own; if it is another than the model's, say with alone= what is right"
+        )
+    if getattr(trainer, "aux_loss_enabled", False):
+        trainer.aux_loss_enabled = False  # TRL's; put back with all else
+        notes.append("the loss that balances experts is left out: it is of a whole batch, whatever shares it")
+    if trainer.args.bf16 or trainer.args.fp16:
+        notes.append("mixed precision is not audited: the step ran in float64 and in the model's own dtype")
+    return notes
+
+
+def _is_loader(value: Any) -> bool:
+    from nopad.loading import PackedLoader
+
+    return isinstance(value, PackedLoader)
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))

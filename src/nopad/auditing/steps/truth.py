@@ -1,0 +1,150 @@
+"""What a step must give: every sequence alone, unpadded and unpacked, and their sums over one denominator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from nopad.auditing.failure import inside_model
+from nopad.auditing.steps.examples import IGNORED, Example
+from nopad.auditing.steps.quiet import parameters_of
+from nopad.errors import BatchError, OptionError
+
+__all__ = ["Alone", "Gradients", "Truth", "borders", "sum_alone"]
+
+Alone = Callable[[Any, Mapping[str, Any]], Tensor]
+Gradients = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Losses of the sequences alone.
+
+    Attributes:
+        sums: for each sequence, the sum of its items' losses.
+        items: for each sequence, how many items that is.
+        per: "token" or "sequence".
+        gradients: of the mean, by parameter.
+    """
+
+    sums: list[float]
+    items: list[int]
+    per: str
+    gradients: Gradients
+
+    @property
+    def denominator(self) -> int:
+        """By what the sum is divided: items, or sequences that have one."""
+        return sum(self.items) if self.per == "token" else sum(count > 0 for count in self.items)
+
+    @property
+    def loss(self) -> float:
+        """The mean."""
+        pairs = [(value, count) for value, count in zip(self.sums, self.items, strict=True) if count]
+        parts = [value if self.per == "token" else value / count for value, count in pairs]
+        return math.fsum(parts) / self.denominator if all(map(math.isfinite, parts)) else math.nan
+
+    @property
+    def scale(self) -> float:
+        """What differences of losses are relative to: the mean of absolute sums, which opposite signs do not cancel."""
+        pairs = zip(self.sums, self.items, strict=True)
+        parts = [abs(value) / (1 if self.per == "token" else count) for value, count in pairs if count]
+        return max(math.fsum(parts) / self.denominator, 1e-300)
+
+    @classmethod
+    def of(cls, model: Any, examples: Sequence[Example], per: str, causal: bool, alone: Alone | None) -> Truth:
+        """Run every sequence alone, forward and backward.
+
+        Raises:
+            OptionError: no sequence has a label.
+            ModelFailedError: the model does not run on a sequence alone.
+        """
+        model.zero_grad(set_to_none=True)
+        sums, items = [], []
+        for number, example in enumerate(examples):
+            total, count = sum_alone(model, example, causal, alone, number)
+            items.append(count)
+            sums.append(0.0 if total is None else float(total.detach()))
+            if total is not None:
+                with inside_model(f"gradients of sequence {number} alone"):
+                    (total if per == "token" else total / count).backward()  # type: ignore[no-untyped-call]
+        divisor = sum(items) if per == "token" else sum(count > 0 for count in items)
+        if not divisor:
+            raise OptionError("no sequence has a label, so there is no loss to compare; give labels to some")
+        return cls(sums, items, per, taken(model, divisor))
+
+
+def taken(model: Any, divisor: float) -> Gradients:
+    """Return a model's gradients divided by a number, on the host in float64; a parameter without one has zeros."""
+    found = {}
+    for name, value in parameters_of(model).items():
+        gradient = torch.zeros_like(value) if value.grad is None else value.grad
+        found[name] = (gradient.to_dense() if gradient.is_sparse else gradient).detach().double().cpu() / divisor
+        value.grad = None
+    return found
+
+
+def sum_alone(
+    model: Any, example: Example, causal: bool, alone: Alone | None, number: int
+) -> tuple[Tensor | None, int]:
+    """Return the sum of the losses of one sequence's items, run alone, and their number; None if it has no item.
+
+    Raises:
+        BatchError: the model gives no loss, or `alone` no losses.
+        ModelFailedError: the model or `alone` raised.
+    """
+    if alone is not None:
+        with inside_model(f"sequence {number} alone"):
+            each = alone(model, example.inputs(model))
+        if not isinstance(each, Tensor) or each.dim() > 1:
+            said = f"shape {list(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
+            raise BatchError(f"alone gave {said} for sequence {number}; expected the losses of its items, a tensor [n]")
+        return (each.sum(), each.numel()) if each.numel() else (None, 0)
+    count = example.items(causal)
+    if not count:
+        return None, 0
+    with inside_model(f"sequence {number} alone"):
+        output = model(**example.inputs(model))
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if loss is None or loss.numel() != 1:
+        raise BatchError(
+            f"{type(model).__name__} gives no loss of sequence {number} alone, from {', '.join(example.columns)}; add "
+            "labels, or give alone=, a function (model, inputs) -> the losses of one sequence's items [n]"
+        )
+    return loss.reshape(()) * count, count
+
+
+def weighted(
+    model: Any, examples: Sequence[Example], weights: Sequence[float], causal: bool, alone: Alone | None
+) -> Gradients:
+    """Return the gradients of the sequences' sums, each times a weight."""
+    model.zero_grad(set_to_none=True)
+    for number, (example, weight) in enumerate(zip(examples, weights, strict=True)):
+        total, _ = sum_alone(model, example, causal, alone, number) if weight else (None, 0)
+        if total is not None:
+            (total * weight).backward()  # type: ignore[no-untyped-call]
+    return taken(model, 1)
+
+
+def borders(model: Any, examples: Sequence[Example], before: Sequence[int | None]) -> list[float | None]:
+    """Return the loss of each sequence's first label, predicted by the last token of the sequence before.
+
+    `before`: for each sequence the number of the one that ends right before it. None: there is none, or no label.
+    """
+    found: list[float | None] = []
+    for example, other in zip(examples, before, strict=True):
+        labels = example.labels
+        if other is None or labels is None or "labels" not in example.per_token or int(labels[0]) == IGNORED:
+            found.append(None)
+            continue
+        inputs = {name: value for name, value in examples[other].inputs(model).items() if name != "labels"}
+        with torch.no_grad():
+            logits = model(**inputs).logits[0, -1]
+            found.append(float(cross_entropy(logits[None], labels[:1].to(logits.device))))
+    return found

@@ -1,0 +1,198 @@
+"""What a step's loss is when it is wrong in a usual way: values that name the mistake which the user's loss equals."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Counted", "Usual", "matching", "usual"]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What is known of one sequence of the step.
+
+    Attributes:
+        total: sum of the losses of its items alone.
+        items: number of its items.
+        first: whether its first token has a label, which nothing predicts.
+        border: loss of that label where the sequence before predicts it; None: none does.
+        tokens: number of its tokens.
+        slots: slots of its row, for the first sequence of a row; 0 for others.
+        rank, micro, row: where it is.
+    """
+
+    total: float
+    items: int
+    first: bool
+    border: float | None
+    tokens: int
+    slots: int
+    rank: int
+    micro: int
+    row: int
+
+
+@dataclass(frozen=True)
+class Usual:
+    """One value that a step's loss may have.
+
+    Attributes:
+        kind: name of the mistake; "": none.
+        text: which mean it is.
+        value: the loss.
+        weights: the weight of each sequence's sum in it; None: it is no weighting of these.
+        denominator: the one number by which the sum is divided; None: there is no such.
+        oddities: how many things are wrong.
+    """
+
+    kind: str
+    text: str
+    value: float
+    weights: list[float] | None
+    denominator: float | None
+    oddities: int
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How items are summed and counted: a value and a count per sequence."""
+
+    kind: str
+    text: str
+    values: list[float]
+    counts: list[float]
+    scales: list[float] | None  # of each sequence's sum in its value; None: the value has more in it
+    sums: bool = True  # whether a single denominator is one of a sum of items
+
+
+def usual(sequences: Sequence[Counted], ranks: int, accumulation: int, per: str) -> list[Usual]:
+    """Return the usual values of a step's loss, likeliest first; the right one, of `per`, has no kind."""
+    found = []
+    for way in _ways(sequences, per):
+        for kind, text, group in _groupings(sequences):
+            base = _mean(way, [group(one) for one in sequences])
+            if base is None:
+                continue
+            value, weights, denominator = base
+            for factor, why in _factors(ranks, accumulation, bool(kind)):
+                said = f"{way.text}{text}" if group(sequences[0]) is not None else text
+                kinds = [part for part in (way.kind, kind, "wrong scale" if why else "") if part]
+                found.append(
+                    Usual(
+                        kinds[0] if kinds else "",
+                        said + (why and f", {why}"),
+                        value * factor,
+                        None if weights is None else [weight * factor for weight in weights],
+                        None if denominator is None else denominator / factor,
+                        len(kinds),
+                    )
+                )
+    return sorted(found, key=lambda one: one.oddities)
+
+
+def matching(observed: float, values: Sequence[Usual], limit: float) -> Usual | None:
+    """Return the first value that a loss equals, up to `limit` of it."""
+    if not math.isfinite(observed):
+        return None
+    return next((one for one in values if abs(observed - one.value) <= limit * max(abs(one.value), 1e-300)), None)
+
+
+def _ways(sequences: Sequence[Counted], per: str) -> Iterator[_Way]:
+    totals, items = [one.total for one in sequences], [float(one.items) for one in sequences]
+    ones = [1.0] * len(totals)
+    labelled = [float(one.items > 0) for one in sequences]
+    per_item = [1 / count if count else 0.0 for count in items]
+    means = [total * share for total, share in zip(totals, per_item, strict=True)]
+    by_token = _Way("", "the mean over labelled items", totals, items, ones)
+    by_sequence = _Way("", "the mean of the sequences' means", means, labelled, per_item, sums=False)
+    right, other = (by_token, by_sequence) if per == "token" else (by_sequence, by_token)
+    yield right
+    kind = "per sequence" if per == "token" else "per token"
+    if max(items, default=0) > 1:  # else they are the same
+        yield _Way(kind, other.text, other.values, other.counts, other.scales, other.sums)
+    if any(one.first for one in sequences):
+        counts = [count + one.first for count, one in zip(items, sequences, strict=True)]
+        text = "the sum over labelled items, divided by a number that counts first tokens, which nothing predicts"
+        yield _Way("first token counted", text, totals, counts, ones)
+    if any(one.border is not None for one in sequences):
+        inner = [count + (one.border is not None) for count, one in zip(items, sequences, strict=True)]
+        text = "the sum over labelled items, divided by a number that counts first tokens, but not those of rows"
+        yield _Way("first token counted", text, totals, inner, ones)
+        values = [total + (one.border or 0.0) for total, one in zip(totals, sequences, strict=True)]
+        more = [count + (one.border is not None) for count, one in zip(items, sequences, strict=True)]
+        every = [count + one.first for count, one in zip(items, sequences, strict=True)]
+        text = "a loss in which the last token of a sequence predicts the first label of the next one"
+        for counts in (more, items, every):
+            yield _Way("label across a border", text, values, counts, None)
+    for kind, text, counts in (
+        ("wrong denominator", "the sum divided by all tokens, labelled or not", [float(o.tokens) for o in sequences]),
+        ("wrong denominator", "the sum divided by all slots, padding too", [float(o.slots) for o in sequences]),
+        ("wrong denominator", "the sum divided by the number of sequences", ones),
+    ):
+        if counts != items:
+            yield _Way(kind, text, totals, counts, ones)
+
+
+def _groupings(sequences: Sequence[Counted]) -> Iterator[tuple[str, str, Callable[[Counted], object]]]:
+    everything: list[tuple[str, Callable[[Counted], object]]] = [
+        ("", lambda one: 0),
+        ("micro-batch", lambda one: (one.rank, one.micro)),
+        ("rank", lambda one: one.rank),
+        ("accumulation step", lambda one: one.micro),
+        ("row", lambda one: (one.rank, one.micro, one.row)),
+    ]
+    seen: list[list[int]] = []
+    for name, group in everything:
+        numbers: dict[object, int] = {}
+        partition = [numbers.setdefault(group(one), len(numbers)) for one in sequences]
+        if partition in seen:
+            continue
+        seen.append(partition)
+        text = name and f" within each {name}, averaged over the {name}{'e' * name.endswith('ch')}s, not over the step"
+        yield "mean of means" if name else "", text, group
+    yield "wrong denominator", "a sum that nothing divides", lambda one: None
+
+
+def _mean(way: _Way, groups: list[object]) -> tuple[float, list[float] | None, float | None] | None:
+    """Return the mean over groups of the mean in a group, the weights of sequences in it, and the one denominator.
+
+    The group None is no mean but a sum. A group without items counts as 0.
+    """
+    if groups[0] is None:
+        return math.fsum(way.values), way.scales, 1.0 if way.sums else None
+    totals: dict[object, float] = {}
+    for group, count in zip(groups, way.counts, strict=True):
+        totals[group] = totals.get(group, 0.0) + count
+    if not any(totals.values()):
+        return None
+    shares = [1 / (len(totals) * totals[group]) if totals[group] else 0.0 for group in groups]
+    value = math.fsum(value * share for value, share in zip(way.values, shares, strict=True))
+    scales = way.scales
+    weights = None if scales is None else [a * b for a, b in zip(scales, shares, strict=True)]
+    return value, weights, totals[groups[0]] if len(totals) == 1 and way.sums else None
+
+
+def _factors(ranks: int, accumulation: int, of_means: bool) -> list[tuple[float, str]]:
+    """Return by what a value may be too large or too small, and why."""
+    apart = f"not divided by the {accumulation} accumulation steps"
+    halved = f"divided by the {accumulation} accumulation steps, which its denominator has in it"
+    less = f"not multiplied by the {ranks} ranks, over which gradients are averaged"
+    more = f"multiplied by the {ranks} ranks, which its denominator does not have in it"
+    singles = {
+        float(accumulation): [apart],
+        1 / accumulation: [halved],
+    }
+    for factor, why in ((1 / ranks, less), (float(ranks), more)):
+        singles.setdefault(factor, []).insert(0 if not of_means else 1, why)
+    singles.pop(1.0, None)
+    found = [(1.0, ""), *((factor, f"times {factor:g}: " + ", or ".join(why)) for factor, why in singles.items())]
+    for (one, a), (other, b) in itertools.product(
+        ((float(accumulation), apart), (1 / accumulation, halved)), ((1 / ranks, less), (float(ranks), more))
+    ):
+        factor = one * other
+        if ranks > 1 and accumulation > 1 and all(abs(factor - known) > 1e-9 for known, _ in found):
+            found.append((factor, f"times {factor:g}: {a}, and {b}"))
+    return found

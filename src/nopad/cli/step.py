@@ -1,0 +1,112 @@
+"""``nopad audit --step FILE.py``: audit a training step whose parts a Python file defines."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nopad.errors import MissingExtraError, NopadError, OptionError
+
+__all__ = ["audited", "parts_of"]
+
+PARTS = ("collate", "loss", "alone")
+
+
+def audited(path: str, *, ranks: int, accumulation: int | None, per: str, seed: int) -> Any:
+    """Run the audit of the step that a file defines; return its verdict.
+
+    Raises:
+        OptionError: there is no such file, it cannot be run, or it does not define what is needed.
+        MissingExtraError: torch or transformers is not installed.
+    """
+    try:
+        import torch
+        import transformers as library
+    except ImportError as error:
+        raise MissingExtraError(f"running models needs {error.name}: pip install 'nopad[torch]'") from error
+    from nopad.auditing import audit_step
+
+    transformers: Any = library
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.manual_seed(seed)
+    with _importable(path):
+        given = parts_of(path)
+        return audit_step(**given, ranks=ranks, accumulation=accumulation, per=per, seed=seed)
+
+
+def parts_of(path: str) -> dict[str, Any]:
+    """Run a file; return what it defines as arguments of `nopad.audit_step`.
+
+    That is either ``trainer()``, which returns a Trainer, or ``model()`` and ``examples()``, with the functions
+    ``collate(examples)``, ``loss(model, batch, step)`` and ``alone(model, inputs)`` if it has them.
+
+    Raises:
+        OptionError: the file cannot be run, or defines neither.
+    """
+    file = Path(path)
+    spec = importlib.util.spec_from_file_location("nopad_audited_step", file) if file.is_file() else None
+    if spec is None or spec.loader is None:
+        raise OptionError(
+            f"--step {path} is no Python file; give one that defines model() and examples(), or trainer()"
+        )
+    module = importlib.util.module_from_spec(spec)
+    with _inside(path, "it"):
+        spec.loader.exec_module(module)
+    found: dict[str, Any] = {name: getattr(module, name, None) for name in ("model", "examples", "trainer", *PARTS)}
+    for name, value in found.items():
+        if value is not None and not callable(value):
+            raise OptionError(f"{path}: {name} is {type(value).__name__}; define it as a function, def {name}(...)")
+    more = [name for name in PARTS if found[name] is not None]
+    if found["trainer"] is not None:
+        odd = [name for name in ("model", "examples", *more) if found[name] is not None and name != "alone"]
+        if odd:
+            raise OptionError(f"{path} defines trainer() and {odd[0]}(); the trainer has its own: leave {odd[0]} out")
+        return {"trainer": _called(path, "trainer", found["trainer"])} | {n: found[n] for n in more}
+    missing = [name for name in ("model", "examples") if found[name] is None]
+    if missing:
+        raise OptionError(
+            f"{path} defines no {missing[0]}(); a step needs model(), which returns the model as it is trained, and "
+            "examples(), which returns a list of dicts with input_ids and labels; or trainer(), a Trainer"
+        )
+    made = {name: _called(path, name, found[name]) for name in ("model", "examples")}
+    return {"model": made["model"], "sequences": made["examples"]} | {name: found[name] for name in more}
+
+
+def _called(path: str, name: str, function: Callable[[], Any]) -> Any:
+    with _inside(path, f"{name}()"):
+        found = function()
+    if found is None:
+        raise OptionError(f"{path}: {name}() returned nothing; return the {name}")
+    return found
+
+
+@contextmanager
+def _inside(path: str, what: str) -> Iterator[None]:
+    """Turn whatever a user's file raises into one line that says where."""
+    try:
+        yield
+    except NopadError:
+        raise
+    except Exception as error:
+        lines = [
+            frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(Path(path))
+        ]
+        line = f", line {lines[-1]}" if lines else ""
+        raise OptionError(f"{path}: {what} raised {type(error).__name__}: {error}{line}") from error
+
+
+@contextmanager
+def _importable(path: str) -> Iterator[None]:
+    """Let the file import what lies beside it, and what it imports only when its functions run."""
+    folder = str(Path(path).resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
