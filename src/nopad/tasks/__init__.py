@@ -9,6 +9,7 @@ except ImportError as error:
     raise MissingExtraError(f"running tasks needs {error.name}: pip install 'nopad[torch]'") from error
 
 from nopad.tasks.classification import GLUE, Classification, Regression, SeveralLabels, glue
+from nopad.tasks.contrastive import Contrastive, InBatch
 from nopad.tasks.embedding import Embedder, embed
 from nopad.tasks.examples import Examples
 from nopad.tasks.folder import Texts
@@ -23,9 +24,11 @@ from nopad.tasks.vectors import Embedding
 __all__ = [
     "GLUE",
     "Classification",
+    "Contrastive",
     "Embedder",
     "Embedding",
     "Examples",
+    "InBatch",
     "Meter",
     "Objective",
     "OfSequences",
