@@ -196,6 +196,22 @@ def test_a_model_in_training_mode_is_refused():
         Predictor("classify", predictor.model)
 
 
+@pytest.mark.parametrize("kind", [Regression, Scoring, Embedding])
+def test_nan_is_no_prediction(kind):
+    task = kind(tokenizer())
+    model = (
+        llama(task, "LlamaForCausalLM") if kind is Scoring else bert(task, "BertModel" if kind is Embedding else None)
+    )
+    word = tokenizer().convert_tokens_to_ids("red")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[word] = float("nan")
+    assert None not in list(predict(task, model, [{"text": "blue house"}]))
+    given = [{"text": "blue house"}, {"text": "why"}, {"text": "a red house"}]
+    for size in (1, 3):
+        with pytest.raises(RecordError, match="record 2: the model gives NaN for it"):
+            list(predict(task, model, given, batch_records=size))
+
+
 def test_examples_of_which_nothing_is_left_are_no_training_data():
     task = Regression(tokenizer(), max_length=3, over_long="drop")
     with pytest.raises(LengthError, match=r"nothing is left to train on: 1 records: 0 sequences, 0 tokens, 1 dropped"):

@@ -127,6 +127,7 @@ def test_predictions_are_in_input_order(given, whole):
     assert sorted(content(whole)) == [MANIFEST, *(f"part-0000{n}.parquet" for n in range(5))]
 
 
+@pytest.mark.slow
 def test_kill_9_at_many_moments(tmp_path, given, child, run, whole):
     wanted = content(whole)
     with WarmParent(child, given) as start:
@@ -306,6 +307,13 @@ def test_values_of_no_common_type_are_refused_where_they_meet(tmp_path):
             predict_files(task, model, mixed, tmp_path / str(sizes), keep={"id": "id"}, **sizes)
     with pytest.raises(RecordError, match="record 1 has no 'id', only text"):
         predict_files(task, model, [mixed[0], {"text": "why"}], tmp_path / "x", keep={"id": "id"})
+
+
+@pytest.mark.parametrize("value", [{}, 2**70, object()])
+def test_values_that_parquet_does_not_have_are_refused(tmp_path, value):
+    with pytest.raises(RecordError, match="do not keep"):
+        predict_files(*job(), [{"text": "why", "x": value}], tmp_path / "out", keep={"x": "x"})
+    assert not (tmp_path / "out").exists()
 
 
 def test_vectors_are_stored_in_single_precision(tmp_path, given):
