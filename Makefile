@@ -34,7 +34,7 @@ test: $(TEST) ## all tests and docstring examples, two at a time, with the cover
 	@$(PY) -m pytest $(TWO) --cov $(ARGS)
 
 oldest: $(OLDEST) ## the tests of models, trainers and audits on the oldest transformers that is supported
-	@$(OLDEST)/bin/python -m pytest $(TWO) tests/model tests/training tests/auditing -o filterwarnings=ignore -p no:cacheprovider $(ARGS)
+	@$(OLDEST)/bin/python -m pytest $(TWO) tests/model tests/tasks tests/training tests/auditing -o filterwarnings=ignore -p no:cacheprovider $(ARGS)
 
 soak: $(TEST) ## for hours in which nobody waits: kills by the hundred, many more random examples
 	@$(PY) -m pytest $(TWO) -m "soak or hypothesis" --hypothesis-profile=soak $(ARGS)

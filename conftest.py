@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 ROOMS = ("tasks", "training")
+PAGES = ("training.md",)
 
 
 @pytest.fixture(autouse=True)
 def _tokenizer(request, doctest_namespace):
     """Give the examples of tasks a tokenizer whose tokens are words."""
-    if request.node.path.parent.name in ROOMS:
+    path = request.node.path
+    if path.parent.name in ROOMS or path.name in PAGES:
         from tests.tasks.tiny import tokenizer
 
         doctest_namespace["tokenizer"] = tokenizer()

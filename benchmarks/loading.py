@@ -1,8 +1,8 @@
 """Loading: never the bottleneck.
 
 From mapped tokens to batches at >= 0.7 of NumPy's gathering of the same tokens by one index, on one thread (a loop over
-slices, which is faster where sequences are long, beside it); a batch of stored rows, in order, in <= 80 us beside Parquet's own decoding; an epoch of 16 M sequences dealt in
-<= 1 s; <= 200 MB for 16 M sequences on a host, however many ranks. `python loading.py [MILLIONS OF SEQUENCES]`.
+slices, which is faster where sequences are long, beside it); a batch of stored rows, in order, in <= 80 us beside
+Parquet's own decoding; an epoch of 16 M sequences dealt in <= 1 s; <= 200 MB for 16 M sequences on a host, however many ranks. `python loading.py [MILLIONS OF SEQUENCES]`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from nopad.loading.feeds import StoredTokens
 from nopad.loading.sources import open_tokens
 
 RANKS = (1, 4)
+AT_ONCE = 25  # batches, before it is NumPy's turn
 
 
 def corpus(folder: Path, lengths: NDArray[np.int32], *, holes: bool = False) -> Path:
@@ -46,10 +48,9 @@ def corpus(folder: Path, lengths: NDArray[np.int32], *, holes: bool = False) -> 
     return folder
 
 
-def gathered(folder: Path, numbers: list[NDArray[np.int64]]) -> dict[str, float]:
-    """Return how many millions of tokens per second NumPy gathers of these sequences, as int64, in two ways."""
-    ids, offsets = np.load(folder / "ids.npy", mmap_mode="r"), np.load(folder / "offsets.npy")
-    flat = np.asarray(ids)
+def plain(folder: Path) -> dict[str, Callable[[NDArray[np.int64]], NDArray[np.int64]]]:
+    """Return NumPy's two ways to gather the sequences with some numbers as int64."""
+    flat, offsets = np.asarray(np.load(folder / "ids.npy", mmap_mode="r")), np.load(folder / "offsets.npy")
 
     def fancy(chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         begins = offsets[chosen]
@@ -61,36 +62,40 @@ def gathered(folder: Path, numbers: list[NDArray[np.int64]]) -> dict[str, float]
         pairs = zip(offsets[chosen].tolist(), offsets[chosen + 1].tolist(), strict=True)
         return np.concatenate([flat[begin:end] for begin, end in pairs]).astype(np.int64)
 
-    found = {}
-    for how, read in (("one index", fancy), ("slices", slices)):
-        read(numbers[0])
-        start = time.perf_counter()
-        tokens = sum(read(chosen).size for chosen in numbers)
-        found[how] = tokens / (time.perf_counter() - start) / 1e6
-    return found
+    flat.max()  # maps all pages, for both
+    return {"one index": fancy, "slices": slices}
 
 
 def batches(folder: Path, capacity: int, rows: int, form: Flat | None, name: str) -> None:
-    """Print how fast batches come, beside NumPy's gathering of the same tokens."""
-    source = open_tokens(folder)
-    loader = PackedLoader(source, capacity, rows=rows, form=form, prefetch=0)
-    taken, numbers, tokens, seconds = iter(loader), [], 0, 0.0
+    """Print how fast batches come, and NumPy gathers the same tokens in turns; medians over all batches."""
+    loader = PackedLoader(open_tokens(folder), capacity, rows=rows, form=form, prefetch=0)
+    taken, limits = iter(loader), plain(folder)
     for _ in range(5):
         next(taken)
-    while seconds < 1.0:
-        start = time.perf_counter()
-        batch = next(taken, None)
-        if batch is None:
-            break
-        seconds += time.perf_counter() - start
-        tokens += batch.layout.tokens
-        numbers.append(batch.records["seq_index"])
-    limits = gathered(folder, numbers)
-    ours = tokens / seconds / 1e6
-    beside = ", ".join(f"{ours / limit:.2f} of {limit:,.0f} by {how}" for how, limit in limits.items())
+    seconds: dict[str, list[float]] = {name: [] for name in ("ours", *limits)}
+    tokens = 0
+    while sum(seconds["ours"]) < 0.2:
+        numbers = []
+        for _ in range(AT_ONCE):
+            start = time.perf_counter()
+            batch = next(taken, None)
+            if batch is None:
+                taken = iter(loader)
+                break
+            seconds["ours"].append(time.perf_counter() - start)
+            tokens += batch.layout.tokens
+            numbers.append(batch.records["seq_index"])
+        for how, read in limits.items():
+            for chosen in numbers:
+                start = time.perf_counter()
+                read(chosen)
+                seconds[how].append(time.perf_counter() - start)
+    took = {how: float(np.median(of)) for how, of in seconds.items()}
+    each = tokens / len(seconds["ours"])
+    beside = ", ".join(f"{took[how] / took['ours']:.2f} of {each / took[how] / 1e6:,.0f} by {how}" for how in limits)
     print(
-        f"  {name:34} {seconds / len(numbers) * 1e6:6.0f} us a batch of {tokens / len(numbers):7,.0f} tokens: "
-        f"{ours:5.0f} M tokens/s; NumPy's gathering: {beside}"
+        f"  {name:34} {took['ours'] * 1e6:6.0f} us a batch of {each:7,.0f} tokens: "
+        f"{each / took['ours'] / 1e6:5.0f} M tokens/s; NumPy's gathering: {beside}"
     )
 
 

@@ -117,6 +117,17 @@ def case_count_up(rng):
     return rng.permutation(20) * 5, lengths, np.full(100, -1)
 
 
+def case_lay_rows(rng):
+    per_row = rng.integers(0, 4, 6)
+    given = np.zeros(per_row.sum(), np.int64), np.zeros(6, np.int64)
+    return rng.integers(1, 9, per_row.sum()).astype(np.int32), per_row, 40, int(rng.integers(1, 4)), *given
+
+
+def case_fill_rows(rng):
+    sizes = rng.integers(0, 9, 6)
+    return rng.integers(0, 1000, sizes.sum()), sizes, -100, np.zeros((6, 8), np.int64)
+
+
 def case_token_hashes(rng):
     lengths = rng.integers(0, 5, 20)
     return rng.integers(0, 30_000, lengths.sum()), lengths, np.empty(20, np.uint64)

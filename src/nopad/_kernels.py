@@ -127,6 +127,44 @@ def gather_tokens(source: NDArray[Any], starts: NDArray[Any], lengths: NDArray[A
 
 
 @njit(cache=True, nogil=True)
+def lay_rows(
+    lengths: NDArray[Any], per_row: NDArray[Any], width: int, align: int, starts: NDArray[Any], tokens: NDArray[Any]
+) -> bool:
+    """Set where each sequence begins in concatenated rows of `width` slots, and the slots taken in each row.
+
+    The next ``per_row[r]`` sequences lie in row r, each in a multiple of `align` slots. Return False, and set nothing,
+    unless each sequence is in one row.
+    """
+    total = 0
+    for r in range(per_row.shape[0]):
+        if per_row[r] < 0:
+            return False
+        total += per_row[r]
+    if total != lengths.shape[0]:
+        return False
+    at = 0
+    for r in range(per_row.shape[0]):
+        end = np.int64(r) * width
+        for _ in range(per_row[r]):
+            starts[at] = end
+            end += (np.int64(lengths[at]) + align - 1) // align * align
+            at += 1
+        tokens[r] = end - np.int64(r) * width
+    return True
+
+
+@njit(cache=True, nogil=True)
+def fill_rows(tokens: NDArray[Any], sizes: NDArray[Any], fill: int, rows: NDArray[Any]) -> None:
+    """Write runs of these sizes into rows, one after the other, and `fill` behind each; ``[R, L]``."""
+    at = 0
+    for r in range(rows.shape[0]):
+        run, row = tokens[at : at + sizes[r]], rows[r]
+        row[: sizes[r]] = run
+        row[sizes[r] :] = fill
+        at += sizes[r]
+
+
+@njit(cache=True, nogil=True)
 def count_up(starts: NDArray[Any], lengths: NDArray[Any], out: NDArray[Any]) -> None:
     """Write 0, 1, 2, ... to ``out[starts[i] : starts[i] + lengths[i]]`` for each i."""
     for i in range(starts.shape[0]):

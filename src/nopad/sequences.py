@@ -110,10 +110,11 @@ def _as_index(column: Any, numbers: NDArray[np.int64]) -> Any:
 
 def as_integers(column: NDArray[Any]) -> NDArray[Any]:
     """View values of any fixed width as integers of the same width, so that a kernel is compiled once per width."""
-    return column.view(_INTEGERS[column.itemsize])
+    return column if column.dtype in _SIGNED else column.view(_INTEGERS[column.itemsize])
 
 
 _INTEGERS = {width: np.dtype(f"i{width}") for width in (1, 2, 4, 8)}
+_SIGNED = frozenset(_INTEGERS.values())
 
 
 def gather_runs(column: NDArray[Any], begins: NDArray[np.int64], lengths: NDArray[Any]) -> tuple[NDArray[Any], int]:

@@ -117,7 +117,7 @@ def test_refusals():
         Layout.end_to_end(np.array([3, 2]), 4, 1)
 
 
-@pytest.mark.parametrize("layout", ["flat", "rows", "ordered", "end_to_end"])
+@pytest.mark.parametrize("layout", ["flat", "rows", "ordered", "aligned", "end_to_end"])
 def test_compiled_loops_change_nothing(monkeypatch, layout):
     """A process that has loaded them uses them; another one does not wait for them."""
     lengths = np.random.default_rng(0).integers(1, 30, size=50)
@@ -128,13 +128,29 @@ def test_compiled_loops_change_nothing(monkeypatch, layout):
         if layout == "end_to_end":
             return Layout.end_to_end(lengths, 32)
         order = np.random.default_rng(1).permutation(50) if layout == "ordered" else None
-        return Layout.rows(lengths, np.full(50, 1), 32, order)
+        per_row = np.random.default_rng(2).permutation([0] * 25 + [2] * 25)
+        return Layout.rows(lengths, per_row, 72, order, align=4 if layout == "aligned" else 1)
 
     from nopad import _kernels  # noqa: F401
 
-    compiled = made().position_ids
+    def seen():
+        layout = made()
+        scattered = (layout.scatter(np.arange(layout.tokens), fill).tolist() for fill in (0, -100))
+        return layout.starts.tolist(), layout.position_ids.tolist(), *scattered
+
+    compiled = seen()
     monkeypatch.delitem(sys.modules, "nopad._kernels")
-    np.testing.assert_array_equal(made().position_ids, compiled)
+    assert seen() == compiled
+
+
+@pytest.mark.parametrize("per_row", [[2, 2], [4], [3, -1, 1]])
+def test_rows_take_each_sequence_once_or_are_refused(monkeypatch, per_row):
+    from nopad import _kernels  # noqa: F401
+
+    for _ in range(2):
+        with pytest.raises(OptionError, match=r"the rows hold \d sequences, and there are 3 lengths"):
+            Layout.rows(np.array([3, 1, 2]), np.array(per_row), 8)
+        monkeypatch.delitem(sys.modules, "nopad._kernels", raising=False)
 
 
 def test_aligned_rows_leave_padding_behind_each_sequence():

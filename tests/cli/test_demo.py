@@ -69,6 +69,27 @@ def test_another_capacity_is_refused(call, few_texts, words, tmp_path):
     assert "capacity was 64, now 65" in ran.error()
 
 
+def test_its_own_result_of_another_version_is_made_again(call, few_texts, words, tmp_path):
+    folder = tmp_path / "demo"
+    assert call("demo", "--folder", folder, "-t", words, "-c", 64).code == 0
+    path = folder / "packed" / "nopad.json"
+    here = json.loads(path.read_text())
+    old = json.dumps({**here, "format_version": 2})
+    path.write_text(old)
+    ran = call("demo", "--folder", folder, "-t", words, "-c", 64)
+    assert (ran.code, ran.err) == (0, "")
+    assert f"{folder / 'packed'} was packed by another version of nopad (format 2, now 3): packing it" in ran
+    assert "✓ verified: " in ran
+    assert json.loads(path.read_text()) == here
+
+    path.write_text(old)
+    next(folder.glob("stdlib-*.jsonl")).unlink()
+    ran = call("demo", "--folder", folder, "-t", words, "-c", 64)
+    assert ran.code == 2
+    assert f"delete {folder / 'packed'}, or choose another --folder" in ran.error()
+    assert path.read_text() == old
+
+
 @pytest.mark.slow
 def test_the_real_one(call, without_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -239,7 +239,7 @@ class TestEveryBatchIsProven:
     def test_names_that_come_twice(self, tmp_path):
         made = pa.table([pa.array([[1]]), pa.array([1]), pa.array([2])], names=["input_ids", "x", "x"])
         pq.write_table(made, tmp_path / "a.parquet")
-        with pytest.raises(SourceError, match=r"a.parquet: 2 columns 'x'; .* name the columns to carry with --carry"):
+        with pytest.raises(SourceError, match=r"a.parquet: 2 columns 'x'; .* name the columns to carry with carry="):
             open_source(tmp_path / "a.parquet")
         assert ids_of(open_source(tmp_path / "a.parquet", nopad.ReaderOptions(carry=())).blocks()) == [1]
 

@@ -145,7 +145,7 @@ def test_text_and_ids_in_one_job(tmp_path):
     write(tmp_path, {"a.txt": b"a", "b.jsonl": b'{"input_ids": [1]}'})
     assert message(tmp_path) == (
         f"{tmp_path}/a.txt holds text and {tmp_path}/b.jsonl ready-made ids; pack them in two separate jobs, "
-        "or, where both have both, choose one kind with --text-field or --ids-field"
+        "or, where both have both, choose one kind with text_field= or ids_field="
     )
 
 
@@ -201,7 +201,7 @@ def test_one_large_text(tmp_path, monkeypatch, packed):
     path = tmp_path / ("a.txt.gz" if packed else "a.txt")
     path.write_bytes(gzip.compress(data) if packed else data)
     size = "more than 1,000 bytes" if packed else "1,005 bytes"
-    with pytest.raises(SourceError, match=rf"{path.name}: one document of {size}, above .* with --text-unit line"):
+    with pytest.raises(SourceError, match=rf"{path.name}: one document of {size}, above .* with text_unit=\"line\""):
         list(open_source(path).blocks())
     assert sum(len(block.data) for block in open_source(path, nopad.ReaderOptions(text_unit="line")).blocks()) == 1005
 

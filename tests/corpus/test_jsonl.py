@@ -60,7 +60,7 @@ def test_neither_field(tmp_path):
         opened(tmp_path, b'\n{"body": "x", "id": 3}\n')
     assert str(caught.value) == (
         f"{tmp_path}/a.jsonl, line 2: neither 'input_ids' nor 'text' in this object; its keys are \"body\", \"id\"; "
-        "choose one with --text-field or --ids-field"
+        "choose one with text_field= or ids_field="
     )
 
 

@@ -52,7 +52,7 @@ def test_the_fingerprint_is_of_content_name_and_type(save):
 
 
 def test_there_are_no_records(save):
-    with pytest.raises(FormatError, match=r"^lengths hold no records; pack them with --index-only$"):
+    with pytest.raises(FormatError, match=r"^lengths hold no records; pack them with index_only=True$"):
         next(iter(next(save([1]).blocks()).records()))
 
 

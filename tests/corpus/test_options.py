@@ -76,7 +76,7 @@ def test_room(words):
         CorpusOptions(capacity=2).content_capacity(words)
     assert str(caught.value) == (
         "capacity is 2, and 2 special tokens leave no room for content; "
-        "choose a capacity of at least 3, or --no-special-tokens"
+        "choose a capacity of at least 3, or special_tokens=False"
     )
 
 

@@ -175,7 +175,7 @@ def test_over_long_text(tmp_path, words):
     source = jsonl(tmp_path, {"text": "w1 w2 w3"}, {"text": "w1 w2 w3 w4"})
     assert message(source, words) == (
         f"{tmp_path}/a.jsonl, line 2: 6 tokens with special tokens, capacity is 5; "
-        "choose --over-long truncate, split or drop, or a capacity of at least 6"
+        'choose over_long="truncate", "split" or "drop", or a capacity of at least 6'
     )
     assert run(source, words, CorpusOptions(capacity=6))[1].sequences == 2
 
@@ -184,7 +184,7 @@ def test_over_long_ids(tmp_path):
     source = jsonl(tmp_path, {"input_ids": [1] * 6})
     assert message(source, None) == (
         f"{tmp_path}/a.jsonl, line 1: 6 tokens, capacity is 5; "
-        "choose --over-long truncate, split or drop, or a capacity of at least 6"
+        'choose over_long="truncate", "split" or "drop", or a capacity of at least 6'
     )
 
 
@@ -193,7 +193,7 @@ def test_over_long_file(tmp_path, words):
     source = open_source(tmp_path)
     assert message(source, words, special_tokens=False, capacity=3) == (
         f"{tmp_path}/a.txt: 4 tokens, capacity is 3; "
-        "choose --over-long truncate, split or drop, or a capacity of at least 4"
+        'choose over_long="truncate", "split" or "drop", or a capacity of at least 4'
     )
 
 
@@ -201,7 +201,7 @@ def test_over_long_file(tmp_path, words):
 def test_empty(tmp_path, words, nothing):
     source = jsonl(tmp_path, {"text": "w1"}, {"text": nothing})
     assert message(source, words, empty="error") == (
-        f"{tmp_path}/a.jsonl, line 2: an empty document, without a single token; remove it, or choose --empty skip"
+        f'{tmp_path}/a.jsonl, line 2: an empty document, without a single token; remove it, or choose empty="skip"'
     )
     assert run(source, words, CorpusOptions(capacity=5))[1].empty_skipped == 1
 
@@ -210,7 +210,7 @@ def test_bad_record(tmp_path, words):
     source = jsonl(tmp_path, {"text": "w1"}, "", '{"text": "w1"')
     assert message(source, words) == (
         f"{tmp_path}/a.jsonl, line 3: broken JSON: Expecting ',' delimiter at column 14; "
-        "repair it, or choose --on-bad-record skip"
+        'repair it, or choose on_bad_record="skip"'
     )
 
 
@@ -218,7 +218,7 @@ def test_invalid_utf8(tmp_path, words):
     (tmp_path / "a.txt").write_bytes(b"w1 \xff")
     source = open_source(tmp_path)
     assert message(source, words) == (
-        f"{tmp_path}/a.txt: not UTF-8: byte 0xff at offset 3 of the file; repair it, or choose --on-bad-record skip"
+        f'{tmp_path}/a.txt: not UTF-8: byte 0xff at offset 3 of the file; repair it, or choose on_bad_record="skip"'
     )
     out, counts = run(source, words, CorpusOptions(capacity=5, on_bad_record="skip"))
     assert (out, counts) == ([], Counts(records=1, bad_skipped=1))

@@ -97,7 +97,7 @@ def test_fixed_size_lists():
         ({"input_ids": [[1], [2**31], [3]]}, "input_ids[0] is 2147483648; ids are integers from 0 to 2147483647"),
         (
             {"input_ids": [[1], [2], [3]], "labels": [[1], [2, 2], [3]]},
-            "'labels' has 2 values beside 1 in 'input_ids' (if it is no column of tokens, leave it out with --carry)",
+            "'labels' has 2 values beside 1 in 'input_ids' (if it is no column of tokens, leave it out of carry=)",
         ),
         ({"input_ids": [[1], [2], [3]], "labels": [[1], None, [3]]}, "'labels' is null"),
         ({"input_ids": [[1], [2], [3]], "labels": [[1], [None], [3]]}, "labels[0] is null"),

@@ -125,7 +125,7 @@ def test_a_column_that_is_there_twice():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"carry": ("label", "label")}, "the column 'label' is to be carried twice; give each --carry once"),
+        ({"carry": ("label", "label")}, "the column 'label' is to be carried twice; name each once in carry="),
         ({"carry": ("attention_mask",)}, "the column 'attention_mask' marks padding, which is cut off"),
         ({"carry": ("label", "attention_mask")}, "the column 'attention_mask' marks padding, which is cut off"),
         ({"mask_field": "input_ids"}, "the column 'input_ids' cannot be its own mask"),

@@ -59,7 +59,7 @@ class TestFiles:
             write(tmp_path / f"{i:02d}.parquet", rows)
         assert refusal(tmp_path) == (
             f"the column 'labels' is not alike in all files: int64 per token in {tmp_path}/00.parquet, "
-            f"no such column in {tmp_path}/13.parquet; make them alike, or name the columns to carry with --carry"
+            f"no such column in {tmp_path}/13.parquet; make them alike, or name the columns to carry with carry="
         )
         assert refusal(tmp_path, carry=["labels"]) == (
             f'{tmp_path}/13.parquet: no column \'labels\'; it has the columns "input_ids", "label"'
@@ -93,8 +93,8 @@ class TestFiles:
             counted(source)
         assert str(caught.value) == (
             f"{tmp_path}/a.parquet, row 42: 'labels' has 1 values beside 2 in 'input_ids' "
-            "(if it is no column of tokens, leave it out with --carry); "
-            "repair it, or choose --on-bad-record skip"
+            "(if it is no column of tokens, leave it out of carry=); "
+            'repair it, or choose on_bad_record="skip"'
         )
         tokens, counts = counted(source, on_bad_record="skip")
         assert (counts.records, counts.sequences, counts.bad_skipped) == (100, 99, 1)
@@ -165,8 +165,7 @@ class TestJsonl:
             (5, "no 'name'; it is carried with the others"),
             (
                 6,
-                "'labels' has 2 values beside 1 in 'input_ids'"
-                " (if it is no column of tokens, leave it out with --carry)",
+                "'labels' has 2 values beside 1 in 'input_ids' (if it is no column of tokens, leave it out of carry=)",
             ),
         ]
         _, counts = counted(source, on_bad_record="skip")

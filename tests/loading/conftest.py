@@ -45,7 +45,9 @@ class Fleet:
     @staticmethod
     def sequences_of(batch) -> list[int]:
         """The numbers of the sequences in a batch; a stand-in has none."""
-        return batch.records["seq_index"].tolist() if batch.weight else []
+        numbers = batch.records["seq_index"].tolist()
+        assert bool(numbers) == bool(batch.weight)
+        return numbers
 
     @classmethod
     def counts(cls, batches) -> Counter:

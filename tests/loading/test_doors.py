@@ -55,7 +55,7 @@ def test_order_is_kept():
 
 def test_there_is_no_batch_by_number():
     with pytest.raises(
-        OptionError, match=r"gives whole batches in order, and none by number; .*nopad.training.Trainer"
+        OptionError, match=r"gives whole batches in order, and none by number; .*nopad.training.PackedTrainer"
     ):
         loader()[0]
 

@@ -9,12 +9,13 @@ import pickle
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import nopad
-from nopad import Flat, PackedLoader, Rows
+from nopad import Flat, PackedBatch, PackedLoader, Rows
 from nopad.balance import Attention, Balance, CostModel, Tokens
 from nopad.errors import (
     BalanceError,
@@ -234,12 +235,33 @@ def test_a_collate_that_makes_no_batch_is_told():
         next(iter(loader))
 
 
+@pytest.mark.parametrize("form", [None, Flat()])
+def test_a_column_of_a_collate_with_too_few_values_is_told(form):
+    def collate(sequences, form, per_row):
+        tokens = {**sequences.tokens, "labels": sequences.tokens["input_ids"][1:]}
+        return PackedBatch.from_columns(replace(sequences, tokens=tokens), form, per_row=per_row)
+
+    loader = PackedLoader([[1, 2, 3], [4]], 4, rows=1, form=form, collate=collate)
+    with pytest.raises(BatchError, match=r"column 'labels' is \[3\], and the sequences have 4 tokens"):
+        next(iter(loader))
+
+
+def test_a_loop_that_changes_what_it_got_changes_nothing_else():
+    def run(change):
+        loader = PackedLoader(DATA, 40, rows=2, rank=0, world_size=1, prefetch=0)
+        for batch in loader:
+            batch.records["seq_index"][:] = batch.records["seq_index"] if not change else 0
+        return loader.sequences_seen, loader.tokens_seen
+
+    assert run(change=True) == run(change=False)
+
+
 def test_data_that_gives_other_lengths_than_were_dealt_are_refused(monkeypatch):
     gather = StoredTokens.gather
 
-    def shorter(self, units, chosen):
-        sequences, sizes = gather(self, units, chosen)
-        return sequences.part(0, len(sequences) - 1), sizes
+    def shorter(self, taken):
+        sequences = gather(self, taken)
+        return sequences.part(0, len(sequences) - 1)
 
     loader = PackedLoader(DATA, 40, rows=2)
     monkeypatch.setattr(StoredTokens, "gather", shorter)

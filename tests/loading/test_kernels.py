@@ -25,6 +25,33 @@ def case_within(rng):
     return rng.integers(0, 9, 20), 9
 
 
+def some_lists(rng):
+    """Where lists begin, their values (none: they ascend), and which are chosen."""
+    indptr = np.cumsum(rng.integers(0, 4, 10)).astype(np.int32)
+    return indptr, rng.permutation(int(rng.choice([0, indptr[-1]]))), rng.integers(0, 9, 5)
+
+
+def case_sizes_of(rng):
+    indptr, _, chosen = some_lists(rng)
+    return indptr, chosen, np.empty(5, np.int64)
+
+
+def case_members_of(rng):
+    indptr, values, chosen = some_lists(rng)
+    return indptr, values, chosen, np.zeros((indptr[chosen + 1] - indptr[chosen]).sum(), np.int64)
+
+
+def case_sum_at(rng):
+    return rng.integers(0, 255, 20).astype(np.uint8), rng.integers(0, 20, 30)
+
+
+def case_are_at(rng):
+    values, numbers = rng.integers(0, 255, 20).astype(np.uint8), rng.integers(0, 20, 30)
+    found = values[numbers].astype(np.int32)
+    found[:1] += rng.integers(0, 2)
+    return values, numbers, found
+
+
 def case_total_of_runs(rng):
     return rng.integers(0, 50, 8), rng.integers(0, 9, 8), 60, np.zeros(8, np.int32)
 

@@ -358,3 +358,24 @@ def test_sequences_may_be_aligned_for_context_parallelism(fleet):
         PackedLoader(DATA, sequences=2, align=8)
     with pytest.raises(OptionError, match="multiple"):
         PackedLoader(DATA, 60, rows=1, align=8)
+
+
+@pytest.mark.parametrize(
+    ("step", "takes"),
+    [
+        ({"capacity": 64, "rows": 2}, "2 packs"),
+        ({"tokens": 64}, "64 tokens"),
+        ({"capacity": 64, "rows": 1, "form": Flat()}, "1 packs"),
+        ({"sequences": 6}, "6 sequences"),
+        ({"sequences": 6, "groups": 3}, "2 groups"),
+    ],
+)
+def test_what_a_rank_takes_is_said_as_it_was_asked_for(step, takes):
+    loader = PackedLoader(DATA, accumulation=2, rank=1, world_size=3, **step)
+    assert f"step     3 ranks x 2 micro-steps x {takes}: " in str(loader.summary())
+    for _ in zip(range(5), loader, strict=False):
+        pass
+    told = repr(loader)
+    assert told.startswith("PackedLoader(300 sequences")
+    assert f"{takes} per rank and micro-step, 2 micro-steps per step; rank 1 of 3; epoch 0, 2 steps seen" in told
+    assert "\n" not in told

@@ -160,8 +160,8 @@ def given_by(ranks):
 def held_by(states):
     """How often each sequence is held, read from the states alone."""
     found = Counter()
-    for state in states:
-        column = state["held"]["values"].get("seq_index")
+    for one in itertools.chain(*((state["held"], state["waiting"]) for state in states)):
+        column = one["values"].get("seq_index")
         if column:
             raw = base64.b64decode(column["data"])
             found.update(np.frombuffer(raw, dtype=column["stored"]).tolist())
@@ -174,15 +174,16 @@ def held_by(states):
     world=st.integers(1, 3),
     accumulation=st.integers(1, 3),
     buffer=st.integers(1, 20),
+    shuffle=st.sampled_from([None, 1, 20, 300]),
     depth=st.sampled_from([None, 2]),
     block=st.sampled_from([1, 7, 60, 400]),
     taken=st.integers(0, 30),
     prefetch=st.integers(0, 2),
 )
 def test_resumed_at_any_batch_it_gives_what_an_uninterrupted_run_gives(
-    step, world, accumulation, buffer, depth, block, taken, prefetch
+    step, world, accumulation, buffer, shuffle, depth, block, taken, prefetch
 ):
-    options = {"accumulation": accumulation, **step}
+    options = {"accumulation": accumulation, "shuffle_buffer": shuffle, "seed": 5 if shuffle else 0, **step}
     if "sequences" not in step:
         options |= {"buffer": buffer, "depth": depth}
     expected = Streams(world, data=source(block), **options, prefetch=0)
@@ -209,9 +210,10 @@ def test_resumed_at_any_batch_it_gives_what_an_uninterrupted_run_gives(
     steps=st.lists(st.integers(0, 12), min_size=5, max_size=5),
     more=st.lists(st.integers(0, 2), min_size=5, max_size=5),
     block=st.sampled_from([1, 17, 400]),
+    shuffle=st.sampled_from([None, 1, 40]),
 )
-def test_on_changing_ranks_every_sequence_comes_once_per_pass(step, worlds, accumulations, steps, more, block):
-    states, seen = None, Counter()
+def test_on_changing_ranks_every_sequence_comes_once_per_pass(step, worlds, accumulations, steps, more, block, shuffle):
+    states, seen, step = None, Counter(), {**step, "shuffle_buffer": shuffle}
     for world, accumulation, whole, extra in zip(worlds, accumulations, steps, more, strict=False):
         run = Streams(world, states, data=source(block), accumulation=accumulation, **step)
         batches = run.take(whole * accumulation + min(extra, accumulation - 1))
@@ -234,8 +236,10 @@ def test_on_changing_ranks_every_sequence_comes_once_per_pass(step, worlds, accu
     step=st.sampled_from(STEPS),
     worlds=st.lists(st.sampled_from([1, 3, 8, 2]), min_size=1, max_size=4),
     steps=st.lists(st.integers(0, 6), min_size=4, max_size=4),
+    shuffle=st.sampled_from([None, 30, 1000]),
 )
-def test_a_stream_that_ends_is_given_whole_and_ranks_stop_together(step, worlds, steps):
+def test_a_stream_that_ends_is_given_whole_and_ranks_stop_together(step, worlds, steps, shuffle):
+    step = {**step, "shuffle_buffer": shuffle}
     with pytest.MonkeyPatch.context() as patch:
         talks = {}
 
@@ -267,13 +271,100 @@ def test_a_stream_that_ends_is_given_whole_and_ranks_stop_together(step, worlds,
         assert given_by(again) == dict.fromkeys(range(N), 1)
 
 
+def order_of(shuffle, size=60, passes=1, **options):
+    """The numbers of the sequences in the order in which a stream of single ones gives them."""
+    loader = PackedLoader(
+        lambda: iter({"input_ids": [1] * (1 + n % 7), "n": n} for n in range(size)),
+        sequences=1,
+        exhausted="stop",
+        shuffle_buffer=shuffle,
+        rank=0,
+        world_size=1,
+        **options,
+    )
+    return [int(batch["n"][0]) for _ in range(passes) for batch in loader]
+
+
+def test_a_buffer_shuffles_by_seed_and_pass():
+    assert order_of(None) == list(range(60))
+    first, again, other = order_of(16, passes=2, seed=3), order_of(16, passes=2, seed=3), order_of(16, seed=4)
+    assert first == again
+    one, two = first[:60], first[60:]
+    assert sorted(one) == sorted(two) == sorted(other) == list(range(60))
+    assert one != two != other != one
+    assert all(number <= place + 16 for place, number in enumerate(one))  # nothing comes before it was read
+    assert order_of(10**6, seed=3) != list(range(60))
+
+
+def test_an_epoch_is_shuffled_alike_however_a_loader_comes_to_it():
+    run = Streams(1, exhausted="stop", last="fill", shuffle_buffer=30)
+    (loader,) = run.loaders
+    first, second = contents(run.take()), contents(run.take())
+    assert first != second
+    for epoch, expected in ((0, first), (1, second), (2**31 - 1, None), (0, first)):
+        loader.set_epoch(epoch)
+        assert loader.epoch == epoch
+        found = contents(run.take())
+        assert expected is None or found == expected
+
+
+def test_a_buffer_larger_than_the_stream_shuffles_evenly():
+    places = np.array([np.argsort(order_of(100, size=8, seed=seed)) for seed in range(400)])
+    # 400 draws of a uniform place from 0 to 7: mean 3.5, standard error 0.115
+    assert np.abs(places.mean(axis=0) - 3.5).max() < 0.5
+    counts = np.array([np.bincount(places[:, number], minlength=8) for number in range(8)])
+    assert counts.min() > 20
+    assert counts.max() < 85
+
+
+def test_what_waits_is_told_and_what_ranks_leave_is_counted(talking):
+    run = Streams(3, exhausted="stop", last="drop", accumulation=2, capacity=40, rows=3, shuffle_buffer=25)
+    batches = run.take(2)
+    told = [str(loader.summary()) for loader in run.loaders]
+    held = [len(state["held"]["numbers"]) + len(state["waiting"]["lengths"]) for state in run.states()]
+    assert all(len(state["waiting"]["lengths"]) == 25 for state in run.states())
+    assert all(f"held     {number} sequences" in text for number, text in zip(held, told, strict=True))
+    batches = [one + other for one, other in zip(batches, run.take(), strict=True)]
+    left = [state["left_sequences"] for state in run.states()]
+    assert any(left)
+    assert sum(given_by(batches).values()) + sum(left) <= N
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shuffle_buffer": 0}, "shuffle_buffer must be an integer from 1"),
+        ({"shuffle_buffer": "many"}, "shuffle_buffer must be an integer"),
+        ({"seed": 1}, "seed say how an epoch is dealt.*goes with shuffle_buffer="),
+        ({"shuffle_buffer": 4, "seed": -1}, "seed must be an integer from 0"),
+    ],
+)
+def test_shuffling_that_cannot_be_is_refused(options, message):
+    with pytest.raises(OptionError, match=message):
+        Streams(1, **options)
+
+
+def test_stored_tokens_have_no_buffer_to_shuffle():
+    with pytest.raises(OptionError, match="shuffle_buffer: for streams only"):
+        PackedLoader(IDS, 40, rows=1, shuffle_buffer=4)
+
+
+def test_a_state_of_another_shuffling_is_refused():
+    run = Streams(1, shuffle_buffer=9, seed=2)
+    run.take(3)
+    for other, told in (({"shuffle_buffer": 8, "seed": 2}, "shuffle_buffer is 8 and was 9"), ({}, "seed is None and")):
+        with pytest.raises(PlanMismatchError, match=told):
+            Streams(1, run.states(), **other)
+
+
 @pytest.mark.parametrize("step", STEPS)
-def test_whatever_is_built_ahead_the_batches_are_the_same(step, monkeypatch):
+@pytest.mark.parametrize("shuffle", [None, 30])
+def test_whatever_is_built_ahead_the_batches_are_the_same(step, shuffle, monkeypatch):
     expected = None
     for prefetch, ahead, size in ((0, 0, 300), (1, 4, 5000), (5, 1, 40)):
         monkeypatch.setattr(reading, "AHEAD", ahead)
         monkeypatch.setattr(reading, "GROUP_BYTES", size)
-        found = contents(Streams(2, prefetch=prefetch, **step).take(25))
+        found = contents(Streams(2, prefetch=prefetch, shuffle_buffer=shuffle, **step).take(25))
         expected = expected or found
         assert found == expected
 
@@ -323,6 +414,9 @@ def test_a_rank_without_a_sequence_gets_stand_ins_with_all_columns(talking):
         assert set(batch) == set(batches[0][0])
         assert batch["score"].dtype == batches[0][0]["score"].dtype
         assert (batch["labels"] == -100).all() == (not batch.weight)
+        assert {name: values.size for name, values in batch.records.items()} == dict.fromkeys(
+            ("seq_index", "seq_start"), batch.weight
+        )
 
 
 def test_ranks_that_could_not_stop_together_are_refused():
@@ -613,6 +707,11 @@ def edited(state, path, value):
         (["held", "tokens", "input_ids", "data"], "no base64"),
         (["held", "tokens", "input_ids", "stored"], "O"),
         (["held", "values", "seq_index", "type"], "x9"),
+        (["drawn"], -1),
+        (["waiting", "lengths", 0], 0),
+        (["waiting", "lengths", 0], 41),
+        (["waiting", "tokens"], {}),
+        (["waiting"], None),
         (["ready"], [[10**6]]),
         (["ready"], [[]]),
         (["ready"], 3),
@@ -622,10 +721,11 @@ def edited(state, path, value):
     ],
 )
 def test_a_damaged_state_is_refused_and_changes_nothing(path, value):
-    run = Streams(1)
+    run = Streams(1, shuffle_buffer=20)
     run.take(3)
     (state,) = run.states()
     assert state["held"]["numbers"]
+    assert state["waiting"]["lengths"]
     with pytest.raises(FormatError):
         run.loaders[0].load_state_dict(edited(state, path, value))
     assert run.states() == [state]
@@ -655,6 +755,24 @@ def test_columns_beside_the_ids_come_along_and_survive_a_resume():
         assert batch["good"].tolist() == [bool(n % 2) for n in index]
         assert (batch["labels"][batch["labels"] >= 0] == batch["input_ids"][batch["labels"] >= 0]).all()
         assert "name" not in batch
+
+
+@pytest.mark.parametrize("shuffle", [None, 5])
+@pytest.mark.parametrize("group_bytes", [20, 10_000])
+def test_named_sources_are_told_apart(tmp_path, talking, monkeypatch, shuffle, group_bytes):
+    monkeypatch.setattr(reading, "GROUP_BYTES", group_bytes)
+    for name, count in (("b", 7), ("a", 8)):
+        lines = [json.dumps({"input_ids": [] if n == 3 else [ord(name)] * (n + 1)}) for n in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    named = nopad.open_source({name: tmp_path / f"{name}.jsonl" for name in "ba"})
+    run = Streams(2, data=named, capacity=9, rows=1, exhausted="stop", last="fill", shuffle_buffer=shuffle)
+    seen = {}
+    for batch in itertools.chain(*run.take()):
+        assert set(batch.records) == {"seq_index", "seq_start", "seq_source"}
+        ids = [int(one[0]) for one in batch.unpack_tokens(batch["input_ids"])] if batch.weight else []
+        for number, origin, token in zip(batch.records["seq_index"], batch.records["seq_source"], ids, strict=True):
+            seen[int(number)] = (int(origin), chr(token))
+    assert seen == {n: (int(n >= 7), "ba"[n >= 7]) for n in range(15) if n not in (3, 10)}
 
 
 def test_whole_documents_of_other_ranks_are_not_decoded(tmp_path, monkeypatch):

@@ -61,6 +61,12 @@ def test_a_plain_data_loader_without_workers(expected):
     assert contents(batches) == expected[0][0]
 
 
+@pytest.mark.parametrize("options", [{}, {"batch_size": 4}, {"batch_size": 1, "drop_last": True}])
+def test_a_data_loader_that_would_batch_batches_is_refused(options):
+    with pytest.raises(OptionError, match=r"these are whole batches; give it batch_size=None, as in DataLoader"):
+        next(iter(DataLoader(TorchDataset(loader()), **options)))
+
+
 def test_options_that_are_left_as_they_are(expected):
     assert contents(loader().dataloader(batch_size=None, num_workers=np.int64(0))) == expected[0][0]
     with pytest.raises(OptionError, match="num_workers must be an integer"):

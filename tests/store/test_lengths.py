@@ -22,7 +22,7 @@ def test_they_can_only_be_indexed(save, pack, tmp_path):
     source = save([1, 2])
     with pytest.raises(OptionError) as caught:
         pack(source, tmp_path / "out")
-    assert str(caught.value) == f"{source.path} holds lengths, not tokens; pack it with --index-only"
+    assert str(caught.value) == f"{source.path} holds lengths, not tokens; pack it with index_only=True"
     assert not (tmp_path / "out").exists()
 
 

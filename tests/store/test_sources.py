@@ -335,7 +335,7 @@ def test_more_text_than_a_row_group_holds(rows, tmp_path, monkeypatch):
     monkeypatch.setattr("nopad.store.shards.MAX_TEXT", 200)
     options = CorpusOptions(capacity=CAPACITY, over_long="split")
     with pytest.raises(
-        OptionError, match=r"the column 'name' has [\d,]+ bytes of text in [\d,]+ packs .* --shard-tokens"
+        OptionError, match=r"the column 'name' has [\d,]+ bytes of text in [\d,]+ packs .* shard_tokens="
     ):
         pack_corpus(DictSource(rows[:500]), tmp_path / "packed", options)
     packing = PackOptions(shard_tokens=CAPACITY, depth=4)

@@ -223,7 +223,7 @@ def test_another_tokenizer(tmp_path, pack, words, only):
     inner = type(words)(words._inner.from_str(words._inner.to_str().replace('"w9"', '"v9"')))
     assert only(nopad.verify(tmp_path / "out", source=source, tokenizer=inner)) == (
         f"packed with another tokenizer than the tokenizer: SHA-256 {words.fingerprint}, this one has "
-        f"{inner.fingerprint}; give the one it was packed with (--tokenizer)"
+        f"{inner.fingerprint}; give the one it was packed with (tokenizer=)"
     )
     with pytest.raises(OptionError, match="no tokenizer was given"):
         nopad.verify(tmp_path / "out", source=source)

@@ -13,9 +13,19 @@ def unpacked(model, examples, loss):
     `loss(outputs, number)` gives (sum, count) of example `number`; the loss of all is the sum of sums over the sum of
     counts.
     """
+
+    def total(outputs):
+        sums, counts = zip(*(loss(one, number) for number, one in enumerate(outputs)), strict=True)
+        return torch.stack(sums).sum() / sum(counts)
+
+    return jointly(model, examples, total)
+
+
+def jointly(model, examples, loss):
+    """The same with `loss(outputs)`, a scalar of the outputs of all examples: for losses of pairs."""
     model.zero_grad()
     begins = examples.sequences.begins
-    sums, counts = [], []
+    outputs = []
     for number, length in enumerate(examples.sequences.seq_lengths.tolist()):
         span = slice(int(begins[number]), int(begins[number]) + length)
         inputs = {
@@ -23,10 +33,8 @@ def unpacked(model, examples, loss):
             for name, column in examples.sequences.tokens.items()
             if name in ("input_ids", "token_type_ids")
         }
-        one, count = loss(model(**inputs), number)
-        sums.append(one)
-        counts.append(count)
-    total = torch.stack(sums).sum() / sum(counts)
+        outputs.append(model(**inputs))
+    total = loss(outputs)
     total.backward()
     return total.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 

@@ -43,6 +43,21 @@ def tokenizer():
     )
 
 
+@cache
+def wordpieces():
+    """The same with WordPiece, which has a token for a last ``s`` (##s) and ``es``, and letters of no meaning."""
+    import tokenizers
+    from tokenizers import models
+
+    inner = tokenizers.Tokenizer.from_str(tokenizer()._tokenizer.to_str())
+    vocabulary = {word: number for number, word in enumerate((*SPECIAL, *WORDS, "##s", "##es", "##and"))}
+    inner.model = models.WordPiece(vocabulary, unk_token="[UNK]")
+    made = tokenizer()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, **made.special_tokens_map, model_input_names=made.model_input_names
+    )
+
+
 SIZES = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 

@@ -19,7 +19,7 @@ from tests.tasks.tiny import bert, tokenizer
 import nopad
 from nopad.errors import DeviceMemoryError, FormatError, LossError, OptionError, UnsupportedModelError
 from nopad.tasks import Examples, OfTokens
-from nopad.training import PackedTrainer, load_batch
+from nopad.training import PackedMixin, PackedTrainer, load_batch
 from nopad.training.effects import effects
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -113,6 +113,31 @@ def test_a_causal_model_is_evaluated_and_predicts_token_by_token(tmp_path):
     assert found.predictions.shape[:2] == (len(stored), max(map(len, stored)))
     np.testing.assert_allclose(found.predictions[0, : len(stored[0])], first.detach().numpy(), atol=1e-12)
     assert found.label_ids[3, : len(stored[3])].tolist() == [-100, *stored[3][1:]]
+
+
+def test_the_loader_that_is_trained_on_may_be_evaluated_on(tmp_path):
+    """Also in the middle of training; both see all of it, and evaluations of the same weights agree to the bit."""
+    made = classified().loader(classify_records(), CAPACITY, rows=2, accumulation=2, last="fill")
+    how = {"eval_strategy": "steps", "eval_steps": 1, "num_train_epochs": 2}
+    run = trainer(tmp_path, made=made, eval_dataset=made, capacity=None, how=how)
+    run.train()
+    losses = [entry["eval_loss"] for entry in run.state.log_history if "eval_loss" in entry]
+    assert len(losses) == run.state.global_step == made.steps_seen
+    assert made.sequences_seen == 2 * len(classify_records())
+    assert run.evaluate()["eval_loss"] == run.evaluate()["eval_loss"] == losses[-1]
+
+
+def test_a_stream_is_packed_as_it_comes(tmp_path):
+    def rows():
+        yield from ({"input_ids": [n % 90 + 1] * (n % 9 + 1)} for n in range(100))
+
+    how = arguments(tmp_path, max_steps=3)
+    run = PackedTrainer(
+        causal_model(), how, train_dataset=rows, capacity=32, loading={"exhausted": "repeat"}, quiet=True
+    )
+    run.train()
+    assert run.state.global_step == 3
+    assert run.train_dataset.is_stream
 
 
 def test_metrics_of_ones_own_get_arrays_in_the_order_of_the_input(tmp_path):
@@ -210,10 +235,12 @@ def test_what_packing_changes_is_said_before(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "one sequence per row would take 32 steps: a schedule in steps sees 16.00 times" in said
     assert "an optimiser step averages over 128 sequences instead of 8" in said
-    assert "1 rows per rank and step would make steps of about as many sequences" in said
+    assert "even one row per rank and step holds 16 sequences" in said
     assert "warm-up  2 steps see 256 sequences, 16.00 times as many" in said
     how = arguments(tmp_path, gradient_accumulation_steps=32, max_steps=4)
-    assert "gradient_accumulation_steps=2 would" in effects(run.train_dataset.summary(), how)
+    assert "gradient_accumulation_steps=2 would make it about as many" in effects(run.train_dataset.summary(), how)
+    how.gradient_accumulation_steps, how.per_device_train_batch_size = 1, 40
+    assert "2 rows per rank and step, in place of 40, would" in effects(run.train_dataset.summary(), how)
     assert "max_steps=4 are 2.00 epochs; without packs they would be 0.12" in effects(run.train_dataset.summary(), how)
 
 
@@ -235,6 +262,23 @@ def test_what_cannot_be_meant_is_refused(tmp_path):
     stream = nopad.PackedLoader(lambda: iter([{"input_ids": [1, 2]}]), CAPACITY, rows=2, exhausted="repeat")
     with pytest.raises(OptionError, match="an evaluation needs data that end"):
         trainer(tmp_path).evaluate(stream)
+
+
+def test_a_trainer_that_divides_the_loss_again_is_refused(tmp_path):
+    class Plain(PackedTrainer):
+        def training_step(self, model, inputs, *args, **kwargs):
+            return super().training_step(model, inputs, *args, **kwargs)
+
+    class Below(transformers.Trainer):
+        def training_step(self, model, inputs, *args, **kwargs):
+            return super().training_step(model, inputs, *args, **kwargs) / self.args.gradient_accumulation_steps
+
+    class Mine(PackedMixin, Below):
+        pass
+
+    assert trainer(tmp_path, kind=Plain).train().global_step
+    with pytest.raises(OptionError, match=r"Mine changes the loss after compute_loss, from .* divided by the denomi"):
+        trainer(tmp_path, kind=Mine).train()
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):

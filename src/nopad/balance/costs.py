@@ -122,12 +122,13 @@ class Attention(CostModel):
 
     @classmethod
     def of_model(cls, config: Any, *, causal: bool | None = None) -> Attention:
-        """Return the cost model of a transformers config, or of anything with its attributes.
+        """Return the cost model of a model, from its transformers config or anything with the same attributes.
 
-        It has the hidden size at which the plain layer has the same ratio of attention to all else as the layer of the
-        config: with fewer heads for keys and values, a feed-forward part that is gated (SiLU, or `hidden_activation`)
-        or of another width, as many experts as a token visits. A causal layer attends to half as many tokens. Sliding
-        windows and linear attention are not considered: their attention costs less.
+        Only one thing about a layer matters here: how much work its attention is beside its matrices. That ratio is
+        computed for the layer of the config, with its heads for keys and values, the width of its feed-forward part,
+        gated or not (SiLU, or `hidden_activation`), and as many experts as a token visits; a causal layer attends to
+        half as many tokens. The result is `Attention` with the `hidden_size` that gives this ratio, mostly not the
+        config's own. Sliding windows and linear attention are counted as full attention, which costs more.
 
         Args:
             config: the config; of a model of several kinds of input, its `text_config` counts.

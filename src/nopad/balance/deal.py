@@ -31,7 +31,7 @@ def deal(costs: ArrayLike, shape: Shape, balance: Balance) -> NDArray[np.int64]:
     over its micro-steps.
 
     Args:
-        costs: cost of each unit of the step, in the order of `draw`; ``[shape.per_step]``.
+        costs: cost of each unit of the step, integers, in the order of `draw`; ``[shape.per_step]``.
         shape: how many units, on how many ranks.
         balance: the method.
 
@@ -85,12 +85,12 @@ def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: in
 
     Looks for the lowest largest cost: units from the costliest on, each to the rank of the lowest cost that has room;
     then units of the costliest rank are moved or swapped while that helps, until it is within 1 in 4,096 of the least
-    possible. Where the cap is so tight that
-    this finds no place for a unit, units are dealt by tokens first. Every rank gets a unit.
+    possible. Where the cap is so tight that this finds no place for a unit, units are dealt by tokens first. Every rank
+    gets a unit.
 
     Args:
-        costs: cost of each unit; ``[n]``.
-        tokens: tokens of each unit, rounded up where they are aligned (`round_up`); ``[n]``.
+        costs: cost of each unit, integers; ``[n]``.
+        tokens: tokens of each unit, rounded up where they are aligned (`round_up`), integers; ``[n]``.
         world_size: number of ranks.
         cap: most tokens a rank may get.
 

@@ -30,7 +30,7 @@ def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[
     after the steps that keep to the quotas.
 
     Args:
-        costs: cost of each unit; ``[n]``.
+        costs: cost of each unit, integers; ``[n]``.
         shape: how many units a step takes, on how many ranks.
         balance: the method.
         key: a random key, such as ``nopad.random.key(seed, nopad.random.STREAM_LEG, epoch, leg)``.

@@ -21,7 +21,9 @@ __all__ = ["Report", "floor", "needs_context_parallelism", "report"]
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """How even steps are. All but the waste and ABR are means over steps, in units of cost.
+    """How evenly the ranks of a run's steps work: each number is the mean over the steps.
+
+    `least`, `most` and `mean` are costs, in the unit of the cost model; `waste`, `abr` and `floor` are fractions.
 
     Attributes:
         steps: number of steps.

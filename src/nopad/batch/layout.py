@@ -36,8 +36,9 @@ class Layout:
         crossing: whether a sequence may go on in the next row ("end to end": PopRT's fixed grid without gaps).
         causal: whether the labels of first tokens were left out: a causal language model predicts no first token.
         records: where each sequence of a packed dataset comes from, in the order given: ``seq_index``, and
-            ``seq_start`` and ``seq_source`` if the dataset has them; ``[S]`` each.
-        row_ends: where each row ends in the concatenated tokens, where they were given in stream order; else None.
+            ``seq_start`` and ``seq_source`` if the dataset has them; ``[S]`` each; of a stand-in ``[0]``.
+        row_tokens: tokens of each row, int64 ``[R]``, where rows take the sequences in the order given, without gaps
+            between them; else None.
         stand_in: whether the batch only keeps a rank in step that has no sequence left; it has the weight 0.
     """
 
@@ -50,7 +51,7 @@ class Layout:
     causal: bool = False
     records: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     stand_in: bool = False
-    row_ends: tuple[int, ...] | None = None
+    row_tokens: NDArray[np.int64] | None = None
 
     @classmethod
     def flat(cls, seq_lengths: NDArray[Any]) -> Layout:
@@ -87,26 +88,19 @@ class Layout:
         places = np.arange(given.size) if order is None else np.asarray(order, dtype=np.int64)
         lens = given if order is None else given[places]
         per_row = np.asarray(per_row, dtype=np.int64)
-        if int(per_row.sum()) != lens.size or (per_row < 0).any():
-            raise OptionError(f"the rows hold {int(per_row.sum())} sequences, and there are {lens.size} lengths")
-        taken = lens if align == 1 else -(-lens // align) * align
-        ends = np.zeros(lens.size + 1, dtype=np.int64)
-        taken.cumsum(out=ends[1:])
-        bounds = np.zeros(per_row.size + 1, dtype=np.int64)
-        per_row.cumsum(out=bounds[1:])
-        bounds = ends[bounds]
-        tokens = bounds[1:] - bounds[:-1]
+        begins, tokens = _in_rows(lens, per_row, width, align)
         if tokens.max(initial=0) > width:
             row = int(tokens.argmax())
             aligned = "" if align == 1 else f" in multiples of {align}"
             raise LengthError(
                 f"row {row} holds {tokens[row]} tokens{aligned}, and {width} is the capacity; give a larger one"
             )
+        if order is None:
+            shape, runs = (per_row.size, width), tokens if align == 1 else None
+            return cls("rows", shape, given, begins, places, row_tokens=runs)
         starts = np.empty(lens.size, dtype=np.int64)
-        # Start in the stream, plus the padding of all earlier rows, gives the start in the concatenated rows.
-        starts[places] = ends[:-1] + (np.arange(per_row.size) * width - bounds[:-1]).repeat(per_row)
-        ends_of_rows = tuple(bounds[1:].tolist()) if order is None and align == 1 else None
-        return cls("rows", (per_row.size, width), given, starts, places, row_ends=ends_of_rows)
+        starts[places] = begins
+        return cls("rows", (per_row.size, width), given, starts, places)
 
     @classmethod
     def end_to_end(cls, seq_lengths: NDArray[Any], width: int, rows: int | None = None) -> Layout:
@@ -241,16 +235,54 @@ class Layout:
         """Place ``[T]`` values, sequences in the order given, into rows ``[R, L]``; padding gets `fill`."""
         if self.form == "flat":
             return tokens.reshape(self.shape)
-        if self.row_ends is None:
+        if self.row_tokens is None:
             out = np.full(self.slots, fill, dtype=tokens.dtype)
             out[self._places] = tokens
             return out.reshape(self.shape)
-        begin, rows = 0, np.empty(self.shape, dtype=tokens.dtype)
-        for row, end in zip(rows, self.row_ends, strict=True):  # a run per row: ten times as fast as an index per token
-            row[: end - begin] = tokens[begin:end]
-            row[end - begin :] = fill
-            begin = end
+        rows = np.empty(self.shape, dtype=tokens.dtype)
+        compiled = _compiled()
+        if compiled is not None and tokens.dtype == np.int64:
+            compiled.fill_rows(tokens, self.row_tokens, fill, rows)
+            return rows
+        begin = 0
+        for row, size in zip(rows, self.row_tokens.tolist(), strict=True):  # ten times as fast as an index per token
+            row[:size] = tokens[begin : begin + size]
+            row[size:] = fill
+            begin += size
         return rows
+
+    def marked(self, **changed: Any) -> Layout:
+        """Return the same places with other `causal`, `records` or `stand_in`; what is computed already is kept."""
+        made = object.__new__(Layout)
+        vars(made).update(vars(self), **changed)
+        return made
+
+
+def _in_rows(
+    lens: NDArray[np.int32], per_row: NDArray[np.int64], width: int, align: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where each sequence begins in concatenated rows that take them in this order, and the slots of each row.
+
+    Raises:
+        OptionError: the rows take more or fewer sequences than there are.
+    """
+    compiled = _compiled()
+    if compiled is not None:
+        starts, tokens = np.empty(lens.size, dtype=np.int64), np.empty(per_row.size, dtype=np.int64)
+        fits = compiled.lay_rows(lens, per_row, width, align, starts, tokens)
+    else:
+        fits = int(per_row.sum()) == lens.size and not (per_row < 0).any()
+    if not fits:
+        raise OptionError(f"the rows hold {int(per_row.sum())} sequences, and there are {lens.size} lengths")
+    if compiled is not None:
+        return starts, tokens
+    ends = np.zeros(lens.size + 1, dtype=np.int64)
+    (lens if align == 1 else -(-lens // align) * align).cumsum(out=ends[1:])
+    bounds = np.zeros(per_row.size + 1, dtype=np.int64)
+    per_row.cumsum(out=bounds[1:])
+    bounds = ends[bounds]
+    # Start in the stream, plus the padding of all earlier rows, gives the start in the concatenated rows.
+    return ends[:-1] + (np.arange(per_row.size) * width - bounds[:-1]).repeat(per_row), np.diff(bounds)
 
 
 def _compiled() -> Any:

@@ -54,7 +54,8 @@ class PackedBatch(MutableMapping[str, Any]):
             int32 ``[S + 1]``, on the host.
         max_seqlen: length of the longest sequence.
         records: where each sequence of a packed dataset comes from: ``seq_index``, and ``seq_start`` and ``seq_source``
-            if the dataset has them; ``[S]`` each, on the host. Records are not items, so a model never gets them.
+            if the dataset has them; ``[S]`` each, on the host, but ``[0]`` in a stand-in (`weight` 0), whose sequence
+            is none of the data's. Records are not items, so a model never gets them.
         position_ids, sequence_ids: one number per slot, see `Layout`.
         weight: 1, or 0 for a stand-in: a loader's batch for a rank that has no sequence left in the last step of an
             epoch. Its labels are -100 (NaN where they are no integers), and its sequence counts nowhere.
@@ -202,7 +203,7 @@ class PackedBatch(MutableMapping[str, Any]):
         Raises:
             LengthError: a row has more tokens than the capacity.
             OptionError: `form` is invalid or would move sequences to other rows, or `fill` names no column.
-            BatchError: there is no sequence, or there are no ``input_ids``.
+            BatchError: there is no sequence, there are no ``input_ids``, or a column has not one value per token.
         """
         form = check_form(form)
         stacked, records = from_columns(sequences)
@@ -215,7 +216,7 @@ class PackedBatch(MutableMapping[str, Any]):
         """Leave out the labels of first tokens, which a causal language model does not predict."""
         if "labels" in stacked.tokens:
             stacked.tokens["labels"][stacked.begins] = -100
-        return replace(layout, causal=True)
+        return layout.marked(causal=True)
 
     @classmethod
     def _filled(
@@ -233,11 +234,16 @@ class PackedBatch(MutableMapping[str, Any]):
                 per_token = ", ".join(stacked.tokens)
                 raise OptionError(f"fill names {name!r}; columns with a value per token are {per_token}")
             check_fill(name, value, stacked.tokens[name].dtype)
+        for name, column in stacked.tokens.items():
+            if column.shape != (layout.tokens,):
+                raise BatchError(
+                    f"column {name!r} is {list(column.shape)}, and the sequences have {layout.tokens} tokens"
+                )
         fields: dict[str, Any] = {
             name: layout.scatter(column, fills.get(name, -100 if name.endswith("labels") else 0))
             for name, column in stacked.tokens.items()
         }
-        layout = replace(layout, records=records) if records else layout
+        layout = layout.marked(records=records) if records else layout
         fields["position_ids"] = layout.position_ids
         return cls({**fields, **stacked.values, MASK: PackedMask(layout)})
 
@@ -326,7 +332,10 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def records(self) -> Mapping[str, NDArray[Any]]:
-        """Where each sequence of a packed dataset comes from: arrays ``[S]`` by name, in the order given."""
+        """Where each sequence of a packed dataset comes from: arrays ``[S]`` by name, in the order given.
+
+        In a stand-in (`weight` 0) they are empty.
+        """
         return self.layout.records
 
     @property
@@ -340,12 +349,13 @@ class PackedBatch(MutableMapping[str, Any]):
         return int(not self.layout.stand_in)
 
     def as_stand_in(self) -> PackedBatch:
-        """Return this batch with weight 0, with nothing to learn from it, and without records.
+        """Return this batch with weight 0, with nothing to learn from it; its `records` are empty.
 
         It keeps a rank in step that has no sequence left. Labels become -100, or NaN where they are no integers, so
         that a loss that does not know of stand-ins becomes NaN, and not a little wrong.
         """
-        layout = replace(self.layout, stand_in=True, records={})
+        records = {name: values[:0] for name, values in self.records.items()}
+        layout = self.layout.marked(stand_in=True, records=records)
         fields = {name: ignored(value) if name.endswith("labels") else value for name, value in self._fields.items()}
         return PackedBatch({**fields, MASK: PackedMask(layout)})
 

@@ -65,6 +65,8 @@ def check_fill(name: str, value: Any, dtype: np.dtype[Any]) -> None:
     Raises:
         OptionError: `value` is no number, or not within the dtype.
     """
+    if type(value) is int and value == 0:
+        return
     held = isinstance(value, int | float | np.integer | np.floating)
     whole = dtype.kind in "iub"
     if held and whole:

@@ -22,6 +22,7 @@ from nopad.cli.report import report
 from nopad.cli.strict import make_strict, sturdy_streams
 from nopad.cli.study import study
 from nopad.cli.verify import verify
+from nopad.cli.wording import as_flags
 from nopad.errors import NopadError, StorageError
 
 __all__ = ["app", "main"]
@@ -80,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
             raise KeyboardInterrupt
         sys.stdout.flush()
     except NopadError as error:
-        code = _failed(str(error), error.exit_code, debug)
+        code = _failed(as_flags(str(error)), error.exit_code, debug)
     except KeyboardInterrupt:
         code = _failed("interrupted", INTERRUPTED, debug)
     except BrokenPipeError:  # `nopad plan ... | head`
@@ -104,7 +105,7 @@ def main(argv: list[str] | None = None) -> None:
 def _warned(message: Warning | str, *where: Any, **more: Any) -> None:
     """Print a warning as one line to stderr."""
     Console(stderr=True, soft_wrap=True, highlight=False, emoji=False).print(
-        f"[bold yellow]nopad:[/] {escape(str(message))}"
+        f"[bold yellow]nopad:[/] {escape(as_flags(str(message)))}"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ from nopad.cli.options import Seed, TokenizerSpec
 from nopad.cli.plan import table_rows
 from nopad.cli.render import console, describe_histogram, outcome, plan_table
 from nopad.corpus import CorpusOptions, load_tokenizer, open_source, stdlib_texts
-from nopad.errors import CorruptError, MissingExtraError
+from nopad.errors import CorruptError, FormatError, MissingExtraError
 from nopad.files import replacing, storage_errors
 from nopad.histogram import Histogram
 from nopad.planning import Plan
@@ -28,7 +29,7 @@ from nopad.report import read_subject, write_report
 from nopad.report.subject import COMPARED
 from nopad.store import PackOptions, open_packed, pack_corpus
 from nopad.store import verify as find_problems
-from nopad.store.manifest import MANIFEST, PLAN
+from nopad.store.manifest import FORMAT_VERSION, MANIFEST, PLAN, other_version
 
 __all__ = ["demo"]
 
@@ -49,6 +50,8 @@ def demo(
       nopad demo --capacity 128 --folder nopad-demo-128
     """
     screen = console()
+    if note := _without_old_result(folder):
+        screen.print(note, markup=False, soft_wrap=True)
     with Bars() as monitor:
         monitor.stage("reading the standard library", None, "")
         text = _write_texts(folder)
@@ -151,6 +154,24 @@ def _lengths_in_source_order(out: Path) -> NDArray[np.int32]:
     values = {name: np.concatenate([block.values[name] for block in blocks]) for name in blocks[0].values}
     order = np.lexsort((values.get("seq_start", np.zeros(lengths.size)), values["seq_index"]))
     return lengths[order]
+
+
+def _without_old_result(folder: Path) -> str:
+    """Remove the demo's own result if another version of nopad made it; return what to tell, or nothing.
+
+    Raises:
+        FormatError: such a dataset is there without the demo's texts, so it may not be the demo's.
+    """
+    out = folder / "packed"
+    version = other_version(out)
+    if version is None:
+        return ""
+    told = f"{out} was packed by another version of nopad (format {version!r}, now {FORMAT_VERSION})"
+    if not any(folder.glob("stdlib-*.jsonl")):
+        raise FormatError(f"{told}, and the demo's texts are not beside it; delete {out}, or choose another --folder")
+    with storage_errors("removing", out):
+        shutil.rmtree(out)
+    return f"{told}: packing it again"
 
 
 def _write_texts(folder: Path) -> Path:

@@ -92,8 +92,8 @@ class ArrayLayout:
         if unclear and not all_of_one and self.columns["ids"].size == self.offsets.size - 1:
             raise SourceError(
                 f"{self.folder}: {unclear[0]}.npy has {self.offsets.size - 1} values, and there are as many "
-                "sequences as tokens: one per token, or one per sequence? Leave out the empty sequences, or that "
-                "column with --carry"
+                "sequences as tokens: one per token, or one per sequence? Leave out the empty sequences, or leave "
+                "that column out of carry="
             )
 
 

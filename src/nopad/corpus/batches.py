@@ -49,7 +49,7 @@ def checked(batch: pa.RecordBatch, schema: pa.Schema, place: str, row: int) -> p
         if not _alike(column.type, field.type):
             raise SourceError(
                 f"{place}: the column {field.name!r} is {column.type} from row {row} on, and {field.type} before; "
-                "make its types alike, or leave it out with --carry"
+                "make its types alike, or leave it out of carry="
             )
         _prove(column, f"{rows}, column {field.name!r}")
         columns.append(_plain(column, field.type))

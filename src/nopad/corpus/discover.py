@@ -231,13 +231,13 @@ def _check_alike(files: Sequence[Source], paths: Sequence[str]) -> None:
         text, ids = sorted((known, len(files) - 1), key=lambda at: files[at].kind == "ids")
         raise SourceError(
             f"{paths[text]} holds text and {paths[ids]} ready-made ids; pack them in two separate jobs, "
-            "or, where both have both, choose one kind with --text-field or --ids-field"
+            "or, where both have both, choose one kind with text_field= or ids_field="
         )
     if files[known].kind == "ids" and files[known].mask != files[-1].mask:
         masks = [f"padding marked by {name!r}" if name else "no mask" for name in (files[known].mask, files[-1].mask)]
         raise SourceError(
             f"{masks[0]} in {paths[known]}, {masks[1]} in {paths[-1]}; make them alike, or read all without a mask "
-            "(--mask-field none --carry none)"
+            "(mask_field=None, carry=[])"
         )
     here, first = ({column.name: column for column in file.carried} for file in (files[-1], files[known]))
     for name in [*first, *here]:
@@ -246,5 +246,5 @@ def _check_alike(files: Sequence[Source], paths: Sequence[str]) -> None:
         kinds = [f"{c.type} per {c.per}" if (c := columns.get(name)) else "no such column" for columns in (first, here)]
         raise SourceError(
             f"the column {name!r} is not alike in all files: {kinds[0]} in {paths[known]}, {kinds[1]} in {paths[-1]}; "
-            "make them alike, or name the columns to carry with --carry"
+            "make them alike, or name the columns to carry with carry="
         )

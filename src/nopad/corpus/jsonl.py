@@ -112,7 +112,7 @@ def detect_field(file: InputFile) -> Field | None:
             return Field(name="text", kind="text")
         raise SourceError(
             f"{file.path}, line {line}: neither 'input_ids' nor 'text' in this object; {_keys(value)}; "
-            "choose one with --text-field or --ids-field"
+            "choose one with text_field= or ids_field="
         )
     return None
 

@@ -56,4 +56,4 @@ class LengthsFile(Source):
 
 
 def _no_records(data: bytes, first_line: int) -> Iterator[Record | BadRecord]:
-    raise FormatError("lengths hold no records; pack them with --index-only")
+    raise FormatError("lengths hold no records; pack them with index_only=True")

@@ -121,7 +121,7 @@ class CorpusOptions:
         if self.capacity <= special:
             raise OptionError(
                 f"capacity is {self.capacity}, and {special} special tokens leave no room for content; "
-                f"choose a capacity of at least {special + 1}, or --no-special-tokens"
+                f"choose a capacity of at least {special + 1}, or special_tokens=False"
             )
         return self.capacity - special
 

@@ -95,7 +95,7 @@ class Gathered:
     def skip(self, block: Block, bad: BadRecord, options: CorpusOptions) -> bool:
         """Count a bad record, or store the failure that it is; return whether the group goes on."""
         if options.on_bad_record == "error":
-            reason = f"{block.place(bad.line)}: {bad.reason}; repair it, or choose --on-bad-record skip"
+            reason = f'{block.place(bad.line)}: {bad.reason}; repair it, or choose on_bad_record="skip"'
             self.failure = RecordError(reason)
             return False
         self.bad += 1
@@ -301,8 +301,8 @@ def _check_lengths(
     index = int(bad.argmax())
     place, need = gathered.place(index), int(lengths[index]) + special
     if not over[index]:
-        raise RecordError(f"{place}: an empty document, without a single token; remove it, or choose --empty skip")
+        raise RecordError(f'{place}: an empty document, without a single token; remove it, or choose empty="skip"')
     raise RecordError(
         f"{place}: {need} tokens{' with special tokens' if special else ''}, capacity is {options.capacity}; "
-        f"choose --over-long truncate, split or drop, or a capacity of at least {need}"
+        f'choose over_long="truncate", "split" or "drop", or a capacity of at least {need}'
     )

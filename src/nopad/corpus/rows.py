@@ -79,7 +79,7 @@ def _decode_ids(
         for row in np.flatnonzero(beside[name].lengths != ids.lengths).tolist():
             have, want = beside[name].lengths[row], ids.lengths[row]
             reason = f"{name!r} has {have} values beside {want} in {selection.content!r}"
-            hint = "" if name == selection.mask else " (if it is no column of tokens, leave it out with --carry)"
+            hint = "" if name == selection.mask else " (if it is no column of tokens, leave it out of carry=)"
             bad.setdefault(row, reason + hint)
     _find_bad_sequences(batch, selection, bad)
     begin, length = ids.begins, ids.lengths

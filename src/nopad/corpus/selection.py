@@ -59,8 +59,8 @@ class Selection:
             odd = [name for name in record if name not in self.known and _can_be_carried(record[name])]
         if not odd:
             return None
-        way = "--mask-field" if odd[0] == MASK else "--carry"
-        return f"has {odd[0]!r}, which the first records have not; name it with {way}, or leave it out with {way} none"
+        way, none = ("mask_field=", "None") if odd[0] == MASK else ("carry=", "[]")
+        return f"has {odd[0]!r}, which the first records have not; name it with {way}, or leave it out with {way}{none}"
 
     @property
     def columns(self) -> list[str]:
@@ -123,15 +123,15 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
 def _check_distinct(content: str, mask: str | None, carried: Sequence[str], place: str) -> None:
     """Refuse a column that is used in two roles."""
     if mask == content:
-        raise SourceError(f"{place}: the column {mask!r} cannot be its own mask; name another one with --mask-field")
+        raise SourceError(f"{place}: the column {mask!r} cannot be its own mask; name another one with mask_field=")
     for at, name in enumerate(carried):
         if name == mask:
             raise SourceError(
                 f"{place}: the column {name!r} marks padding, which is cut off, so only ones would be carried; "
-                "leave it out of --carry, or keep the padding with --mask-field none"
+                "leave it out of carry=, or keep the padding with mask_field=None"
             )
         if name in carried[:at]:
-            raise SourceError(f"{place}: the column {name!r} is to be carried twice; give each --carry once")
+            raise SourceError(f"{place}: the column {name!r} is to be carried twice; name each once in carry=")
 
 
 def _content(schema: pa.Schema, options: ReaderOptions, place: str) -> tuple[str, Kind]:
@@ -142,7 +142,7 @@ def _content(schema: pa.Schema, options: ReaderOptions, place: str) -> tuple[str
         if name is None:
             raise SourceError(
                 f"{place}: neither a column 'input_ids' nor 'text'; it has {_names(schema)}; "
-                "choose one with --text-field or --ids-field"
+                "choose one with text_field= or ids_field="
             )
     _check_once(schema, name, place)
     kind: Kind = "text" if name == options.text_field or (name == "text" and not options.ids_field) else "ids"
@@ -191,7 +191,7 @@ def _found(schema: pa.Schema, name: str, place: str) -> Carried | None:
     if found is not None and name in OWN:
         raise SourceError(
             f"{place}: the column {name!r} cannot be carried: nopad writes one of that name; rename it, or name the "
-            "columns to carry with --carry"
+            "columns to carry with carry="
         )
     return found
 
@@ -216,7 +216,7 @@ def _check_once(schema: pa.Schema, name: str, place: str) -> None:
     times = schema.names.count(name)
     if times != 1:
         what = "no column" if not times else f"{times} columns"
-        way = "; rename all but one of them, or name the columns to carry with --carry" if times else ""
+        way = "; rename all but one of them, or name the columns to carry with carry=" if times else ""
         raise SourceError(f"{place}: {what} {name!r}; it has {_names(schema)}{way}")
 
 

@@ -54,7 +54,7 @@ class TextFile(Source):
         if size > DOCUMENT_BYTES:
             shown = f"{size:,} bytes" if not self._file.compression else f"more than {DOCUMENT_BYTES:,} bytes"
             raise SourceError(
-                f"{self._file.path}: one document of {shown}{TOO_LONG}, or take each line for one with --text-unit line"
+                f'{self._file.path}: one document of {shown}{TOO_LONG}, or take each line for one with text_unit="line"'
             )
 
     def inventory(self) -> list[tuple[str, int]]:

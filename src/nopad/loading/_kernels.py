@@ -22,6 +22,44 @@ def within(numbers: NDArray[Any], n: int) -> bool:
 
 
 @njit(cache=True, nogil=True)
+def sizes_of(indptr: NDArray[Any], chosen: NDArray[Any], sizes: NDArray[Any]) -> int:
+    """Set the sizes of the chosen lists, which begin at `indptr`; return their sum."""
+    total = 0
+    for i in range(chosen.shape[0]):
+        sizes[i] = indptr[chosen[i] + 1] - indptr[chosen[i]]
+        total += sizes[i]
+    return total
+
+
+@njit(cache=True, nogil=True)
+def members_of(indptr: NDArray[Any], values: NDArray[Any], chosen: NDArray[Any], members: NDArray[Any]) -> None:
+    """Write the values of the chosen lists to `members`, list after list; no values: those of place p are p."""
+    at = 0
+    for chosen_list in chosen:
+        for place in range(indptr[chosen_list], indptr[chosen_list + 1]):
+            members[at] = values[place] if values.shape[0] else place
+            at += 1
+
+
+@njit(cache=True, nogil=True)
+def sum_at(values: NDArray[Any], numbers: NDArray[Any]) -> int:
+    """Return the sum of the values with these numbers."""
+    total = np.int64(0)
+    for number in numbers:
+        total += np.int64(values[number])
+    return int(total)
+
+
+@njit(cache=True, nogil=True)
+def are_at(values: NDArray[Any], numbers: NDArray[Any], found: NDArray[Any]) -> bool:
+    """Whether ``found[i]`` is ``values[numbers[i]]`` for each i; they are as many."""
+    different = 0
+    for i in range(numbers.shape[0]):
+        different += np.int64(values[numbers[i]]) != np.int64(found[i])
+    return different == 0
+
+
+@njit(cache=True, nogil=True)
 def total_of_runs(begins: NDArray[Any], lengths: NDArray[Any], size: int, short: NDArray[Any]) -> int:
     """Return the tokens of runs in a column of `size` values, or -1 if one lies outside; copy the lengths to `short`.
 

@@ -66,9 +66,7 @@ class Epochs:
 
     def units(self, epoch: int) -> Units:
         """Return the units of an epoch."""
-        kept = (
-            self._units
-        )  # a reference of its own, since a thread that still builds for an earlier iteration may replace the attribute
+        kept = self._units  # a reference of its own: a thread of an earlier iteration may replace the attribute
         if kept is None or kept[0] != epoch:
             ahead, self._ahead = self._ahead, None
             self._units = kept = None  # free the last epoch's before the next is made

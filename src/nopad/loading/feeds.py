@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad import random
+from nopad import _kernels, random
 from nopad.assignment import assign, check_cover
 from nopad.balance import round_up
 from nopad.errors import CorruptError, LengthError, OptionError, PlanMismatchError
 from nopad.histogram import as_lengths
 from nopad.loading.groups import Groups, Together
 from nopad.loading.sources import TokenSource
-from nopad.loading.units import Units, narrow
+from nopad.loading.units import Taken, Units, narrow
 from nopad.packs import index_dtype
 from nopad.planning import Plan
 from nopad.planning import plan as new_plan
@@ -66,10 +66,13 @@ class Feed(ABC):
         return ()
 
     @abstractmethod
-    def gather(self, units: Units, chosen: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
-        """Return the sequences of the chosen units, unit after unit, and how many each unit holds; int64 ``[chosen]``.
+    def gather(self, taken: Taken) -> Sequences:
+        """Return the sequences of these units, unit after unit.
 
         Values have ``seq_index``: the number of each sequence, or the one that it has in the data.
+
+        Raises:
+            CorruptError, SourceError: the data is not what it was when the feed was opened.
         """
 
     @abstractmethod
@@ -140,18 +143,17 @@ class StoredTokens(Feed):
             indptr, sequence = (packs.indptr, packs.sequence) if groups is None else groups.expanded(packs)
         else:
             order = np.arange(lengths.size if groups is None else len(groups), dtype=index_dtype(lengths.size))
-            _kernels().shuffle(order, np.uint64(key))
+            _kernels.shuffle(order, np.uint64(key))
             if groups is not None:
                 indptr, sequence = groups.indptr, groups.sequence
         self._source.release()
         return Units(seq_lengths=narrow(lengths), indptr=indptr, sequence=sequence, order=order, apart=self.apart)
 
-    def gather(self, units: Units, chosen: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
-        """Return the sequences of the chosen units."""
-        numbers, sizes = units.held(chosen)
-        found = self._source.gather(numbers, wide=True)
-        values = {"seq_index": numbers, **found.values}
-        return Sequences(seq_lengths=found.seq_lengths, tokens=found.tokens, values=values, begin=found.begin), sizes
+    def gather(self, taken: Taken) -> Sequences:
+        """Return the sequences of these units."""
+        found = self._source.gather(taken.sequences, wide=True)
+        values = {"seq_index": taken.sequences.copy(), **found.values}  # the step keeps its own
+        return Sequences(seq_lengths=found.seq_lengths, tokens=found.tokens, values=values, begin=found.begin)
 
     def check_unchanged(self) -> None:
         """Refuse tokens that changed since the source was opened."""
@@ -209,7 +211,7 @@ def check_fits(lengths: NDArray[Any], capacity: int, what: str) -> None:
         raise LengthError(
             f"{over:,} of {lengths.size:,} {what}s are longer than the capacity of {capacity:,}, the first is "
             f"{what} {int(np.argmax(lengths > capacity)):,}, the longest has {int(lengths.max()):,} tokens; give a "
-            "capacity of at least that, or cut them first (`nopad pack --over-long`)"
+            'capacity of at least that, or cut them before, as a stream does: exhausted="stop", over_long="truncate"'
         )
 
 
@@ -241,9 +243,12 @@ class StoredRows(Feed):
         """Return the rows in a random order that is fast to read."""
         return Units(seq_lengths=self._lengths, indptr=self._indptr, order=self._dataset.order(self.seed, epoch))
 
-    def gather(self, units: Units, chosen: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
-        """Return the sequences of the chosen rows."""
-        return self._dataset.gather(chosen)
+    def gather(self, taken: Taken) -> Sequences:
+        """Return the sequences of these rows."""
+        sequences, sizes = self._dataset.gather(taken.units)
+        if not np.array_equal(sizes, taken.sizes):
+            raise CorruptError(f"{self._dataset.path}: rows hold other sequences than were dealt; open it again")
+        return sequences
 
     def check_unchanged(self) -> None:
         """Refuse a dataset that another one has replaced; what is read is held against its manifest in any case."""
@@ -257,9 +262,3 @@ def _of_shards(dataset: PackedDataset) -> str:
     for shard in dataset.manifest.shards:
         digest.update(bytes.fromhex(shard.sha256))
     return digest.hexdigest()
-
-
-def _kernels() -> Any:
-    from nopad import _kernels
-
-    return _kernels

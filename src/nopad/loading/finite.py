@@ -10,19 +10,15 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nopad.balance import Balance, Shape
 from nopad.balance.costs import fingerprint
 from nopad.batch import PackedBatch
-from nopad.errors import CorruptError, OptionError
 from nopad.loading.epochs import Epochs
-from nopad.loading.legs import Course, Leg
+from nopad.loading.legs import Leg
 from nopad.loading.state import Position, check_same, read_state
 from nopad.loading.summary import Summary, summarise
 from nopad.loading.supply import Serving, Supply
-from nopad.loading.units import Units
-from nopad.sequences import Sequences
 
 __all__ = ["EpochSupply"]
 
@@ -46,21 +42,8 @@ class EpochSupply(Supply):
             per_rank=serving.per_rank,
         )
         self._leg = Leg(shape=shape, balance=balance, steps=0)
-        self._forget()
         epochs.course(self.begin())  # so that an impossible step is refused now
         self._cost = fingerprint(epochs.cost, int(epochs.units(0).seq_lengths.max()))
-
-    def _forget(self) -> None:
-        self._dealt: tuple[Course, int, NDArray[np.int64]] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what worker processes need."""
-        return {name: value for name, value in vars(self).items() if name != "_dealt"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore in another process."""
-        vars(self).update(state)
-        self._forget()
 
     def begin(self) -> Position:
         """Return the beginning of epoch 0."""
@@ -69,6 +52,12 @@ class EpochSupply(Supply):
     def epoch_begin(self, at: Position, epoch: int) -> Position:
         """Return the beginning of this epoch."""
         return at.at_start_of(epoch)
+
+    def described(self) -> str:
+        """Return what is dealt, and what a rank takes of it."""
+        feed = self._epochs.feed
+        packs = f" in packs of at most {feed.capacity:,} tokens" if feed.unit == "pack" else ""
+        return f"{feed.sequences:,} sequences{packs}, {self._serving.takes(feed.unit)} per rank and micro-step"
 
     def facts(self) -> dict[str, Any]:
         """Return the facts of the feed, and the cost model."""
@@ -97,7 +86,8 @@ class EpochSupply(Supply):
         epochs = self._epochs
         capacity = epochs.feed.capacity if self._serving.rows else None
         feed, notes = epochs.feed, epochs.feed.notes(at.epoch)
-        return summarise(epochs.course(at), epochs.units(at.epoch), feed.unit, epochs.cost, capacity, notes)
+        takes = self._serving.takes(feed.unit)
+        return summarise(epochs.course(at), epochs.units(at.epoch), feed.unit, takes, epochs.cost, capacity, notes)
 
     def state(self, at: Position, batches: int) -> dict[str, Any]:
         """Return the state after `batches` more batches; the end of an epoch is the beginning of the next."""
@@ -167,30 +157,12 @@ class EpochSupply(Supply):
     def _built(self, at: Position) -> PackedBatch:
         """Build this rank's batch at a position."""
         units, course, serving = self._epochs.units(at.epoch), self._epochs.course(at), self._serving
-        kept = self._dealt  # a reference of its own, since a thread of an earlier iteration may replace the attribute
-        if kept is None or kept[0] is not course or kept[1] != at.leg.steps:
-            self._dealt = kept = course, at.leg.steps, course.dealt(at.leg.steps)[serving.ranks.rank]
-        chosen = kept[2][at.batches]
-        chosen = chosen[chosen >= 0]
-        if not chosen.size:  # in the last step, where there are fewer units than micro-steps of all ranks
-            sequences, _ = self._gathered(units, course.step(at.leg.steps).units[:1])
-            return self._collated(sequences.part(0, 1), np.ones(1, dtype=np.int64)).as_stand_in()
-        return self._collated(*self._gathered(units, chosen))
-
-    def _gathered(self, units: Units, chosen: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
-        """Gather these units, and prove that what comes has the sequences and lengths by which they were dealt.
-
-        Raises:
-            CorruptError: it has others.
-        """
-        sequences, sizes = self._epochs.feed.gather(units, chosen)
-        numbers, expected = units.held(chosen)
-        if not (np.array_equal(sizes, expected) and np.array_equal(sequences.seq_lengths, units.seq_lengths[numbers])):
-            raise CorruptError("the data gave other sequences than were dealt: lengths differ; open it again")
-        return sequences, sizes
-
-    def _collated(self, sequences: Sequences, per_row: NDArray[np.int64]) -> PackedBatch:
-        batch = self._serving.collate(sequences, self._serving.form, per_row)
-        if not isinstance(batch, PackedBatch):
-            raise OptionError(f"collate gave a {type(batch).__name__}; it makes a nopad.PackedBatch")
-        return batch
+        taken = course.part(at.leg.steps, serving.ranks.rank, at.batches)
+        idle = not taken.units.size  # in the last step, where there are fewer units than micro-steps of all ranks
+        if idle:
+            taken = units.taken(course.step(at.leg.steps).units[:1])
+        sequences = self._epochs.feed.gather(taken)
+        units.check_lengths(taken, sequences.seq_lengths)
+        if idle:
+            return serving.batch(sequences.part(0, 1), np.ones(1, dtype=np.int64), at.epoch).as_stand_in()
+        return serving.batch(sequences, taken.sizes, at.epoch)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from nopad import random
 from nopad.balance import Balance, CostModel, Shape, deal, draw
 from nopad.errors import BalanceError, OptionError
-from nopad.loading.units import Units
+from nopad.loading import _kernels
+from nopad.loading.units import Taken, Units
 from nopad.packs import index_dtype
 
-__all__ = ["Course", "Last", "Leg", "Step", "ordered"]
+__all__ = ["Course", "Last", "Leg", "ordered"]
 
 _KEPT = 4  # steps
 EQUAL = Balance()  # Karmarkar-Karp among all ranks
@@ -43,20 +44,6 @@ class Leg:
     shape: Shape
     balance: Balance
     steps: int
-
-
-class Step(NamedTuple):
-    """What one step takes.
-
-    Attributes:
-        units: unit numbers; int64 ``[units]``.
-        sequences: the sequences in these units, unit after unit; int64 ``[k]``.
-        sizes: how many sequences each unit holds; int64 ``[units]``.
-    """
-
-    units: NDArray[np.int64]
-    sequences: NDArray[np.int64]
-    sizes: NDArray[np.int64]
 
 
 class Course:
@@ -87,7 +74,8 @@ class Course:
         self._units, self._order, self._cost = units, order, cost
         self.shape, self.balance = leg.shape, leg.balance
         self.units_left = len(units) if order is None else order.size
-        self._steps: dict[int, Step] = {}
+        self._steps: dict[int, Taken] = {}
+        self._dealt: tuple[int, int, NDArray[np.int64]] | None = None  # step, rank, its part
         # How many sequences of a unit are dealt apart: the same number for all units.
         parts = units.members(np.zeros(1, dtype=np.int64))[0].size if units.apart else 1
         self._dealing = replace(leg.shape, per_rank=leg.shape.per_rank * parts)
@@ -100,7 +88,7 @@ class Course:
             return np.arange(begin, end)
         return self._order[begin:end].astype(np.int64)
 
-    def step(self, number: int) -> Step:
+    def step(self, number: int) -> Taken:
         """Return what step `number` of this leg takes, fewer units in a filled step. The last few are kept.
 
         Raises:
@@ -112,7 +100,7 @@ class Course:
                 raise IndexError(f"step {number} of {self.steps} steps")
             per_step = self.shape.per_step
             units = self.units_at(number * per_step, (number + 1) * per_step)
-            found = Step(units, *self._units.members(units))
+            found = Taken(units, *self._units.members(units))
             if len(self._steps) >= _KEPT:
                 self._steps.clear()
             self._steps[number] = found
@@ -121,7 +109,17 @@ class Course:
     def seen(self, number: int) -> tuple[int, int]:
         """Return how many sequences and tokens step `number` takes on all ranks."""
         step = self.step(number)
-        return step.sequences.size, int(self._units.seq_lengths[step.sequences].sum(dtype=np.int64))
+        return step.sequences.size, _kernels.sum_at(self._units.seq_lengths, step.sequences)
+
+    def part(self, step: int, rank: int, micro: int) -> Taken:
+        """Return what a rank takes in a micro-step of step number `step`; nothing, in a filled step, at times."""
+        if self.shape.per_step == self.shape.per_rank and not self._units.apart:  # a single rank, without accumulation
+            return self.step(step)
+        kept = self._dealt  # a reference of its own, since another thread may replace the attribute
+        if kept is None or kept[:2] != (step, rank):
+            self._dealt = kept = step, rank, self.dealt(step)[rank]
+        chosen = kept[2][micro]
+        return self._units.taken(chosen[chosen >= 0])
 
     def dealt(self, step: int) -> NDArray[np.int64]:
         """Return what step number `step` deals, by rank, micro-step and place, or -1 where a place stays empty.

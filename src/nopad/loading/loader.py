@@ -21,9 +21,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from nopad.balance import Balance, CostModel, Tokens
 from nopad.batch import Flat, PackedBatch, Rows
-from nopad.batch.form import ALIGN, Form, check_form
+from nopad.batch.form import Form, check_form
 from nopad.errors import OptionError
 from nopad.loading.agreement import check_agreement, exchange_of
+from nopad.loading.arguments import aligned, fitting, groups_per_rank, per_rank, refuse_dealing
 from nopad.loading.epochs import Epochs
 from nopad.loading.feeds import Feed
 from nopad.loading.finite import EpochSupply
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 __all__ = ["Collate", "PackedLoader"]
 
 _ACCUMULATION = Option(default=1, help="micro-steps of an optimiser step")
-_PER_RANK = Option(default=1, help="units per rank and micro-step")
 _PREFETCH = Option(default=2, low=0, high=1024, help="batches built ahead")
 _SHARED_FROM = 1 << 20  # sequences
 _NUMBER = Option(default=0, low=0, help="of an epoch, or of batches")
@@ -72,22 +72,26 @@ class PackedLoader:
         last: what happens with units that make no whole step: "drop" them (counted in `summary`), "fill" the step with
             empty rows (a rank without any sequence gets a stand-in of weight 0), or "refuse".
         balance: how units are drawn and dealt to ranks; a `Balance` or the name of one.
-        cost: what is balanced; None: tokens.
+        cost: the work that a sequence is, which is balanced among ranks, as a `nopad.balance.CostModel`; None: tokens.
         seed: the seed of all random choices.
         align: every sequence takes a multiple of so many slots of its row, the last of them padding (2 x the ranks of
             context parallelism; FP8 kernels). Packs are planned for it.
         groups: the group of each sequence, integers ``[n]``, for sequences that stay together (preference pairs,
             answers to one prompt); or a number k: every k sequences are a group.
-        together: what a group shares: a "step"; a "rank" of it; a "pack". In packs, a group always shares one.
+        together: what the sequences of a group share. In packs: always a "pack", whatever is given. Not packed: a
+            "rank", in the same micro-step; or no more than the "step".
         form: how a batch lies in memory; None: `Rows` for packs of a capacity, `Flat` for others.
-        collate: makes a batch of ``(sequences, form, per_row)``; None: `PackedBatch.from_columns`.
+        collate: a function that makes the `PackedBatch`; it gets the sequences (`nopad.sequences.Sequences`), `form`,
+            and how many of the sequences lie in each row, int64 ``[rows]``; or `nopad.loading.EpochCollate`, which
+            makes other batches in every epoch. None: `PackedBatch.from_columns`.
         rank, world_size, node_size, group: this process's place (`Ranks.found`); None: from torch.distributed, or the
             environment.
         prefetch: batches that are built ahead in a thread; 0: none.
         host_dir: a folder where the ranks of a host share what all of them need, so that their memory does not grow
             with their number; None: from a million sequences and two ranks on, a folder for temporary files.
-        options: of the plan: depth, algorithm, effort, ... (see `nopad.plan`); or ``plan``, a `Plan` that is made. Of a
-            stream: ``tokenizer``; ``exhausted``, "repeat" or "stop"; depth, buffer, patience and buffer_tokens of
+        options: of the plan: depth, algorithm, effort, ... (see `nopad.plan`); or ``plan``, one that exists. Of a
+            stream: ``tokenizer``; ``exhausted``, "repeat" or "stop"; ``shuffle_buffer``, how many sequences wait for a
+            random turn (by `seed`) before they are packed; depth, buffer, patience and buffer_tokens of
             `nopad.StreamPacker`; and those of `nopad.CorpusOptions`. Data are a stream if they are texts
             (`nopad.open_source`), a function that returns an iterator of dicts, an iterable dataset, or if
             ``tokenizer`` or ``exhausted`` is given; then batches never end, or end where the source does
@@ -133,25 +137,26 @@ class PackedLoader:
         **options: Any,
     ) -> None:
         self.ranks = Ranks.found(rank=rank, world_size=world_size, node_size=node_size, group=group)
-        per_rank = _per_rank(rows, tokens, sequences, capacity)
+        taken = per_rank(rows, tokens, sequences, capacity)
         prefetch = _PREFETCH.check("prefetch", prefetch)
-        self._per_rank = per_rank
+        self._per_rank = taken
         accumulation = int(_ACCUMULATION.check("accumulation", accumulation))
         self._accumulation = accumulation
         last = check_choice("last", last, Last)
         capacity = capacity if tokens is None else tokens
-        align = _aligned(align, capacity, options)
-        form = None if form is None else _fitting(check_form(form), align, packed=capacity is not None)
+        align = aligned(align, capacity, options)
+        form = None if form is None else fitting(check_form(form), align, packed=capacity is not None)
 
         def serving(capacity: int, group_size: int = 1) -> Serving:
             usual: Form = Flat()
             if rows is not None or align > 1:
-                usual = Rows(capacity, rows=per_rank, align=align)
+                usual = Rows(capacity, rows=taken, align=align)
             return Serving(
                 ranks=self.ranks,
                 accumulation=accumulation,
-                per_rank=_groups_per_rank(per_rank, group_size),
+                per_rank=groups_per_rank(taken, group_size),
                 rows=rows is not None,
+                tokens=tokens,
                 form=form or usual,
                 collate=collate or _collated,
                 prefetch=prefetch,
@@ -159,11 +164,12 @@ class PackedLoader:
 
         self._supply: Supply
         if is_stream(data, options):
-            dealing = {"balance": balance, "cost": cost, "seed": seed, "groups": groups, "together": together}
-            _refuse_dealing(**dealing, align=align, host_dir=host_dir)
-            reader, packing = open_stream(data, capacity, options, unpacked=sequences is not None)
-            self._supply = StreamSupply(reader, packing, serving(packing.capacity or 1), last)
-            self._capacity = packing.capacity
+            dealing = {"balance": balance, "cost": cost, "groups": groups, "together": together}
+            shuffled = options.get("shuffle_buffer") is not None
+            refuse_dealing(**dealing, align=align, host_dir=host_dir, seed=0 if shuffled else seed)
+            opened = open_stream(data, capacity, options, unpacked=sequences is not None, seed=seed)
+            self._supply = StreamSupply(*opened, serving(opened[1].capacity or 1), last)
+            self._capacity = opened[1].capacity
         else:
             feed = open_feed(
                 data, capacity, unpacked=sequences is not None, seed=seed, groups=groups, together=together, **options
@@ -237,6 +243,13 @@ class PackedLoader:
         """Rows or sequences per rank and micro-step; 1 where a step is a number of tokens."""
         return self._per_rank
 
+    def __repr__(self) -> str:
+        """Return in one line what is loaded, for which rank, and where the loader stands."""
+        return (
+            f"PackedLoader({self._supply.described()}, {self._accumulation:,} micro-steps per step; rank "
+            f"{self.ranks.rank} of {self.ranks.world_size}; epoch {self.epoch}, {self.steps_seen:,} steps seen)"
+        )
+
     def __getitem__(self, index: Any) -> NoReturn:
         """Refuse: batches have no numbers.
 
@@ -279,6 +292,11 @@ class PackedLoader:
         if _NUMBER.check("epoch", epoch) != self._at.epoch:
             self._at = self._supply.epoch_begin(self._at, epoch)
             self._begin_again()
+
+    def rewind(self) -> None:
+        """Go back to where the loader began: the beginning of its first epoch."""
+        self._at = self._supply.begin()
+        self._begin_again()
 
     def facts(self) -> dict[str, Any]:
         """Return the facts that must be the same when a saved run goes on, by name; JSON values."""
@@ -399,55 +417,3 @@ def _shared(ranks: Ranks, feed: Feed, host_dir: str | os.PathLike[str] | None) -
     if host_dir is None and (ranks.node_size == 1 or feed.sequences < _SHARED_FROM):
         return None
     return HostArrays(feed.facts(), None if host_dir is None else Path(host_dir))
-
-
-def _refuse_dealing(**given: Any) -> None:
-    """Refuse what says how an epoch is dealt, for a stream, of which only the beginning is known."""
-    usual = {"balance": "karmarkar_karp", "cost": None, "seed": 0, "groups": None, "together": "rank", "align": 1}
-    usual["host_dir"] = None
-    odd = [name for name, value in given.items() if value is not usual[name] and value != usual[name]]
-    if odd:
-        raise OptionError(
-            f"{', '.join(odd)} say how an epoch is dealt; a stream is dealt as it comes, record after record, and its "
-            "packs are equally full: leave them out"
-        )
-
-
-def _per_rank(rows: int | None, tokens: int | None, sequences: int | None, capacity: int | None) -> int:
-    """Return how many units a rank takes in a micro-step."""
-    given = {name: n for name, n in (("rows", rows), ("tokens", tokens), ("sequences", sequences)) if n is not None}
-    if len(given) != 1:
-        raise OptionError(
-            f"a step is rows, or tokens, or sequences, per rank; given: {', '.join(given) or 'none'}; give exactly one"
-        )
-    ((name, number),) = given.items()
-    number = _PER_RANK.check(name, number)
-    if name != "rows" and capacity is not None:
-        raise OptionError(
-            f"{name} per rank make one flat row without padding, which has no capacity; leave capacity out"
-        )
-    return 1 if name == "tokens" else number
-
-
-def _aligned(align: int, capacity: int | None, options: dict[str, Any]) -> int:
-    """Return `align` after checking it, and add it to the options of the plan."""
-    align = ALIGN.check("align", align)
-    if align > 1:
-        if capacity is None:
-            raise OptionError("align is for packs that are planned; give a capacity, or tokens")
-        options["align"] = align
-    return align
-
-
-def _fitting(form: Form, align: int, *, packed: bool) -> Form:
-    """Return `form` if it aligns sequences as the packs are planned."""
-    if packed and getattr(form, "align", 1) != align:
-        raise OptionError(f"align is {align}, and {form} does not align sequences so; leave form out, or let it")
-    return form
-
-
-def _groups_per_rank(per_rank: int, size: int) -> int:
-    """Return how many groups of `size` sequences make `per_rank` sequences."""
-    if per_rank % size:
-        raise OptionError(f"a rank takes {per_rank} sequences, and groups have {size}; give a multiple of {size}")
-    return per_rank // size

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad import random
+from nopad import _kernels, random
 from nopad.assignment import assign
 from nopad.loading.feeds import Feed, check_fits
 from nopad.loading.mixture import Mixture
-from nopad.loading.units import Units, narrow
+from nopad.loading.units import Taken, Units, narrow
 from nopad.packs import index_dtype
 from nopad.planning import plan
 from nopad.sequences import Sequences
@@ -61,7 +61,7 @@ class MixedTokens(Feed):
             key = random.key(self.seed, random.STREAM_EPOCH, epoch, phase)
             if self._capacity is None:
                 numbers = numbers.copy()
-                _kernels().shuffle(numbers, np.uint64(key))
+                _kernels.shuffle(numbers, np.uint64(key))
                 parts.append(numbers)
                 continue
             packs = assign(plan(lengths[numbers], self._capacity, **self._options), lengths[numbers], seed=key)
@@ -73,17 +73,10 @@ class MixedTokens(Feed):
             return Units(seq_lengths=narrow(lengths), order=sequence, phased=self.phased)
         return Units(seq_lengths=narrow(lengths), indptr=np.concatenate(bounds), sequence=sequence, phased=self.phased)
 
-    def gather(self, units: Units, chosen: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
-        """Return the sequences of the chosen units."""
-        numbers, sizes = units.held(chosen)
-        return self._mixture.gather(numbers), sizes
+    def gather(self, taken: Taken) -> Sequences:
+        """Return the sequences of these units."""
+        return self._mixture.gather(taken.sequences)
 
     def check_unchanged(self) -> None:
         """Refuse tokens that changed since the sources were opened."""
         self._mixture.check_unchanged()
-
-
-def _kernels() -> Any:
-    from nopad import _kernels
-
-    return _kernels

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad import random
+from nopad import _kernels, random
 from nopad.errors import OptionError
 from nopad.loading.sources import TokenSource, open_tokens
 from nopad.options import MAX_LENGTH, check_choice
@@ -150,8 +150,6 @@ class Mixture:
 
     def _pass(self, place: int, seed: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the order of a pass over a source, and at which token each sequence begins; int64 ``[n]`` each."""
-        from nopad import _kernels
-
         order = np.arange(len(self._sources[place]))
         _kernels.shuffle(order, np.uint64(random.key(seed, random.STREAM_PASS, place, number)))
         lengths = self._sources[place].seq_lengths[order]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.balance import Balance, CostModel, Report, Shape, floor, needs_context_parallelism, report
+from nopad.loading import _kernels
 from nopad.loading.legs import Course
 from nopad.loading.units import Units
 
@@ -25,6 +26,7 @@ class Summary:
 
     Attributes:
         unit: what is dealt: "pack", "sequence" or "group".
+        takes: what a rank takes in a micro-step, in words, such as "8 packs".
         shape, balance, cost: how a step is dealt.
         steps: optimiser steps.
         sequences, tokens: in these steps, on all ranks.
@@ -39,6 +41,7 @@ class Summary:
     """
 
     unit: str
+    takes: str
     shape: Shape
     balance: Balance
     cost: CostModel
@@ -56,10 +59,8 @@ class Summary:
     def __str__(self) -> str:
         """Return a few lines for people."""
         s, units = self.shape, f"{self.unit}s"
-        if not self.steps:
-            return f"epoch    no step is left: {self.left_out[0]:,} {units} ({self.left_out[1]:,} sequences) make none"
         lines = [
-            f"step     {s.world_size:,} ranks x {s.accumulation:,} micro-steps x {s.per_rank:,} {units}: "
+            f"step     {s.world_size:,} ranks x {s.accumulation:,} micro-steps x {self.takes}: "
             f"{self.sequences / self.steps:,.0f} sequences, {self.tokens / self.steps:,.0f} tokens",
             f"epoch    {self.steps:,} steps: {self.sequences:,} sequences, {self.tokens:,} tokens{self._share()}",
         ]
@@ -92,11 +93,24 @@ class Summary:
 
 
 def summarise(
-    course: Course, units: Units, unit: str, cost: CostModel, capacity: int | None, notes: tuple[str, ...] = ()
+    course: Course,
+    units: Units,
+    unit: str,
+    takes: str,
+    cost: CostModel,
+    capacity: int | None,
+    notes: tuple[str, ...] = (),
 ) -> Summary:
-    """Summarise what is left of an epoch; `capacity`: slots per unit; None: a unit has as many slots as tokens.
+    """Summarise what is left of an epoch, which has at least one step. O(units), and a deal of up to 32 steps.
 
-    O(units), and a deal of up to 32 steps.
+    Args:
+        course: how it is dealt.
+        units: what is dealt.
+        unit: as in `Summary`.
+        takes: as in `Summary`.
+        cost: what is balanced.
+        capacity: slots per unit; None: a unit has as many slots as tokens.
+        notes: as in `Summary`.
     """
     shape, places = course.shape, course.units_at(0, course.units_left)
     taken = places[: course.steps * shape.per_step]
@@ -106,6 +120,7 @@ def summarise(
     waits = [wait for step in sampled for wait in _waits(course, units, cost, step)]
     return Summary(
         unit=unit,
+        takes=takes,
         shape=shape,
         balance=course.balance,
         cost=cost,
@@ -124,7 +139,7 @@ def summarise(
 
 def _counts(units: Units, chosen: NDArray[np.int64]) -> tuple[int, int]:
     numbers, _ = units.members(chosen)
-    return numbers.size, int(units.seq_lengths[numbers].sum(dtype=np.int64))
+    return numbers.size, _kernels.sum_at(units.seq_lengths, numbers)
 
 
 class _Wait(NamedTuple):
@@ -144,7 +159,7 @@ def _waits(course: Course, units: Units, cost: CostModel, step: int) -> Iterator
     for micro in range(dealt.shape[1]):
         places = dealt[:, micro]
         costs = np.zeros(places.shape, dtype=np.int64)
-        numbers, sizes = units.held(places[places >= 0])
+        _, numbers, sizes = units.taken(places[places >= 0])
         costs[places >= 0] = units.costs_of(numbers, sizes, cost)
         if not costs.any():  # in the last step, a micro-step in which no rank has a unit
             continue
@@ -156,7 +171,7 @@ def _waits(course: Course, units: Units, cost: CostModel, step: int) -> Iterator
 
 
 def _report(waits: list[_Wait]) -> Report:
-    """Return how even the ranks' costs are; all zeros where no step is left."""
+    """Return how even the ranks' costs are; all zeros where nothing that was looked at costs anything."""
     if not waits:
         return Report(steps=0, least=0.0, most=0.0, mean=0.0, waste=0.0, abr=0.0, floor=0.0)
     return report(np.stack([wait.ranks for wait in waits]), [wait.floor for wait in waits])

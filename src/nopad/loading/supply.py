@@ -16,13 +16,30 @@ from numpy.typing import NDArray
 
 from nopad.batch import PackedBatch
 from nopad.batch.form import Form
+from nopad.errors import OptionError
 from nopad.loading.ranks import Ranks
 from nopad.sequences import Sequences
 
-__all__ = ["Collate", "Place", "Serving", "Supply"]
+__all__ = ["Collate", "EpochCollate", "Place", "Serving", "Supply"]
 
 # Makes a batch of sequences in columns; the last argument says how many of them lie in each row, int64 ``[rows]``.
 Collate = Callable[[Sequences, Form, NDArray[np.int64]], PackedBatch]
+
+
+class EpochCollate(ABC):
+    """A `Collate` that makes other batches of the same sequences in every epoch, such as masks drawn anew.
+
+    What it draws is to be a function of the epoch and of the numbers of the sequences (``seq_index`` in their values)
+    alone. Then ranks, worker processes and resuming change nothing.
+    """
+
+    @abstractmethod
+    def at(self, epoch: int) -> Collate:
+        """Return what makes the batches of an epoch; of a stream, of a pass over its source."""
+
+    def __call__(self, sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:
+        """Make a batch as in epoch 0."""
+        return self.at(0)(sequences, form, per_row)
 
 
 class Place(Protocol):
@@ -50,6 +67,7 @@ class Serving:
         accumulation: micro-steps per optimiser step.
         per_rank: units per rank and micro-step.
         rows: whether a unit is a row of a capacity.
+        tokens: most tokens per rank and micro-step, where that is the step; None: it is a number of units.
         form: how a batch lies in memory.
         collate: makes a batch.
         prefetch: batches that are built ahead in a thread.
@@ -59,9 +77,26 @@ class Serving:
     accumulation: int
     per_rank: int
     rows: bool
+    tokens: int | None
     form: Form
     collate: Collate
     prefetch: int
+
+    def takes(self, unit: str) -> str:
+        """Return what a rank takes in a micro-step, in words; `unit` is what a unit is called."""
+        return f"{self.per_rank:,} {unit}s" if self.tokens is None else f"{self.tokens:,} tokens"
+
+    def batch(self, sequences: Sequences, per_row: NDArray[np.int64], epoch: int) -> PackedBatch:
+        """Make a batch of sequences in rows, in an epoch.
+
+        Raises:
+            OptionError: `collate` gave something else.
+        """
+        collate = self.collate.at(epoch) if isinstance(self.collate, EpochCollate) else self.collate
+        batch = collate(sequences, self.form, per_row)
+        if not isinstance(batch, PackedBatch):
+            raise OptionError(f"collate gave a {type(batch).__name__}; it makes a nopad.PackedBatch")
+        return batch
 
 
 class Supply(ABC):
@@ -70,6 +105,10 @@ class Supply(ABC):
     @abstractmethod
     def begin(self) -> Any:
         """Return the place where a run begins."""
+
+    @abstractmethod
+    def described(self) -> str:
+        """Return what is dealt and what a rank takes of it in a micro-step, in a few words."""
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:

@@ -4,18 +4,20 @@ Worker w of k builds the batches w, w + k, ...; torch takes them in turn, so wor
 in the main process stands where the training loop is, not where the workers are, so its state is exact. Torch's own
 random generator is left alone, so that a resumed run draws the same numbers as an uninterrupted one.
 
-The batches are one rank's part already. What would share them out among ranks again is refused: accelerate's `prepare`,
-and with it transformers' own Trainer. (Lightning leaves loaders of an `IterableDataset` as they are.)
+The loader's batches are batches: a DataLoader that would put several into one is refused, instead of an error of torch
+about types. They are one rank's part already, too: what would share them out among ranks again is refused, accelerate's
+`prepare`, and with it transformers' own Trainer. (Lightning leaves loaders of an `IterableDataset` as they are.)
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from nopad.batch import PackedBatch
 from nopad.errors import OptionError
@@ -119,6 +121,16 @@ class TorchLoader(DataLoader[PackedBatch]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Move the loader to the place of a saved state (`PackedLoader.load_state_dict`)."""
         self.packed_loader.load_state_dict(state)
+
+
+def _refuse_batches_of_batches(batch: Any, **_: Any) -> NoReturn:
+    raise OptionError(
+        "a DataLoader with a batch_size makes batches of single samples, and these are whole batches; give it "
+        "batch_size=None, as in DataLoader(TorchDataset(loader), batch_size=None), or use loader.dataloader()"
+    )
+
+
+default_collate_fn_map[PackedBatch] = _refuse_batches_of_batches  # torch's documented way to collate a type
 
 
 def _check_not_prepared(dataset: TorchDataset) -> None:

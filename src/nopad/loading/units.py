@@ -7,15 +7,30 @@ sequence and 4 per pack, up to 2^31 sequences, and the lengths 1 to 4 bytes per 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nopad.balance import CostModel
-from nopad.packs import take_lists
+from nopad.errors import CorruptError
+from nopad.loading import _kernels
 
-__all__ = ["Units", "narrow"]
+__all__ = ["Taken", "Units", "narrow"]
+
+
+class Taken(NamedTuple):
+    """Some units of an epoch, and the sequences in them.
+
+    Attributes:
+        units: unit numbers; sequence numbers, where these are dealt one by one (`Units.apart`); int64 ``[units]``.
+        sequences: the sequences that they hold, unit after unit; int64 ``[k]``.
+        sizes: how many sequences each unit holds; int64 ``[units]``.
+    """
+
+    units: NDArray[np.int64]
+    sequences: NDArray[np.int64]
+    sizes: NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -64,20 +79,26 @@ class Units:
         """Return the sequences of the chosen units and how many each holds; int64 ``[k]`` and ``[chosen]``."""
         if self.indptr is None:
             return chosen, np.ones(chosen.size, dtype=np.int64)
-        if self.sequence is not None:
-            bounds, sequence = take_lists(self.indptr, self.sequence, chosen)
-            return sequence.astype(np.int64), (bounds[1:] - bounds[:-1]).astype(np.int64)
-        begin = self.indptr[chosen].astype(np.int64)
-        sizes = self.indptr[chosen + 1] - begin
-        ends = np.cumsum(sizes)
-        total = int(ends[-1]) if ends.size else 0
-        return np.arange(total) + np.repeat(begin - ends + sizes, sizes), sizes
+        sizes = np.empty(chosen.size, dtype=np.int64)
+        numbers = np.empty(_kernels.sizes_of(self.indptr, chosen, sizes), dtype=np.int64)
+        _kernels.members_of(self.indptr, _ASCENDING if self.sequence is None else self.sequence, chosen, numbers)
+        return numbers, sizes
 
-    def held(self, dealt: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return what `members` returns, for what a rank was dealt: units, or, where `apart`, single sequences."""
+    def taken(self, dealt: NDArray[np.int64]) -> Taken:
+        """Return what a rank takes that was dealt these units, or, where `apart`, these single sequences."""
         if self.apart:
-            return dealt, np.ones(dealt.size, dtype=np.int64)
-        return self.members(dealt)
+            return Taken(dealt, dealt, np.ones(dealt.size, dtype=np.int64))
+        return Taken(dealt, *self.members(dealt))
+
+    def check_lengths(self, taken: Taken, seq_lengths: NDArray[np.int32]) -> None:
+        """Refuse sequences that have other lengths than those by which they were dealt.
+
+        Raises:
+            CorruptError: there are more or fewer, or a length differs.
+        """
+        same = seq_lengths.size == taken.sequences.size
+        if not (same and _kernels.are_at(self.seq_lengths, taken.sequences, seq_lengths)):
+            raise CorruptError("the data gave other sequences than were dealt: lengths differ; open it again")
 
     def tokens(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the tokens of each of the chosen units; int64 ``[chosen]``."""
@@ -98,6 +119,9 @@ class Units:
             return model.checked(self.seq_lengths[numbers])
         bounds = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
         return model.of_packs(bounds, self.seq_lengths[numbers])
+
+
+_ASCENDING = np.zeros(0, dtype=np.int32)
 
 
 def narrow(seq_lengths: NDArray[Any]) -> NDArray[Any]:

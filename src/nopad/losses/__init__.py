@@ -17,13 +17,18 @@ from nopad.losses.means import (
     token_loss,
 )
 from nopad.losses.metrics import Accuracy, Confusion, Spans, best_spans
+from nopad.losses.preferences import PreferenceLoss, label_logprobs, preference_loss, reward_loss
 
 __all__ = [
     "Accuracy",
     "Confusion",
+    "PreferenceLoss",
     "Spans",
     "best_spans",
+    "label_logprobs",
     "over_ranks",
+    "preference_loss",
+    "reward_loss",
     "sequence_denominator",
     "sequence_loss",
     "span_denominator",

@@ -92,7 +92,7 @@ def token_loss(
     flat = logits.reshape(-1, logits.shape[-1])
     if causal:
         flat = flat.roll(1, 0)  # a token is predicted by the slot before it, which is in the same sequence
-    each = cross_entropy(_wide(flat), wanted, ignore_index=IGNORED, reduction="none")
+    each = cross_entropy(wide(flat), wanted, ignore_index=IGNORED, reduction="none")
     scale = slot_weights(number, wanted, batch, per, weights)
     return _mean(each, scale, denominator)
 
@@ -145,7 +145,7 @@ def sequence_loss(
     if labels.dim() == 2 and labels.is_floating_point() and tuple(labels.shape) == (len(logits), 1):
         labels = labels[:, 0]
     _check_sequences(logits, labels)
-    logits = _wide(logits)
+    logits = wide(logits)
     if not labels.is_floating_point():
         each = cross_entropy(logits, labels.long(), ignore_index=IGNORED, reduction="none")
     elif labels.dim() == 2:
@@ -199,7 +199,7 @@ def span_loss(
         if value.dim() != 2 or value.shape[0] != wanted[0] or value.shape[1] < wanted[1]:
             raise BatchError(f"{name} have the shape {list(value.shape)}; expected {list(wanted)}")
     first, last = (
-        cross_entropy(_wide(logits), places.long().masked_fill(~known, IGNORED), ignore_index=IGNORED, reduction="none")
+        cross_entropy(wide(logits), places.long().masked_fill(~known, IGNORED), ignore_index=IGNORED, reduction="none")
         for logits, places in ((start_logits, starts), (end_logits, ends))
     )
     return _mean((first + last) / 2, _weighted(known.double(), weights), denominator)
@@ -224,8 +224,10 @@ def over_ranks(count: Tensor) -> Tensor:
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return count
     total = count.detach().clone()
+    if total.device.type == "cpu" and torch.distributed.get_backend() == "nccl":  # which reduces nothing on the host
+        total = total.to("cuda")
     torch.distributed.all_reduce(total)
-    return total
+    return total.to(count.device)
 
 
 def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, Tensor]:
@@ -267,8 +269,8 @@ def slot_weights(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, w
     return counts * torch.cat([weights.new_zeros(1), weights]).double()[number]
 
 
-def _wide(logits: Tensor) -> Tensor:
-    """Return the logits in float32 or wider, as transformers computes losses."""
+def wide(logits: Tensor) -> Tensor:
+    """Return logits, or rewards, in float32 or wider, as transformers computes losses."""
     check_floating(logits=logits)
     return logits.float() if logits.dtype.itemsize < 4 else logits
 

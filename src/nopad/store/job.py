@@ -254,8 +254,8 @@ class _Job:
         n, first = len(columns), int(columns.seq_lengths[0])
         if self.source.kind == "ids" and n >= SUSPICIOUS and first > 1 and bool((columns.seq_lengths == first).all()):
             warnings.warn(
-                f"all {n:,} sequences have {first} tokens: if they are padded, name the mask (mask_field, "
-                "--mask-field) or the padding id (pad_id, --pad-id), or padding is packed as content",
+                f"all {n:,} sequences have {first} tokens: if they are padded, name the mask (mask_field=) "
+                "or the padding id (pad_id=), or padding is packed as content",
                 stacklevel=2,
             )
 
@@ -291,7 +291,7 @@ class _Job:
         """Return progress and sequences of a source that is a file of lengths: nothing is tokenised or spooled."""
         assert isinstance(self.source, LengthsFile)
         if not self.index_only:
-            raise OptionError(f"{self.source.path} holds lengths, not tokens; pack it with --index-only")
+            raise OptionError(f"{self.source.path} holds lengths, not tokens; pack it with index_only=True")
         lengths = as_lengths(self.source.lengths, self.corpus.capacity)
         digest = CHAIN_START
         for block in self.source.blocks():

@@ -17,7 +17,18 @@ from nopad.errors import CorruptError, FormatError
 from nopad.files import storage_errors, write_atomic
 from nopad.store.seal import SEAL, sealed, unsealed
 
-__all__ = ["MANIFEST", "PLAN", "POLICIES", "SPLITS", "Manifest", "Shard", "split_folders", "tool_versions"]
+__all__ = [
+    "FORMAT_VERSION",
+    "MANIFEST",
+    "PLAN",
+    "POLICIES",
+    "SPLITS",
+    "Manifest",
+    "Shard",
+    "other_version",
+    "split_folders",
+    "tool_versions",
+]
 
 MANIFEST = "nopad.json"
 PLAN = "plan.json"
@@ -121,14 +132,7 @@ class Manifest:
             if halves:
                 raise FormatError(f"{folder} holds two datasets; open {' or '.join(map(str, split_folders(folder)))}")
             raise FormatError(f"{folder} is no packed dataset: it has no {MANIFEST}")
-        try:
-            with storage_errors("reading", path):
-                content = path.read_bytes()
-            document = json.loads(content.decode())
-        except (ValueError, RecursionError) as error:
-            raise CorruptError(f"{path} is damaged: {error}") from error
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise FormatError(f'{path} is not the manifest of a packed dataset: it lacks "format": "{FORMAT}"')
+        document = _document(path)
         version = document.get("format_version")
         if version != FORMAT_VERSION:
             raise FormatError(
@@ -224,3 +228,36 @@ def tool_versions(*packages: str) -> dict[str, str]:
     import nopad
 
     return {"nopad": nopad.__version__, **{name: version(name) for name in sorted(packages)}}
+
+
+def other_version(folder: Path) -> Any:
+    """Return the format version of the dataset in a folder if this nopad does not read it; None: it does, or has none.
+
+    Raises:
+        FormatError: what is there is no manifest of a packed dataset.
+        CorruptError: it is damaged.
+        StorageError: it cannot be read.
+    """
+    if not (folder / MANIFEST).is_file():
+        return None
+    version = _document(folder / MANIFEST).get("format_version")
+    return None if version == FORMAT_VERSION else version
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """Return what a manifest holds, of whatever version.
+
+    Raises:
+        FormatError: the file is no manifest of a packed dataset.
+        CorruptError: it is damaged.
+        StorageError: it cannot be read.
+    """
+    try:
+        with storage_errors("reading", path):
+            content = path.read_bytes()
+        document = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"{path} is damaged: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise FormatError(f'{path} is not the manifest of a packed dataset: it lacks "format": "{FORMAT}"')
+    return document

@@ -232,7 +232,7 @@ def _check_text(name: str, column: pa.Array, packs: int) -> None:
     if size > MAX_TEXT:
         raise OptionError(
             f"the column {name!r} has {size:,} bytes of text in {packs:,} packs that are written together, above the "
-            f"{MAX_TEXT:,} that fit; leave it out with --carry, or make row groups smaller with --shard-tokens"
+            f"{MAX_TEXT:,} that fit; leave it out of carry=, or make row groups smaller with shard_tokens="
         )
 
 

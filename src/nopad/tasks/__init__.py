@@ -8,32 +8,50 @@ try:
 except ImportError as error:
     raise MissingExtraError(f"running tasks needs {error.name}: pip install 'nopad[torch]'") from error
 
+from nopad.tasks.answers import Answers
+from nopad.tasks.causal import CausalLM, Chat
 from nopad.tasks.classification import GLUE, Classification, Regression, SeveralLabels, glue
 from nopad.tasks.contrastive import Contrastive, InBatch
 from nopad.tasks.embedding import Embedder, embed
 from nopad.tasks.examples import Examples
 from nopad.tasks.folder import Texts
+from nopad.tasks.masked import MaskedLM
+from nopad.tasks.masking import Masking
 from nopad.tasks.objective import Meter, Objective
 from nopad.tasks.objectives import OfSequences, OfSpans, OfTokens, objective_of
+from nopad.tasks.pairing import OfPreferences, OfRewards
 from nopad.tasks.predicting import Predicted, Predictions, Predictor, predict
 from nopad.tasks.prediction_files import PredictionFiles, predict_files
+from nopad.tasks.preferences import DPO, Pairs
+from nopad.tasks.reference import reference_logprobs
 from nopad.tasks.scores import Scoring, sequence_logprobs
+from nopad.tasks.squad import read_squad
 from nopad.tasks.task import Task
+from nopad.tasks.tokens import TokenClassification
 from nopad.tasks.vectors import Embedding
 
 __all__ = [
+    "DPO",
     "GLUE",
+    "Answers",
+    "CausalLM",
+    "Chat",
     "Classification",
     "Contrastive",
     "Embedder",
     "Embedding",
     "Examples",
     "InBatch",
+    "MaskedLM",
+    "Masking",
     "Meter",
     "Objective",
+    "OfPreferences",
+    "OfRewards",
     "OfSequences",
     "OfSpans",
     "OfTokens",
+    "Pairs",
     "Predicted",
     "PredictionFiles",
     "Predictions",
@@ -43,10 +61,13 @@ __all__ = [
     "SeveralLabels",
     "Task",
     "Texts",
+    "TokenClassification",
     "embed",
     "glue",
     "objective_of",
     "predict",
     "predict_files",
+    "read_squad",
+    "reference_logprobs",
     "sequence_logprobs",
 ]

@@ -258,7 +258,7 @@ class Embedder:
         many = self._fast and sum(map(len, sequences)) >= WORTH_TOKENS
         device = next(self.model.parameters()).device
         found = [np.zeros((0, self.model.config.hidden_size), dtype=np.float32)]
-        with _evaluated(self.model), torch.inference_mode(), fast_linear(self.model) if many else nullcontext():
+        with evaluated(self.model), torch.inference_mode(), fast_linear(self.model) if many else nullcontext():
             for part in _within(sequences, self.budget):
                 batch = PackedBatch.from_sequences(part).to(device)
                 vectors = embed(self.model, batch, pooling=self.pooling, normalize=self.normalize, skip=skip)
@@ -267,7 +267,7 @@ class Embedder:
 
 
 @contextmanager
-def _evaluated(model: Any) -> Iterator[None]:
+def evaluated(model: Any) -> Iterator[None]:
     """Put a model's modules into evaluation mode (no dropout) inside this context; then restore each one's mode."""
     training = [module for module in model.modules() if module.training]
     for module in training:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from nopad.errors import LengthError, RecordError
 from nopad.sequences import Sequences
 
-__all__ = ["Examples", "field_of", "numbered", "stacked"]
+__all__ = ["Examples", "check_text", "field_of", "numbered", "paired", "stacked"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,4 +108,37 @@ def field_of(record: Mapping[str, Any], name: str, number: int, kind: type | tup
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         kinds = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
         raise RecordError(f"record {number}: {name} is a {type(value).__name__}, expected {kinds}: {str(value)[:60]!r}")
+    if isinstance(value, str):
+        check_text(value, f"record {number}: {name}")
     return value
+
+
+def check_text(text: str, where: str) -> None:
+    """Refuse a text with a lone surrogate, which JSON allows and no tokenizer can read.
+
+    Raises:
+        RecordError: it holds one; `where` is what the message calls the text.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RecordError(
+            f"{where} holds a lone surrogate, {text[error.start]!a}, at character {error.start}; repair the text"
+        ) from error
+
+
+def paired(
+    predictions: Sequence[dict[str, Any] | None], records: Iterable[Any]
+) -> Iterator[tuple[int, Mapping[str, Any], dict[str, Any] | None]]:
+    """Yield each record's number, the record, and the prediction for it.
+
+    Raises:
+        RecordError: a record is no mapping, or there are more or fewer predictions than records.
+    """
+    count = 0
+    for number, record in numbered(records):
+        count += 1
+        if number < len(predictions):
+            yield number, record, predictions[number]
+    if count != len(predictions):
+        raise RecordError(f"there are {len(predictions)} predictions for {count} records; expected one for each record")

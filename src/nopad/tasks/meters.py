@@ -26,14 +26,14 @@ def over_all_ranks(mine: Any) -> list[Any]:
 
 
 class TokenMeter(Meter):
-    """Accuracy per labelled token."""
+    """Accuracy per labelled token; `CausalMeter` has that of next tokens."""
 
-    def __init__(self, *, causal: bool = False, per: Per = "token") -> None:
-        self.causal, self.counts = causal, Accuracy(per)
+    def __init__(self, *, per: Per = "token") -> None:
+        self.counts = Accuracy(per)
 
     def add(self, outputs: Any, batch: PackedBatch) -> None:
         """Add a batch: ``logits`` ``[R, L, C]``."""
-        self.counts.add(outputs["logits"], batch["labels"], batch, causal=self.causal)
+        self.counts.add(outputs["logits"], batch["labels"], batch)
 
     def reduce(self) -> None:
         """Add up over all ranks."""

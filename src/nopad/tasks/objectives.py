@@ -24,6 +24,7 @@ from nopad.losses.means import Per
 from nopad.model.safety import bare, state_of
 from nopad.tasks.meters import ClassMeter, RegressionMeter, SeveralMeter, SpanMeter, TokenMeter
 from nopad.tasks.objective import Meter, Objective
+from nopad.tasks.perplexity import CausalMeter
 
 __all__ = ["OfSequences", "OfSpans", "OfTokens", "objective_of"]
 
@@ -52,8 +53,8 @@ class OfTokens(Objective):
         )
 
     def meter(self) -> Meter:
-        """Return a meter of the accuracy per token."""
-        return TokenMeter(causal=self.causal, per=self.per)
+        """Return a meter of the accuracy per token; of causal models, of the perplexity too."""
+        return CausalMeter(self.per) if self.causal else TokenMeter(per=self.per)
 
 
 class OfSequences(Objective):

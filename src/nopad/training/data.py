@@ -6,6 +6,7 @@ from typing import Any
 
 from nopad.errors import OptionError
 from nopad.loading import PackedLoader, causal
+from nopad.loading.streams.opening import is_stream
 from nopad.loading.torch import TorchDataset, TorchLoader
 from nopad.tasks import Examples, Objective, OfTokens, Task
 
@@ -51,6 +52,8 @@ def loader_of(
     if isinstance(data, Examples):
         options.setdefault("groups", data.group if data.group > 1 else None)
         data = data.sequences
+    if is_stream(data, options):
+        options.pop("seed", None)  # a stream is dealt as it comes
     if isinstance(objective, OfTokens) and objective.causal:
         options.setdefault("collate", causal)
     return PackedLoader(data, capacity, **options)

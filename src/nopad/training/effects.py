@@ -28,14 +28,7 @@ def effects(summary: Summary, args: Any) -> str:
         f"rate     {args.learning_rate:g} stays as it is, and an optimiser step averages over {per_step:,.0f} "
         f"sequences instead of {per_step / factor:,.0f}"
     )
-    accumulation = args.gradient_accumulation_steps
-    fewer = round(accumulation / factor)
-    if fewer >= 1 and fewer < accumulation:
-        way = f"gradient_accumulation_steps={fewer}"
-    else:
-        rows = max(round(args.per_device_train_batch_size * accumulation / factor), 1)
-        way = f"{rows} rows per rank and step"
-    lines.append(f"         {way} would make steps of about as many sequences as without packs")
+    lines.append(f"         {_way_back(args, factor, per_step)}")
     warmup = _warmup(args)
     if warmup:
         lines.append(f"warm-up  {warmup} steps see {warmup * per_step:,.0f} sequences, {factor:.2f} times as many")
@@ -45,6 +38,19 @@ def effects(summary: Summary, args: Any) -> str:
             f"{args.max_steps / before:.2f}"
         )
     return "\n".join(lines)
+
+
+def _way_back(args: Any, factor: float, per_step: float) -> str:
+    """Return how a step would have about as many sequences as without packs."""
+    accumulation, rows = args.gradient_accumulation_steps, args.per_device_train_batch_size
+    micro_steps = round(accumulation / factor)
+    if micro_steps >= 1 and micro_steps * factor / accumulation > 0.8:
+        return f"gradient_accumulation_steps={micro_steps} would make it about as many as without packs"
+    fewer = round(rows * accumulation / factor)
+    if fewer >= 1:
+        was = rows * accumulation
+        return f"{fewer} rows per rank and step, in place of {was}, would make it about as many as without packs"
+    return f"even one row per rank and step holds {per_step / rows / accumulation:,.0f} sequences per rank"
 
 
 def _warmup(args: Any) -> int:

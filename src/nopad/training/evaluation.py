@@ -70,10 +70,7 @@ class Evaluation:
 
     def finished(self) -> Evaluated:
         """Return what all ranks found together; called once, on every rank."""
-        device = "cpu"
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-        loss, count, sequences = over_ranks(self.sums.to(device)).tolist()
+        loss, count, sequences = over_ranks(self.sums).tolist()
         self.meter.reduce()
         predictions, labels = self._gathered() if self.keep else (None, None)
         metrics = self.meter.values()
@@ -122,7 +119,7 @@ def stacked_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
 def _split(value: Tensor, batch: PackedBatch, gives: str) -> list[NDArray[Any]]:
     """Return a value per token or per sequence as one array per sequence, in the order of the batch."""
     value = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
-    if gives == "token":
+    if gives == "token" and tuple(value.shape[:2]) == batch.layout.shape:
         return [part.cpu().numpy() for part in batch.unpack_tokens(value)]
     rows = value.cpu().numpy()
     if rows.dtype.kind == "f" and rows.ndim == 2 and np.isneginf(rows).any():  # positions behind a sequence's end

@@ -21,6 +21,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ from nopad.training.data import loader_of, packable
 from nopad.training.effects import effects
 from nopad.training.evaluation import Evaluation
 from nopad.training.feeding import STATE_FILE, Ahead, FedLoader, Progress, check_step, saved_state, steps_of
-from nopad.training.trouble import Watch, enough_memory
+from nopad.training.trouble import Watch, check_unscaled, enough_memory
 
 __all__ = ["PackedMixin"]
 
@@ -102,6 +103,8 @@ class PackedMixin(_Base):
         self._evaluation: Evaluation | None = None
         self._evaluated: dict[int, tuple[Any, PackedLoader]] = {}
         self._watch, self._steps_done = Watch(), 0
+        self._returned: list[Tensor] = []  # what `compute_loss` gave, until a step was seen to leave it as it is
+        self._looked = False
         self._begin: dict[str, Any] | None = None
         data, evaluated = given.get("train_dataset"), given.get("eval_dataset")
         self.capacity = data.capacity if capacity is None and isinstance(data, PackedLoader) else capacity
@@ -154,7 +157,10 @@ class PackedMixin(_Base):
             self.objective = objective_of(self.model)
         if self.args.label_smoothing_factor and not self._loss_is_theirs:
             raise OptionError("label_smoothing_factor would do nothing: the objective is the loss; leave it out")
-        self.model_accepts_loss_kwargs = True  # so the Trainer divides by the step's denominator, not by micro-steps
+        if not self._loss_is_theirs:
+            # The loss is over the step's denominator, and the Trainer must not divide it by the micro-steps again.
+            self.model_accepts_loss_kwargs = True
+            self.loss_is_scaled_for_ga = True
 
     @property
     def _loss_is_theirs(self) -> bool:
@@ -231,14 +237,12 @@ class PackedMixin(_Base):
                     "batches, whatever they hold, and no loss of the same sequences in packs"
                 )
             return None
-        kept = self._evaluated.get(id(data))
-        if kept is None or kept[0] is not data:
-            kept = self._evaluated[id(data)] = data, self._loader(data, training=False)
-        loader = kept[1]
+        if id(data) not in self._evaluated:
+            self._evaluated[id(data)] = data, self._loader(data, training=False)
+        loader = copy(self._evaluated[id(data)][1])  # a given one stays where it stands, also if it is being trained on
         if loader.is_stream:
             raise OptionError("an evaluation needs data that end, and a stream may not; give a dataset")
-        loader.load_state_dict(loader.state_dict())
-        loader.set_epoch(loader.epoch + 1)  # from its beginning, wherever it stood
+        loader.rewind()
         return self._fed(loader)
 
     def num_examples(self, dataloader: Any) -> int:
@@ -270,6 +274,8 @@ class PackedMixin(_Base):
         loss, outputs = self.objective.step(model, inputs, num_items_in_batch)
         if num_items_in_batch is not None:
             loss = loss * (self.accelerator.num_processes // self.get_tp_size())
+        if not self._looked:
+            self._returned = [loss.detach()]
         return (loss, outputs) if return_outputs else loss
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -281,6 +287,9 @@ class PackedMixin(_Base):
         """
         with enough_memory(inputs):
             loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
+        if self._returned:
+            check_unscaled(self, self._returned.pop(), loss)
+            self._looked = True
         if isinstance(inputs, PackedBatch):
             self._watch.add(loss, inputs)
             if self.accelerator.sync_gradients:
@@ -311,6 +320,10 @@ class PackedMixin(_Base):
             )
         if self.objective is None:
             raise OptionError("an evaluation over packs needs an objective in place of compute_loss_func")
+        if self.args.include_for_metrics:
+            raise OptionError(
+                "include_for_metrics is not for packs, whose metrics get predictions and labels; leave it out"
+            )
         only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         self._evaluation = Evaluation(self.objective, keep=not only, reduced=self.preprocess_logits_for_metrics)
         try:

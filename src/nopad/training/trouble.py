@@ -15,10 +15,10 @@ from torch import Tensor
 from nopad.batch import PackedBatch
 from nopad.batch.guard import PackedMask
 from nopad.batch.layout import Layout
-from nopad.errors import DeviceMemoryError, FormatError, LossError
+from nopad.errors import DeviceMemoryError, FormatError, LossError, OptionError
 from nopad.losses import over_ranks
 
-__all__ = ["Watch", "enough_memory", "load_batch", "save_batch"]
+__all__ = ["Watch", "check_unscaled", "enough_memory", "load_batch", "save_batch"]
 
 NAME = "nopad_batch_{rank}.safetensors"
 MASKS = ("attention_mask", "decoder_attention_mask")
@@ -63,6 +63,21 @@ class Watch:
         )
 
 
+def check_unscaled(trainer: Any, ours: Tensor, taken: Tensor) -> None:
+    """Refuse a training step whose loss is not the one that was computed for it, but a part of it.
+
+    Raises:
+        OptionError: `taken`, the loss of the step, differs from `ours`.
+    """
+    if torch.allclose(taken.double().cpu(), ours.double().cpu(), rtol=1e-3, atol=0, equal_nan=True):
+        return
+    raise OptionError(
+        f"{type(trainer).__name__} changes the loss after compute_loss, from {float(ours):g} to {float(taken):g}: it "
+        "divides by the accumulation steps, or by ranks, what is divided by the denominator of the whole step already; "
+        "take that out of its training_step, or set loss_is_scaled_for_ga = True"
+    )
+
+
 @contextmanager
 def enough_memory(batch: Any) -> Iterator[None]:
     """Say which knobs help when memory runs out in a step.
@@ -96,7 +111,8 @@ def save_batch(path: Path, batch: PackedBatch) -> None:
     for name, numbers in at.records.items():
         if np.asarray(numbers).dtype.kind in "iu":
             tensors[f"record.{name}"] = torch.from_numpy(np.array(numbers))
-    facts = {"form": at.form, "shape": at.shape, "crossing": at.crossing, "causal": at.causal, "row_ends": at.row_ends}
+    facts: dict[str, Any] = {"form": at.form, "shape": at.shape, "crossing": at.crossing, "causal": at.causal}
+    facts["row_tokens"] = None if at.row_tokens is None else at.row_tokens.tolist()
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path, metadata={"nopad": json.dumps(facts)})
 
@@ -117,7 +133,7 @@ def load_batch(path: str | Path) -> PackedBatch:
             kind: {name.removeprefix(f"{kind}."): value for name, value in found.items() if name.startswith(kind)}
             for kind in ("item", "layout", "record")
         }
-        ends = None if facts["row_ends"] is None else tuple(facts["row_ends"])
+        tokens = None if facts["row_tokens"] is None else np.array(facts["row_tokens"], np.int64)
         layout = Layout(
             facts["form"],
             tuple(facts["shape"]),
@@ -125,7 +141,7 @@ def load_batch(path: str | Path) -> PackedBatch:
             crossing=facts["crossing"],
             causal=facts["causal"],
             records=kinds["record"],
-            row_ends=ends,
+            row_tokens=tokens,
         )
         return PackedBatch({**kinds["item"], MASKS[0]: PackedMask(layout)})
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nopad import CorpusOptions, ReaderOptions, pack_corpus
+from nopad import CorpusOptions, ReaderOptions, open_source, pack_corpus
 from nopad.corpus import IterableSource
 from nopad.errors import OptionError, SourceError
 from nopad.loading.sources import TokenSource, open_tokens
@@ -66,6 +66,21 @@ def test_an_open_source_is_itself():
     assert open_tokens(source) is source
 
 
+def test_what_open_source_opened_is_a_source_of_its_ids(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"input_ids": [1, 2, 3], "label": 1}\n{"input_ids": [4], "label": 0}\n')
+    rows = [{"input_ids": [1, 2, 3], "label": 1}, {"input_ids": [4], "label": 0}]
+    for kind in (path, rows, lambda: iter(rows)):
+        found = open_tokens(open_source(kind)).gather([1, 0])
+        assert found.tokens["input_ids"].tolist() == [4, 1, 2, 3]
+        assert found.values["label"].tolist() == [0, 1]
+    assert open_tokens(open_source(path)).fingerprint == open_tokens(path).fingerprint
+    with pytest.raises(SourceError, match="holds text, and no ids; tokenise it first"):
+        open_tokens(open_source([{"text": "a"}]))
+    with pytest.raises(OptionError, match=r"options is .*, and is not for an open source"):
+        open_tokens(open_source(path), ReaderOptions())
+
+
 @pytest.mark.parametrize("given", [5, None, b"ab", {1, 2}, object()])
 def test_what_is_no_input(given):
     with pytest.raises(SourceError, match="is no input; give a path"):
@@ -78,7 +93,7 @@ def test_an_empty_list():
 
 
 def test_a_mapping_names_several_sources():
-    with pytest.raises(SourceError, match="opened one by one"):
+    with pytest.raises(SourceError, match=r"a dict with a, b is no list of sequences: .* nopad.loading.Mixture"):
         open_tokens({"a": [[1]], "b": [[2]]})
 
 

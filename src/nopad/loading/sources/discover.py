@@ -14,6 +14,7 @@ from nopad.corpus.hub import HUB
 from nopad.corpus.inputs import reading
 from nopad.corpus.options import ReaderOptions
 from nopad.corpus.remote import is_url
+from nopad.corpus.source import Source
 from nopad.errors import OptionError, SourceError
 from nopad.loading.sources.arrays import folder_tokens, memory_tokens
 from nopad.loading.sources.arrow import dataset_tokens, file_tokens
@@ -42,7 +43,8 @@ def open_tokens(
     Args:
         inputs: a folder of ``ids.npy`` and ``offsets.npy``; a Megatron pair, by ``NAME``, ``NAME.bin`` or ``NAME.idx``;
             a `datasets.Dataset`, one that was saved, or Arrow files; a packed dataset of nopad; or whatever
-            `nopad.open_source` reads ready-made ids from: Parquet, JSON Lines, lists of ids, dicts.
+            `nopad.open_source` reads ready-made ids from (Parquet, JSON Lines, lists of ids, lists of dicts), or what
+            it returned for them.
         options: which columns are read, of tables and records.
         empty: what to do with sequences that have no token: "refuse", or "skip" (`TokenSource.skipped` counts them).
         unit: what a number of a Megatron pair counts: "sequences" or "documents".
@@ -79,8 +81,15 @@ def open_tokens(
     if hasattr(inputs, "with_format"):
         _refuse("a dataset", unused, "options")
         return dataset_tokens(inputs, options, empty=empty)
+    if isinstance(inputs, Source):
+        _refuse("an open source", unused, "spool")
+        return corpus_tokens(inputs, type(inputs).__name__, empty=empty, spool=spool)
     if isinstance(inputs, Mapping):
-        raise SourceError("a mapping names several sources, which are opened one by one; give one of them, or a list")
+        names = ", ".join(map(str, list(inputs)[:4])) or "nothing"
+        raise SourceError(
+            f"a {type(inputs).__name__} with {names} is no list of sequences: "
+            "of columns, give datasets.Dataset.from_dict(...); of several sources, nopad.loading.Mixture(...), or one"
+        )
     _refuse("records", unused, "options", "spool")
     return corpus_tokens(open_source(inputs, options), "records", empty=empty, spool=spool)
 

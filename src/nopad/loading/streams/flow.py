@@ -1,4 +1,4 @@
-"""The stream of one rank while it runs: groups of sequences come in, units go out, and nothing else is kept."""
+"""The stream of one rank while it runs: groups of sequences come in, wait for a random turn, and go out as units."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from nopad.errors import SourceError
 from nopad.loading.streams.packing import Packing
 from nopad.loading.streams.place import Pack, StreamPlace
 from nopad.loading.streams.reading import Read, Reader
+from nopad.loading.streams.shuffling import NOTHING, Shuffling
 from nopad.sequences import Sequences
 
 __all__ = ["Flow"]
@@ -22,9 +23,9 @@ __all__ = ["Flow"]
 class Flow:
     """The units of one rank that follow a place, in order."""
 
-    def __init__(self, place: StreamPlace, reader: Reader, packing: Packing) -> None:
+    def __init__(self, place: StreamPlace, reader: Reader, packing: Packing, shuffling: Shuffling) -> None:
         """Stand at `place`; reading, and tokenising ahead, begin with the first call of `take`."""
-        self._place = place
+        self._place, self._shuffling = place, shuffling
         self._ready = deque(place.ready)
         self._groups = cast(Generator[Read, None, None], reader.groups(place.cursor))
         self._packer = packing.packer()
@@ -46,15 +47,14 @@ class Flow:
         return [self._ready.popleft() for _ in range(min(units, len(self._ready)))]
 
     def _read(self) -> bool:
-        """Read one more group, or at the end what the packer still holds; return whether there was anything."""
+        """Read one more group, or at the end take what still waits; return whether there was anything."""
         read = next(self._groups, None)
         if read is None:
+            waited = self._let_on(NOTHING, 0)
             last = self._packer.finish()
             self._ready.extend(last)
-            return bool(last)
+            return bool(waited or last)
         found, counts, cursor = read
-        place = self._place
-        self._ready.extend(self._packer.push(found.seq_lengths))  # of none at first, which loads compiled loops
         if len(found):
             self._fruitless = cursor.passes
         elif cursor.passes > self._fruitless + cursor.deal.world_size:
@@ -62,14 +62,22 @@ class Flow:
                 f"the last {cursor.deal.world_size + 1} passes over the source gave this rank not one sequence: "
                 f"{counts.records:,} records, all of them skipped or empty; give a source that has texts"
             )
+        self._let_on(found, self._shuffling.size)
+        self._place = replace(self._place, cursor=cursor, counts=self._place.counts + counts)
+        return True
+
+    def _let_on(self, found: Sequences, wait: int) -> int:
+        """Let sequences join those that wait, and all but `wait` of them go on to the packer; return how many did."""
+        place, deal = self._place, self._place.cursor.deal
+        found, buffer = place.buffer.after(found, wait, self._shuffling.seed, deal.world_size, deal.rank)
+        self._ready.extend(self._packer.push(found.seq_lengths))  # of none at first, which loads compiled loops
         self._place = replace(
             place,
-            cursor=cursor,
+            buffer=buffer,
             held=place.held.and_also(found, place.arrived),
             arrived=place.arrived + len(found),
-            counts=place.counts + counts,
         )
-        return True
+        return len(found)
 
     def sequences(self, packs: Sequence[Pack]) -> tuple[Sequences, NDArray[np.int64]]:
         """Return the sequences of these units (from `take`), unit after unit, and how many each unit has."""

@@ -14,7 +14,8 @@ from nopad.corpus.tokenizer import Tokenizer, load_tokenizer
 from nopad.errors import OptionError
 from nopad.loading.streams.packing import Packing
 from nopad.loading.streams.reading import Reader
-from nopad.options import Option
+from nopad.loading.streams.shuffling import SHUFFLE, Shuffling
+from nopad.options import Option, check_sizes
 
 __all__ = ["is_stream", "open_stream"]
 
@@ -22,7 +23,7 @@ _EXHAUSTED = Option(default="repeat", choices=("repeat", "stop"), help="what hap
 _CORPUS = tuple(field.name for field in fields(CorpusOptions) if field.name != "capacity")
 _PACKING = ("buffer", "patience", "buffer_tokens")
 _MAKE_STREAM = ("tokenizer", "exhausted")
-_OWN = (*_MAKE_STREAM, *_PACKING, *_CORPUS)
+_OWN = (*_MAKE_STREAM, "shuffle_buffer", *_PACKING, *_CORPUS)
 
 
 def is_stream(data: Any, options: Mapping[str, Any]) -> bool:
@@ -54,9 +55,11 @@ def _is_iterable_dataset(data: Any) -> bool:
 
 
 def open_stream(
-    data: Any, capacity: int | None, options: Mapping[str, Any], *, unpacked: bool
-) -> tuple[Reader, Packing]:
-    """Return what reads `data` and how it is packed; `capacity`: most tokens of a pack; `unpacked`: there are none.
+    data: Any, capacity: int | None, options: Mapping[str, Any], *, unpacked: bool, seed: int = 0
+) -> tuple[Reader, Packing, Shuffling]:
+    """Return what reads `data`, how it is packed and how shuffled.
+
+    `capacity`: most tokens of a pack; `unpacked`: there are no packs; `seed`: of the shuffling.
 
     Raises:
         OptionError: an option is unknown or invalid, there is no tokenizer for texts, or one for ready-made ids.
@@ -83,7 +86,9 @@ def open_stream(
     tokenizer = _tokenizer(source, options.get("tokenizer"))
     corpus.content_capacity(tokenizer)
     repeat = _EXHAUSTED.check("exhausted", options.get("exhausted", "repeat")) == "repeat"
-    return Reader(source, tokenizer, corpus, repeat), packing
+    check_sizes(1, None, seed)
+    shuffling = Shuffling(size=SHUFFLE.check("shuffle_buffer", options.get("shuffle_buffer")) or 0, seed=int(seed))
+    return Reader(source, tokenizer, corpus, repeat), packing, shuffling
 
 
 def _tokenizer(source: Source, given: Any) -> Tokenizer | None:

@@ -16,6 +16,7 @@ from nopad.corpus.options import Counts
 from nopad.errors import FormatError, OptionError
 from nopad.loading.streams.packing import Packing
 from nopad.loading.streams.reading import Cursor
+from nopad.loading.streams.shuffling import NOTHING, Buffer
 from nopad.sequences import Sequences
 
 __all__ = ["Held", "StreamPlace", "dealt_again"]
@@ -93,10 +94,11 @@ class StreamPlace:
 
     Attributes:
         cursor: where reading goes on.
-        held: the sequences that were read and are in no finished step yet.
+        buffer: the sequences that were read and wait for a random turn.
+        held: those that have come to the packer, and are in no finished step yet.
         ready: complete packs of held sequences, in the order in which batches take them; the others still wait in the
             packer.
-        arrived: how many sequences were read since numbering began.
+        arrived: how many sequences have come to the packer since numbering began.
         accumulation, per_rank: micro-steps of a step, and units per micro-step.
         batches: micro-batches of the next step that were taken already.
         steps_seen: whole steps.
@@ -106,6 +108,7 @@ class StreamPlace:
     """
 
     cursor: Cursor
+    buffer: Buffer
     held: Held
     ready: tuple[Pack, ...] = ()
     arrived: int = 0
@@ -163,8 +166,8 @@ def dealt_again(
 ) -> StreamPlace:
     """Return the place of one of `world_size` ranks where the ranks at `places` stopped, in the order of ranks.
 
-    Records that no rank has read are dealt anew. Sequences that a rank has read and that are in no
-    finished step go to all ranks in turn.
+    Records that no rank has read are dealt anew. Sequences that a rank has read and that are in no finished step go to
+    all ranks in turn; those that wait for a random turn go on waiting.
 
     Raises:
         FormatError: the places are not of one moment.
@@ -183,11 +186,15 @@ def dealt_again(
         every = Sequences.joined([one.sequences for one in pool if one.sequences is not None])
         chosen = np.arange(rank, len(every), world_size)
         held = held.and_also(every.take(chosen).gathered(), 0) if chosen.size else held
+    buffers = [place.buffer for place in places]
+    waiting = Sequences.joined([found for one in buffers if len(found := one.sequences())] or [NOTHING])
+    buffer = Buffer.of(waiting.take(np.arange(rank, len(waiting), world_size)), max(one.drawn for one in buffers))
     arrived = len(held)
     packer = packing.packer()
     ready = packer.push(held.sequences.seq_lengths) if held.sequences is not None else []
     return StreamPlace(
         cursor=cursor,
+        buffer=buffer,
         held=held,
         ready=tuple(ready),
         arrived=arrived,

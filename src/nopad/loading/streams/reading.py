@@ -145,7 +145,22 @@ class Reader:
         if isinstance(started, Exception):
             raise started
         found, counts, _ = finish(started.group, started.content, self.tokenizer, self.options)
-        return Read(replace(found, values=_numbers_of(found.values)), counts, started.cursor)
+        values = _numbers_of(found.values)
+        if self.named:
+            values["seq_source"] = self._sources_of(started.group, values["seq_index"])
+        return Read(replace(found, values=values), counts, started.cursor)
+
+    @property
+    def named(self) -> bool:
+        """Whether the sources have names, so that ``seq_source`` says which one a sequence is from."""
+        return self.source.names != ("",)
+
+    def _sources_of(self, group: Gathered, records: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of the source of each of these records of a group; int64 ``[records]``."""
+        numbers = [self.source.names.index(part.block.source) for part in group.parts]
+        of = np.repeat(np.array(numbers, dtype=np.int64), [part.numbers.size for part in group.parts])
+        found: NDArray[np.int64] = of[np.searchsorted(group.record, records)]
+        return found
 
 
 class _Pass:

@@ -1,7 +1,7 @@
-"""The state of a rank that loads from a stream, as JSON: a few integers, and the sequences that wait for their pack.
+"""The state of a rank that loads from a stream, as JSON: a few integers, and the sequences that are in no batch yet.
 
 Tokens are base64 of the smallest integers that hold them: about 2.7 bytes per token of a vocabulary below 65,536, else
-5.3. A packer holds at most `buffer` sequences.
+5.3. A packer holds at most `buffer` sequences, and `shuffle_buffer` of them wait for a random turn.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from nopad.loading.streams.deal import Deal, Left
 from nopad.loading.streams.packing import Packing
 from nopad.loading.streams.place import Held, StreamPlace
 from nopad.loading.streams.reading import Cursor
+from nopad.loading.streams.shuffling import NOTHING, Buffer
 from nopad.sequences import Sequences
 
 __all__ = ["read_state", "written"]
@@ -36,7 +37,20 @@ _NUMBERS = (
     "left_sequences",
     "left_tokens",
 )
-_NAMES = {"format", "format_version", "same", "world_size", "rank", "cursor", "held", "ready", "counts", *_NUMBERS}
+_WAIT = ("waiting", "drawn")
+_NAMES = {
+    "format",
+    "format_version",
+    "same",
+    "world_size",
+    "rank",
+    "cursor",
+    "held",
+    "ready",
+    "counts",
+    *_WAIT,
+    *_NUMBERS,
+}
 
 
 def written(place: StreamPlace, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,6 +71,8 @@ def written(place: StreamPlace, facts: Mapping[str, Any]) -> dict[str, Any]:
                 "before": [{**asdict(one), "reached": [*one.reached]} for one in deal.before],
             },
         },
+        "waiting": _columns(place.buffer.sequences()),
+        "drawn": place.buffer.drawn,
         "held": _held(place.held.compact()),
         "ready": [list(pack) for pack in place.ready],
         "counts": place.counts.to_dict(),
@@ -65,12 +81,14 @@ def written(place: StreamPlace, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _held(held: Held) -> dict[str, Any]:
-    found = held.sequences
+    return {"numbers": held.numbers.tolist(), **_columns(held.sequences or NOTHING)}
+
+
+def _columns(found: Sequences) -> dict[str, Any]:
     return {
-        "numbers": held.numbers.tolist(),
-        "lengths": [] if found is None else found.seq_lengths.tolist(),
-        "tokens": {} if found is None else {name: _packed(column) for name, column in found.tokens.items()},
-        "values": {} if found is None else {name: _packed(column) for name, column in found.values.items()},
+        "lengths": found.seq_lengths.tolist(),
+        "tokens": {name: _packed(column) for name, column in found.tokens.items()},
+        "values": {name: _packed(column) for name, column in found.values.items()},
     }
 
 
@@ -101,6 +119,7 @@ def read_state(state: Any, packing: Packing) -> tuple[StreamPlace, dict[str, Any
     try:
         place = StreamPlace(
             cursor=_cursor(state["cursor"], _count(state, "world_size"), _count(state, "rank")),
+            buffer=Buffer.of(_read_columns(state["waiting"]), _count(state, "drawn")),
             held=_read_held(state["held"]),
             ready=tuple(tuple(_whole(number) for number in pack) for pack in state["ready"]),
             counts=Counts.from_dict(state["counts"]),
@@ -124,6 +143,7 @@ def _check(place: StreamPlace, packing: Packing) -> None:
     fits &= bool((np.diff(held.numbers, prepend=-1, append=place.arrived) > 0).all())
     fits &= len(set(numbers)) == len(numbers) and set(numbers) <= set(held.numbers.tolist())
     fits &= place.cursor.first <= place.cursor.record and all(place.ready)
+    fits &= packing.capacity is None or int(place.buffer.sequences().seq_lengths.max(initial=0)) <= packing.capacity
     if not fits:
         raise FormatError("this state is damaged: its numbers do not fit together")
     if held.sequences is not None:
@@ -157,19 +177,25 @@ def _cursor(given: Mapping[str, Any], world_size: int, rank: int) -> Cursor:
 
 
 def _read_held(given: Mapping[str, Any]) -> Held:
-    lengths = np.array([_whole(length) for length in given["lengths"]], dtype=np.int32)
+    found = _read_columns(given)
     numbers = np.array([_whole(number) for number in given["numbers"]], dtype=np.int64)
-    if not numbers.size == lengths.size or (lengths < 1).any():
-        raise FormatError("this state is damaged: there is not one length of at least 1 per sequence that it holds")
-    if not numbers.size:
-        return Held.none()
+    if numbers.size != len(found):
+        raise FormatError("this state is damaged: there is not one length per sequence that it holds")
+    return Held(found, numbers, np.ones(numbers.size, dtype=np.bool_)) if numbers.size else Held.none()
+
+
+def _read_columns(given: Mapping[str, Any]) -> Sequences:
+    lengths = np.array([_whole(length) for length in given["lengths"]], dtype=np.int32)
+    if (lengths < 1).any():
+        raise FormatError("this state is damaged: a sequence that it holds has no token")
+    if not lengths.size:
+        return NOTHING
     total = int(lengths.sum(dtype=np.int64))
     tokens = {str(name): _unpacked(column, name, total) for name, column in given["tokens"].items()}
     values = {str(name): _unpacked(column, name, lengths.size) for name, column in given["values"].items()}
     if "input_ids" not in tokens:
         raise FormatError("this state is damaged: it holds sequences without input_ids")
-    found = Sequences(seq_lengths=lengths, tokens=tokens, values=values)
-    return Held(found, numbers, np.ones(numbers.size, dtype=np.bool_))
+    return Sequences(seq_lengths=lengths, tokens=tokens, values=values)
 
 
 def _unpacked(column: Mapping[str, str], name: str, size: int) -> NDArray[Any]:

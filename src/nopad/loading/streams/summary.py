@@ -14,8 +14,8 @@ class StreamSummary:
     """What a loader knows of a stream; print it. How long it is, and what other ranks do, is not known beforehand.
 
     Attributes:
-        unit: what is dealt: "pack" or "sequence".
-        world_size, accumulation, per_rank: a step is so many ranks x micro-steps x units.
+        takes: what a rank takes in a micro-step, in words, such as "8 packs".
+        world_size, accumulation: how many ranks, and micro-steps, a step has.
         exhausted: "repeat" or "stop".
         passes: how often this rank has read the source to its end.
         records: records of a pass; None: no pass has ended.
@@ -26,10 +26,9 @@ class StreamSummary:
         counts: what happened to the records that this rank read.
     """
 
-    unit: str
+    takes: str
     world_size: int
     accumulation: int
-    per_rank: int
     exhausted: str
     passes: int
     records: int | None
@@ -48,7 +47,7 @@ class StreamSummary:
         known = "" if self.records is None else f", {self.records:,} records each"
         end = "begins again at its end" if self.exhausted == "repeat" else "stops at its end"
         lines = [
-            f"step     {self.world_size:,} ranks x {self.accumulation:,} micro-steps x {self.per_rank:,} {self.unit}s",
+            f"step     {self.world_size:,} ranks x {self.accumulation:,} micro-steps x {self.takes}",
             f"stream   {end}; {self.passes:,} passes so far{known}",
             f"given    {self.steps:,} steps: {self.sequences:,} sequences, {self.tokens:,} tokens{share} on this rank",
             f"held     {self.held_sequences:,} sequences, {self.held_tokens:,} tokens read and not given yet",

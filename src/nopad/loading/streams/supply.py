@@ -27,6 +27,7 @@ from nopad.loading.streams.flow import Flow
 from nopad.loading.streams.packing import Packing
 from nopad.loading.streams.place import Held, Pack, StreamPlace, dealt_again
 from nopad.loading.streams.reading import Cursor, Reader
+from nopad.loading.streams.shuffling import Buffer, Shuffling
 from nopad.loading.streams.state import read_state, written
 from nopad.loading.streams.summary import StreamSummary
 from nopad.loading.supply import Serving, Supply
@@ -58,12 +59,14 @@ class StreamSupply(Supply):
     Attributes:
         reader: reads and tokenises.
         packing: how sequences become units.
+        shuffling: whether they wait for a random turn before.
         serving: for whom.
         last: what happens with units that make no whole step, where ranks stop at the end.
     """
 
     reader: Reader
     packing: Packing
+    shuffling: Shuffling
     serving: Serving
     last: Last
 
@@ -84,6 +87,7 @@ class StreamSupply(Supply):
         ranks = self.serving.ranks
         return StreamPlace(
             cursor=Cursor(deal=Deal(world_size=ranks.world_size, rank=ranks.rank)),
+            buffer=Buffer.of(),
             held=Held.none(),
             accumulation=self.serving.accumulation,
             per_rank=self.serving.per_rank,
@@ -99,7 +103,13 @@ class StreamSupply(Supply):
         if self.reader.repeat:
             raise OptionError("an endless stream has no epochs to go to; it goes on by itself, pass after pass")
         cursor = replace(self.begin().cursor, passes=epoch, length=at.cursor.length)
-        return replace(at, cursor=cursor, held=Held.none(), ready=(), arrived=0, batches=0)
+        buffer = Buffer.of_epoch(epoch)
+        return replace(at, cursor=cursor, buffer=buffer, held=Held.none(), ready=(), arrived=0, batches=0)
+
+    def described(self) -> str:
+        """Return that it is a stream, and what a rank takes of it."""
+        packs = f" in packs of at most {self.packing.capacity:,} tokens" if self.packing.capacity else ""
+        return f"a stream{packs}, {self.serving.takes(self.packing.unit)} per rank and micro-step"
 
     def facts(self) -> dict[str, Any]:
         """Return what identifies source, tokenizer and options."""
@@ -109,6 +119,7 @@ class StreamSupply(Supply):
         options.pop("capacity")
         return {
             **self.packing.facts(),
+            **self.shuffling.facts(),
             **options,
             "data": hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest(),
             "tokenizer": None if tokenizer is None else tokenizer.fingerprint,
@@ -145,10 +156,9 @@ class StreamSupply(Supply):
         """Return what is known so far."""
         units = at.steps_seen * at.accumulation * at.per_rank
         return StreamSummary(
-            unit=self.packing.unit,
+            takes=self.serving.takes(self.packing.unit),
             world_size=at.cursor.deal.world_size,
             accumulation=at.accumulation,
-            per_rank=at.per_rank,
             exhausted=self._exhausted,
             passes=at.epoch,
             records=at.cursor.length,
@@ -156,8 +166,8 @@ class StreamSupply(Supply):
             sequences=at.sequences_here,
             tokens=at.tokens_here,
             slots=units * self.packing.capacity if self.serving.rows and self.packing.capacity else None,
-            held_sequences=len(at.held),
-            held_tokens=at.held.tokens,
+            held_sequences=len(at.held) + len(at.buffer),
+            held_tokens=at.held.tokens + at.buffer.tokens,
             left_out=(at.left_sequences, at.left_tokens),
             counts=at.counts,
         )
@@ -251,33 +261,31 @@ class StreamSupply(Supply):
         """Return the beginning of the next pass; the sequences that this rank still holds are counted as left out."""
         left = replace(
             at,
-            left_sequences=at.left_sequences + len(at.held),
-            left_tokens=at.left_tokens + at.held.tokens,
+            left_sequences=at.left_sequences + len(at.held) + len(at.buffer),
+            left_tokens=at.left_tokens + at.held.tokens + at.buffer.tokens,
         )
         return self.epoch_begin(left, at.epoch + 1)
 
     def _steps(self, at: StreamPlace) -> Generator[_Begun | _Made, None, None]:
         """Yield, step after step, a `_Begun` and then a `_Made` per micro-step that was not taken yet."""
-        with closing(Flow(at, self.reader, self.packing)) as flow:
+        with closing(Flow(at, self.reader, self.packing, self.shuffling)) as flow:
             while True:
                 begun = replace(flow.place(), batches=0)
                 packs = flow.take(at.accumulation * at.per_rank)
                 yield _Begun(len(packs), flow.place())
                 micros = [packs[micro :: at.accumulation] for micro in range(at.accumulation)]
                 for micro in range(at.batches if begun.steps_seen == at.steps_seen else 0, at.accumulation):
-                    batch = self._batch(flow, micros[micro])
+                    batch = self._batch(flow, micros[micro], begun.epoch)
                     if micro + 1 < at.accumulation:
                         yield _Made(replace(begun, batches=micro + 1), batch)
                 flow.given(packs)
                 yield _Made(flow.place(), batch)
 
-    def _batch(self, flow: Flow, packs: Sequence[Pack]) -> PackedBatch:
-        """Build a batch of these units; of none, a stand-in."""
+    def _batch(self, flow: Flow, packs: Sequence[Pack], epoch: int) -> PackedBatch:
+        """Build a batch of these units in a step that began in this pass; of none, a stand-in."""
         if not packs:
-            one = np.ones(1, dtype=np.int64)
-            return self.serving.collate(self._nothing(), self.serving.form, one).as_stand_in()
-        sequences, per_row = flow.sequences(packs)
-        return self.serving.collate(sequences, self.serving.form, per_row)
+            return self.serving.batch(self._nothing(), np.ones(1, dtype=np.int64), epoch).as_stand_in()
+        return self.serving.batch(*flow.sequences(packs), epoch)
 
     def _nothing(self) -> Sequences:
         """Return one sequence of one token with the columns of all others, for a rank that has none left."""
@@ -285,7 +293,8 @@ class StreamSupply(Supply):
         for one in self.reader.source.carried:
             if one.type != "string":
                 columns[one.per][one.name] = np.zeros(1, dtype=_TYPES.get(one.type, one.type))
-        records = {name: np.zeros(1, dtype=np.int64) for name in ("seq_index", "seq_start")}
+        names = ("seq_index", "seq_start", "seq_source") if self.reader.named else ("seq_index", "seq_start")
+        records = {name: np.zeros(1, dtype=np.int64) for name in names}
         return Sequences(
             seq_lengths=np.ones(1, dtype=np.int32),
             tokens=columns["token"],

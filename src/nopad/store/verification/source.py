@@ -48,7 +48,7 @@ def source_problems(
     if tokenizer is not None and tokenizer.fingerprint != expected:
         problems.append(
             f"packed with another tokenizer than {tokenizer.name}: SHA-256 {expected}, this one has "
-            f"{tokenizer.fingerprint}; give the one it was packed with (--tokenizer)"
+            f"{tokenizer.fingerprint}; give the one it was packed with (tokenizer=)"
         )
         return problems
     options = CorpusOptions(capacity=m.capacity, **{name: m.options[name] for name in POLICIES})

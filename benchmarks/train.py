@@ -1,0 +1,350 @@
+"""Training on packs beside padding: sequences per second, what the trainer itself takes, TRL, and what is learned.
+
+`speed`: forward, backward and optimiser step of one classifier (MiniLM's size) and one causal model, on lengths like
+GLUE's and chats', at 128, 384, 512 and 2,048: padded to the capacity, padded per batch, padded and sorted, packed rows
+(`mask`), packed without padding (`segments`); speed-ups beside the packing factor. `overhead`: loader, collator and
+counts in `PackedTrainer`, beside a MiniLM step of 4,096 tokens. `trl`: `SFTTrainer` with ``packing=True`` and
+``padding_free=True``, and ours, on one model, one set of texts and as many steps. `finetune`: MiniLM on local pairs,
+packed and padded, five seeds. `bytes`: what goes from host to device per sequence.
+
+    python benchmarks/train.py [speed] [overhead] [trl] [finetune] [bytes] [--seeds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import itertools
+import logging
+import random
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from inputs import lognormal, machine
+
+import nopad
+from nopad.corpus import stdlib_texts
+from nopad.sequences import Sequences
+from nopad.tasks import Classification, OfSequences, OfTokens
+from nopad.tasks.embedding import _default_folder
+from nopad.training import PackedTrainer, mixin
+from nopad.training.trouble import Watch
+
+SLOTS = 4096  # of a micro-step, on every side
+STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+MINILM = {**STILL, "hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536, "num_attention_heads": 12}
+SMALL = {"hidden_size": 256, "num_hidden_layers": 4, "intermediate_size": 704, "num_attention_heads": 4}
+# (what, capacity, lengths, whether causal): medians and spreads of GLUE's short sets, of SQuAD, Wikipedia and chats
+CASES = (
+    ("GLUE-like (cola)", 128, lambda: lognormal(1200, 10, 0.4, 128), False),
+    ("GLUE-like (mnli)", 128, lambda: lognormal(600, 36, 0.45, 128), False),
+    ("SQuAD-like", 384, lambda: lognormal(160, 150, 0.4, 384), False),
+    ("Wikipedia-like", 512, lambda: lognormal(120, 200, 0.9, 512), False),
+    ("chats", 2048, lambda: lognormal(60, 350, 1.1, 2048), True),
+)
+
+
+def padded(ids: list[np.ndarray], rows: int, width: int | None = None) -> Iterator[dict[str, torch.Tensor]]:
+    """Batches of so many rows, padded to the longest, or to `width`."""
+    for first in range(0, len(ids), rows):
+        part = ids[first : first + rows]
+        longest = width or max(map(len, part))
+        made = np.zeros((2, len(part), longest), np.int64)
+        for row, one in enumerate(part):
+            made[0, row, : one.size], made[1, row, : one.size] = one, 1
+        yield {"input_ids": torch.from_numpy(made[0]), "attention_mask": torch.from_numpy(made[1])}
+
+
+def speed(_: argparse.Namespace) -> None:
+    """Print sequences per second of each way, and speed-ups beside the packing factor."""
+    for what, capacity, lengths_of, causal in CASES:
+        torch.manual_seed(0)
+        lengths = lengths_of()
+        ids = [np.random.default_rng(n).integers(1000, 20000, length) for n, length in enumerate(lengths.tolist())]
+        if causal:
+            config = transformers.LlamaConfig(vocab_size=20000, num_key_value_heads=4, **SMALL)
+            model: Any = transformers.LlamaForCausalLM(config)
+        else:
+            config = transformers.BertConfig(num_labels=2, **MINILM)
+            model = transformers.BertForSequenceClassification(config)
+        factor = nopad.plan(nopad.Histogram.from_lengths(lengths), capacity).factor
+        print(f"\n{what}, capacity {capacity}: {len(ids)} sequences, mean {lengths.mean():.0f}, factor {factor:.3f}")
+        found = _ways(model, ids, capacity, causal)
+        for name, each in found.items():
+            print(f"  {name:<24}{statistics.median(each):9.2f} sequences/s")
+        fixed = statistics.median(found["padded to capacity"])
+        for name, target in (("rows, mask", 0.95), ("flat, segments", 1.0)):
+            times = statistics.median(found[name]) / fixed
+            print(f"  {name}: {times:.2f} x padded to capacity = {times / factor:.2f} of the factor (target {target})")
+        ours = statistics.median(found["flat, segments"])
+        rest = {name: ours / statistics.median(found[name]) for name in ("padded per batch", "padded, sorted")}
+        print("  flat, segments: " + ", ".join(f"{by:.2f} x {name}" for name, by in rest.items()), flush=True)
+
+
+def _ways(model: Any, ids: list[np.ndarray], capacity: int, causal: bool, turns: int = 2) -> dict[str, list[float]]:
+    objective = OfTokens(causal=True) if causal else OfSequences("classes", 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    values = {} if causal else {"labels": np.arange(len(ids)) % 2}
+    made = Sequences(
+        seq_lengths=np.array([one.size for one in ids], np.int32),
+        tokens={"input_ids": np.concatenate(ids).astype(np.int32)},
+        values=values,
+    )
+    rows = max(SLOTS // capacity, 1)
+
+    def step(loss: torch.Tensor) -> None:
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def pad(sequences: list[np.ndarray], per_batch: int, width: int | None = None) -> Callable[[], None]:
+        def run() -> None:
+            for batch in padded(sequences, per_batch, width):
+                labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+                step(model(**batch, labels=labels if causal else torch.zeros(len(labels), dtype=torch.long)).loss)
+
+        return run
+
+    def pack(backend: str, **how: Any) -> Callable[[], None]:
+        def run() -> None:
+            nopad.packed(model, backend=backend)
+            options = {**how, "last": "fill", "collate": nopad.loading.causal if causal else None}
+            try:
+                for batch in nopad.PackedLoader(made, **options):
+                    step(objective.step(model, batch)[0])
+            finally:
+                nopad.unpacked(model)
+
+        return run
+
+    mean = max(int(np.mean([one.size for one in ids])), 1)
+    ways = {
+        "padded to capacity": pad(ids, rows, capacity),
+        "padded per batch": pad(ids, max(SLOTS // mean, 1)),
+        "padded, sorted": pad(sorted(ids, key=len), max(SLOTS // mean, 1)),
+        "rows, mask": pack("mask", capacity=capacity, rows=rows),
+        "flat, segments": pack("segments", tokens=SLOTS),
+    }
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    pack("segments", tokens=SLOTS)()
+    for turn, (name, run) in itertools.product(range(turns), ways.items()):
+        if name == "padded to capacity" and turn:
+            continue
+        start = time.perf_counter()
+        run()
+        found[name].append(len(ids) / (time.perf_counter() - start))
+    return found
+
+
+def overhead(_: argparse.Namespace) -> None:
+    """Print what nopad's part of the trainer takes beside a MiniLM step of 4,096 tokens."""
+    lengths = lognormal(2400, 60, 0.6, 512)
+    made = Sequences(
+        seq_lengths=lengths,
+        tokens={"input_ids": np.random.default_rng(0).integers(1000, 20000, int(lengths.sum())).astype(np.int32)},
+        values={"labels": np.arange(lengths.size) % 2},
+    )
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(num_labels=2, **MINILM))
+    times: dict[str, list[float]] = {"step": [], "batches and counts": [], "losses looked at": []}
+
+    class Timed(PackedTrainer):
+        def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+            with _clock(times["batches and counts"]):
+                return super().get_batch_samples(*args, **kwargs)
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            with _clock(times["step"]):
+                return super().training_step(*args, **kwargs)
+
+    class Looked(Watch):
+        def end_step(self, *args: Any) -> None:
+            with _clock(times["losses looked at"]):
+                super().end_step(*args)
+
+    loader = nopad.PackedLoader(made, tokens=SLOTS, prefetch=0)  # nothing is built in the shadow of the model
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        trainer = Timed(model, arguments(folder, max_steps=16), train_dataset=loader, quiet=True)
+        mixin.Watch = Looked  # type: ignore[misc]
+        trainer.train()
+    medians = {name: statistics.median(each[2:]) for name, each in times.items() if len(each) > 2}
+    own = medians["batches and counts"] + medians.get("losses looked at", 0.0)
+    print(f"\na MiniLM step of {SLOTS:,} tokens: {medians['step'] * 1e3:.0f} ms")
+    print(", ".join(f"{name} {value * 1e3:.2f} ms" for name, value in medians.items() if name != "step"))
+    print(f"nopad's part: {own / medians['step']:.2%} of the step (target <= 2 %)", flush=True)
+
+
+@contextlib.contextmanager
+def _clock(taken: list[float]) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    taken.append(time.perf_counter() - start)
+
+
+def arguments(folder: str, kind: Any = transformers.TrainingArguments, **options: Any) -> Any:
+    """Arguments of a run on the CPU that reports nothing."""
+    same = {"per_device_train_batch_size": 1, "logging_steps": 1, "save_strategy": "no", "report_to": []}
+    same |= {"use_cpu": True, "disable_tqdm": True, "num_train_epochs": 1, "output_dir": folder}
+    return kind(**{**same, **options})
+
+
+def pairs(count: int) -> list[dict[str, Any]]:
+    """Pairs of lines of the standard library's docstrings: neighbours in one docstring (1), or of two (0)."""
+    draw = random.Random(0)
+    texts = [[line.strip() for line in entry["text"].splitlines()] for entry in stdlib_texts()]
+    texts = [found for lines in texts if len(found := [line for line in lines if len(line) >= 20]) >= 2]
+    draw.shuffle(texts)
+    made = []
+    for number, lines in enumerate(itertools.islice(itertools.cycle(texts), count)):
+        at = draw.randrange(len(lines) - 1)
+        other = lines[at + 1] if number % 2 else draw.choice(draw.choice(texts))
+        made.append({"text": lines[at], "second": other, "label": number % 2})
+    return made
+
+
+def finetune(options: argparse.Namespace) -> None:
+    """Print accuracy and time of MiniLM on local pairs, packed and padded, seed by seed."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(_default_folder())
+    made = pairs(2304)
+    train, held_out = made[:1920], made[1920:]
+    task = Classification(tokenizer, 2, pair="second", max_length=128, over_long="truncate")
+    examples, tested = task.encode(train), task.encode(held_out)
+    factor = nopad.plan(nopad.Histogram.from_lengths(examples.sequences.seq_lengths), 128).factor
+    print(f"\nMiniLM on pairs of lines: {examples}; factor at 128: {factor:.3f}")
+    found: dict[str, list[tuple[float, float]]] = {"packed": [], "padded to 128": [], "padded per batch": []}
+    for seed in range(options.seeds):
+        for how in found:
+            model = task.model(_default_folder())
+            torch.manual_seed(seed)
+            seconds, accuracy = _tuned(model, task, examples, tested, how, seed, factor)
+            found[how].append((seconds, accuracy))
+            print(f"  seed {seed}  {how:<18}{seconds:7.1f} s   accuracy {accuracy:.4f}", flush=True)
+    for how, each in found.items():
+        seconds, accuracies = zip(*each, strict=True)
+        spread = statistics.pstdev(accuracies)
+        print(
+            f"{how:<18}{statistics.median(seconds):7.1f} s   accuracy {statistics.mean(accuracies):.4f} +- {spread:.4f}"
+        )
+    times = statistics.median(f[0] / p[0] for f, p in zip(found["padded to 128"], found["packed"], strict=True))
+    print(f"packed is {times:.2f} x padded to 128: {times / factor:.2f} of the factor (target 0.95)", flush=True)
+
+
+def _tuned(
+    model: Any, task: Any, examples: Any, tested: Any, how: str, seed: int, factor: float
+) -> tuple[float, float]:
+    """Train one epoch with steps of about 32 sequences; return the seconds, and the accuracy afterwards."""
+    same = {"learning_rate": 1e-4, "seed": seed, "num_train_epochs": 2, "lr_scheduler_type": "linear"}
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        if how == "packed":
+            rows = max(round(32 / factor), 1)
+            given = arguments(folder, **same, per_device_train_batch_size=rows)
+            trainer: Any = PackedTrainer(model, given, task=task, train_dataset=examples, capacity=128, quiet=True)
+        else:
+            columns = examples.sequences
+            data = [
+                {name: column[b : b + n].tolist() for name, column in columns.tokens.items()} | {"labels": int(label)}
+                for b, n, label in zip(columns.begins, columns.seq_lengths, columns.values["labels"], strict=True)
+            ]
+            width = {"padding": "max_length", "max_length": 128} if how == "padded to 128" else {}
+            collate = transformers.DataCollatorWithPadding(task.tokenizer, **width)
+            given = arguments(folder, **same, per_device_train_batch_size=32)
+            trainer = transformers.Trainer(model, given, collate, data)
+        start = time.perf_counter()
+        trainer.train()
+        seconds = time.perf_counter() - start
+        judge = PackedTrainer(model, arguments(folder), task=task, eval_dataset=tested, capacity=128, quiet=True)
+        return seconds, judge.evaluate()["eval_accuracy"]
+
+
+def trl(_: argparse.Namespace) -> None:
+    """Print tokens per second, loss and truncated tokens of TRL's packing, its padding-free batches, and ours."""
+    import datasets
+    import trl as theirs
+
+    from nopad.training import PackedSFTTrainer
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(_default_folder())
+    tokenizer.eos_token = tokenizer.sep_token
+    texts = [entry["text"] for entry in stdlib_texts() if len(entry["text"]) > 200][:400]
+    ids = [tokenizer(text, truncation=False, verbose=False)["input_ids"] for text in texts]
+    capacity, rows, tokens = 512, 4, sum(map(len, ids))
+    longest = sum(max(len(one) - capacity, 0) for one in ids)
+    print(f"\nSFT of a causal model on {len(ids)} texts, {tokens:,} tokens, capacity {capacity}, 1 epoch")
+    kept = [one[:capacity] for one in ids]
+    split = [one[at : at + capacity] for one in ids for at in range(0, len(one), capacity)]
+    ways: dict[str, tuple[Any, dict[str, Any], Any, int]] = {
+        "TRL packing": (theirs.SFTTrainer, {"packing": True}, ids, longest),
+        "TRL padding-free": (theirs.SFTTrainer, {"padding_free": True}, ids, longest),
+        "TRL padded": (theirs.SFTTrainer, {}, ids, longest),
+        "nopad": (PackedSFTTrainer, {}, split, 0),
+    }
+    for name, (kind, how, data, lost) in ways.items():
+        torch.manual_seed(0)
+        model = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=4, **SMALL)
+        )
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+            config = arguments(folder, theirs.SFTConfig, **how, per_device_train_batch_size=rows, max_length=capacity)
+            config.bf16, config.learning_rate = False, 1e-3
+            if kind is PackedSFTTrainer:
+                set_ = nopad.PackedLoader(
+                    [np.array(one) for one in data], capacity, rows=rows, last="fill", collate=nopad.loading.causal
+                )
+                trainer = kind(model, config, train_dataset=set_, processing_class=tokenizer, quiet=True)
+            else:
+                set_ = datasets.Dataset.from_dict({"input_ids": data})
+                trainer = kind(model, config, train_dataset=set_, processing_class=tokenizer)
+            start = time.perf_counter()
+            trainer.train()
+            seconds = time.perf_counter() - start
+        trained = sum(map(len, split if not lost else kept))
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        print(
+            f"  {name:<18}{trained / seconds:8,.0f} tokens/s  {len(losses):3} steps  loss {losses[0]:.3f} -> "
+            f"{statistics.mean(losses[-5:]):.3f}  lost {lost / tokens:.2%} of the tokens",
+            flush=True,
+        )
+
+
+def bytes_(_: argparse.Namespace) -> None:
+    """Print how many bytes of tensors a batch hands to a device, per sequence."""
+    lengths = lognormal(2000, 36, 0.45, 128)
+    ids = [np.full(length, 1000) for length in lengths.tolist()]
+    print("\nbytes from host to device per sequence (GLUE-like, capacity 128)")
+    made = list(padded(ids, 32, 128))
+    total = sum(tensor.nbytes for batch in made for tensor in batch.values())
+    print(f"  padded to 128: {total / len(ids):,.0f}")
+    for name, how in (("rows", {"capacity": 128, "rows": 8}), ("flat", {"tokens": 1024})):
+        moved = 0
+        for batch in nopad.PackedLoader(ids, **how):
+            moved += sum(value.nbytes for value in batch.values() if isinstance(value, torch.Tensor))
+            moved += batch.cu_seqlens.nbytes
+        print(f"  {name}: {moved / len(ids):,.0f}")
+
+
+PARTS = {"speed": speed, "overhead": overhead, "trl": trl, "finetune": finetune, "bytes": bytes_}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="which; all by default")
+    parser.add_argument("--seeds", type=int, default=5)
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    print(f"training on packs: {machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}", flush=True)
+    for part in options.parts or PARTS:
+        PARTS[part](options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""Chats as token ids, and which of them a model learns: those that the assistant says, and none else.
+
+Of a chat template with ``{% generation %}``, the marked tokens; marks must not reach into other turns, and each turn
+that is learned must have one. Of others, what an assistant's turn adds to the prompt that asks for it: from the end of
+``template(messages[:i], add_generation_prompt=True)`` to the end of turn in ``template(messages[:i + 1])``, without the
+line break that a template writes behind it. Each must be the beginning of what comes next, as text and as ids, so what
+a model learns is what it will be asked for. A template that rewrites earlier turns (Qwen3 drops what was thought in
+them) breaks this: such a chat is refused, or becomes one example for each of the assistant's turns (`rewriting`). What
+the assistant says must be in what the template writes, and a turn ends with a special token that is learned too.
+
+Cost: the template writes a chat of k assistant's turns up to 2k + 1 times; it is tokenised once
+(`nopad.corpus.prefixes`), with a slow tokenizer 2k + 1 times. transformers' tokenizers are passed in; this file imports
+neither transformers nor torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+from nopad.corpus.conversations import Conversation, Passage
+from nopad.corpus.options import OverLong
+from nopad.corpus.prefixes import prefix_lengths, token_ids
+from nopad.corpus.templates import Frame, Template
+from nopad.errors import LengthError, OptionError, RecordError
+
+__all__ = ["Answered", "ChatEncoder", "EndOfTurn", "Rewriting", "fitted"]
+
+Rewriting = Literal["error", "expand"]
+EndOfTurn = Literal["require", "any"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """A sequence of which a part is learned.
+
+    Attributes:
+        ids: token ids.
+        learned: whether each of them is learned.
+    """
+
+    ids: list[int]
+    learned: list[bool]
+
+    @property
+    def labels(self) -> list[int]:
+        """The ids that are learned, and -100 for the others."""
+        return [one if mine else -100 for one, mine in zip(self.ids, self.learned, strict=True)]
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is learned; the first token never is, since nothing predicts it."""
+        return not any(self.learned[1:])
+
+
+class _RewrittenError(Exception):
+    """The template writes turn `args[0]` otherwise once others follow."""
+
+
+class ChatEncoder:
+    """Turns chats, and prompts with a completion, into ids and what is learned of them.
+
+    Args:
+        tokenizer: of transformers, with a chat template where there are chats.
+        last_only: only the last of the assistant's turns is learned.
+        rewriting: what happens to a chat whose earlier turns the template writes otherwise once others follow: "error",
+            or "expand" it to one example for each of the assistant's turns that are learned, which ends there.
+        end_of_turn: "require" a special token at the end of each turn that is learned, or take "any" end.
+        options: arguments of the template, such as ``{"enable_thinking": False}``.
+
+    Raises:
+        OptionError: an option has an invalid value.
+
+    >>> from nopad.corpus.chats import ChatEncoder
+    >>> from nopad.corpus.conversations import Passage
+    >>> from tests.tasks.tiny import tokenizer
+    >>> made, = ChatEncoder(tokenizer())(Passage(prompt="is it ?", completion="yes"), 0)
+    >>> tokenizer().decode([one for one in made.labels if one != -100]), len(made.ids)
+    ('yes [EOS]', 6)
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        last_only: bool = False,
+        rewriting: Rewriting = "error",
+        end_of_turn: EndOfTurn = "require",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        for name, value, words in (
+            ("rewriting", rewriting, get_args(Rewriting)),
+            ("end_of_turn", end_of_turn, get_args(EndOfTurn)),
+        ):
+            if value not in words:
+                raise OptionError(f"{name} is {value!r}; it is {' or '.join(map(repr, words))}")
+        self.tokenizer, self.last_only, self.rewriting = tokenizer, last_only, rewriting
+        self.end_of_turn = end_of_turn
+        self.template = Template(tokenizer, options)
+
+    @cached_property
+    def frame(self) -> Frame:
+        """What the tokenizer puts around a text."""
+        return Frame(self.tokenizer)
+
+    def __call__(self, given: Conversation | Passage, number: int) -> list[Answered]:
+        """Return the example of a record, or several of a chat that is expanded; `number` is for messages.
+
+        Raises:
+            RecordError: the assistant says nothing, or what is learned of this chat is not known for sure.
+            OptionError: the tokenizer lacks a chat template, or an end-of-sequence token, and needs it.
+        """
+        if isinstance(given, Passage):
+            return [self._passage(given, number)]
+        answers = given.answers
+        if not answers:
+            raise RecordError(
+                f"record {number} has no assistant's turn{' in its completion' if given.begin else ''}, so there is "
+                "nothing to learn; leave it out"
+            )
+        answers = answers[-1:] if self.last_only else answers
+        try:
+            return [self._chat(given, answers, number)]
+        except _RewrittenError as rewritten:
+            turn = rewritten.args[0]
+            if self.rewriting == "error":
+                raise RecordError(
+                    f"record {number}: the chat template rewrites message {turn} (assistant) once others follow, so "
+                    "the chat is not what the model was asked to answer then. Make one example of each of the "
+                    "assistant's turns (of nopad.tasks.Chat, rewriting='expand'), or learn from the last one only "
+                    "(last_only=True, and no message behind it), or set tokenizer.chat_template to one that keeps "
+                    "earlier turns"
+                ) from None
+        return [self._until(given, turn, number) for turn in answers]
+
+    def ids(self, given: Conversation | Passage, number: int) -> list[int]:
+        """Return a record as token ids, for models that read it to its end; a text with its special tokens.
+
+        Raises:
+            RecordError: the template refuses it, or leaves out what it says; or a text has no token.
+            OptionError: the tokenizer has no chat template.
+        """
+        if isinstance(given, Passage):
+            found = token_ids(self.tokenizer, [given.prompt + given.completion])[0]
+            if not found:
+                raise RecordError(f"record {number} has a text without any token; leave it out")
+            return self.frame.closed(found)
+        whole = self.template.text(given, number)
+        self.template.check(given, number, whole)
+        return token_ids(self.tokenizer, [whole])[0]
+
+    def _passage(self, given: Passage, number: int) -> Answered:
+        whole, prompt = token_ids(self.tokenizer, [given.prompt + given.completion, given.prompt])
+        if whole[: len(prompt)] != prompt or len(whole) == len(prompt):
+            raise RecordError(
+                f"record {number}: the end of the prompt and the beginning of its completion share a token "
+                f"({given.prompt[-12:]!r} + {given.completion[:12]!r}), so the prompt alone is other tokens; begin the "
+                "completion with the space that ends the prompt, or end the prompt with a line break"
+            )
+        ids, given_tokens = self.frame.ended(whole), len(self.frame.front) + len(prompt)
+        return Answered(ids=ids, learned=[False] * given_tokens + [True] * (len(ids) - given_tokens))
+
+    def _until(self, chat: Conversation, turn: int, number: int) -> Answered:
+        """Return the example that ends with one of the assistant's turns, from which alone it learns."""
+        try:
+            return self._chat(replace(chat, messages=chat.messages[: turn + 1]), [turn], number)
+        except _RewrittenError:
+            raise RecordError(
+                f"record {number}: the chat template rewrites what precedes message {turn} (assistant) even where the "
+                "chat ends with it; set tokenizer.chat_template to one that does not"
+            ) from None
+
+    def _chat(self, chat: Conversation, turns: list[int], number: int) -> Answered:
+        """Return a chat with what is learned from some of its turns.
+
+        Raises:
+            _RewrittenError: the template writes one of them otherwise than it would if the chat ended there.
+        """
+        whole = self.template.text(chat, number)
+        self.template.check(chat, number, whole)
+        ends = {}
+        for turn in turns:
+            ends[turn] = self._before(chat, turn + 1, whole, number, turn)
+        return (self._marked if self.template.marked(chat) else self._prefixed)(chat, whole, ends, number)
+
+    def _before(self, chat: Conversation, until: int, whole: str, number: int, turn: int) -> str:
+        """Return what the template writes for the messages before `until`, which `whole` begins with.
+
+        Raises:
+            _RewrittenError: it does not; `turn` is in there.
+        """
+        if not 0 < until < len(chat.messages):
+            return whole if until else ""
+        text, closing = self.template.text(chat, number, until), self.tokenizer.eos_token
+        if not whole.startswith(text) and closing and text.endswith(closing):
+            text = text[: -len(closing)]  # Phi-3 ends a whole chat, and none of its turns, with this token
+        if not whole.startswith(text):
+            raise _RewrittenError(turn)
+        return text
+
+    def _prefixed(self, chat: Conversation, whole: str, ends: Mapping[int, str], number: int) -> Answered:
+        """Return the chat with what turns add to the prompts that ask for them; `ends`: text until each turn's end."""
+        prompts = {turn: self._prompt(chat, turn, end, number) for turn, end in ends.items()}
+        prefixes = [*prompts.values(), *ends.values()]
+        ids, lengths = prefix_lengths(self.tokenizer, whole, prefixes, self.template.stops)
+        learned = [False] * len(ids)
+        for turn, begin, after in zip(ends, lengths[: len(ends)], lengths[len(ends) :], strict=True):
+            if begin is None or after is None or after <= begin:
+                raise RecordError(
+                    f"record {number}: message {turn} (assistant) shares a token with what stands before or behind "
+                    "it, so the prompt alone is other tokens; use a chat template that separates turns by special "
+                    "tokens, or one with {% generation %}"
+                )
+            end = self._end(ids, begin, after)
+            learned[begin:end] = [True] * (end - begin)
+            self._check_turn(chat, turn, whole[len(prompts[turn]) : len(ends[turn])], number)
+            self._check_end(ids[end - 1], turn, number)
+        return Answered(ids=ids, learned=learned)
+
+    def _prompt(self, chat: Conversation, turn: int, end: str, number: int) -> str:
+        """Return the text that asks for a turn."""
+        if not turn:
+            raise RecordError(
+                f"record {number} begins with the assistant, and what asks for it is not known; remove this message, "
+                "begin with a system message, or use a chat template with {% generation %}"
+            )
+        found = self.template.text(chat, number, turn, prompt=True)
+        if not end.startswith(found):
+            raise RecordError(
+                f"record {number}: the chat template asks for message {turn} (assistant) by {found[-40:]!r}, and then "
+                "writes it otherwise, so the model would learn another beginning than it will be asked for; set its "
+                "options (template={'enable_thinking': ...}), or use a chat template with {% generation %}"
+            )
+        return found
+
+    def _end(self, ids: list[int], begin: int, end: int) -> int:
+        """Return where a turn ends: at its last special token, if nothing but white space stands behind it."""
+        last = next((at for at in range(end - 1, begin - 1, -1) if ids[at] in self.template.stops), None)
+        if last is None or str(self.tokenizer.decode(ids[last + 1 : end])).strip():
+            return end
+        return last + 1
+
+    def _marked(self, chat: Conversation, whole: str, ends: Mapping[int, str], number: int) -> Answered:
+        """Return the chat with what its template marks in some turns."""
+        ids, mask, places = self.template.marks(chat, number)
+        learned = [False] * len(ids)
+        for turn, end in ends.items():
+            begin, until = len(self._before(chat, turn, end, number, turn)), len(end)
+            ahead = next((at for at in range(len(ids) - 1, -1, -1) if places[at][1] <= begin), None)
+            if turn and chat.messages[turn - 1]["role"] != "assistant" and ahead is not None and mask[ahead]:
+                # transformers marks all that follows where the tokenizer has no token for the last marked character.
+                raise RecordError(
+                    f"record {number}: what the chat template marks by {{% generation %}} reaches into message "
+                    f"{turn - 1} ({chat.messages[turn - 1]['role']}); let marks end with what the tokenizer has a "
+                    "token for, not with white space"
+                )
+            mine = [at for at, (low, high) in enumerate(places) if mask[at] and low < until and high > begin]
+            if not mine:
+                raise RecordError(
+                    f"record {number}: the chat template marks nothing of message {turn} (assistant) by "
+                    "{% generation %} that the tokenizer has a token for; let the mark begin with what is written"
+                )
+            for at in mine:
+                learned[at] = True
+            self._check_turn(chat, turn, whole[begin:until], number)
+            stop = next((at for at in reversed(mine) if str(self.tokenizer.decode([ids[at]])).strip()), mine[-1])
+            self._check_end(ids[stop], turn, number)
+        return Answered(ids=ids, learned=learned)
+
+    def _check_turn(self, chat: Conversation, turn: int, written: str, number: int) -> None:
+        """Refuse a turn that the template does not write as the record has it; white space aside."""
+        said = "".join((chat.messages[turn].get("content") or "").split())
+        if said not in "".join(written.split()):
+            raise RecordError(
+                f"record {number}: the chat template does not write all that message {turn} (assistant) says (what "
+                "was thought, mostly); remove that from the records, or set tokenizer.chat_template to one that keeps "
+                "it"
+            )
+
+    def _check_end(self, last: int, turn: int, number: int) -> None:
+        if self.end_of_turn == "require" and last not in self.template.stops:
+            raise RecordError(
+                f"record {number}: message {turn} (assistant) does not end with a special token that is learned, so "
+                "the model would never learn to stop; let the chat template end turns, inside of {% generation %} "
+                "where it has that, or take any end: end_of_turn='any'"
+            )
+
+
+def fitted(
+    given: Answered, number: int, counts: dict[str, int], max_length: int | None, over_long: OverLong
+) -> Answered | None:
+    """Return an example of at most `max_length` tokens, or None where it is dropped; `counts` gets what happened.
+
+    "truncate" cuts its end; if nothing that is learned is left, it is dropped and counted so.
+
+    Raises:
+        LengthError: it is longer, and `over_long` is "error".
+    """
+    if max_length is None or len(given.ids) <= max_length:
+        return given
+    if over_long == "error":
+        raise LengthError(
+            f"record {number} has {len(given.ids)} tokens, and max_length is {max_length}; raise it, or choose "
+            "over_long='truncate' or 'drop'"
+        )
+    cut = Answered(ids=given.ids[:max_length], learned=given.learned[:max_length])
+    kept = over_long == "truncate" and not cut.empty
+    name = "truncated" if kept else "dropped"
+    counts[name] = counts.get(name, 0) + 1
+    return cut if kept else None

@@ -1,0 +1,232 @@
+"""Records of chats, of prompts with their answers, and of preferred answers, in the forms in which people store them.
+
+A chat is ``messages`` of ``{"role", "content"}``, or ``conversations`` of ``{"from", "value"}`` (ShareGPT); or
+``prompt`` and ``completion``, both strings, or both such lists. A pair is ``chosen`` and ``rejected``, both strings, or
+both lists, with or without a ``prompt`` of the same kind. ``tools`` (a list, or its JSON) and ``chat_template_kwargs``
+go to the chat template. A column that is None is not there. No torch, no transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nopad.errors import OptionError, RecordError
+
+__all__ = ["ROLES", "Conversation", "Passage", "conversation_of", "pair_of", "roles_of"]
+
+CHATS = ("messages", "conversations")
+# Names of roles, as data sets have them, to those that chat templates know
+ROLES: Mapping[str, str] = {
+    **{name: name for name in ("system", "developer", "user", "assistant", "tool")},
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "observation": "tool",
+}
+KNOWN = frozenset(ROLES.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A chat.
+
+    Attributes:
+        messages: dicts with ``role``, one of system, developer, user, assistant, tool, ``content``, and whatever else
+            the template reads.
+        begin: nothing is learned from the messages before this one: the prompt.
+        tools: what the template gets as tools; None: none.
+        options: further arguments of the template.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    begin: int = 0
+    tools: Sequence[Any] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def answers(self) -> list[int]:
+        """Numbers of the assistant's messages that something can be learned from."""
+        each = enumerate(self.messages)
+        return [number for number, message in each if number >= self.begin and message["role"] == "assistant"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """A text, the first part of which is given: nothing is learned from the prompt."""
+
+    prompt: str
+    completion: str
+
+
+def roles_of(further: Mapping[str, str] | None) -> Mapping[str, str]:
+    """Return `ROLES` with further names of roles.
+
+    Raises:
+        OptionError: a name does not stand for one of the roles that templates know.
+    """
+    if further is None:
+        return ROLES
+    if not isinstance(further, Mapping) or not all(role in KNOWN for role in further.values()):
+        raise OptionError(f"roles are {further!r}; give a dict of a data set's names to {_listed(sorted(KNOWN))}")
+    return {**ROLES, **further}
+
+
+def conversation_of(record: Mapping[str, Any], number: int, roles: Mapping[str, str] = ROLES) -> Conversation | Passage:
+    """Return the chat, or the prompt with its completion, that a record holds.
+
+    Args:
+        record: its columns.
+        number: its number, for messages.
+        roles: names of roles, to those that templates know.
+
+    Raises:
+        RecordError: the record holds none of these, or two, or a message is none.
+
+    >>> from nopad.corpus.conversations import conversation_of
+    >>> messages = [{"from": "human", "value": "why"}, {"from": "gpt", "value": "so"}]
+    >>> chat = conversation_of({"conversations": messages}, 0)
+    >>> [message["role"] for message in chat.messages], chat.answers
+    (['user', 'assistant'], [1])
+    """
+    chats = [name for name in CHATS if record.get(name) is not None]
+    sides = [name for name in ("prompt", "completion") if record.get(name) is not None]
+    if len(chats) + (len(sides) == 2) > 1:
+        raise RecordError(f"record {number} has {_listed([*chats, *sides])}, which are two chats; remove one")
+    if chats:
+        return _conversation([], messages_of(record[chats[0]], chats[0], number, roles), record, number)
+    if len(sides) < 2:
+        raise RecordError(
+            f"record {number} has {_listed(map(str, record)) or 'nothing'}; a chat is 'messages', 'conversations', or "
+            "'prompt' and 'completion'"
+        )
+    return _answered(record, "completion", number, roles)
+
+
+def pair_of(
+    record: Mapping[str, Any], number: int, roles: Mapping[str, str] = ROLES, *, prompted: bool = False
+) -> tuple[Conversation | Passage, Conversation | Passage]:
+    """Return the chosen and the rejected answer of a record, each with the prompt.
+
+    `prompted`: what both begin with must be known, because only the answers count. Of two chats without a ``prompt``,
+    it is the messages that they share.
+
+    Raises:
+        RecordError: a side is missing, sides are of two kinds, a message is none, or there is no prompt.
+
+    >>> from nopad.corpus.conversations import pair_of
+    >>> pair_of({"prompt": "is it ?", "chosen": " yes", "rejected": " no"}, 0)[1]
+    Passage(prompt='is it ?', completion=' no')
+    """
+    missing = [name for name in ("chosen", "rejected") if record.get(name) is None]
+    if missing:
+        raise RecordError(
+            f"record {number} has no {_listed(missing)}, only {_listed(map(str, record)) or 'nothing'}; a pair is "
+            "'chosen' and 'rejected', both strings or both lists of messages, with or without a 'prompt'"
+        )
+    if isinstance(record["chosen"], str) != isinstance(record["rejected"], str):
+        raise RecordError(f"record {number}: chosen and rejected are a string and a chat; expected both of one kind")
+    if record.get("prompt") is not None:
+        return (_answered(record, "chosen", number, roles), _answered(record, "rejected", number, roles))
+    if isinstance(record["chosen"], str):
+        if prompted:
+            raise RecordError(
+                f"record {number} has no prompt, and chosen and rejected are strings, so where the answers begin is "
+                "not known; give the column 'prompt', and the answers without it"
+            )
+        return Passage(prompt="", completion=record["chosen"]), Passage(prompt="", completion=record["rejected"])
+    chosen, rejected = (messages_of(record[name], name, number, roles) for name in ("chosen", "rejected"))
+    shared = 0
+    while shared < min(len(chosen), len(rejected)) - 1 and chosen[shared] == rejected[shared]:
+        shared += 1
+    first, second = (_conversation(one[:shared], one[shared:], record, number) for one in (chosen, rejected))
+    return first, second
+
+
+def messages_of(value: Any, name: str, number: int, roles: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the messages of a column with ``role`` and ``content``, roles by the names that templates know.
+
+    Raises:
+        RecordError: there is no message, or one lacks its role or content, or has an unknown role, or parts.
+    """
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence | np.ndarray):
+        raise RecordError(f"record {number}: {name} is a {type(value).__name__}; expected a list of messages")
+    if not len(value):
+        raise RecordError(f"record {number}: {name} has no message; leave empty chats out")
+    return [_message(one, f"record {number}: message {at} of {name}", roles) for at, one in enumerate(value)]
+
+
+def _message(given: Any, what: str, roles: Mapping[str, str]) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise RecordError(f"{what} is a {type(given).__name__}; expected a dict of 'role' and 'content'")
+    # Tables fill what a message does not have with None, which templates would print.
+    message = {name: entry for name, entry in given.items() if entry is not None}
+    if "from" in message and "role" not in message:
+        message["role"] = message.pop("from")
+    if "value" in message and "content" not in message:
+        message["content"] = message.pop("value")
+    role = message.get("role")
+    if not isinstance(role, str) or role not in roles:
+        raise RecordError(
+            f"{what} has the role {role!r}; known are {_listed(roles)}; say what others stand for, such as "
+            "roles={'bot': 'assistant'}"
+        )
+    message["role"] = roles[role]
+    content = message.get("content")
+    if content is None and not (message["role"] == "assistant" and _filled(message.get("tool_calls"))):
+        raise RecordError(f"{what} ({role}) has no content; only an assistant's message with tool_calls may lack it")
+    if content is not None and not isinstance(content, str):
+        raise RecordError(
+            f"{what} has a {type(content).__name__} as content; expected a string: parts (images, audio) are not "
+            "packed, and parts of text are to be joined"
+        )
+    return message
+
+
+def _answered(record: Mapping[str, Any], name: str, number: int, roles: Mapping[str, str]) -> Conversation | Passage:
+    """Return the prompt of a record with the answer in column `name`: both strings, or both lists of messages."""
+    prompt, answer = record["prompt"], record[name]
+    if isinstance(prompt, str) != isinstance(answer, str):
+        kinds = [f"{one} is a {type(record[one]).__name__}" for one in ("prompt", name)]
+        raise RecordError(f"record {number}: {' and '.join(kinds)}; expected two strings, or two lists of messages")
+    if not isinstance(prompt, str):
+        before, after = (messages_of(record[one], one, number, roles) for one in ("prompt", name))
+        return _conversation(before, after, record, number)
+    if not answer:
+        raise RecordError(f"record {number}: {name} is empty, so there is nothing to learn; leave it out")
+    return Passage(prompt=prompt, completion=answer)
+
+
+def _conversation(
+    before: list[dict[str, Any]], after: list[dict[str, Any]], record: Mapping[str, Any], number: int
+) -> Conversation:
+    tools, options = record.get("tools"), record.get("chat_template_kwargs")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools) if tools.strip() else None
+        except json.JSONDecodeError as error:
+            raise RecordError(f"record {number}: tools are no JSON ({error}); give a list, or its JSON") from error
+    if tools is not None and (isinstance(tools, Mapping | str) or not isinstance(tools, Sequence | np.ndarray)):
+        raise RecordError(f"record {number}: tools are a {type(tools).__name__}; expected a list of functions")
+    if options is not None and not isinstance(options, Mapping):
+        raise RecordError(f"record {number}: chat_template_kwargs is a {type(options).__name__}; expected a dict")
+    given = {name: entry for name, entry in (options or {}).items() if entry is not None}
+    return Conversation(
+        messages=[*before, *after],
+        begin=len(before),
+        tools=list(tools) if tools is not None and len(tools) else None,
+        options=given,
+    )
+
+
+def _filled(value: Any) -> bool:
+    return isinstance(value, Sequence | np.ndarray) and len(value) > 0
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(names)

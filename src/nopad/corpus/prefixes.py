@@ -1,0 +1,62 @@
+"""How many of a text's tokens are those of its beginnings, each tokenised by itself: of chats, the prompts of turns.
+
+A fast tokenizer takes special tokens out of a text before it does anything else, so it tokenises what precedes one
+and what begins with one independently. So a beginning is tokenised only from its last special token on, and its tokens
+are those of the text up to there, and these. Without such a token, or with a slow tokenizer, it is tokenised whole.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
+from typing import Any
+
+__all__ = ["prefix_lengths", "token_ids"]
+
+_PLAIN = {"add_special_tokens": False, "padding": False, "truncation": False, "verbose": False}
+
+
+def token_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Return the token ids of texts, without special tokens around them."""
+    found: list[list[int]] = tokenizer(list(texts), return_attention_mask=False, **_PLAIN)["input_ids"]
+    return found
+
+
+def prefix_lengths(
+    tokenizer: Any, text: str, prefixes: Sequence[str], special: Collection[int]
+) -> tuple[list[int], list[int | None]]:
+    """Return the ids of a text, and how many of them are those of each of its prefixes; None: its tokens are others.
+
+    `special` are the ids of special tokens.
+
+    >>> from nopad.corpus.prefixes import prefix_lengths
+    >>> from tests.tasks.tiny import tokenizer
+    >>> prefix_lengths(tokenizer(), "<|user|> is [EOS] house", ["<|user|> is", "<|user|> is [EOS] ho"], {5, 6})[1]
+    [2, None]
+    """
+    if not tokenizer.is_fast:
+        ids, *parts = token_ids(tokenizer, [text, *prefixes])
+        return ids, [_length(ids, 0, part) for part in parts]
+    found = tokenizer([text], return_offsets_mapping=True, return_attention_mask=False, **_PLAIN)
+    ids, places = found["input_ids"][0], found["offset_mapping"][0]
+    at = [
+        number for number, one in enumerate(ids) if one in special and _is_whole(tokenizer, text, one, places[number])
+    ]
+    ends = [places[number][1] for number in at]
+    begins = []
+    for prefix in prefixes:
+        before = bisect_right(ends, len(prefix))
+        begins.append((at[before - 1], places[at[before - 1]][0]) if before else (0, 0))
+    tails = [prefix[place:] for prefix, (_, place) in zip(prefixes, begins, strict=True)]
+    parts = token_ids(tokenizer, tails) if tails else []
+    return ids, [_length(ids, begin, part) for (begin, _), part in zip(begins, parts, strict=True)]
+
+
+def _is_whole(tokenizer: Any, text: str, one: int, place: tuple[int, int]) -> bool:
+    """Whether a token stands for these characters and no others: some take the white space around them too."""
+    return bool(text[place[0] : place[1]] == tokenizer.convert_ids_to_tokens(one))
+
+
+def _length(ids: Sequence[int], begin: int, part: Sequence[int]) -> int | None:
+    end = begin + len(part)
+    return end if ids[begin:end] == part else None

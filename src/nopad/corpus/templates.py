@@ -1,0 +1,202 @@
+"""A tokenizer's chat template: what it writes for messages, and what a tokenizer puts around a text.
+
+Whatever a template raises is foreign code's answer to a record, and becomes a `RecordError` with the record's number.
+Templates pass over what they do not know (a role, tools) without a word; the first chat that has it is held against
+the same chat without it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from nopad.corpus.conversations import Conversation
+from nopad.corpus.prefixes import token_ids
+from nopad.errors import OptionError, RecordError
+
+__all__ = ["Frame", "Template"]
+
+_MARKERS = re.compile(r"\{%-?\s*generation\s*-?%\}")  # as transformers looks for them
+# Arguments of `apply_chat_template` that are no template's, and would change what is tokenised
+_OURS = frozenset(
+    [
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    ]
+)
+
+
+class Frame:
+    """What a tokenizer puts around every text, and its token for an end.
+
+    Attributes:
+        front, back: ids of the special tokens before and after a text.
+        eos: id of the end-of-sequence token; None: the tokenizer has none.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        probe = "a"
+        bare, framed = token_ids(tokenizer, [probe])[0], list(tokenizer(probe)["input_ids"])
+        spare = len(framed) - len(bare)
+        at = next((n for n in range(spare + 1) if bare and framed[n : n + len(bare)] == bare), None)
+        if at is None:
+            raise OptionError(
+                f"{type(tokenizer).__name__} writes a text with special tokens otherwise than without, so where they "
+                "go is not known; give another tokenizer"
+            )
+        self.front, self.back = framed[:at], framed[at + len(bare) :]
+        self.eos: int | None = tokenizer.eos_token_id
+
+    def ended(self, ids: Sequence[int]) -> list[int]:
+        """Return a text's ids with the special tokens before it, and one end-of-sequence token behind it.
+
+        Raises:
+            OptionError: the tokenizer has no such token.
+        """
+        if self.eos is None:
+            raise OptionError("the tokenizer has no end-of-sequence token; set it: tokenizer.eos_token = '</s>'")
+        return [*self.front, *ids, *([] if ids and ids[-1] == self.eos else [self.eos])]
+
+    def closed(self, ids: Sequence[int]) -> list[int]:
+        """Return a text's ids with the special tokens around it; without any behind it, the end-of-sequence token."""
+        back = self.back or ([] if self.eos is None or (ids and ids[-1] == self.eos) else [self.eos])
+        return [*self.front, *ids, *back]
+
+
+class Template:
+    """The chat template of a tokenizer, with options of its own (``enable_thinking=False``).
+
+    Raises:
+        OptionError: the options are no dict, or one is no template's.
+    """
+
+    def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
+        if options is not None and not isinstance(options, Mapping):
+            raise OptionError(f"template is {options!r}; give a dict of what the chat template reads")
+        if odd := _OURS.intersection(options or {}):
+            raise OptionError(f"template has {min(odd)!r}, which is no argument of a chat template; leave it out")
+        self.tokenizer, self.options = tokenizer, dict(options or {})
+        self._seen: set[str] = set()
+
+    @cached_property
+    def stops(self) -> frozenset[int]:
+        """Ids that can end a turn: special and added tokens."""
+        added = self.tokenizer.get_added_vocab().values()
+        return frozenset([*self.tokenizer.all_special_ids, *added])
+
+    def marked(self, chat: Conversation) -> bool:
+        """Whether the template marks what the assistant says by ``{% generation %}``, and the tokenizer can tell."""
+        return bool(self.tokenizer.is_fast and _MARKERS.search(self._source(chat)))
+
+    def text(
+        self, chat: Conversation, number: int, until: int | None = None, *, prompt: bool = False, tools: bool = True
+    ) -> str:
+        """Return what the template writes for the messages before `until`; `prompt`: and then asks for an answer.
+
+        Raises:
+            RecordError: the template refuses these messages.
+            OptionError: the tokenizer has no chat template.
+        """
+        found = self._applied(chat, number, until, tokenize=False, add_generation_prompt=prompt, with_tools=tools)
+        return str(found)
+
+    def marks(self, chat: Conversation, number: int) -> tuple[list[int], list[bool], list[tuple[int, int]]]:
+        """Return ids, which of them the template marks, and the characters that each stands for.
+
+        Raises:
+            RecordError: the template refuses these messages.
+        """
+        found = self._applied(
+            chat,
+            number,
+            None,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            tokenizer_kwargs={"return_offsets_mapping": True, "verbose": False},
+        )
+        mask = [bool(one) for one in found["assistant_masks"]]
+        return list(found["input_ids"]), mask, list(found["offset_mapping"])
+
+    def check(self, chat: Conversation, number: int, whole: str) -> None:
+        """Refuse what the template leaves out: a role, tools, calls of tools; each is looked at once.
+
+        `whole` is what it writes for the chat.
+
+        Raises:
+            RecordError: the template writes the same without it.
+        """
+        if chat.tools is not None and self._first("tools") and self.text(chat, number, tools=False) == whole:
+            raise RecordError(f"record {number} has tools, and the chat template leaves them out; remove them")
+        for at, message in enumerate(chat.messages):
+            role, content = message["role"], message.get("content") or ""
+            if content.strip() and self._first(f"what {role!r} says"):
+                self._check_read(chat, number, whole, at, {"content": ""}, f"what {role!r} says")
+            if message.get("tool_calls") is not None and self._first("calls of tools"):
+                self._check_read(chat, number, whole, at, {"content": content, "tool_calls": None}, "calls of tools")
+
+    def _first(self, what: str) -> bool:
+        """Whether this is asked for the first time."""
+        asked = what in self._seen
+        self._seen.add(what)
+        return not asked
+
+    def _check_read(
+        self, chat: Conversation, number: int, whole: str, at: int, changed: Mapping[str, Any], what: str
+    ) -> None:
+        """Refuse a chat for which the template writes `whole` with a changed message, too.
+
+        Raises:
+            RecordError: it does.
+        """
+        messages = [*chat.messages]
+        messages[at] = {name: one for name, one in {**messages[at], **changed}.items() if one is not None}
+        try:
+            without = self.text(replace(chat, messages=messages), number)
+        except RecordError:
+            return  # the template reads this message, since it refuses the changed one
+        if without == whole:
+            raise RecordError(
+                f"record {number}: the chat template leaves out {what}; give another role, remove such messages, or "
+                "set tokenizer.chat_template to one that writes them"
+            )
+
+    def _applied(self, chat: Conversation, number: int, until: int | None, **options: Any) -> Any:
+        self._source(chat)
+        if odd := _OURS.intersection(chat.options):
+            raise RecordError(
+                f"record {number}: chat_template_kwargs has {min(odd)!r}, which is no argument of a chat template"
+            )
+        tools = chat.tools if options.pop("with_tools", True) else None
+        messages = [dict(message) for message in chat.messages[:until]]
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, tools=tools, **{**self.options, **chat.options, **options}
+            )
+        except Exception as error:  # a template is a program of somebody else's
+            raise RecordError(
+                f"record {number}: the chat template refuses it: {type(error).__name__}: {error}"
+            ) from error
+
+    def _source(self, chat: Conversation) -> str:
+        try:
+            return str(self.tokenizer.get_chat_template(None, chat.tools))
+        except ValueError as error:
+            raise OptionError(
+                "the tokenizer has no chat template; take the tokenizer of a chat model, or set it: "
+                "tokenizer.chat_template = open('template.jinja').read()"
+            ) from error

@@ -1,0 +1,65 @@
+"""The arguments of `PackedLoader` that say what a step is: checked, and brought to one form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nopad.batch.form import ALIGN, Form
+from nopad.errors import OptionError
+from nopad.options import Option
+
+__all__ = ["aligned", "fitting", "groups_per_rank", "per_rank", "refuse_dealing"]
+
+_PER_RANK = Option(default=1, help="units per rank and micro-step")
+
+
+def refuse_dealing(**given: Any) -> None:
+    """Refuse what says how an epoch is dealt, for a stream, of which only the beginning is known."""
+    usual = {"balance": "karmarkar_karp", "cost": None, "seed": 0, "groups": None, "together": "rank", "align": 1}
+    usual["host_dir"] = None
+    odd = [name for name, value in given.items() if value is not usual[name] and value != usual[name]]
+    if odd:
+        raise OptionError(
+            f"{', '.join(odd)} say how an epoch is dealt; a stream is dealt as it comes, record after record, and its "
+            "packs are equally full: leave them out (seed= goes with shuffle_buffer=, which shuffles a stream)"
+        )
+
+
+def per_rank(rows: int | None, tokens: int | None, sequences: int | None, capacity: int | None) -> int:
+    """Return how many units a rank takes in a micro-step."""
+    given = {name: n for name, n in (("rows", rows), ("tokens", tokens), ("sequences", sequences)) if n is not None}
+    if len(given) != 1:
+        raise OptionError(
+            f"a step is rows, or tokens, or sequences, per rank; given: {', '.join(given) or 'none'}; give exactly one"
+        )
+    ((name, number),) = given.items()
+    number = _PER_RANK.check(name, number)
+    if name != "rows" and capacity is not None:
+        raise OptionError(
+            f"{name} per rank make one flat row without padding, which has no capacity; leave capacity out"
+        )
+    return 1 if name == "tokens" else number
+
+
+def aligned(align: int, capacity: int | None, options: dict[str, Any]) -> int:
+    """Return `align` after checking it, and add it to the options of the plan."""
+    align = ALIGN.check("align", align)
+    if align > 1:
+        if capacity is None:
+            raise OptionError("align is for packs that are planned; give a capacity, or tokens")
+        options["align"] = align
+    return align
+
+
+def fitting(form: Form, align: int, *, packed: bool) -> Form:
+    """Return `form` if it aligns sequences as the packs are planned."""
+    if packed and getattr(form, "align", 1) != align:
+        raise OptionError(f"align is {align}, and {form} does not align sequences so; leave form out, or let it")
+    return form
+
+
+def groups_per_rank(per_rank: int, size: int) -> int:
+    """Return how many groups of `size` sequences make `per_rank` sequences."""
+    if per_rank % size:
+        raise OptionError(f"a rank takes {per_rank} sequences, and groups have {size}; give a multiple of {size}")
+    return per_rank // size

@@ -1,0 +1,136 @@
+"""A buffer in which a stream's sequences wait for a random turn before they are packed.
+
+Whoever arrives joins those that wait; while there are more than the buffer holds, one of them, drawn at random, goes
+on. At the end of a stream all of them go on like that. Draw k of a rank is a function of (seed, number of ranks, rank,
+k), see `nopad.random`, and a place holds all sequences that wait: so a run that goes on draws what it would have drawn.
+
+Cost: O(tokens), each copied about twice. Memory: at most twice the tokens that wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad import random
+from nopad.options import Option
+from nopad.sequences import Sequences
+
+__all__ = ["NOTHING", "SHUFFLE", "Buffer", "Shuffling"]
+
+SHUFFLE = Option(default=None, none=True, high=1 << 24, help="sequences that wait for a random turn")
+NOTHING = Sequences(seq_lengths=np.zeros(0, dtype=np.int32))
+_EPOCHS, _DRAWS = 1 << 22, 1 << 40  # so many epochs differ, with so many draws each
+_SLACK = 2  # how many times the tokens that wait may be in memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shuffling:
+    """How a stream is shuffled.
+
+    Attributes:
+        size: how many sequences wait for a random turn; 0: none, so that the order stays.
+        seed: the seed of the draws.
+    """
+
+    size: int = 0
+    seed: int = 0
+
+    def facts(self) -> dict[str, Any]:
+        """Return the settings that must be the same when a saved run goes on, by name."""
+        return {"shuffle_buffer": self.size, "seed": self.seed} if self.size else {}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Buffer:
+    """The sequences that wait for a random turn.
+
+    Attributes:
+        parts: sequences in memory, concatenated in each part; some have gone on already.
+        waiting: those that wait, as numbers counted over all parts; int64 ``[n]``. Draws refer to their order.
+        drawn: number of the next draw: how many have gone on since the epoch began, after where its draws begin.
+    """
+
+    parts: tuple[Sequences, ...] = ()
+    waiting: NDArray[np.int64]
+    drawn: int = 0
+
+    @classmethod
+    def of(cls, sequences: Sequences | None = None, drawn: int = 0) -> Buffer:
+        """Return a buffer in which these sequences wait; None: none do."""
+        if sequences is None or not len(sequences):
+            return cls(waiting=np.zeros(0, dtype=np.int64), drawn=drawn)
+        return cls(parts=(sequences.gathered(),), waiting=np.arange(len(sequences)), drawn=drawn)
+
+    @classmethod
+    def of_epoch(cls, epoch: int) -> Buffer:
+        """Return the empty buffer with which an epoch begins; each has draws of its own, however it is come to."""
+        return cls.of(drawn=epoch % _EPOCHS * _DRAWS)
+
+    def __len__(self) -> int:
+        """Number of sequences that wait."""
+        return self.waiting.size
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of the sequences that wait."""
+        return int(_lengths(self.parts)[self.waiting].sum(dtype=np.int64))
+
+    def sequences(self) -> Sequences:
+        """Return the sequences that wait, in the order to which draws refer."""
+        return _taken(self.parts, self.waiting)
+
+    def after(self, more: Sequences, size: int, *where: int) -> tuple[Sequences, Buffer]:
+        """Let sequences join, and all but `size` go on; return those, in their order, and the buffer after it.
+
+        `where`: (seed, number of ranks, rank). What goes on does not depend on how many join at once.
+        """
+        if not size and not len(self):
+            return more, self
+        parts = (*self.parts, more.gathered()) if len(more) else self.parts
+        end = sum(map(len, parts))
+        waiting, gone = self.waiting.tolist(), []
+        total = max(len(waiting) + len(more) - size, 0)
+        turns = np.arange(self.drawn, self.drawn + total)
+        seed, *rank = where
+        draws = iter(random.keys(turns, seed, random.STREAM_SHUFFLE, *rank).tolist())
+
+        def shrink() -> None:
+            while len(waiting) > size:
+                at = random.bounded(next(draws), len(waiting))
+                waiting[at], waiting[-1] = waiting[-1], waiting[at]
+                gone.append(waiting.pop())
+
+        shrink()  # after ranks have changed there may be more
+        for number in range(end - len(more), end):
+            waiting.append(number)
+            shrink()
+        kept = Buffer(parts=parts, waiting=np.array(waiting, dtype=np.int64), drawn=self.drawn + total)
+        return _taken(parts, np.array(gone, dtype=np.int64)), kept._compact()
+
+    def _compact(self) -> Buffer:
+        """Return the same without the sequences that have gone on, if they take too much memory."""
+        lengths = _lengths(self.parts)
+        if int(lengths.sum(dtype=np.int64)) <= _SLACK * int(lengths[self.waiting].sum(dtype=np.int64)):
+            return self
+        return Buffer.of(self.sequences(), self.drawn)
+
+
+def _lengths(parts: Sequence[Sequences]) -> NDArray[np.int32]:
+    return np.concatenate([np.zeros(0, dtype=np.int32), *(part.seq_lengths for part in parts)])
+
+
+def _taken(parts: Sequence[Sequences], numbers: NDArray[np.int64]) -> Sequences:
+    """Return the sequences with these numbers, counted over all parts, concatenated. O(their tokens)."""
+    if not numbers.size:
+        return NOTHING
+    begin = np.cumsum([0, *map(len, parts)])
+    of = np.searchsorted(begin, numbers, side="right") - 1
+    found = [parts[part].take(numbers[of == part] - begin[part]).gathered() for part in np.unique(of).tolist()]
+    place = np.empty(numbers.size, dtype=np.int64)  # where each one is in `found`
+    place[np.argsort(of, kind="stable")] = np.arange(numbers.size)
+    return Sequences.joined(found).take(place).gathered()

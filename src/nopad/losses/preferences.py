@@ -1,0 +1,153 @@
+"""Losses of pairs, a chosen and a rejected answer each: of reward models, and of language models against a reference.
+
+They take one number per sequence and where the two of each pair are, so packs change nothing. As all losses here they
+are sums, divided by what the caller counts: pairs. The definitions are those of TRL 1.16: Bradley-Terry with a margin
+and centred rewards (arXiv 2307.09288, 2312.09244); DPO (arXiv 2305.18290), IPO per token (arXiv 2310.12036), robust DPO
+(arXiv 2403.00409). With "sigmoid", ``label_smoothing`` makes it conservative DPO, as in earlier versions of TRL; 1.16
+passes over it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy, logsigmoid
+
+from nopad.batch import PackedBatch
+from nopad.errors import BatchError, OptionError
+from nopad.losses.checks import IGNORED, check_denominator, check_floating, check_tensors
+from nopad.losses.means import check_logits, labelled, wide
+
+__all__ = ["PreferenceLoss", "label_logprobs", "preference_loss", "reward_loss"]
+
+PreferenceLoss = Literal["sigmoid", "ipo", "robust"]
+Denominator = float | Tensor | None
+
+
+def label_logprobs(logits: Tensor, labels: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    """Return how likely a causal language model finds the labelled tokens of each sequence.
+
+    Args:
+        logits: ``[R, L, C]``; those of a token predict the next token's label.
+        labels: ``[R, L]``, -100 for tokens that do not count. The first token of a sequence never does.
+        batch: the batch whose layout these have.
+
+    Returns:
+        Sum of log-probabilities, and number of labelled tokens, of each sequence in the order given; ``[S]`` each, in
+        float32 or wider.
+
+    Raises:
+        BatchError: a shape does not fit the batch, or a label is no class.
+
+    >>> import nopad, torch
+    >>> from nopad.losses import label_logprobs
+    >>> batch = nopad.PackedBatch.from_sequences([[1, 2, 3], [4, 5]])
+    >>> sums, counts = label_logprobs(torch.zeros(1, 5, 8), torch.tensor([[1, -100, 3, 4, 5]]), batch)
+    >>> [round(-one, 3) for one in sums.tolist()], counts.tolist()
+    ([2.079, 2.079], [1.0, 1.0])
+    """
+    number, wanted = labelled(labels, batch, causal=True)
+    check_logits(logits, labels, batch)
+    flat = wide(logits.reshape(-1, logits.shape[-1]).roll(1, 0))  # a token is predicted by the slot before it
+    each = -cross_entropy(flat, wanted, ignore_index=IGNORED, reduction="none")
+    known = (wanted != IGNORED).to(each.dtype)
+    empty = each.new_zeros(batch.layout.sequences + 1)
+    return empty.index_add(0, number, each)[1:], empty.index_add(0, number, known)[1:]
+
+
+def reward_loss(
+    chosen: Tensor,
+    rejected: Tensor,
+    *,
+    margin: Tensor | None = None,
+    center: float | None = None,
+    denominator: Denominator = None,
+) -> Tensor:
+    """Bradley-Terry: how unlikely it is, by the rewards of both, that the chosen answer is the better one.
+
+    Args:
+        chosen: rewards of the chosen answers, ``[P]``.
+        rejected: those of the rejected ones.
+        margin: by how much the first is to exceed the second, ``[P]``; None: 0.
+        center: weight of the squared sum of both rewards, which keeps their mean near 0 (TRL's
+            ``center_rewards_coefficient``); None: 0.
+        denominator: divide by this number, and not by P.
+
+    Raises:
+        BatchError: the shapes differ.
+
+    >>> import torch
+    >>> from nopad.losses import reward_loss
+    >>> round(reward_loss(torch.tensor([1.0]), torch.tensor([1.0])).item(), 4)
+    0.6931
+    """
+    _check_pairs(chosen=chosen, rejected=rejected, **({} if margin is None else {"margin": margin}))
+    chosen, rejected = wide(chosen), wide(rejected)
+    apart = chosen - rejected if margin is None else chosen - rejected - margin.to(chosen)
+    each = -logsigmoid(apart)
+    if center:
+        each = each + center * (chosen + rejected).square()
+    return _summed(each, denominator)
+
+
+def preference_loss(
+    chosen: Tensor,
+    rejected: Tensor,
+    counts: tuple[Tensor, Tensor],
+    *,
+    beta: float = 0.1,
+    kind: PreferenceLoss = "sigmoid",
+    label_smoothing: float = 0.0,
+    denominator: Denominator = None,
+) -> Tensor:
+    """DPO: how far the model has moved from the reference towards chosen and away from rejected answers.
+
+    Args:
+        chosen: log-probability of each chosen answer, less that of the reference model, ``[P]``.
+        rejected: the same of the rejected ones.
+        counts: tokens of the chosen answers, and of the rejected ones, ``[P]`` each; "ipo" divides by them.
+        beta: how much moving away from the reference costs.
+        kind: "sigmoid", "ipo" or "robust".
+        label_smoothing: share of pairs that are the wrong way round; below 0.5, and 0 with "ipo".
+        denominator: divide by this number, and not by P.
+
+    Raises:
+        BatchError: the shapes differ.
+        OptionError: there is no such kind.
+
+    >>> import torch
+    >>> from nopad.losses import preference_loss
+    >>> zero, one = torch.zeros(1), torch.ones(1)
+    >>> [round(preference_loss(zero, zero, (one, one), kind=kind).item(), 4) for kind in ("sigmoid", "ipo")]
+    [0.6931, 25.0]
+    """
+    _check_pairs(chosen=chosen, rejected=rejected, counts=counts[0], **{"counts of rejected": counts[1]})
+    chosen, rejected = wide(chosen), wide(rejected)
+    if kind == "ipo":
+        each = (chosen / counts[0].clamp(min=1) - rejected / counts[1].clamp(min=1) - 1 / (2 * beta)).square()
+    elif kind in ("sigmoid", "robust"):
+        apart = beta * (chosen - rejected)
+        right, flipped = -logsigmoid(apart), -logsigmoid(-apart)
+        if kind == "robust":
+            each = ((1 - label_smoothing) * right - label_smoothing * flipped) / (1 - 2 * label_smoothing)
+        else:
+            each = (1 - label_smoothing) * right + label_smoothing * flipped if label_smoothing else right
+    else:
+        raise OptionError(f"unknown loss {kind!r}; it is 'sigmoid', 'ipo' or 'robust'")
+    return _summed(each, denominator)
+
+
+def _summed(each: Tensor, denominator: Denominator) -> Tensor:
+    check_denominator(denominator)
+    if isinstance(denominator, Tensor):
+        denominator = denominator.reshape(())
+    return (each.sum() / (len(each) if denominator is None else denominator)).to(each.dtype)
+
+
+def _check_pairs(**given: Tensor) -> None:
+    check_tensors(**given)
+    check_floating(**given)
+    if len({tuple(one.shape) for one in given.values()}) > 1 or next(iter(given.values())).dim() != 1:
+        shapes = ", ".join(f"{name} {list(one.shape)}" for name, one in given.items())
+        raise BatchError(f"the shapes are {shapes}; expected [P], one number for each pair")

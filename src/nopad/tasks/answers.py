@@ -1,0 +1,299 @@
+"""Answers to questions, as spans of a context: SQuAD 1.1 and 2.0, and whatever has their columns.
+
+A question and its context are one sequence; a long context gives several, windows that share `stride` tokens, and the
+question is never cut. A window's target is where its answer begins and ends, as positions in the sequence; a window
+without the (whole) answer has the position of ``[CLS]`` for both, as in BERT's own recipe and transformers' run_qa. A
+prediction is the best span within the context over all windows of a question, as the context's own text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+
+from nopad.batch import PackedBatch
+from nopad.corpus.options import OverLong
+from nopad.errors import BatchError, OptionError, RecordError
+from nopad.losses.checks import IGNORED
+from nopad.options import Option, check_choice
+from nopad.tasks.examples import Examples, field_of, numbered, paired, stacked
+from nopad.tasks.objectives import OfSpans
+from nopad.tasks.pieces import Framed, check_offsets, cut, framed, trimmed
+from nopad.tasks.squad import answers_of, squad_scores
+from nopad.tasks.task import Task
+
+__all__ = ["Answers"]
+
+Absent = Literal["cls", "ignore"]
+
+_STRIDE = Option(default=128, low=0, help="tokens that two windows share")
+_LONGEST = Option(default=30, help="most tokens of an answer")
+_BEST = Option(default=20, help="candidates per window")
+_AT_ONCE = 64  # windows whose spans are scored at once
+_CONTEXT = "context"  # where the context begins and ends in each sequence, and the position of [CLS]; int64 ``[S, 3]``
+
+
+class _OfAnswers(OfSpans):
+    """Where answers begin and end; the model does not get where contexts lie."""
+
+    def outputs(self, model: Any, batch: PackedBatch) -> Any:
+        """Return what the model gives for the batch without its targets."""
+        return model(**{name: batch[name] for name in batch if name not in (*self.targets, _CONTEXT)})
+
+
+class Answers(Task):
+    """The answer to a question, as a span of a context.
+
+    Args:
+        tokenizer: the model's tokenizer, which knows offsets (a fast one).
+        question, context, answers: columns. Answers are a dict with ``text`` and ``answer_start`` (the first
+            character), lists of the same length; the first answer is learned, all of them are right. `read_squad` reads
+            SQuAD's own files.
+        max_length: most tokens of a window, with its question.
+        stride: how many tokens of the context two windows share; None: a third of `max_length`, at most 128.
+        over_long: what happens to longer ones; None: "split" into windows. "truncate" keeps the first window.
+        absent: what windows without the answer learn: the position of [CLS] ("cls"), or nothing ("ignore").
+        threshold: None: every question has an answer (SQuAD 1.1). A number: a question has none if ``[CLS]`` scores
+            higher than the best span by more than this (SQuAD 2.0; 0 is usual).
+        max_answer: most tokens of a predicted answer.
+        n_best: how many candidates of each window are kept.
+
+    Predictions are per record: ``text``, ``start`` (its first character in the context; None without an answer),
+    ``score`` (its probability among the candidates) and, with a threshold, ``no_answer``: by how much no answer scores
+    higher than the best one.
+
+    Raises:
+        OptionError: an option has an invalid value.
+
+    >>> from nopad.tasks import Answers
+    >>> task = Answers(tokenizer)
+    >>> made = task.encode([{
+    ...     "question": "where?", "context": "born in London", "answers": {"text": ["London"], "answer_start": [8]}
+    ... }])
+    >>> at = made.sequences.values["start_positions"]
+    >>> at.tolist(), tokenizer.decode(made.sequences.tokens["input_ids"][at])
+    ([6], 'London')
+    """
+
+    name = "answer"
+    auto: ClassVar[str] = "AutoModelForQuestionAnswering"
+    policies: ClassVar[tuple[OverLong, ...]] = ("split", "error", "truncate", "drop")
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        question: str = "question",
+        context: str = "context",
+        answers: str = "answers",
+        max_length: int | None = 384,
+        stride: int | None = None,
+        over_long: OverLong | None = None,
+        absent: Absent = "cls",
+        threshold: float | None = None,
+        max_answer: int = 30,
+        n_best: int = 20,
+    ) -> None:
+        usual: OverLong = "error" if max_length is None else "split"
+        super().__init__(tokenizer, max_length=max_length, over_long=usual if over_long is None else over_long)
+        check_offsets(self.tokenizer, self.name)
+        self.question, self.context, self.answers = question, context, answers
+        usual_stride = min(128, self.max_length // 3) if self.max_length is not None else 0
+        self.stride: int = usual_stride if stride is None else _STRIDE.check("stride", stride)
+        if max_length is not None and self.stride >= max_length and self.over_long == "split":
+            raise OptionError(f"stride is {stride}, and a window has {max_length} tokens (max_length); it is less")
+        self.absent: Absent = check_choice("absent", absent, Absent)
+        number = isinstance(threshold, int | float | np.number) and not isinstance(threshold, bool)
+        if threshold is not None and not (number and math.isfinite(threshold)):
+            raise OptionError(
+                f"threshold is {threshold!r}; it is a finite number, or None: every question has an answer"
+            )
+        self.threshold = None if threshold is None else float(threshold)
+        self.max_answer, self.n_best = _LONGEST.check("max_answer", max_answer), _BEST.check("n_best", n_best)
+        self.objective = _OfAnswers()
+
+    def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
+        """Turn records into windows, with the columns ``start_positions`` and ``end_positions``; see `Task.encode`.
+
+        A column ``context`` has where the context begins and ends (exclusive) in each sequence, and the position of
+        ``[CLS]``. The details of a window are ``context``, the record's, and ``offsets``, first and last character
+        (exclusive) of its tokens.
+        """
+        questions, contexts, spans = self._read(records, labels)
+        ids: list[list[int]] = []
+        types: list[list[int]] = []
+        places: list[tuple[int, ...]] = []
+        found: list[tuple[int, int]] = []
+        record: list[int] = []
+        details: dict[str, list[Any]] = {"context": [], "offsets": []}
+        counts: dict[str, int] = {}
+        for number, piece in enumerate(framed(self.tokenizer, questions, contexts)):
+            if not len(piece.offsets):
+                raise RecordError(f"record {number}: {self.context} has no token: {contexts[number][:60]!r}")
+            span = _tokens(piece, spans[number], contexts[number], number) if labels else None
+            for begin, end in self._windows(piece, number, counts):
+                part, kinds = piece.part(begin, end)
+                null = part.index(self.tokenizer.cls_token_id) if self.tokenizer.cls_token_id in part else 0
+                first = piece.first
+                ids.append(part)
+                types += [kinds] if kinds else []
+                places.append((first, first + end - begin, null))
+                inside = span is not None and begin <= span[0] and span[1] < end
+                at = (span[0] - begin + first, span[1] - begin + first) if inside and span else None
+                found.append(at or ((null, null) if self.absent == "cls" else (IGNORED, IGNORED)))
+                if labels and not at:
+                    counts["windows_without_the_answer"] = counts.get("windows_without_the_answer", 0) + 1
+                record.append(number)
+                details["context"].append(contexts[number])
+                details["offsets"].append(piece.offsets[begin:end])
+        values = {_CONTEXT: np.array(places, np.int64)}
+        if labels:
+            values["start_positions"], values["end_positions"] = np.array(found, np.int64).reshape(-1, 2).T
+        return Examples(
+            sequences=stacked(ids, tokens={"token_type_ids": types} if types else {}, values=values),
+            record=np.array(record, np.int64),
+            records=len(questions),
+            counts=counts,
+            details=details,
+        )
+
+    def _windows(self, piece: Framed, number: int, counts: dict[str, int]) -> list[tuple[int, int]]:
+        return cut(
+            piece,
+            number,
+            counts,
+            max_length=self.max_length,
+            over_long=self.over_long,
+            policies=self.policies,
+            stride=self.stride,
+        )
+
+    def _read(
+        self, records: Iterable[Mapping[str, Any]], labels: bool
+    ) -> tuple[list[str], list[str], list[tuple[int, int] | None]]:
+        """Return the questions, the contexts, and first and last character (exclusive) of the answers to learn."""
+        questions, contexts = [], []
+        spans: list[tuple[int, int] | None] = []
+        for number, record in numbered(records):
+            question = field_of(record, self.question, number)
+            context = field_of(record, self.context, number)
+            for name, text in ((self.question, question), (self.context, context)):
+                if not text.strip():
+                    raise RecordError(f"record {number}: {name} is empty: {text!r}; leave the record out")
+            questions.append(question.lstrip())
+            contexts.append(context)
+            if labels:
+                given = answers_of(record, self.answers, number, context)
+                spans.append((given[0][1], given[0][1] + len(given[0][0])) if given else None)
+        return questions, contexts, spans
+
+    def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
+        """Return the best spans of each window, and the score of no answer.
+
+        ``spans`` are lists of first and last token, counted from the context's first token in the window, and the sum
+        of their logits; ``null`` is that sum of ``[CLS]``.
+
+        Raises:
+            BatchError: the logits are NaN; or the batch was not made by this task.
+        """
+        if _CONTEXT not in batch:
+            raise BatchError(
+                f"the batch has no {_CONTEXT!r}, which says where contexts lie; make it of task.encode(...)"
+            )
+        start, end = outputs["start_logits"].detach().double(), outputs["end_logits"].detach().double()
+        places = batch[_CONTEXT].to(start.device)
+        parts = [torch.split(one, _AT_ONCE) for one in (start, end, places)]
+        return [one for part in zip(*parts, strict=True) for one in self._best(*part)]
+
+    def _best(self, start: Any, end: Any, places: Any) -> list[dict[str, Any]]:
+        """Return the best spans of some windows; logits ``[W, L]``, places ``[W, 3]``."""
+        width = start.shape[1]
+        longest = min(self.max_answer, width)
+        at = torch.arange(width, device=start.device)
+        outside = (at < places[:, :1]) | (at >= places[:, 1:2])
+        null = (start + end).gather(1, places[:, 2:])[:, 0]
+        start, end = start.masked_fill(outside, -torch.inf), end.masked_fill(outside, -torch.inf)
+        behind = torch.nn.functional.pad(end, (0, longest - 1), value=-torch.inf)
+        scores = (start[:, :, None] + behind.unfold(1, longest, 1)).flatten(1)  # of span (i, k): k + 1 tokens from i
+        best, which = scores.topk(min(self.n_best, scores.shape[1]), 1)
+        if not bool((best[:, 0] + null).isfinite().all()):
+            raise BatchError("the model's logits are NaN or infinite, so no answer is the best; look at its weights")
+        first = which // longest
+        last = first + which % longest
+        lists = (first - places[:, :1]).tolist(), (last - places[:, :1]).tolist(), best.tolist()
+        return [
+            {"spans": [list(one) for one in zip(*window, strict=True) if math.isfinite(one[2])], "null": score}
+            for *window, score in zip(*lists, null.tolist(), strict=True)
+        ]
+
+    def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
+        """Return the answer to each question, of the best spans of its windows; see the class.
+
+        A span that two windows have counts once, with the higher score; no answer scores as in the window where it
+        scores lowest.
+        """
+        spans: dict[int, dict[tuple[int, int], float]] = {}
+        nulls: dict[int, float] = {}
+        kept = examples.details["context"], examples.details["offsets"]
+        for number, result, context, offsets in zip(examples.record.tolist(), results, *kept, strict=True):
+            mine = spans.setdefault(number, {})
+            nulls[number] = min(nulls.get(number, math.inf), result["null"])
+            for first, last, score in result["spans"]:
+                place = trimmed(context, int(offsets[first][0]), int(offsets[last][1]))
+                if place[0] < place[1]:
+                    mine[place] = max(mine.get(place, -math.inf), score)
+        contexts = dict(zip(examples.record.tolist(), examples.details["context"], strict=True))
+        found: list[dict[str, Any] | None] = [None] * examples.records
+        for number, mine in spans.items():
+            found[number] = self._answer(contexts[number], mine, nulls[number])
+        return found
+
+    def _answer(self, context: str, spans: Mapping[tuple[int, int], float], null: float) -> dict[str, Any]:
+        ranked = sorted(spans.items(), key=lambda one: (-one[1], one[0]))[: self.n_best]
+        scores = [score for _, score in ranked] + ([null] if self.threshold is not None else [])
+        if not ranked:  # the model's best spans are spaces
+            return {"text": "", "start": None, "score": 0.0} | ({} if self.threshold is None else {"no_answer": None})
+        shares = [math.exp(score - max(scores)) for score in scores]
+        (begin, end), best = ranked[0]
+        none = {} if self.threshold is None else {"no_answer": null - best}
+        if self.threshold is not None and null - best > self.threshold:
+            return {"text": "", "start": None, "score": shares[-1] / sum(shares), **none}
+        return {"text": context[begin:end], "start": begin, "score": shares[0] / sum(shares), **none}
+
+    def scores(
+        self, predictions: Sequence[dict[str, Any] | None], records: Iterable[Mapping[str, Any]]
+    ) -> dict[str, float]:
+        """Return exact matches and F1 of texts, as SQuAD's script compares them (`nopad.tasks.squad`), up to 1.
+
+        Where only some questions have answers, there are those of each kind as well. A record without a prediction is
+        wrong.
+        """
+        texts, right = [], []
+        for number, record, prediction in paired(predictions, records):
+            context = field_of(record, self.context, number)
+            right.append([text for text, _ in answers_of(record, self.answers, number, context)])
+            texts.append(None if prediction is None else prediction["text"])
+        return squad_scores(texts, right)
+
+
+def _tokens(piece: Framed, span: tuple[int, int] | None, context: str, number: int) -> tuple[int, int] | None:
+    """Return first and last token of an answer in its context, whose characters they all cover; None: no answer.
+
+    Raises:
+        RecordError: no token has a character of it.
+    """
+    if span is None:
+        return None
+    begin, end = trimmed(context, *span)
+    inside = (piece.offsets[:, 0] < end) & (piece.offsets[:, 1] > begin) & (piece.offsets[:, 0] < piece.offsets[:, 1])
+    at = np.flatnonzero(inside)
+    if not at.size:
+        raise RecordError(
+            f"record {number}: the tokenizer has no token for the answer {context[begin:end]!r} at character {begin}; "
+            "leave the record out"
+        )
+    return int(at[0]), int(at[-1])

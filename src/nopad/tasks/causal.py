@@ -1,0 +1,210 @@
+"""Causal language models: on texts, and on chats, of which only what the assistant says is learned.
+
+`CausalLM` turns each text into one sequence with the tokenizer's special tokens before it and its end-of-sequence token
+behind it, or into several (``over_long="split"``). `Chat` takes the formats of `nopad.corpus.conversations`, and learns
+what `nopad.corpus.chats` says. What a prediction says of a record is how likely the model finds what would be learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from nopad.batch import PackedBatch
+from nopad.corpus.chats import Answered, ChatEncoder, EndOfTurn, Rewriting, fitted
+from nopad.corpus.conversations import conversation_of, roles_of
+from nopad.corpus.options import OverLong
+from nopad.corpus.prefixes import token_ids
+from nopad.corpus.templates import Frame
+from nopad.errors import LengthError
+from nopad.loading import causal
+from nopad.loading.supply import Collate
+from nopad.losses import label_logprobs
+from nopad.tasks.examples import Examples, field_of, numbered, stacked
+from nopad.tasks.objectives import OfTokens
+from nopad.tasks.task import Task
+
+__all__ = ["CausalLM", "Chat", "Likely"]
+
+_AT_ONCE = 1000  # texts; the tokenizer works on them in parallel
+
+
+class Likely(Task):
+    """What tasks of causal language models share: the head, the batch, and what a prediction says."""
+
+    auto: ClassVar[str] = "AutoModelForCausalLM"
+
+    @property
+    def collate(self) -> Collate:
+        """Batches in which the first label of each sequence is -100."""
+        return causal
+
+    def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
+        """Return how likely the model finds each sequence.
+
+        ``logprob`` is the sum over its labelled tokens (in a batch without labels: all tokens but the first),
+        ``tokens`` their number, and ``mean_logprob`` the mean; None without any.
+        """
+        labels = batch["labels"] if "labels" in batch else batch["input_ids"]
+        sums, counts = label_logprobs(outputs["logits"], labels, batch)
+        return [_likely(one, int(count)) for one, count in zip(sums.tolist(), counts.tolist(), strict=True)]
+
+    def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
+        """Return one prediction per record: of several sequences of a record, the sum and the mean over all tokens."""
+        found: list[dict[str, Any] | None] = [None] * examples.records
+        for record, result in zip(examples.record.tolist(), results, strict=True):
+            before = found[record]
+            found[record] = (
+                result
+                if before is None
+                else _likely(before["logprob"] + result["logprob"], before["tokens"] + result["tokens"])
+            )
+        return found
+
+
+def _likely(logprob: float, tokens: int) -> dict[str, Any]:
+    return {"logprob": logprob, "mean_logprob": logprob / tokens if tokens else None, "tokens": tokens}
+
+
+class CausalLM(Likely):
+    """A causal language model on texts.
+
+    Args:
+        tokenizer: the model's tokenizer, with an end-of-sequence token.
+        text: column of the text.
+        max_length, over_long: see `Task`; "split" makes several sequences of a long text, of `max_length` tokens but
+            for the last one. What is truncated or split ends without the end-of-sequence token, but for the last part.
+
+    Raises:
+        OptionError: an option has an invalid value.
+
+    >>> import nopad
+    >>> task = nopad.tasks.CausalLM(tokenizer, max_length=4, over_long="split")
+    >>> made = task.encode([{"text": "why not"}, {"text": "one two three four five"}])
+    >>> made.sequences.seq_lengths.tolist(), made.record.tolist(), str(made)
+    ([4, 4, 3], [0, 1, 1], '2 records: 3 sequences, 11 tokens, 1 split')
+    """
+
+    name = "causal"
+    policies: ClassVar[tuple[OverLong, ...]] = ("error", "truncate", "drop", "split")
+
+    def __init__(self, tokenizer: Any, *, text: str = "text", **options: Any) -> None:
+        super().__init__(tokenizer, **options)
+        self.text, self.objective = text, OfTokens(causal=True)
+
+    def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
+        """Turn texts into sequences; see `Task.encode`. There is no column of labels: the tokens are the labels."""
+        texts = [field_of(record, self.text, number) for number, record in numbered(records)]
+        frame, counts = Frame(self.tokenizer), dict[str, int]()
+        ids: list[list[int]] = []
+        record: list[int] = []
+        for number, one in enumerate(_tokenised(self.tokenizer, texts)):
+            if not one:
+                raise LengthError(f"record {number} has no token: its text is {texts[number]!r}; leave it out")
+            for part in self._parts(frame.ended(one), number, counts):
+                ids.append(part)
+                record.append(number)
+        _check_left(ids, len(texts), counts)
+        return Examples(sequences=stacked(ids), record=np.array(record, np.int64), records=len(texts), counts=counts)
+
+    def _parts(self, ids: list[int], number: int, counts: dict[str, int]) -> list[list[int]]:
+        if self.over_long != "split" or self.max_length is None or len(ids) <= self.max_length:
+            whole = Answered(ids=ids, learned=[True] * len(ids))
+            kept = fitted(whole, number, counts, self.max_length, self.over_long)
+            return [] if kept is None else [kept.ids]
+        counts["split"] = counts.get("split", 0) + 1
+        return [ids[first : first + self.max_length] for first in range(0, len(ids), self.max_length)]
+
+
+class Chat(Likely):
+    """A causal language model on chats, of which it learns what the assistant says.
+
+    A record has ``messages``, ``conversations``, or ``prompt`` and ``completion`` (`nopad.corpus.conversations`).
+
+    Args:
+        tokenizer: the model's tokenizer, with a chat template.
+        last_only: learn from the last of the assistant's turns only.
+        rewriting: what happens where the template rewrites earlier turns: "error", or "expand" such a chat to one
+            sequence for each of the assistant's turns.
+        end_of_turn: "require" a special token at the end of each turn that is learned, or take "any" end.
+        template: arguments of the chat template, such as ``{"enable_thinking": False}``.
+        roles: further names of roles, such as ``{"bot": "assistant"}``.
+        max_length, over_long: see `Task`. A chat that is truncated loses its end; if nothing of the assistant is left,
+            it is dropped, and counted so.
+
+    Raises:
+        OptionError: an option has an invalid value.
+
+    >>> import nopad
+    >>> tokenizer.chat_template = "{% for one in messages %}<|{{ one.role }}|> {{ one.content }} [EOS]{% endfor %}"
+    >>> tokenizer.chat_template += "{% if add_generation_prompt %}<|assistant|> {% endif %}"
+    >>> chat = [{"role": "user", "content": "is it ?"}, {"role": "assistant", "content": "yes"}]
+    >>> made = nopad.tasks.Chat(tokenizer).encode([{"messages": chat}])
+    >>> tokenizer.decode([label for label in made.sequences.tokens["labels"] if label != -100])
+    'yes [EOS]'
+    """
+
+    name = "chat"
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        last_only: bool = False,
+        rewriting: Rewriting = "error",
+        end_of_turn: EndOfTurn = "require",
+        template: Mapping[str, Any] | None = None,
+        roles: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(tokenizer, **options)
+        self.objective, self.roles = OfTokens(causal=True), roles_of(roles)
+        self.choices: dict[str, Any] = {"last_only": last_only, "rewriting": rewriting, "end_of_turn": end_of_turn}
+        self.choices["options"] = template
+        ChatEncoder(tokenizer, **self.choices)
+
+    def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
+        """Turn chats into sequences, with the column ``labels``; see `Task.encode`.
+
+        The labels are part of every chat, so `labels` changes nothing: predictions are of what would be learned.
+        """
+        encoder = ChatEncoder(self.tokenizer, **self.choices)
+        found: list[Answered] = []
+        record: list[int] = []
+        counts: dict[str, int] = {}
+        number = -1
+        for number, one in numbered(records):
+            made = encoder(conversation_of(one, number, self.roles), number)
+            if len(made) > 1:
+                counts["expanded"] = counts.get("expanded", 0) + 1
+            for part in made:
+                kept = fitted(part, number, counts, self.max_length, self.over_long)
+                if kept is not None:
+                    found.append(kept)
+                    record.append(number)
+        return answered(found, record, number + 1, counts)
+
+
+def answered(
+    found: Sequence[Answered], record: Sequence[int], records: int, counts: Mapping[str, int], **options: Any
+) -> Examples:
+    """Return sequences of which a part is learned as examples, with the column ``labels``; `options`: of `Examples`.
+
+    Raises:
+        LengthError: there is none.
+    """
+    _check_left(found, records, counts)
+    made = stacked([one.ids for one in found], tokens={"labels": [one.labels for one in found]})
+    return Examples(sequences=made, record=np.array(record, np.int64), records=records, counts=dict(counts), **options)
+
+
+def _check_left(found: Sequence[Any], records: int, counts: Mapping[str, int]) -> None:
+    if records and not found:
+        raise LengthError(f"of {records} records nothing is left: {dict(counts)}; raise max_length")
+
+
+def _tokenised(tokenizer: Any, texts: Sequence[str]) -> Iterator[list[int]]:
+    for first in range(0, len(texts), _AT_ONCE):
+        yield from token_ids(tokenizer, texts[first : first + _AT_ONCE])

@@ -1,0 +1,103 @@
+"""Entities in tags (BIO), and their F1.
+
+An entity is a run of words of one type: tags ``B-PER``, ``I-PER``, ``O``. As in CoNLL's script and seqeval, ``I-``
+begins an entity where none of its type goes on, ``E-`` and ``S-`` (BIOES) end one, and an entity counts as found only
+if type, beginning and end are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from nopad.batch import PackedBatch
+from nopad.losses import over_ranks
+from nopad.losses.checks import IGNORED
+from nopad.tasks.meters import TokenMeter
+from nopad.tasks.objective import Meter
+from nopad.tasks.objectives import OfTokens
+
+__all__ = ["OfTags", "entities", "f1_of", "has_entities"]
+
+_BEGIN, _INSIDE = ("B", "S"), ("I", "E")
+
+
+def has_entities(names: Sequence[str]) -> bool:
+    """Whether names of tags are those of entities."""
+    return any(name[:2] in ("B-", "I-") for name in names)
+
+
+def entities(tags: Sequence[str | None]) -> list[tuple[str, int, int]]:
+    """Return type, first and last word (exclusive) of each entity; None is no entity.
+
+    >>> entities(["B-PER", "I-PER", "O", "I-LOC", "B-LOC", "I-PER"])
+    [('PER', 0, 2), ('LOC', 3, 4), ('LOC', 4, 5), ('PER', 5, 6)]
+    """
+    found: list[tuple[str, int, int]] = []
+    open_kind, begin = None, 0
+    for at, tag in enumerate([*tags, "O"]):
+        sign, _, kind = (tag or "O").partition("-")
+        goes_on = sign in _INSIDE and open_kind == kind
+        if open_kind is not None and not goes_on:
+            found.append((open_kind, begin, at))
+            open_kind = None
+        if sign in (*_BEGIN, *_INSIDE) and not goes_on:
+            open_kind, begin = kind, at
+        if open_kind is not None and sign in ("E", "S"):
+            found.append((open_kind, begin, at + 1))
+            open_kind = None
+    return found
+
+
+def f1_of(right: float, guessed: float, wanted: float) -> dict[str, float]:
+    """Return precision, recall and F1 of counts; 0 where nothing was guessed, or there was nothing to find."""
+    precision, recall = right / guessed if guessed else 0.0, right / wanted if wanted else 0.0
+    return {"precision": precision, "recall": recall, "f1": 2 * right / (guessed + wanted) if right else 0.0}
+
+
+class OfTags(OfTokens):
+    """Cross-entropy per labelled token, and F1 of entities if the tags' names say where they begin.
+
+    Args:
+        names: the names of the tags, by number.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self.names = list(names)
+
+    def meter(self) -> Meter:
+        """Return a meter of the accuracy per labelled token, and of precision, recall and F1 of entities."""
+        return EntityMeter(self.names) if has_entities(self.names) else super().meter()
+
+
+class EntityMeter(TokenMeter):
+    """Accuracy per labelled token; precision, recall and F1 of entities in the labelled tokens of each sequence."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self.names = list(names)
+        self.found = torch.zeros(3, dtype=torch.double)
+
+    def add(self, outputs: Any, batch: PackedBatch) -> None:
+        """Add a batch: ``logits`` ``[R, L, C]``."""
+        super().add(outputs, batch)
+        guesses, labels = outputs["logits"].argmax(-1).cpu(), batch["labels"].cpu()
+        counts = [0, 0, 0]
+        for guess, label in zip(batch.unpack_tokens(guesses), batch.unpack_tokens(labels), strict=True):
+            known = label != IGNORED
+            one, other = (set(entities([self.names[tag] for tag in side[known].tolist()])) for side in (guess, label))
+            for at, many in enumerate((len(one & other), len(one), len(other))):
+                counts[at] += many
+        self.found += torch.tensor(counts, dtype=torch.double)
+
+    def reduce(self) -> None:
+        """Add up over all ranks."""
+        super().reduce()
+        self.found = over_ranks(self.found.to(self.counts.counts.device)).cpu()
+
+    def values(self) -> dict[str, float]:
+        """Return accuracy, precision, recall and f1."""
+        return {**super().values(), **f1_of(*self.found.tolist())}

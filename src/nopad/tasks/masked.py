@@ -1,0 +1,163 @@
+"""Masked language models: texts whose tokens are partly hidden, and what the model would put in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nopad.batch import PackedBatch
+from nopad.corpus.options import OverLong
+from nopad.errors import RecordError
+from nopad.loading.supply import Collate
+from nopad.options import BOOLEAN, Option
+from nopad.sequences import Sequences
+from nopad.tasks._kernels import BEGINS, GOES_ON, NEVER
+from nopad.tasks.examples import Examples, field_of, numbered, stacked
+from nopad.tasks.masking import MASKABLE, Masking
+from nopad.tasks.objectives import OfTokens
+from nopad.tasks.pieces import aligned, check_offsets, cut, framed, words_in
+from nopad.tasks.task import Task
+
+__all__ = ["MaskedLM"]
+
+_WORDS = Option(default=False, choices=BOOLEAN, help="mask whole words")
+_COPIES = Option(default=None, none=True, high=2**16, help="masks of a sequence")
+_TOP = Option(default=5, help="tokens to fill in")
+
+
+class MaskedLM(Task):
+    """Predict tokens that are hidden; masks are those of `nopad.tasks.Masking`.
+
+    Args:
+        tokenizer: the model's tokenizer, with a mask token, which knows offsets (a fast one).
+        text: column of the text.
+        rate: the share of the tokens that is to be predicted.
+        whole_words: all tokens of a word (`nopad.tasks.pieces.words_in`) are chosen, or none.
+        copies: None: masks are drawn anew in every epoch, when batches are made. A number: every sequence is there so
+            often, with masks that stay, as the first epochs would have drawn them; so evaluations can be compared.
+        seed: the seed of the masks.
+        top: how many tokens a prediction has for each ``[MASK]`` of its text.
+        max_length, over_long: see `Task`; "split" gives a record several sequences.
+
+    Predictions are per record: ``fill``, a list per ``[MASK]`` in the text of dicts with ``token``, ``id`` and
+    ``score``, the probability, best first.
+
+    Raises:
+        OptionError: an option has an invalid value, or the tokenizer has no mask token.
+
+    >>> from nopad.tasks import MaskedLM
+    >>> task = MaskedLM(tokenizer, max_length=6, over_long="split", copies=2)
+    >>> print(task.encode([{"text": "the cat sleeps in the house ."}, {"text": "hello"}]))
+    2 records: 6 sequences, 28 tokens, 1 split
+    """
+
+    name = "mask"
+    auto: ClassVar[str] = "AutoModelForMaskedLM"
+    policies: ClassVar[tuple[OverLong, ...]] = ("error", "truncate", "drop", "split")
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        text: str = "text",
+        rate: float = 0.15,
+        whole_words: bool = False,
+        copies: int | None = None,
+        seed: int = 0,
+        top: int = 5,
+        **options: Any,
+    ) -> None:
+        super().__init__(tokenizer, **options)
+        check_offsets(self.tokenizer, self.name)
+        self.text, self.masking = text, Masking(self.tokenizer, rate=rate, seed=seed, marked=True)
+        self.whole_words = _WORDS.check("whole_words", whole_words)
+        self.copies: int | None = _COPIES.check("copies", copies)
+        self.top: int = _TOP.check("top", top)
+        self.objective = OfTokens()
+
+    @property
+    def collate(self) -> Collate:
+        """What masks sequences that are not masked yet."""
+        return self.masking
+
+    def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
+        """Turn records into sequences; see `Task.encode`.
+
+        With `labels` they are masked and have a column ``labels`` (`copies`), or have a column ``maskable``, by which
+        `collate` masks them. Without, ``[MASK]`` in a text is what is to be filled in.
+        """
+        texts = [field_of(record, self.text, number) for number, record in numbered(records)]
+        ids: list[list[int]] = []
+        types: list[list[int]] = []
+        kinds: list[NDArray[np.int8]] = []
+        record: list[int] = []
+        counts: dict[str, int] = {}
+        for number, piece in enumerate(framed(self.tokenizer, texts)):
+            if not len(piece.offsets):
+                raise RecordError(f"record {number}: {self.text} has no token: {texts[number][:60]!r}; leave it out")
+            of_words = aligned(words_in(texts[number]), piece.offsets)[0] if labels and self.whole_words else None
+            options: Any = {"max_length": self.max_length, "over_long": self.over_long, "policies": self.policies}
+            for begin, end in cut(piece, number, counts, **options):
+                part, kind = piece.part(begin, end)
+                ids.append(part)
+                types += [kind] if kind else []
+                record.append(number)
+                words = None if of_words is None else of_words[begin:end]
+                kinds.append(self._maskable(np.array(part), words, piece.first))
+        made = stacked(ids, tokens={"token_type_ids": types} if types else {})
+        numbers = np.array(record, np.int64)
+        if labels:
+            made = replace(made, tokens={**made.tokens, MASKABLE: np.concatenate(kinds)})
+        if labels and self.copies is not None:
+            made, numbers = self._masked(made, self.copies), np.repeat(numbers, self.copies)
+        return Examples(sequences=made, record=numbers, records=len(texts), counts=counts)
+
+    def _maskable(self, ids: NDArray[Any], words: NDArray[np.int64] | None, first: int) -> NDArray[np.int8]:
+        """Return what each token of a sequence is for masking; `words` are those of its content, from `first` on."""
+        kinds = self.masking.maskable(ids)
+        if words is not None:
+            open_word = -1
+            for at, word in enumerate(words.tolist(), first):
+                if kinds[at] != NEVER:
+                    kinds[at] = GOES_ON if word == open_word >= 0 else BEGINS
+                    open_word = word
+        return kinds
+
+    def _masked(self, made: Sequences, copies: int) -> Sequences:
+        """Return each sequence with the masks of that many epochs, one after the other."""
+        number = np.arange(len(made))
+        epochs = [self.masking.masked(replace(made, values={"seq_index": number}), copy) for copy in range(copies)]
+        every = (
+            Sequences.joined(epochs).take((number[:, None] + number.size * np.arange(copies)).reshape(-1)).gathered()
+        )
+        return replace(every, values={})
+
+    def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
+        """Return the best tokens for each ``[MASK]`` of each sequence."""
+        logits = outputs["logits"]
+        slots = (batch["input_ids"].reshape(-1) == self.masking.mask_id).nonzero()[:, 0]
+        shares = torch.softmax(logits.reshape(-1, logits.shape[-1])[slots.to(logits.device)].double(), -1)
+        scores, ids = (side.tolist() for side in shares.topk(min(self.top, shares.shape[-1]), -1))
+        owner = (batch.sequence_ids.reshape(-1)[slots.cpu().numpy()] - 1).tolist()
+        found: list[dict[str, Any]] = [{"fill": []} for _ in range(batch.layout.sequences)]
+        for number, best, share in zip(owner, ids, scores, strict=True):
+            found[number]["fill"].append(
+                [
+                    {"token": self.tokenizer.decode([token]), "id": token, "score": score}
+                    for token, score in zip(best, share, strict=True)
+                ]
+            )
+        return found
+
+    def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
+        """Return what fills each record's masks, over all its sequences in order."""
+        found: list[dict[str, Any] | None] = [None] * examples.records
+        for number, result in zip(examples.record.tolist(), results, strict=True):
+            mine = found[number] or {"fill": []}
+            found[number] = {"fill": [*mine["fill"], *result["fill"]]}
+        return found

@@ -1,0 +1,115 @@
+"""Masks for masked language models: which tokens are to be predicted, and what stands in their place.
+
+As in BERT: 15 % of the tokens are chosen; of these, 80 % become ``[MASK]``, 10 % another token, and 10 % stay. Special
+tokens are never chosen, and no other token becomes one. Masks are a function of seed, epoch and the sequence's number
+in its data (with source, and where in its record it begins, if the data have them), so ranks, rows, worker processes
+and resuming change nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad import random
+from nopad.batch import PackedBatch
+from nopad.batch.form import Form
+from nopad.errors import BatchError, OptionError
+from nopad.loading.supply import Collate, EpochCollate
+from nopad.options import Option
+from nopad.sequences import Sequences
+from nopad.tasks._kernels import BEGINS, NEVER, mask
+
+__all__ = ["MASKABLE", "Masking"]
+
+MASKABLE = "maskable"  # column: 0 never; 1 goes on with the word of the token before; 2 begins a word
+_NAMES = ("seq_source", "seq_index", "seq_start")
+_SEED = Option(default=0, low=0, high=2**64 - 1, help="of the masks")
+
+
+class Masking(EpochCollate):
+    """Draws masks anew in every epoch, as the `collate` of a `PackedLoader`, of packed datasets and streams too.
+
+    Args:
+        tokenizer: the model's tokenizer, with a mask token.
+        rate: the share of the tokens that is chosen.
+        seed: the seed of the masks.
+        marked: mask only sequences with a column ``maskable`` per token, which says what of them may be chosen (0:
+            never, 1: goes on with the word of the token before, 2: begins a word); others stay as they are. Without
+            it, all sequences are masked.
+
+    Raises:
+        OptionError: the tokenizer has no mask token, or an option has an invalid value.
+
+    >>> import nopad
+    >>> from nopad.tasks import Masking
+    >>> data = [tokenizer("the cat sleeps in the house . " * 4)["input_ids"]] * 3
+    >>> loader = nopad.PackedLoader(data, 64, rows=2, collate=Masking(tokenizer))
+    >>> [[(batch["labels"] >= 0).sum().item() for batch in loader] for epoch in range(2)]
+    [[7], [15]]
+    """
+
+    def __init__(self, tokenizer: Any, *, rate: float = 0.15, seed: int = 0, marked: bool = False) -> None:
+        if isinstance(rate, bool) or not isinstance(rate, int | float | np.number) or not 0 < rate <= 1:
+            raise OptionError(f"rate is {rate!r}; it is the share of tokens to be predicted, above 0, and at most 1")
+        self.seed = _SEED.check("seed", seed)
+        self.mask_id, self.special, self.ordinary = _vocabulary(tokenizer)
+        self.below = min(int(float(rate) * 2**64), 2**64 - 1)
+        self.marked = marked
+
+    def at(self, epoch: int) -> Collate:
+        """Return what masks the sequences of an epoch."""
+        return partial(self._collated, epoch)
+
+    def _collated(self, epoch: int, sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:
+        if not self.marked or MASKABLE in sequences.tokens:
+            sequences = self.masked(sequences, epoch)
+        return PackedBatch.from_columns(sequences, form, per_row=per_row)
+
+    def masked(self, sequences: Sequences, epoch: int) -> Sequences:
+        """Return the sequences with masks, and a column ``labels``.
+
+        Raises:
+            BatchError: they have labels, or no numbers (``seq_index``).
+        """
+        if "labels" in sequences.tokens:
+            raise BatchError("the sequences have labels, so their tokens are masked already; leave out the collate")
+        if "seq_index" not in sequences.values:
+            raise BatchError("the sequences have no seq_index, of which their masks are a function; use a PackedLoader")
+        whole = sequences.gathered()
+        columns = dict(whole.tokens)
+        ids = columns["input_ids"].astype(np.int64)
+        kinds = columns.pop(MASKABLE, None)
+        kinds = self.maskable(ids) if kinds is None else kinds.astype(np.int8)
+        names = np.zeros((len(whole), len(_NAMES)), np.int64)
+        for at, name in enumerate(_NAMES):
+            if name in whole.values:
+                names[:, at] = whole.values[name]
+        labels, key = np.empty_like(ids), random.key(self.seed, random.STREAM_MASK, epoch)
+        lengths = whole.seq_lengths.astype(np.int32, copy=False)
+        below = np.uint64(self.below)
+        mask(ids, labels, kinds, lengths, names, np.uint64(key), below, self.mask_id, self.ordinary)
+        return replace(whole, tokens={**columns, "input_ids": ids, "labels": labels})
+
+    def maskable(self, ids: NDArray[Any]) -> NDArray[np.int8]:
+        """Return for each id whether it may be chosen, as a word of its own; int8."""
+        return np.where(np.isin(ids, self.special), NEVER, BEGINS).astype(np.int8)
+
+
+def _vocabulary(tokenizer: Any) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
+    """Return the ids of the mask token, of all special tokens, and of all others."""
+    if getattr(tokenizer, "mask_token_id", None) is None:
+        raise OptionError(
+            f"{type(tokenizer).__name__} has no mask token, so its model is no masked language model; for a causal one "
+            "no masks are needed"
+        )
+    added = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special = np.array(sorted({*tokenizer.all_special_ids, *added}), np.int64)
+    ordinary = np.setdiff1d(np.array(sorted(tokenizer.get_vocab().values()), np.int64), special)
+    if not ordinary.size:
+        raise OptionError(f"{type(tokenizer).__name__} has no token that is not special, so there is nothing to mask")
+    return int(tokenizer.mask_token_id), special, ordinary

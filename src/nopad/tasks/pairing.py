@@ -1,0 +1,221 @@
+"""Objectives of pairs: a chosen and a rejected answer, which are always in one batch.
+
+Which sequences of a batch are a pair is said by two values per sequence, ``pair`` (the number of the pair) and
+``chosen`` (1 or 0), and not by where they lie. A batch with half a pair is an error; a loader with ``groups=2`` makes
+none. The two values are looked at on the host, which waits for an accelerator if the batch is there. The denominator is
+the number of pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from nopad.batch import PackedBatch
+from nopad.errors import BatchError, OptionError
+from nopad.losses import PreferenceLoss, label_logprobs, over_ranks, preference_loss, reward_loss
+from nopad.tasks.objective import Meter, Objective
+
+__all__ = ["OfPreferences", "OfRewards", "PairMeter", "pairs_in"]
+
+REFERENCE = "reference_logp"
+
+
+def pairs_in(batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    """Return where the chosen answers of a batch are, and the rejected ones of the same pairs; int64 ``[P]`` each.
+
+    Raises:
+        BatchError: an answer lacks the other one of its pair, or two pairs have one number.
+
+    >>> import nopad
+    >>> from nopad.tasks.pairing import pairs_in
+    >>> columns = {"pair": [7, 3, 3, 7], "chosen": [0, 1, 0, 1]}
+    >>> [at.tolist() for at in pairs_in(nopad.PackedBatch.from_sequences([[1], [2], [3], [4]], columns=columns))]
+    [[1, 3], [2, 0]]
+    """
+    numbers, chosen = batch["pair"], batch["chosen"]
+    wanted = (batch.layout.sequences,)
+    if tuple(numbers.shape) != wanted or tuple(chosen.shape) != wanted:
+        raise BatchError(
+            f"pair and chosen have the shapes {list(numbers.shape)} and {list(chosen.shape)}; expected {list(wanted)}, "
+            "one value per sequence"
+        )
+    sides: dict[int, dict[int, int]] = {}
+    for at, (number, side) in enumerate(zip(numbers.tolist(), chosen.tolist(), strict=True)):
+        if side not in (0, 1):
+            raise BatchError(f"chosen[{at}] is {side}; it is 1 for the chosen answer of a pair, 0 for the rejected one")
+        if sides.setdefault(number, {}).setdefault(int(side), at) != at:
+            raise BatchError(
+                f"two {'chosen' if side else 'rejected'} answers of a batch have the pair number {number}, so which "
+                "belong together is not known; encode the records of several sets as one list"
+            )
+    for number, both in sides.items():
+        if len(both) < 2:
+            has, lacks = ("chosen", "rejected") if 1 in both else ("rejected", "chosen")
+            raise BatchError(
+                f"the {has} answer of pair {number} is in the batch, and the {lacks} one is not; keep pairs together: "
+                "task.loader(...), or PackedLoader(..., groups=2)"
+            )
+    ordered = sorted(sides)
+    device = batch["input_ids"].device
+    first, second = (torch.tensor([sides[number][side] for number in ordered], device=device) for side in (1, 0))
+    return first.long(), second.long()
+
+
+class _OfPairs(Objective):
+    """What both objectives of pairs share."""
+
+    def denominator(self, batch: PackedBatch) -> Tensor:
+        """Return the number of pairs."""
+        chosen, _ = pairs_in(batch)
+        return torch.full((), len(chosen), dtype=torch.double, device=chosen.device)
+
+
+class OfRewards(_OfPairs):
+    """A reward per sequence, larger for the chosen answer of a pair (`nopad.losses.reward_loss`).
+
+    Args:
+        center_rewards_coefficient: weight of the squared sum of both rewards, as in TRL's `RewardConfig`; None: 0.
+
+    Raises:
+        OptionError: the coefficient is no number from 0.
+    """
+
+    targets = ("pair", "chosen", "margin")
+
+    def __init__(self, *, center_rewards_coefficient: float | None = None) -> None:
+        self.center = _number("center_rewards_coefficient", center_rewards_coefficient or 0.0, lambda one: one >= 0)
+
+    def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
+        """Return the sum over pairs, divided by `denominator`."""
+        rewards, (chosen, rejected) = self.rewards(outputs, batch), pairs_in(batch)
+        margin = batch["margin"][chosen]
+        return reward_loss(
+            rewards[chosen], rewards[rejected], margin=margin, center=self.center, denominator=denominator
+        )
+
+    def rewards(self, outputs: Any, batch: PackedBatch) -> Tensor:
+        """Return the reward of each sequence, ``[S]``.
+
+        Raises:
+            BatchError: the model gives another number of results.
+        """
+        logits: Tensor = outputs["logits"]
+        if tuple(logits.shape) != (batch.layout.sequences, 1):
+            raise BatchError(
+                f"logits have the shape {list(logits.shape)}; expected {[batch.layout.sequences, 1]}, one reward per "
+                "sequence: load the model with num_labels=1"
+            )
+        return logits[:, 0]
+
+    def meter(self) -> Meter:
+        """Return a meter of accuracy, margin and mean rewards."""
+        return PairMeter(self.rewards, accuracy="accuracy", margin="margin", side="{}_reward")
+
+
+class OfPreferences(_OfPairs):
+    """DPO: a causal language model against a reference (`nopad.losses.preference_loss`).
+
+    What counts of a sequence is what ``labels`` has, its answer. The reference's log-probabilities are a value per
+    sequence, ``reference_logp`` (`nopad.tasks.reference_logprobs`).
+
+    Args:
+        beta: how much moving away from the reference costs.
+        loss_type: "sigmoid", "ipo" or "robust".
+        label_smoothing: share of pairs that are the wrong way round; from 0 to below 0.5.
+
+    Raises:
+        OptionError: an option has an invalid value, or "ipo" gets a `label_smoothing`.
+    """
+
+    targets = ("labels", "pair", "chosen", REFERENCE)
+    gives = "token"
+
+    def __init__(
+        self, *, beta: float = 0.1, loss_type: PreferenceLoss = "sigmoid", label_smoothing: float = 0.0
+    ) -> None:
+        if loss_type not in get_args(PreferenceLoss):
+            raise OptionError(f"loss_type is {loss_type!r}; it is {', '.join(map(repr, get_args(PreferenceLoss)))}")
+        self.beta = _number("beta", beta, lambda one: one > 0)
+        self.label_smoothing = _number("label_smoothing", label_smoothing, lambda one: 0 <= one < 0.5)
+        if self.label_smoothing and loss_type == "ipo":
+            raise OptionError("label_smoothing is not for loss_type 'ipo'; leave it at 0")
+        self.loss_type: PreferenceLoss = loss_type
+
+    def check(self, batch: PackedBatch) -> None:
+        """Refuse what is no batch, and a batch that lacks a target.
+
+        Raises:
+            BatchError: it is one of these.
+        """
+        if isinstance(batch, PackedBatch) and "labels" in batch and REFERENCE not in batch:
+            raise BatchError(
+                f"the batch has no {REFERENCE}, so there is nothing to hold the model against; compute it before "
+                "training: examples = nopad.tasks.reference_logprobs(model, task.encode(records), capacity)"
+            )
+        super().check(batch)
+
+    def moved(self, outputs: Any, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        """Return each sequence's log-probability less the reference's, and its number of labelled tokens; ``[S]``."""
+        sums, counts = label_logprobs(outputs["logits"], batch["labels"], batch)
+        return sums - batch[REFERENCE].to(sums), counts
+
+    def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
+        """Return the sum over pairs, divided by `denominator`."""
+        moved, counts = self.moved(outputs, batch)
+        chosen, rejected = pairs_in(batch)
+        return preference_loss(
+            moved[chosen],
+            moved[rejected],
+            (counts[chosen], counts[rejected]),
+            beta=self.beta,
+            kind=self.loss_type,
+            label_smoothing=self.label_smoothing,
+            denominator=denominator,
+        )
+
+    def meter(self) -> Meter:
+        """Return a meter of rewards: `beta` times how far log-probabilities moved, under the names that TRL has."""
+
+        def rewards(outputs: Any, batch: PackedBatch) -> Tensor:
+            return self.beta * self.moved(outputs, batch)[0]
+
+        return PairMeter(rewards, accuracy="rewards/accuracies", margin="rewards/margins", side="rewards/{}")
+
+
+class PairMeter(Meter):
+    """How often the chosen answer has the larger reward, by how much on average, and the mean rewards of both."""
+
+    def __init__(self, rewards: Callable[[Any, PackedBatch], Tensor], *, accuracy: str, margin: str, side: str) -> None:
+        """`rewards`: of outputs and batch, ``[S]``; the others are names of metrics, `side` with {} for the side."""
+        self.rewards = rewards
+        self.names = (side.format("chosen"), side.format("rejected"), accuracy, margin)
+        self.sums = torch.zeros(4, dtype=torch.double)
+
+    def add(self, outputs: Any, batch: PackedBatch) -> None:
+        """Add a batch."""
+        each = self.rewards(outputs, batch).detach().double()
+        chosen, rejected = (each[at] for at in pairs_in(batch))
+        added = [chosen.sum(), rejected.sum(), (chosen > rejected).sum(), chosen.new_tensor(len(chosen))]
+        self.sums = self.sums.to(each.device) + torch.stack([one.double() for one in added])
+
+    def reduce(self) -> None:
+        """Add up over all ranks."""
+        self.sums = over_ranks(self.sums)
+
+    def values(self) -> dict[str, float]:
+        """Return the means over pairs; NaN without any."""
+        *sums, pairs = self.sums.tolist()
+        chosen, rejected, right = (one / pairs if pairs else math.nan for one in sums)
+        return dict(zip(self.names, (chosen, rejected, right, chosen - rejected), strict=True))
+
+
+def _number(name: str, value: Any, fits: Callable[[float], bool]) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not fits(value):
+        allowed = {"beta": "above 0", "label_smoothing": "from 0 to below 0.5"}.get(name, "from 0")
+        raise OptionError(f"{name} is {value!r}; it is a number {allowed}")
+    return float(value)

@@ -1,0 +1,198 @@
+"""Texts as tokens with their places in the text: which tokens may be cut away, and which belong to which word.
+
+A text becomes its content between the tokenizer's special tokens; with a pair, the first text is part of what stands
+before the content, and is never cut. Words are spans of characters, so the tokens are those of the running text, with
+any tokenizer that knows offsets, and a word may have several tokens, share one, or have none.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.corpus.options import OverLong
+from nopad.errors import LengthError, OptionError
+
+__all__ = ["Framed", "aligned", "check_offsets", "cut", "framed", "trimmed", "words_in"]
+
+_AT_ONCE = 1000  # texts; the tokenizer works on them in parallel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framed:
+    """A text as tokens: its content, between tokens that every part of it keeps.
+
+    Attributes:
+        ids: ids of all tokens.
+        types: their token types; empty if the tokenizer has none.
+        first, last: where the content begins and ends (exclusive) in `ids`.
+        offsets: first and last character (exclusive) of each token of the content; int64 ``[content, 2]``.
+    """
+
+    ids: list[int]
+    types: list[int]
+    first: int
+    last: int
+    offsets: NDArray[np.int64]
+
+    @property
+    def around(self) -> int:
+        """Number of tokens around the content."""
+        return len(self.ids) - len(self.offsets)
+
+    def part(self, begin: int, end: int) -> tuple[list[int], list[int]]:
+        """Return ids and token types of the content from `begin` to `end` (exclusive), with what stands around it."""
+        kept = slice(self.first + begin, self.first + end)
+        return (
+            [*self.ids[: self.first], *self.ids[kept], *self.ids[self.last :]],
+            [*self.types[: self.first], *self.types[kept], *self.types[self.last :]] if self.types else [],
+        )
+
+
+def check_offsets(tokenizer: Any, task: str) -> None:
+    """Refuse a tokenizer that does not know where its tokens lie in the text.
+
+    Raises:
+        OptionError: it is one written in Python.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise OptionError(
+            f"{task} needs to know where tokens lie in the text, and {type(tokenizer).__name__} does not say it; load "
+            "the fast tokenizer of this model: AutoTokenizer.from_pretrained(..., use_fast=True)"
+        )
+
+
+def framed(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Iterator[Framed]:
+    """Yield the tokens of each text, or of each text and its pair, whose content then is the pair."""
+    options: dict[str, Any] = {"padding": False, "truncation": False, "verbose": False, "return_attention_mask": False}
+    options |= {"return_offsets_mapping": True}
+    side = 0 if pairs is None else 1
+    for begin in range(0, len(texts), _AT_ONCE):
+        span = slice(begin, begin + _AT_ONCE)
+        found = tokenizer(list(texts[span]), None if pairs is None else list(pairs[span]), **options)
+        for number, ids in enumerate(found["input_ids"]):
+            mine = np.array([one == side for one in found.sequence_ids(number)], np.bool_)
+            where = np.flatnonzero(mine)
+            first, last = (int(where[0]), int(where[-1]) + 1) if where.size else (len(ids), len(ids))
+            yield Framed(
+                ids=ids,
+                types=found["token_type_ids"][number] if "token_type_ids" in found else [],
+                first=first,
+                last=last,
+                offsets=np.array(found["offset_mapping"][number][first:last], np.int64).reshape(-1, 2),
+            )
+
+
+def cut(
+    text: Framed,
+    number: int,
+    counts: dict[str, int],
+    *,
+    max_length: int | None,
+    over_long: OverLong,
+    policies: Sequence[OverLong],
+    stride: int = 0,
+) -> list[tuple[int, int]]:
+    """Return the parts of a text's content that become sequences: first and last token (exclusive) of each.
+
+    Args:
+        text: the text.
+        number: the number of its record, for messages.
+        counts: how many records were ``split``, ``truncated`` or ``dropped``; counted up.
+        max_length: most tokens of a sequence, with what stands around the content.
+        over_long: what happens if there are more.
+        policies: what else could happen, for messages.
+        stride: how many tokens two parts share.
+
+    Raises:
+        LengthError: the text is longer, and `over_long` is "error"; it has no token; or no room for its content.
+    """
+    size = len(text.offsets)
+    if not text.ids:
+        raise LengthError(f"record {number} has no token; leave it out")
+    if max_length is None or size + text.around <= max_length:
+        return [(0, size)]
+    if over_long == "error":
+        raise LengthError(
+            f"record {number} has {size + text.around} tokens, and max_length is {max_length}; raise it, or choose "
+            f"over_long={' or '.join(repr(one) for one in policies if one != 'error')}"
+        )
+    counted = {"split": "split", "truncate": "truncated", "drop": "dropped"}[over_long]
+    counts[counted] = counts.get(counted, 0) + 1
+    if over_long == "drop":
+        return []
+    room = max_length - text.around
+    if room < 1 or (over_long == "split" and room <= stride):
+        shared = f", of which two parts share {stride} (stride)" if stride else ""
+        raise LengthError(
+            f"record {number} cannot be cut to {max_length} tokens (max_length): {text.around} of them are special "
+            f"tokens or a text that is never cut, such as a question, and leave {max(room, 0)} for the rest{shared}; "
+            "raise max_length, or leave the record out"
+        )
+    if over_long == "truncate":
+        return [(0, room)]
+    begins = range(0, max(size - stride, 1), room - stride)
+    return [(begin, min(begin + room, size)) for begin in begins]
+
+
+def words_in(text: str) -> list[tuple[int, int]]:
+    """Return where words begin and end (exclusive) in a text: runs of letters and digits, and each other sign.
+
+    Chinese and Japanese signs are words by themselves, as in BERT; accents and vowel signs belong to their letter.
+
+    >>> [text[begin:end] for text in ("It's 東京.",) for begin, end in words_in(text)]
+    ['It', "'", 's', '東', '京', '.']
+    """
+    return [one.span() for one in _pattern().finditer(text)]
+
+
+@cache
+def _pattern() -> re.Pattern[str]:
+    joined = [chr(n) for n in range(sys.maxunicode + 1) if unicodedata.category(chr(n))[0] == "M"]
+    marks = "".join(map(re.escape, [*joined, "\u200c", "\u200d"]))
+    alone = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+    return re.compile(rf"[{alone}][{marks}]*|(?:[^\W{alone}]|[{marks}])+|[^\w\s][{marks}]*")
+
+
+def trimmed(text: str, begin: int, end: int) -> tuple[int, int]:
+    """Return a span of a text without the spaces at both its ends."""
+    part = text[begin:end]
+    begin += len(part) - len(part.lstrip())
+    return begin, begin + len(part.strip())
+
+
+def aligned(
+    words: Sequence[tuple[int, int]], offsets: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the word of each token, and the first token of each word; -1 where there is none.
+
+    Args:
+        words: first and last character (exclusive) of each word, in order, without spaces around it.
+        offsets: the same of each token; int64 ``[tokens, 2]``.
+
+    A token that several words share is the first one's; but all of them have it as their first token, if they have none
+    before.
+    """
+    word_of, first_of = np.full(len(offsets), -1), np.full(len(words), -1)
+    spans = np.array(words, np.int64).reshape(-1, 2)
+    real, tokens = np.flatnonzero(spans[:, 0] < spans[:, 1]), np.flatnonzero(offsets[:, 0] < offsets[:, 1])
+    if not real.size or not tokens.size:
+        return word_of, first_of
+    spans, offsets = spans[real], offsets[tokens]
+    at = np.searchsorted(spans[:, 1], offsets[:, 0], side="right")
+    inside = at < len(spans)
+    inside[inside] = spans[at[inside], 0] < offsets[inside, 1]
+    word_of[tokens[inside]] = real[at[inside]]
+    at = np.searchsorted(np.maximum.accumulate(offsets[:, 1]), spans[:, 0], side="right")
+    inside = at < len(offsets)
+    inside[inside] = offsets[at[inside], 0] < spans[inside, 1]
+    first_of[real[inside]] = tokens[at[inside]]
+    return word_of, first_of

@@ -1,0 +1,261 @@
+"""Pairs of a chosen and a rejected answer: reward models, and DPO.
+
+A record has ``chosen`` and ``rejected``, both strings or both lists of messages, with or without a ``prompt``
+(`nopad.corpus.conversations.pair_of`). Its two sequences, 2k and 2k + 1, stay together in every step (``group=2``); two
+values per sequence, ``pair`` and ``chosen``, say which belong to each other (`nopad.tasks.pairing`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.batch import PackedBatch
+from nopad.corpus.chats import Answered, ChatEncoder, EndOfTurn, fitted
+from nopad.corpus.conversations import Conversation, Passage, conversation_of, pair_of, roles_of
+from nopad.errors import RecordError
+from nopad.losses import PreferenceLoss
+from nopad.tasks.causal import Likely, answered
+from nopad.tasks.examples import Examples, field_of, numbered
+from nopad.tasks.pairing import REFERENCE, OfPreferences, OfRewards
+from nopad.tasks.task import Task
+
+__all__ = ["DPO", "Pairs"]
+
+
+class Pairs(Task):
+    """A reward model: one number per text or chat, larger for the chosen answer of a pair.
+
+    Strings get the tokenizer's special tokens, and its end-of-sequence token where none of these stands behind them;
+    a ``prompt`` stands before both answers. A column ``margin`` says by how much the rewards are to differ.
+
+    For predictions (``encode(records, labels=False)``), a record is a pair, a chat, ``prompt`` and ``completion``, or a
+    text.
+
+    Args:
+        tokenizer: the model's tokenizer; with a chat template for chats.
+        text: column of the text of a prediction.
+        center_rewards_coefficient: see `OfRewards`.
+        template, roles: see `Chat`.
+        max_length, over_long: see `Task`. A pair is dropped if one of its answers is too long. What is truncated keeps
+            its last token, if that is a special one.
+
+    Raises:
+        OptionError: an option has an invalid value.
+
+    >>> import nopad
+    >>> task = nopad.tasks.Pairs(tokenizer)
+    >>> made = task.encode([{"prompt": "is it ?", "chosen": " yes", "rejected": " no no"}])
+    >>> made.group, made.sequences.seq_lengths.tolist(), made.sequences.values["chosen"].tolist()
+    (2, [6, 7], [1, 0])
+    """
+
+    name = "reward"
+    auto: ClassVar[str] = "AutoModelForSequenceClassification"
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        text: str = "text",
+        center_rewards_coefficient: float | None = None,
+        template: Mapping[str, Any] | None = None,
+        roles: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(tokenizer, **options)
+        self.text, self.template, self.roles = text, template, roles_of(roles)
+        self.objective = OfRewards(center_rewards_coefficient=center_rewards_coefficient)
+
+    def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
+        """Turn records into sequences, with the values ``pair``, ``chosen`` and ``margin`` of pairs; see `Task.encode`.
+
+        Raises:
+            RecordError: `labels` are off, and some records are pairs and others are not.
+        """
+        encoder = ChatEncoder(self.tokenizer, options=self.template)
+        listed = list(numbered(records))
+        kinds = {_is_pair(record) for _, record in listed} if not labels else {True}
+        if len(kinds) > 1:
+            raise RecordError("some records are pairs, and others are not; predict them in two files")
+        group = 2 if True in kinds else 1
+        counts: dict[str, int] = {}
+        found: list[Answered] = []
+        kept: list[int] = []
+        margins: list[float] = []
+        for number, record in listed:
+            given = pair_of(record, number, self.roles) if group == 2 else (self._single(record, number),)
+            made = self._fitted([encoder.ids(one, number) for one in given], encoder, number, counts)
+            if made is not None:
+                found += made
+                kept += [number] * group
+                margins += [_margin(record, number)] * group
+        examples = answered(found, kept, len(listed), counts, group=group)
+        tokens = {"input_ids": examples.sequences.tokens["input_ids"]}
+        made_of = replace(examples, sequences=replace(examples.sequences, tokens=tokens))
+        return _paired(made_of, margin=np.array(margins, np.float32)) if group == 2 else made_of
+
+    def _single(self, record: Mapping[str, Any], number: int) -> Conversation | Passage:
+        if record.get(self.text) is not None:
+            return Passage(prompt="", completion=field_of(record, self.text, number))
+        return conversation_of(record, number, self.roles)
+
+    def _fitted(
+        self, ids: list[list[int]], encoder: ChatEncoder, number: int, counts: dict[str, int]
+    ) -> list[Answered] | None:
+        made = []
+        before: dict[str, int] = {}
+        for one in ids:
+            kept = fitted(Answered(ids=one, learned=[True] * len(one)), number, before, self.max_length, self.over_long)
+            if kept is None:
+                break
+            if len(kept.ids) < len(one) and one[-1] in encoder.template.stops:
+                kept = replace(kept, ids=[*kept.ids[:-1], one[-1]])
+            made.append(kept)
+        return _counted(made if len(made) == len(ids) else None, before, counts)
+
+    def model_options(self) -> dict[str, Any]:
+        """Return that there is one number per sequence."""
+        return {"num_labels": 1}
+
+    def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
+        """Return the reward of each sequence."""
+        objective = self.objective
+        assert isinstance(objective, OfRewards)
+        return [{"reward": one} for one in objective.rewards(outputs, batch).double().tolist()]
+
+    def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
+        """Return the reward of each record; of pairs, those of both, and the margin."""
+        if examples.group == 1:
+            return super().merged(results, examples)
+        found = _by_pair(results, examples)
+        for one in found:
+            if one is not None:
+                one |= {name: one[name]["reward"] for name in ("chosen", "rejected")}
+                one["margin"] = one["chosen"] - one["rejected"]
+        return found
+
+
+class DPO(Likely):
+    """Direct preference optimisation of a causal language model, against a reference that is scored beforehand.
+
+    Only the answers count: what the assistant says in ``chosen`` and ``rejected``, with its end of turn; of strings,
+    which need a ``prompt``, the answer with the end-of-sequence token. Two chats without a ``prompt`` have the messages
+    that they share as one.
+
+    Args:
+        tokenizer: the model's tokenizer; with a chat template for chats.
+        beta, loss_type, label_smoothing: see `OfPreferences`.
+        end_of_turn, template, roles: see `Chat`.
+        max_length, over_long: see `Task`. A pair is dropped if one of its answers is, or if cutting leaves nothing of
+            one.
+
+    Raises:
+        OptionError: an option has an invalid value.
+
+    >>> import nopad
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> task = nopad.tasks.DPO(tokenizer, beta=0.2)
+    >>> made = task.encode([{"prompt": "is it ?", "chosen": " yes", "rejected": " no no"}])
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> model = nopad.packed(LlamaForCausalLM(LlamaConfig(vocab_size=96, **sizes)))
+    >>> made = nopad.tasks.reference_logprobs(model, made, capacity=32)
+    >>> batch = next(iter(task.loader(made, 32, rows=1)))
+    >>> loss, _ = task.objective.step(model, batch)  # the model is still its reference
+    >>> round(loss.item(), 4)
+    0.6931
+    """
+
+    name = "dpo"
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        beta: float = 0.1,
+        loss_type: PreferenceLoss = "sigmoid",
+        label_smoothing: float = 0.0,
+        end_of_turn: EndOfTurn = "require",
+        template: Mapping[str, Any] | None = None,
+        roles: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(tokenizer, **options)
+        self.objective = OfPreferences(beta=beta, loss_type=loss_type, label_smoothing=label_smoothing)
+        self.roles = roles_of(roles)
+        self.choices: dict[str, Any] = {"end_of_turn": end_of_turn, "options": template}
+        ChatEncoder(tokenizer, **self.choices)
+
+    def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
+        """Turn pairs into sequences, with the column ``labels`` and the values ``pair`` and ``chosen``.
+
+        Training needs `nopad.tasks.reference_logprobs` of them too. `labels` changes nothing, as with `Chat`.
+        """
+        encoder = ChatEncoder(self.tokenizer, **self.choices)
+        counts: dict[str, int] = {}
+        found: list[Answered] = []
+        kept: list[int] = []
+        number = -1
+        for number, record in numbered(records):
+            before: dict[str, int] = {}
+            both = [part for one in pair_of(record, number, self.roles, prompted=True) for part in encoder(one, number)]
+            fit = [fitted(one, number, before, self.max_length, self.over_long) for one in both]
+            left = _counted([one for one in fit if one is not None] if None not in fit else None, before, counts)
+            if left is not None:
+                found += left
+                kept += [number] * 2
+        return _paired(answered(found, kept, number + 1, counts, group=2))
+
+    def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
+        """Return how likely the model finds each answer (`Chat`), and its reward where the reference is known."""
+        found = super().results(outputs, batch)
+        if REFERENCE in batch:
+            objective = self.objective
+            assert isinstance(objective, OfPreferences)
+            for one, reference in zip(found, batch[REFERENCE].tolist(), strict=True):
+                one["reward"] = objective.beta * (one["logprob"] - reference)
+        return found
+
+    def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
+        """Return one prediction per pair: ``chosen`` and ``rejected``."""
+        return _by_pair(results, examples)
+
+
+def _is_pair(record: Mapping[str, Any]) -> bool:
+    return any(record.get(name) is not None for name in ("chosen", "rejected"))
+
+
+def _paired(examples: Examples, **values: NDArray[Any]) -> Examples:
+    """Return examples, two for each pair, with the values that say which belong to each other."""
+    at = np.arange(len(examples))
+    values = {"pair": examples.record.astype(np.int64), "chosen": 1 - at % 2, **values}
+    return replace(examples, sequences=replace(examples.sequences, values=values))
+
+
+def _counted(made: list[Answered] | None, happened: Mapping[str, int], counts: dict[str, int]) -> list[Answered] | None:
+    """Count what happened to a record once, however many of its sequences it happened to; return `made`."""
+    name = "dropped" if made is None else "truncated" if happened else None
+    if name is not None:
+        counts[name] = counts.get(name, 0) + 1
+    return made
+
+
+def _by_pair(results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
+    found: list[dict[str, Any] | None] = [None] * examples.records
+    for record, chosen, rejected in zip(examples.record.tolist()[::2], results[::2], results[1::2], strict=True):
+        found[record] = {"chosen": chosen, "rejected": rejected}
+    return found
+
+
+def _margin(record: Mapping[str, Any], number: int) -> float:
+    value = record.get("margin")
+    if value is None:
+        return 0.0
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
+        raise RecordError(f"record {number}: margin is {value!r}; it is a finite number")
+    return float(value)

@@ -1,0 +1,96 @@
+"""What a reference model makes of the answers of pairs, computed once before DPO, from packs.
+
+TRL keeps the reference in memory and runs it in every step, or computes the same numbers beforehand from padded batches
+(``precompute_ref_log_probs``). Here each sequence gets its number as a value, ``reference_logp``, in float64, so it
+stays with its sequence however these are dealt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from nopad.assignment import pack
+from nopad.batch import PackedBatch, Rows
+from nopad.errors import BatchError, OptionError
+from nopad.loading import causal
+from nopad.losses import label_logprobs
+from nopad.model.heads import Causal
+from nopad.model.safety import bare, state_of
+from nopad.options import Option
+from nopad.tasks.embedding import evaluated
+from nopad.tasks.examples import Examples
+from nopad.tasks.meters import over_all_ranks
+from nopad.tasks.pairing import REFERENCE
+
+__all__ = ["reference_logprobs"]
+
+_ROWS = Option(default=1, help="packs at once")
+
+
+def reference_logprobs(model: Any, examples: Examples, capacity: int | None = None, *, rows: int = 1) -> Examples:
+    """Return the examples with ``reference_logp``: how likely the model finds what is labelled of each sequence.
+
+    With a process group, every rank calls this, each runs its share, and all get all numbers. Nothing is dropped out,
+    and no gradient is computed. The reference of a model with adapters is the model without them: call it in
+    ``with model.disable_adapter():``. Run it in the precision of training (autocast), so that training begins at the
+    reference.
+
+    Args:
+        model: a pack-safe causal language model, as it is before training.
+        examples: of `nopad.tasks.DPO`; any with ``labels``.
+        capacity: most tokens per pack; None: as long as the longest sequence.
+        rows: packs at once.
+
+    Raises:
+        OptionError: the model is not pack-safe, or is no causal language model; or the examples have no ``labels``.
+        LengthError: a sequence is longer than the capacity.
+        BatchError: the model gives what is no number for a sequence.
+    """
+    if not isinstance(state_of(model).head, Causal):
+        raise OptionError(f"{type(bare(model)).__name__} is no causal language model, so it predicts no next token")
+    sequences = examples.sequences
+    if "labels" not in sequences.tokens:
+        raise OptionError("the examples have no labels, so what the answers are is not known; encode them with DPO")
+    rows = int(_ROWS.check("rows", rows))
+    lengths = sequences.seq_lengths
+    capacity = int(lengths.max()) if capacity is None else capacity
+    packs = pack(lengths, capacity)
+    steps = [packs[first : first + rows] for first in range(0, len(packs), rows)]
+    rank, ranks = _place()
+    device = next(model.parameters()).device
+    found = np.full(len(sequences), np.nan)
+    with evaluated(model), torch.no_grad():
+        # Every rank takes as many steps, since sharded models wait for each other in each.
+        for step in range(rank, -(-len(steps) // ranks) * ranks, ranks):
+            part = steps[step % len(steps)]
+            numbers = np.concatenate(list(part)).astype(np.int64)
+            per_row = np.array([len(one) for one in part], np.int64)
+            batch = causal(replace(sequences, values={}).take(numbers), Rows(capacity), per_row)
+            found[numbers] = _scored(model, batch.to(device))
+    for other in over_all_ranks(found):
+        found = np.where(np.isnan(found), other, found)
+    if not np.isfinite(found).all():
+        at = int(np.argmin(np.isfinite(found)))
+        raise BatchError(
+            f"the model gives {found[at]} for sequence {at} (record {examples.record[at]}); a reference gives finite "
+            "log-probabilities: check its weights, or run it in float32"
+        )
+    values = {**sequences.values, REFERENCE: found}
+    return replace(examples, sequences=replace(sequences, values=values))
+
+
+def _scored(model: Any, batch: PackedBatch) -> Any:
+    """Return the log-probability of what is labelled of each sequence; float64 ``[S]``, on the host."""
+    outputs = model(**{name: batch[name] for name in batch if name != "labels"})
+    return label_logprobs(outputs["logits"], batch["labels"], batch)[0].double().cpu().numpy()
+
+
+def _place() -> tuple[int, int]:
+    """Return this process's rank, and how many there are."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()

@@ -1,0 +1,170 @@
+"""SQuAD 1.1 and 2.0: their files as records, and the scores of their script.
+
+The scores are those of the script for 2.0, which are those for 1.1 where every question has an answer; as shares of 1,
+like all metrics here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nopad.errors import FormatError, RecordError, SourceError
+
+__all__ = ["exact_and_f1", "normalised", "read_squad", "squad_scores"]
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_SIGNS = str.maketrans("", "", string.punctuation)
+
+
+def read_squad(source: str | os.PathLike[str] | Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Read a file of SQuAD, 1.1 or 2.0 (``data``, ``paragraphs``, ``qas``), or what was read of one, as flat records.
+
+    Returns:
+        A dict per question: ``id``, ``title``, ``question``, ``context``, and ``answers``: ``text`` and
+        ``answer_start``, lists of the same length, empty where ``is_impossible``; without it for a set whose answers
+        are secret.
+
+    Raises:
+        SourceError: the file cannot be read.
+        FormatError: it is no such file; the message says where.
+
+    >>> from nopad.tasks import read_squad
+    >>> asked = {"id": "7", "question": "Where?", "answers": [{"text": "Rome", "answer_start": 3}]}
+    >>> read_squad({"data": [{"title": "a", "paragraphs": [{"context": "In Rome.", "qas": [asked]}]}]})
+    [{'id': '7', 'title': 'a', 'question': 'Where?', 'context': 'In Rome.',
+      'answers': {'text': ['Rome'], 'answer_start': [3]}}]
+    """
+    if not isinstance(source, str | os.PathLike | Mapping):
+        raise FormatError(f"this is no file of SQuAD, but a {type(source).__name__}; flat records need no reader")
+    content = source if isinstance(source, Mapping) else _read(Path(source))
+    records = []
+    for n, article in enumerate(_list(content, "data", "the file")):
+        for m, paragraph in enumerate(_list(article, "paragraphs", f"data[{n}]")):
+            where = f"data[{n}].paragraphs[{m}]"
+            for k, asked in enumerate(_list(paragraph, "qas", where)):
+                records.append(_record(asked, paragraph, article, f"{where}.qas[{k}]"))
+    return records
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise FormatError(f"{path} is no JSON ({error})") from error
+
+
+def _list(holder: Any, name: str, where: str) -> list[Any]:
+    found = holder.get(name) if isinstance(holder, Mapping) else None
+    if not isinstance(found, list):
+        raise FormatError(f"this is no file of SQuAD: {where} has no list {name!r}; flat records need no reader")
+    return found
+
+
+def _record(asked: Any, paragraph: Mapping[str, Any], article: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if not isinstance(asked, Mapping) or "question" not in asked or "context" not in paragraph:
+        raise FormatError(f"this is no file of SQuAD: {where} lacks a question, or its paragraph a context")
+    record = {"id": asked.get("id"), "title": article.get("title"), "question": asked["question"]}
+    record["context"] = paragraph["context"]
+    if "answers" not in asked:
+        return record
+    answers = _list(asked, "answers", where)
+    if asked.get("is_impossible") and answers:
+        raise FormatError(f"{where} is impossible and has answers: {answers!r}; take out one of the two")
+    if not all(isinstance(one, Mapping) and {"text", "answer_start"} <= one.keys() for one in answers):
+        raise FormatError(f"{where}: answers are {answers!r}; each has text and answer_start")
+    return record | {"answers": {name: [one[name] for one in answers] for name in ("text", "answer_start")}}
+
+
+def answers_of(record: Mapping[str, Any], name: str, number: int, context: str) -> list[tuple[str, int]]:
+    """Return text and first character of each answer in a record, after checking them against the context.
+
+    Raises:
+        RecordError: there is no such column, or an answer is not where it is said to be.
+    """
+    given = record.get(name)
+    if isinstance(given, Mapping) and {"text", "answer_start"} <= given.keys():
+        sides = [list(given[side]) if hasattr(given[side], "__len__") else None for side in ("text", "answer_start")]
+    elif isinstance(given, list | tuple) and all(isinstance(one, Mapping) for one in given):
+        sides = [[one.get(side) for one in given] for side in ("text", "answer_start")]
+    else:
+        sides = [None, None]
+    texts, starts = sides
+    if texts is None or starts is None or isinstance(given, str) or len(texts) != len(starts):
+        raise RecordError(
+            f"record {number}: {name} is {str(given)[:80]}; expected {{'text': [...], 'answer_start': [...]}} of one "
+            "length, both empty where there is no answer"
+        )
+    return [
+        (text, _start(text, at, context, f"record {number}: {name}")) for text, at in zip(texts, starts, strict=True)
+    ]
+
+
+def _start(text: Any, at: Any, context: str, where: str) -> int:
+    if not isinstance(text, str) or isinstance(at, bool) or not hasattr(at, "__index__"):
+        raise RecordError(f"{where} has the text {text!r} at {at!r}; expected a text, and the number of a character")
+    start = int(at)
+    if not text.strip():
+        raise RecordError(f"{where} has the text {text!r}, which is empty; where there is no answer, give no text")
+    if start < 0 or start + len(text) > len(context):
+        raise RecordError(
+            f"{where} has {text!r} at characters {start} to {start + len(text)}, and the context has the characters 0 "
+            f"to {len(context)}"
+        )
+    found = context[start : start + len(text)]
+    if found != text:
+        elsewhere = context.find(text)
+        hint = f"it is at {elsewhere}" if elsewhere >= 0 else "it is nowhere in the context"
+        raise RecordError(f"{where} has {text!r} at character {start}, where the context has {found!r}; {hint}")
+    return start
+
+
+def normalised(text: str) -> str:
+    """Return a text as SQuAD compares it: in lower case, without punctuation, articles and spare spaces.
+
+    >>> normalised("The  Eiffel-Tower, an icon")
+    'eiffeltower icon'
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_SIGNS)).split())
+
+
+def exact_and_f1(text: str, answers: Sequence[str]) -> tuple[float, float]:
+    """Return the best exact match and F1 of a text over the answers; without answers, the right text is empty."""
+    right = [one for one in map(normalised, answers) if one] or [""]
+    mine = normalised(text)
+    return float(mine in right), max(_f1(mine.split(), one.split()) for one in right)
+
+
+def _f1(mine: Sequence[str], right: Sequence[str]) -> float:
+    if not mine or not right:
+        return float(mine == right)
+    same = (Counter(mine) & Counter(right)).total()
+    return 2 * same / (len(mine) + len(right))
+
+
+def squad_scores(texts: Sequence[str | None], answers: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Return exact and f1 of predicted texts; None, no prediction, is wrong.
+
+    Where some questions have answers and others have none, also those of each kind: ``has_answer_exact``,
+    ``no_answer_f1``, ...
+    """
+    each = [
+        (0.0, 0.0) if text is None else exact_and_f1(text, right) for text, right in zip(texts, answers, strict=True)
+    ]
+    kinds = {"": list(each)}
+    if any(answers) and not all(answers):
+        kinds["has_answer_"] = [one for one, right in zip(each, answers, strict=True) if right]
+        kinds["no_answer_"] = [one for one, right in zip(each, answers, strict=True) if not right]
+    return {
+        f"{kind}{name}": sum(one[side] for one in found) / len(found) if found else float("nan")
+        for kind, found in kinds.items()
+        for side, name in enumerate(("exact", "f1"))
+    }

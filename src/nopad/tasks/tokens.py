@@ -1,0 +1,324 @@
+"""Classification of words: names, parts of speech; a tag per word, or spans of characters.
+
+A record has a list of words and one of tags, as in CoNLL's sets; or a text and spans with a label each, whose words are
+those of `nopad.tasks.pieces.words_in`. Words are tokenised as they stand in running text, with spaces between them, so
+any tokenizer that knows offsets will do. A word's label is that of its first token; its other tokens have none (-100),
+as in transformers' examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from nopad.batch import PackedBatch
+from nopad.corpus.options import OverLong
+from nopad.errors import OptionError, RecordError
+from nopad.losses.checks import IGNORED
+from nopad.options import BOOLEAN, Option
+from nopad.tasks.classification import names_of
+from nopad.tasks.entities import OfTags, entities, f1_of, has_entities
+from nopad.tasks.examples import Examples, check_text, field_of, numbered, paired, stacked
+from nopad.tasks.pieces import aligned, check_offsets, cut, framed, trimmed, words_in
+from nopad.tasks.task import Task
+
+__all__ = ["TokenClassification"]
+
+_ALL = Option(default=False, choices=BOOLEAN, help="label all tokens of a word")
+
+
+@dataclass(frozen=True)
+class _Words:
+    """The words of a record: its text, where they begin and end in it, and the number of each one's tag (or none)."""
+
+    text: str
+    words: list[tuple[int, int]]
+    tags: list[int] = field(default_factory=list)
+
+
+class TokenClassification(Task):
+    """One tag per word.
+
+    Args:
+        tokenizer: the model's tokenizer, which knows offsets (a fast one).
+        labels: names of the tags, or how many there are. Names like ``B-PER``, ``I-PER``, ``O`` (BIO) make entities,
+            with an F1.
+        words: column of the words, a list of texts.
+        tags: column of the tags, a list of names or numbers from 0, one per word.
+        text: column of a text, instead of words.
+        spans: column of its spans: dicts with ``start``, ``end`` (exclusive) and ``label``, or lists of these three. A
+            label is an entity's type, or a tag's name. Words outside of spans have the tag ``O``.
+        label_all: label all tokens of a word, not just the first; after ``B-`` they have ``I-``, if that is a tag.
+        max_length, over_long: see `Task`; "split" gives a record several sequences.
+
+    Predictions are per record: ``words``; ``tags`` and ``scores`` (probabilities), one per word, None for words without
+    a token of their own or cut away; and ``entities``, with the places of first word and end, or of characters where
+    records are texts.
+
+    Raises:
+        OptionError: an option has an invalid value.
+
+    >>> from nopad.tasks import TokenClassification
+    >>> task = TokenClassification(tokenizer, ["O", "B-LOC", "I-LOC"])
+    >>> made = task.encode([{"words": ["born", "in", "London"], "tags": ["O", "O", "B-LOC"]}])
+    >>> made.sequences.tokens["labels"].tolist()
+    [-100, 0, 0, 1, -100]
+    >>> task = TokenClassification(tokenizer, task.names, text="text")
+    >>> made = task.encode([{"text": "born in London.", "spans": [{"start": 8, "end": 14, "label": "LOC"}]}])
+    >>> made.sequences.tokens["labels"].tolist()
+    [-100, 0, 0, 1, 0, -100]
+    """
+
+    name = "token-classify"
+    auto: ClassVar[str] = "AutoModelForTokenClassification"
+    policies: ClassVar[tuple[OverLong, ...]] = ("error", "truncate", "drop", "split")
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        labels: Sequence[str] | int,
+        *,
+        words: str = "words",
+        tags: str = "tags",
+        text: str | None = None,
+        spans: str = "spans",
+        label_all: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(tokenizer, **options)
+        check_offsets(self.tokenizer, self.name)
+        self.names = names_of(labels)
+        self.words, self.tags, self.text, self.spans = words, tags, text, spans
+        self.label_all = _ALL.check("label_all", label_all)
+        self._number = {name: number for number, name in enumerate(self.names)}
+        if text is not None and "O" not in self._number:
+            raise OptionError(f"records are texts with spans, and no tag is 'O', for words outside: {self.names[:20]}")
+        self.objective = OfTags(self.names)
+
+    def model_options(self) -> dict[str, Any]:
+        """Return number and names of the tags."""
+        return {"id2label": dict(enumerate(self.names)), "label2id": dict(self._number)}
+
+    def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
+        """Turn records into sequences, with a column ``labels`` per token; see `Task.encode`.
+
+        ``words_without_a_token`` counts the words whose tag no token has: those that the tokenizer leaves out, or that
+        share a token with the word before. The details of a sequence are its record's text, ``words`` (places in it),
+        and ``first``: numbers of words, and the positions of their first tokens.
+        """
+        given = [
+            self._of_text(*one, labels) if self.text else self._of_words(*one, labels) for one in numbered(records)
+        ]
+        ids: list[list[int]] = []
+        columns: dict[str, list[list[int]]] = {"token_type_ids": [], "labels": []}
+        details: dict[str, list[Any]] = {"text": [], "words": [], "first": []}
+        record: list[int] = []
+        counts: dict[str, int] = {}
+        pieces = framed(self.tokenizer, [one.text for one in given])
+        for number, (mine, piece) in enumerate(zip(given, pieces, strict=True)):
+            word_of, first_of = aligned(mine.words, piece.offsets)
+            owned = first_of >= 0
+            owned[owned] = word_of[first_of[owned]] == np.flatnonzero(owned)
+            if not owned.all():
+                counts["words_without_a_token"] = counts.get("words_without_a_token", 0) + int((~owned).sum())
+            targets = self._targets(mine.tags, word_of, first_of, owned) if labels else np.zeros(0, np.int64)
+            options: Any = {"max_length": self.max_length, "over_long": self.over_long, "policies": self.policies}
+            for begin, end in cut(piece, number, counts, **options):
+                part, types = piece.part(begin, end)
+                ids.append(part)
+                if types:
+                    columns["token_type_ids"].append(types)
+                if labels:
+                    before, after = [IGNORED] * piece.first, [IGNORED] * (len(piece.ids) - piece.last)
+                    columns["labels"].append([*before, *targets[begin:end].tolist(), *after])
+                inside = np.flatnonzero((first_of >= begin) & (first_of < end))
+                first = np.stack([inside, first_of[inside] - begin + piece.first])
+                for name, value in (("text", mine.text), ("words", mine.words), ("first", first)):
+                    details[name].append(value)
+                record.append(number)
+        return Examples(
+            sequences=stacked(ids, tokens={name: lists for name, lists in columns.items() if lists}),
+            record=np.array(record, np.int64),
+            records=len(given),
+            counts=counts,
+            details=details,
+        )
+
+    def _targets(self, tags: Sequence[int], word_of: Any, first_of: Any, owned: Any) -> Any:
+        """Return the label of each token of the content; int64."""
+        found = np.full(len(word_of), IGNORED)
+        named = np.array(tags, np.int64)
+        if self.label_all:
+            inner = [
+                self._number.get(f"I-{name[2:]}", n) if name[:2] == "B-" else n for n, name in enumerate(self.names)
+            ]
+            known = word_of >= 0
+            found[known] = np.array(inner)[named[word_of[known]]]
+        found[first_of[owned]] = named[owned]
+        return found
+
+    def _of_words(self, number: int, record: Mapping[str, Any], labels: bool) -> _Words:
+        words = _listed(record, self.words, number)
+        for at, word in enumerate(words):
+            if not isinstance(word, str):
+                raise RecordError(f"record {number}: {self.words}[{at}] is {word!r}; expected a text")
+            check_text(word, f"record {number}: {self.words}[{at}]")
+        text, begin, places = " ".join(words), 0, []
+        for word in words:
+            places.append(trimmed(text, begin, begin + len(word)))
+            begin += len(word) + 1
+        if not any(begin < end for begin, end in places):
+            raise RecordError(f"record {number} has no word: {self.words} is {words[:20]!r}; leave it out")
+        if not labels:
+            return _Words(text, places)
+        tags = _listed(record, self.tags, number)
+        if len(tags) != len(words):
+            raise RecordError(
+                f"record {number} has {len(words)} {self.words} and {len(tags)} {self.tags}; expected a tag per word"
+            )
+        return _Words(
+            text, places, [self._tag(tag, f"record {number}: {self.tags}[{n}]") for n, tag in enumerate(tags)]
+        )
+
+    def _tag(self, tag: Any, where: str) -> int:
+        if isinstance(tag, str) and tag in self._number:
+            return self._number[tag]
+        whole = isinstance(tag, int | np.integer) and not isinstance(tag, bool)
+        if whole and 0 <= tag < len(self.names):
+            return int(tag)
+        raise RecordError(
+            f"{where} is {tag!r}; it is a number from 0 to {len(self.names) - 1}, or one of "
+            f"{', '.join(self.names[:20])}"
+        )
+
+    def _of_text(self, number: int, record: Mapping[str, Any], labels: bool) -> _Words:
+        assert self.text is not None
+        text = field_of(record, self.text, number)
+        words = words_in(text)
+        if not words:
+            raise RecordError(f"record {number} has no word: {self.text} is {text[:60]!r}; leave it out")
+        if not labels:
+            return _Words(text, words)
+        tags = [self._number["O"]] * len(words)
+        owner: list[Any] = [None] * len(words)
+        for at, span in enumerate(_listed(record, self.spans, number)):
+            where = f"record {number}: {self.spans}[{at}]"
+            first, last, label = self._span(span, where, text, words)
+            for word in range(first, last):
+                if owner[word] is not None:
+                    begin, end = words[word]
+                    raise RecordError(
+                        f"{where} is {span!r}, and {text[begin:end]!r} is in {owner[word]!r} too; a word has one tag: "
+                        "leave out all but one of them"
+                    )
+                owner[word] = span
+            tags[first:last] = self._tags_of(label, last - first, where)
+        return _Words(text, words, tags)
+
+    def _span(self, span: Any, where: str, text: str, words: Sequence[tuple[int, int]]) -> tuple[int, int, str]:
+        """Return first and last word (exclusive) of a span, and its label."""
+        wanted = ("start", "end", "label")
+        fields = [span.get(one) for one in wanted] if isinstance(span, Mapping) else span
+        if not isinstance(fields, list | tuple) or len(fields) != 3:
+            raise RecordError(f"{where} is {span!r}; expected a dict with start, end and label")
+        begin, end, label = fields
+        for value in (begin, end):
+            if not isinstance(value, int | np.integer) or isinstance(value, bool):
+                raise RecordError(f"{where} is {span!r}; start and end are numbers of characters")
+        if not 0 <= begin < end <= len(text):
+            raise RecordError(f"{where} is {span!r}, and the text has the characters 0 to {len(text)}")
+        if not isinstance(label, str):
+            raise RecordError(f"{where} is {span!r}; its label is a name, such as {self.names[-1]!r}")
+        touched = [n for n, (a, b) in enumerate(words) if a < end and b > begin]
+        partly = [text[words[n][0] : words[n][1]] for n in touched if words[n][0] < begin or words[n][1] > end]
+        if partly or not touched:
+            what = f"a part of the word {partly[0]!r}" if partly else "no word"
+            raise RecordError(f"{where} is {span!r}, which is {text[begin:end]!r}: {what}; a span has whole words")
+        return touched[0], touched[-1] + 1, label
+
+    def _tags_of(self, label: str, count: int, where: str) -> list[int]:
+        """Return the tags of the words of a span, by the scheme that the tags' names have: BIO, IO, BIOES or none."""
+
+        def tag(signs: str) -> int:
+            found = [
+                self._number[name] for name in (*(f"{sign}-{label}" for sign in signs), label) if name in self._number
+            ]
+            if not found:
+                raise RecordError(
+                    f"{where} has the label {label!r}, and no tag for it among {', '.join(self.names[:20])}; expected "
+                    f"{' or '.join(f'{sign}-{label}' for sign in signs)}"
+                )
+            return found[0]
+
+        if count == 1:
+            return [tag("SBI")]
+        return [tag("BI"), *[tag("I")] * (count - 2), tag("EI")]
+
+    def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
+        """Return the tag of each token of each sequence, and its probability; `merged` has those of words."""
+        scores, tags = torch.softmax(outputs["logits"].double(), -1).max(-1)
+        return [
+            {"tags": [self.names[tag] for tag in mine.tolist()], "scores": share.tolist()}
+            for mine, share in zip(batch.unpack_tokens(tags.cpu()), batch.unpack_tokens(scores.cpu()), strict=True)
+        ]
+
+    def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
+        """Return words, tags, scores and entities of each record; see the class."""
+        found: list[dict[str, Any] | None] = [None] * examples.records
+        places: dict[int, tuple[str, list[tuple[int, int]]]] = {}
+        kept = (examples.details[name] for name in ("text", "words", "first"))
+        for number, result, text, words, first in zip(examples.record.tolist(), results, *kept, strict=True):
+            mine = found[number]
+            if mine is None:
+                nothing: list[Any] = [None] * len(words)
+                mine = {"words": [text[a:b] for a, b in words], "tags": nothing, "scores": [*nothing]}
+                found[number], places[number] = mine, (text, words)
+            for word, at in first.T.tolist():
+                mine["tags"][word], mine["scores"][word] = result["tags"][at], result["scores"][at]
+        if has_entities(self.names):
+            for number, (text, words) in places.items():
+                mine = found[number]
+                assert mine is not None
+                mine["entities"] = [
+                    self._entity(kind, begin, end, text, words) for kind, begin, end in entities(mine["tags"])
+                ]
+        return found
+
+    def _entity(self, kind: str, begin: int, end: int, text: str, words: Sequence[tuple[int, int]]) -> dict[str, Any]:
+        a, b = words[begin][0], words[end - 1][1]
+        start, stop = (a, b) if self.text else (begin, end)
+        return {"label": kind, "text": text[a:b], "start": start, "end": stop}
+
+    def scores(
+        self, predictions: Sequence[dict[str, Any] | None], records: Iterable[Mapping[str, Any]]
+    ) -> dict[str, float]:
+        """Return the accuracy per word, and precision, recall and F1 of entities; a word without a tag is wrong.
+
+        Records that were left out have only wrong words, and no entity is found in them.
+        """
+        right, words = 0, 0
+        counts = np.zeros(3)
+        for number, record, prediction in paired(predictions, records):
+            given = self._of_text(number, record, True) if self.text else self._of_words(number, record, True)
+            wanted = [self.names[tag] for tag in given.tags]
+            tags = [None] * len(wanted) if prediction is None else prediction["tags"]
+            right += sum(one == other for one, other in zip(tags, wanted, strict=True))
+            words += len(wanted)
+            one, other = set(entities(tags)), set(entities(wanted))
+            counts += [len(one & other), len(one), len(other)]
+        found = {"accuracy": right / words if words else float("nan")}
+        return {**found, **f1_of(*counts.tolist())} if has_entities(self.names) else found
+
+
+def _listed(record: Mapping[str, Any], name: str, number: int) -> list[Any]:
+    """Return a list of a record, of whatever type.
+
+    Raises:
+        RecordError: there is no such column, or it is no list.
+    """
+    found = field_of(record, name, number, (list, tuple, np.ndarray))
+    return found.tolist() if isinstance(found, np.ndarray) else list(found)

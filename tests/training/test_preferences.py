@@ -1,0 +1,122 @@
+"""Chats, rewards and DPO in the trainers: TRL's with nopad in front, and transformers'."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("trl", reason="TRL is not installed")
+
+import torch
+import trl
+from runs import arguments
+from tests.tasks.templates import chat, tokenizer
+from tests.tasks.tiny import bert, llama, words
+
+import nopad
+from nopad.errors import OptionError
+from nopad.tasks import DPO, Chat, Pairs, reference_logprobs
+from nopad.training import PackedRewardTrainer, PackedSFTTrainer, PackedTrainer
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+COUNT, CAPACITY = 24, 64
+
+
+def texts(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(1, 15, (COUNT, 3), generator=generator).tolist()
+    return [[words(generator, size) for size in one] for one in sizes]
+
+
+def config(folder, kind, **options):
+    """A configuration of TRL's; one step of everything."""
+    return arguments(folder, kind, bf16=False, gradient_checkpointing=False, **options)
+
+
+def test_sft_on_chats_is_the_loss_of_single_chats(tmp_path):
+    """The first loss: over what the assistant says, of all micro-batches, divided by how much that is."""
+    records = [{"messages": chat(one, other)} for one, other, _ in texts()]
+    task = Chat(tokenizer())
+    model, examples = llama(task), task.encode(records)
+    total, count = 0.0, 0
+    for number, begin in enumerate(examples.sequences.begins):
+        span = slice(begin, begin + examples.sequences.seq_lengths[number])
+        ids = torch.from_numpy(examples.sequences.tokens["input_ids"][span]).long()
+        labels = torch.from_numpy(examples.sequences.tokens["labels"][span]).long()
+        each = torch.log_softmax(model(ids[None]).logits[0, :-1], -1).gather(1, ids[1:, None])[:, 0]
+        total -= each[labels[1:] != -100].sum().item()
+        count += int((labels[1:] != -100).sum())
+    how = config(tmp_path, trl.SFTConfig, gradient_accumulation_steps=12, num_train_epochs=1)
+    trainer = PackedSFTTrainer(
+        model, how, task=task, train_dataset=records, eval_dataset=records, capacity=CAPACITY, quiet=True,
+        processing_class=tokenizer(),
+    )  # fmt: skip
+    before = trainer.evaluate()
+    trainer.train()
+    assert trainer.state.global_step == 1
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[0] == pytest.approx(total / count, rel=1e-5)
+    assert before["eval_loss"] == pytest.approx(total / count, rel=1e-12)
+    assert before["eval_perplexity"] == pytest.approx(2.718281828459045 ** (total / count), rel=1e-9)
+    assert trainer.evaluate()["eval_loss"] < before["eval_loss"]
+
+
+@pytest.mark.parametrize("kind", [PackedRewardTrainer, PackedTrainer])
+def test_rewards_are_learned_from_pairs(tmp_path, kind):
+    records = [{"prompt": " " + a, "chosen": " " + b, "rejected": " " + c} for a, b, c in texts()]
+    task = Pairs(tokenizer())
+    model, examples = bert(task), task.encode(records)
+    rewards = []
+    for number, begin in enumerate(examples.sequences.begins):
+        span = slice(begin, begin + examples.sequences.seq_lengths[number])
+        ids = torch.from_numpy(examples.sequences.tokens["input_ids"][span]).long()
+        rewards.append(model(ids[None]).logits[0, 0])
+    rewards = torch.stack(rewards)
+    wanted = -torch.nn.functional.logsigmoid(rewards[::2] - rewards[1::2]).mean().item()
+    options = {"gradient_accumulation_steps": 24, "num_train_epochs": 1, "per_device_train_batch_size": 1}
+    if kind is PackedRewardTrainer:
+        how, more = config(tmp_path, trl.RewardConfig, **options), {"processing_class": tokenizer()}
+    else:
+        how, more = arguments(tmp_path, **options), {}
+    trainer = kind(
+        model, how, task=task, train_dataset=records, eval_dataset=records, capacity=CAPACITY, quiet=True, **more
+    )
+    found = trainer.evaluate()
+    assert found["eval_loss"] == pytest.approx(wanted, rel=1e-12)
+    assert found["eval_accuracy"] == (rewards[::2] > rewards[1::2]).double().mean().item()
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[0] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_rewards_need_a_task(tmp_path):
+    how = config(tmp_path, trl.RewardConfig)
+    made = nopad.PackedLoader([[1, 2], [3]], 8, rows=2, accumulation=2, last="fill")
+    with pytest.raises(OptionError, match="rewards are learned from pairs"):
+        PackedRewardTrainer(bert(Pairs(tokenizer())), how, train_dataset=made, processing_class=tokenizer())
+
+
+def test_dpo_begins_at_the_reference_and_learns(tmp_path):
+    records = [{"prompt": chat(a)[:1], "chosen": chat(a, b)[1:], "rejected": chat(a, c)[1:]} for a, b, c in texts()]
+    task = DPO(tokenizer())
+    model = nopad.packed(llama(task))
+    examples = reference_logprobs(model, task.encode(records), CAPACITY)
+    options = {"gradient_accumulation_steps": 24, "num_train_epochs": 4, "per_device_train_batch_size": 1}
+    trainer = PackedTrainer(
+        model, arguments(tmp_path, **options), task=task, train_dataset=examples, eval_dataset=examples,
+        capacity=CAPACITY, quiet=True,
+    )  # fmt: skip
+    found = trainer.evaluate()
+    assert found["eval_loss"] == pytest.approx(0.6931471805599453, rel=1e-12)
+    assert found["eval_rewards/chosen"] == pytest.approx(0, abs=1e-12)
+    trainer.train()
+    after = trainer.evaluate()
+    assert after["eval_loss"] < 0.6
+    assert after["eval_rewards/accuracies"] > 0.9
+    fresh = PackedTrainer(model, arguments(tmp_path), task=task, train_dataset=records, capacity=CAPACITY, quiet=True)
+    with pytest.raises(
+        Exception, match="the batch has no reference_logp, so there is nothing to hold the model against"
+    ):
+        fresh.train()
