@@ -11,6 +11,7 @@ except ImportError as error:
 from nopad.tasks.answers import Answers
 from nopad.tasks.causal import CausalLM, Chat
 from nopad.tasks.classification import GLUE, Classification, Regression, SeveralLabels, glue
+from nopad.tasks.contrastive import Contrastive, InBatch
 from nopad.tasks.embedding import Embedder, embed
 from nopad.tasks.examples import Examples
 from nopad.tasks.folder import Texts
@@ -36,9 +37,11 @@ __all__ = [
     "CausalLM",
     "Chat",
     "Classification",
+    "Contrastive",
     "Embedder",
     "Embedding",
     "Examples",
+    "InBatch",
     "MaskedLM",
     "Masking",
     "Meter",

@@ -98,9 +98,16 @@ class Objective(ABC):
         self.check(batch)
         outputs = self.outputs(model, batch)
         if not batch.weight:
-            return _nothing(outputs), outputs
+            return self.nothing(outputs, batch), outputs
         counted = torch.where(counted > 0, counted, torch.ones_like(counted))
         return self.loss(outputs, batch, counted), outputs
+
+    def nothing(self, outputs: Any, batch: PackedBatch) -> Tensor:
+        """Return the loss of a stand-in, 0, of which all outputs are part, so that its rank has gradients of 0.
+
+        An objective whose loss communicates with other ranks overrides this, to do its part there.
+        """
+        return _nothing(outputs)
 
     def check(self, batch: PackedBatch) -> None:
         """Refuse what is no batch, and a batch that lacks a target.

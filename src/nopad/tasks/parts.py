@@ -112,9 +112,13 @@ def write_part(path: Path, table: pa.Table) -> None:
 
     Raises:
         StorageError: the disk is full, or the write failed.
+        RecordError: Parquet does not have a type of the table, such as a dict without a key.
     """
-    with replacing(path) as partial:
-        pq.write_table(table, partial, compression="zstd", compression_level=1, row_group_size=1 << 16)
+    try:
+        with replacing(path) as partial:
+            pq.write_table(table, partial, compression="zstd", compression_level=1, row_group_size=1 << 16)
+    except pa.ArrowNotImplementedError as error:
+        raise RecordError(f"{path.name} cannot be written ({error}); do not keep this column") from error
 
 
 def schema_of_part(path: Path) -> pa.Schema:

@@ -150,6 +150,7 @@ class Predictor:
                 chosen = examples.sequences.take(numbers)
                 batch = PackedBatch.from_columns(chosen, form, per_row=per_row).to(device)
                 outputs = self.task.objective.outputs(self.model, batch)
+                self._refuse_nan(outputs, batch, examples.record[numbers])
                 found = self.task.results(outputs, batch)
                 for number, result in zip(numbers.tolist(), found, strict=True):
                     results[number] = result
@@ -159,6 +160,26 @@ class Predictor:
             sequences=len(examples),
             tokens=examples.tokens,
         )
+
+    def _refuse_nan(self, outputs: Any, batch: PackedBatch, record: NDArray[np.int64]) -> None:
+        """Refuse outputs that are no numbers: the largest of them, such as a class, would be any.
+
+        Raises:
+            RecordError: a record's outputs have NaN; `record` is the number of that of each sequence.
+        """
+        objective = self.task.objective
+        for name in objective.reads:
+            value = outputs.get(name)
+            # One sum shows whether any is NaN; opposite infinities show, too, and are told apart then
+            if not isinstance(value, torch.Tensor) or not bool(value.sum().isnan()):
+                continue
+            each = batch.unpack_tokens(value) if objective.gives == "token" else list(value)
+            odd = [number for number, one in zip(record.tolist(), each, strict=True) if bool(one.isnan().any())]
+            if odd:
+                raise RecordError(
+                    f"record {odd[0]}: the model gives NaN for it, so nothing is predicted; are its weights damaged, "
+                    "or too large for half precision?"
+                )
 
     def _batches(self, examples: Examples) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], Form]]:
         """Yield sequence numbers of each batch, how many of them each pack holds, and the batch's form."""

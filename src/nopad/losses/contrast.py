@@ -1,0 +1,190 @@
+"""The contrastive loss over pairs of a whole batch and all ranks: it couples sequences on purpose, by their vectors.
+
+Each anchor is to be nearer to its positive than to all other positives, and all hard negatives, of the batch on all
+ranks: cross-entropy of scaled similarities (multiple negatives ranking, InfoNCE). The model keeps sequences apart; only
+their vectors meet here. Ranks may hold different numbers of sequences. Vectors are gathered with gradients: that of a
+vector is the sum over what all ranks' losses make of it.
+
+Two equal texts in a batch are no negatives of each other: `contents`, a number per text, says which are equal, and
+these are left out of the sums of an anchor (`same="mask"`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from nopad.errors import BatchError
+
+__all__ = ["ANCHOR", "NEGATIVE", "POSITIVE", "Pairs", "Same", "contrastive_sum", "gathered", "gathered_rows", "paired"]
+
+ANCHOR, POSITIVE, NEGATIVE = 0, 1, 2
+Same = Literal["mask", "keep"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Which sequences are anchors and positives of each other, and which are hard negatives.
+
+    Attributes:
+        anchors: numbers of p anchors among the sequences; int64 ``[p]``.
+        positives: number of the positive of each anchor; int64 ``[p]``.
+        negatives: numbers of all hard negatives; int64 ``[q]``.
+    """
+
+    anchors: Tensor
+    positives: Tensor
+    negatives: Tensor
+
+
+def paired(roles: Tensor, pairs: Tensor, where: Tensor) -> Pairs:
+    """Find the positive of each anchor, by the numbers of their pairs and of the batches in which they are.
+
+    Args:
+        roles: 0 for an anchor, 1 for a positive, 2 for a hard negative; int64 ``[S]``.
+        pairs: the same number for an anchor and its positive; where a pair comes twice, the first anchor belongs to the
+            first positive; int64 ``[S]``.
+        where: number of the batch of each sequence; int64 ``[S]``.
+
+    Raises:
+        BatchError: an anchor's positive is not in its batch, or the other way round.
+
+    >>> import torch
+    >>> found = paired(torch.tensor([0, 1, 0, 1]), torch.tensor([7, 5, 5, 7]), torch.zeros(4, dtype=torch.long))
+    >>> found.anchors.tolist(), found.positives.tolist()
+    ([2, 0], [1, 3])
+    """
+
+    def of(role: int) -> Tensor:
+        number = (roles == role).nonzero()[:, 0]
+        number = number[pairs[number].argsort(stable=True)]
+        return number[where[number].argsort(stable=True)]
+
+    anchors, positives = of(ANCHOR), of(POSITIVE)
+    if anchors.shape != positives.shape or not bool(
+        ((pairs[anchors] == pairs[positives]) & (where[anchors] == where[positives])).all()
+    ):
+        raise BatchError(
+            f"a batch has {anchors.numel()} anchors and {positives.numel()} positives, and not each with its own; keep "
+            "the sequences of a record in one batch: a loader of the task does, and groups= of nopad.PackedLoader"
+        )
+    return Pairs(anchors, positives, of(NEGATIVE))
+
+
+def contrastive_sum(
+    vectors: Tensor,
+    found: Pairs,
+    contents: Tensor,
+    mine: Tensor,
+    *,
+    scale: float = 20.0,
+    symmetric: bool = False,
+    same: Same = "mask",
+) -> Tensor:
+    """Return the sum of the anchors' cross-entropies; a scalar, in float32 or wider.
+
+    Args:
+        vectors: of all sequences of all ranks; ``[S, H]``.
+        found: which are pairs.
+        contents: equal for sequences of equal tokens; int64 ``[S]``.
+        mine: whose cross-entropies are summed, among the pairs; bool ``[p]``.
+        scale: factor of the similarities, which are dot products.
+        symmetric: the mean of both directions: positives against all anchors too.
+        same: what happens to candidates that are no negatives, since they equal the anchor, its positive, or are the
+            positive of an equal anchor: "mask" leaves them out, "keep" takes them for negatives.
+    """
+    vectors = vectors.float() if vectors.dtype.itemsize < 4 else vectors
+    wanted = mine.nonzero()[:, 0]
+    own, other = contents[found.anchors], contents[found.positives]
+    candidates = torch.cat([found.positives, found.negatives])
+    # A candidate answers the anchor of its pair; a hard negative answers none
+    answers = torch.cat([own, own.new_zeros(found.negatives.numel())])
+    positive = torch.arange(candidates.numel(), device=own.device) < own.numel()
+    equal = _equal(contents[candidates], own[wanted], other[wanted]) | ((answers == own[wanted, None]) & positive)
+    total = _sum(vectors[found.anchors[wanted]], vectors[candidates], wanted, equal, scale, same)
+    if not symmetric:
+        return total
+    equal = _equal(own, own[wanted], other[wanted]) | (other == other[wanted, None])
+    back = _sum(vectors[found.positives[wanted]], vectors[found.anchors], wanted, equal, scale, same)
+    return (total + back) / 2
+
+
+def _equal(contents: Tensor, own: Tensor, other: Tensor) -> Tensor:
+    return (contents == own[:, None]) | (contents == other[:, None])
+
+
+def _sum(left: Tensor, right: Tensor, wanted: Tensor, equal: Tensor, scale: float, same: Same) -> Tensor:
+    logits = (left @ right.T) * scale
+    if same == "mask":
+        rows = torch.arange(wanted.numel(), device=wanted.device)
+        equal = equal.index_put((rows, wanted), torch.tensor(False, device=equal.device))
+        logits = logits.masked_fill(equal, float("-inf"))
+    return cross_entropy(logits, wanted, reduction="sum")
+
+
+def gathered(mine: Tensor, group: Any = None) -> tuple[Tensor, Tensor]:
+    """Gather rows of all ranks, in order of ranks, without gradients: ``([N, ...], the rank of each row [N])``.
+
+    Without a process group, the rows are this process's own.
+    """
+    if not _ranks(group):
+        return mine, mine.new_zeros(mine.shape[0], dtype=torch.long)
+    sizes = _sizes(mine, group)
+    found = torch.cat([part[:size] for part, size in zip(_all(mine, max(sizes), group), sizes, strict=True)])
+    where = torch.arange(len(sizes), device=mine.device).repeat_interleave(torch.tensor(sizes, device=mine.device))
+    return found, where
+
+
+def gathered_rows(mine: Tensor, group: Any = None) -> Tensor:
+    """Gather rows ``[n, H]`` of all ranks with gradients: ``[N, H]``; every rank must run the backward pass.
+
+    The gradient of a rank's rows is the sum over the gradients that all ranks have for them.
+    """
+    if not _ranks(group):
+        return mine
+    found: Tensor = _Gather.apply(mine, _sizes(mine, group), group)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor, sizes: list[int], group: Any) -> Tensor:
+        """Gather."""
+        ctx.group, ctx.rows = group, mine.shape[0]
+        ctx.first = sum(sizes[: torch.distributed.get_rank(group)])
+        parts = _all(mine, max(sizes), group)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Add up what all ranks make of the rows of this one."""
+        total = gradients[0].contiguous().clone()
+        torch.distributed.all_reduce(total, group=ctx.group)
+        return total[ctx.first : ctx.first + ctx.rows], None, None
+
+
+def _ranks(group: Any) -> bool:
+    """Whether there is a process group of several ranks."""
+    there = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return there and torch.distributed.get_world_size(group) > 1
+
+
+def _sizes(mine: Tensor, group: Any) -> list[int]:
+    """Return how many rows each rank has."""
+    number = torch.tensor([mine.shape[0]], device=mine.device)
+    found = [torch.zeros_like(number) for _ in range(torch.distributed.get_world_size(group))]
+    torch.distributed.all_gather(found, number, group=group)
+    return [int(one) for one in found]
+
+
+def _all(mine: Tensor, most: int, group: Any) -> list[Tensor]:
+    """Return the rows of each rank, filled up with zeros to `most`, since all must give as many."""
+    filled = mine.new_zeros(max(most, 1), *mine.shape[1:])
+    filled[: mine.shape[0]] = mine
+    found = [torch.empty_like(filled) for _ in range(torch.distributed.get_world_size(group))]
+    torch.distributed.all_gather(found, filled, group=group)
+    return found

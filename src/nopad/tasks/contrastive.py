@@ -1,0 +1,292 @@
+"""Training embeddings on pairs: each text nearer to its positive than to what other records of the batch hold.
+
+A record is an anchor and a positive, and hard negatives if it has some; each text is a sequence of its own, and those
+of a record stay together (`Examples.group`). The candidates of an anchor are all positives and hard negatives of the
+micro-step on all ranks (`nopad.losses.contrast`), so packs change nothing but which records share a micro-step. With
+gradient accumulation, the micro-steps of a step see only their own negatives, whatever the library; for more negatives,
+take more rows per rank, not more micro-steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nopad.batch import PackedBatch
+from nopad.errors import OptionError, RecordError
+from nopad.losses.contrast import ANCHOR, NEGATIVE, POSITIVE, Same, contrastive_sum, gathered, gathered_rows, paired
+from nopad.options import check_choice
+from nopad.tasks.examples import Examples, field_of, numbered, stacked
+from nopad.tasks.folder import Pooling
+from nopad.tasks.meters import over_all_ranks
+from nopad.tasks.objective import Meter
+from nopad.tasks.task import Task
+from nopad.tasks.texts import Tokenised, encoded, tokenised
+from nopad.tasks.vectors import Vectors, base_model
+
+__all__ = ["Contrastive", "InBatch"]
+
+_ROWS = 1024  # anchors compared at a time, when metrics are computed
+
+
+class InBatch(Vectors):
+    """In-batch negatives over all ranks of a micro-step (`nopad.losses.contrast`).
+
+    Args:
+        pooling: see `nopad.tasks.embed`.
+        normalize: similarities are cosines; else dot products.
+        scale: factor of the similarities: 1 / temperature.
+        symmetric: the mean of anchors against candidates, and positives against anchors.
+        same: "mask" leaves candidates out of an anchor's negatives that equal it or its positive, or answer an equal
+            anchor; "keep" takes them for negatives.
+        group: the process group whose ranks share negatives; None: all.
+
+    Every rank must call `step` as often as the others, and run the backward pass where one does.
+
+    Raises:
+        OptionError: an option has an invalid value.
+    """
+
+    targets = ("roles", "pairs", "contents")
+
+    def __init__(
+        self,
+        pooling: Pooling = "mean",
+        *,
+        normalize: bool = True,
+        scale: float = 20.0,
+        symmetric: bool = False,
+        same: Same = "mask",
+        group: Any = None,
+    ) -> None:
+        super().__init__(pooling, normalize=normalize)
+        if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < float("inf"):
+            raise OptionError(f"scale is {scale!r}; it is a number above 0")
+        self.scale, self.symmetric, self.group = float(scale), bool(symmetric), group
+        self.same: Same = check_choice("same", same, Same)
+
+    def denominator(self, batch: PackedBatch) -> Tensor:
+        """Return the number of anchors."""
+        found: Tensor = (batch["roles"] == ANCHOR).sum().double()
+        return found
+
+    def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
+        """Return the sum over this rank's anchors, against the candidates of all ranks, divided by `denominator`."""
+        table, where = gathered(torch.stack([batch[name] for name in self.targets], 1), self.group)
+        vectors = gathered_rows(outputs["embeddings"], self.group)
+        found = paired(table[:, 0], table[:, 1], where)
+        total = contrastive_sum(
+            vectors,
+            found,
+            table[:, 2],
+            where[found.anchors] == self._rank(),
+            scale=self.scale,
+            symmetric=self.symmetric,
+            same=self.same,
+        )
+        return total / denominator.to(total)
+
+    def nothing(self, outputs: Any, batch: PackedBatch) -> Tensor:
+        """Return a loss of 0 of a stand-in, which takes part in the gathering, and in that of the gradients."""
+        gathered(torch.stack([batch[name] for name in self.targets], 1)[:0], self.group)
+        vectors = gathered_rows(outputs["embeddings"][:0], self.group)
+        return super().nothing({**outputs, "gathered": vectors}, batch)
+
+    def meter(self) -> Meter:
+        """Return a meter of how near positives are among all candidates of the evaluated records."""
+        return _Nearness(self)
+
+    def _rank(self) -> int:
+        there = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return torch.distributed.get_rank(self.group) if there else 0
+
+
+class _Nearness(Meter):
+    """Accuracy at 1 and mean reciprocal rank of each anchor's positive among the candidates of all records.
+
+    All records, and not those of a batch: then neither packs nor ranks change the metric. It keeps one vector per
+    sequence, and takes O(anchors x candidates).
+    """
+
+    def __init__(self, objective: InBatch) -> None:
+        self.objective, self.batches = objective, 0
+        self.parts: list[tuple[Any, Any]] = []
+
+    def add(self, outputs: Any, batch: PackedBatch) -> None:
+        """Add a batch: ``embeddings`` ``[S, H]``."""
+        columns = [batch[name] for name in self.objective.targets]
+        table = torch.stack([*columns, torch.full_like(columns[0], self.batches)], 1)
+        vectors = outputs["embeddings"].detach()
+        self.parts.append(
+            ((vectors.float() if vectors.dtype.itemsize < 4 else vectors).cpu().numpy(), table.cpu().numpy())
+        )
+        self.batches += 1
+
+    def reduce(self) -> None:
+        """Gather the vectors of all ranks."""
+        ranks = over_all_ranks(self.parts)
+        self.parts, first = [], 0
+        for parts in ranks:
+            for vectors, table in parts:
+                table = table.copy()
+                table[:, 3] += first
+                self.parts.append((vectors, table))
+            first += len(parts)
+
+    def values(self) -> dict[str, float]:
+        """Return accuracy_at_1 and mrr; NaN without a record."""
+        if not self.parts:
+            return {"accuracy_at_1": float("nan"), "mrr": float("nan")}
+        vectors = torch.from_numpy(np.concatenate([one for one, _ in self.parts]))
+        table = torch.from_numpy(np.concatenate([one for _, one in self.parts]))
+        found = paired(table[:, 0], table[:, 1], table[:, 3])
+        candidates = vectors[torch.cat([found.positives, found.negatives])]
+        contents = table[:, 2]
+        of_candidates = contents[torch.cat([found.positives, found.negatives])]
+        first, turned = 0.0, 0.0
+        own, other = contents[found.anchors], contents[found.positives]
+        for begin in range(0, own.numel(), _ROWS):
+            at = torch.arange(begin, min(begin + _ROWS, own.numel()))
+            scores = vectors[found.anchors[at]] @ candidates.T
+            right = scores[torch.arange(at.numel()), at]
+            equal = (of_candidates == own[at, None]) | (of_candidates == other[at, None])
+            equal[:, : own.numel()] |= own == own[at, None]
+            better = ((scores >= right[:, None]) & ~equal).sum(1) if self.objective.same == "mask" else None
+            if better is None:
+                better = (scores >= right[:, None]).sum(1) - 1
+            first += float((better == 0).sum())
+            turned += float((1 / (better + 1).double()).sum())
+        return {"accuracy_at_1": first / own.numel(), "mrr": turned / own.numel()}
+
+
+class Contrastive(Task):
+    """Embeddings trained on pairs of texts, with the negatives of the batch and, where records have some, hard ones.
+
+    A prediction has ``embedding``, that of the anchor's column.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        anchor: column of the anchor: a question, a title.
+        positive: column of the text that belongs to it.
+        negative: column of a hard negative, or of a list of them, as many in all records; where the first record has no
+            such column, none has. None: the column is not read.
+        prompt: text to put before each anchor.
+        positive_prompt: text to put before each positive and negative.
+        pooling: see `InBatch`; for models that read to the left only, "last".
+        normalize: see `InBatch`.
+        scale: see `InBatch`.
+        symmetric: see `InBatch`.
+        same: see `InBatch`.
+        options: `max_length` and `over_long`; see `Task`. A record with a text that is dropped is dropped whole.
+
+    Raises:
+        OptionError: an option has an invalid value.
+
+    >>> import nopad
+    >>> task = nopad.tasks.Contrastive(tokenizer)
+    >>> made = task.encode([{"anchor": "is it ?", "positive": "yes"}, {"anchor": "why", "positive": "not"}])
+    >>> made.group, made.sequences.values["roles"].tolist(), made.sequences.values["pairs"].tolist()
+    (2, [0, 1, 0, 1], [0, 0, 1, 1])
+    """
+
+    name = "contrast"
+    auto = "AutoModel"
+    dtypes: ClassVar[Mapping[str, str]] = {"embedding": "float32"}
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        anchor: str = "anchor",
+        positive: str = "positive",
+        negative: str | None = "negative",
+        prompt: str = "",
+        positive_prompt: str = "",
+        pooling: Pooling = "mean",
+        normalize: bool = True,
+        scale: float = 20.0,
+        symmetric: bool = False,
+        same: Same = "mask",
+        **options: Any,
+    ) -> None:
+        super().__init__(tokenizer, **options)
+        self.anchor, self.positive, self.negative = anchor, positive, negative
+        self.prompt, self.positive_prompt = prompt, positive_prompt
+        self.objective = InBatch(pooling, normalize=normalize, scale=scale, symmetric=symmetric, same=same)
+
+    objective: InBatch
+
+    def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
+        """Turn records into sequences: anchor, positive, hard negatives; without labels the anchors only."""
+        if not labels:
+            anchors = [field_of(record, self.anchor, number) for number, record in numbered(records)]
+            return encoded(self, [self.prompt + text for text in anchors])
+        texts = self._texts(records)
+        roles = [self._tokenised(list(column)) for column in zip(*texts, strict=True)]
+        places = [{number: place for place, number in enumerate(one.kept)} for one in roles]
+        kept = [number for number in range(len(texts)) if all(number in one for one in places)]
+        each = [(one, place[number]) for number in kept for one, place in zip(roles, places, strict=True)]
+        size, ids = len(roles), [one.ids[at] for one, at in each]
+        typed = bool(each) and bool(each[0][0].types)
+        kinds = np.array([ANCHOR, POSITIVE] + [NEGATIVE] * (size - 2), np.int64)
+        values = {
+            "roles": np.tile(kinds, len(kept)),
+            "pairs": np.repeat(np.array(kept, np.int64), size),
+            "contents": np.array([_content(one) for one in ids], np.int64),
+        }
+        cut = sum(one.counts.get("truncated", 0) for one in roles)
+        counts = {"truncated_texts": cut, "dropped": len(texts) - len(kept)}
+        return Examples(
+            sequences=stacked(
+                ids, tokens={"token_type_ids": [one.types[at] for one, at in each]} if typed else {}, values=values
+            ),
+            record=np.repeat(np.array(kept, np.int64), size),
+            records=len(texts),
+            group=size,
+            counts={name: number for name, number in counts.items() if number},
+        )
+
+    def _texts(self, records: Iterable[Mapping[str, Any]]) -> list[list[str]]:
+        """Return anchor, positive and hard negatives of each record, with their prompts.
+
+        Raises:
+            RecordError: a text is missing or is none, or records have different numbers of negatives.
+        """
+        found: list[list[str]] = []
+        for number, record in numbered(records):
+            first, second = (field_of(record, column, number) for column in (self.anchor, self.positive))
+            given = None if self.negative is None else record.get(self.negative)
+            against = [given] if isinstance(given, str) else [] if given is None else given
+            if not isinstance(against, list | tuple) or not all(isinstance(text, str) for text in against):
+                raise RecordError(
+                    f"record {number}: {self.negative} is a {type(given).__name__}; it is a text, or a list of texts"
+                )
+            if found and len(against) != len(found[0]) - 2:
+                raise RecordError(
+                    f"record {number} has {len(against)} hard negatives, and record 0 has {len(found[0]) - 2}; give "
+                    "all as many, or read none: negative=None"
+                )
+            found.append([self.prompt + first, *(self.positive_prompt + text for text in (second, *against))])
+        return found
+
+    def _tokenised(self, texts: Sequence[str]) -> Tokenised:
+        return tokenised(self.tokenizer, texts, max_length=self.max_length, over_long=self.over_long)
+
+    def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
+        """Return the vector of each sequence."""
+        return [{"embedding": vector} for vector in outputs["embeddings"].float().tolist()]
+
+    def model(self, name: Any, **options: Any) -> Any:
+        """Load a base model without the pooler that it may have, whose weights would get no gradient."""
+        return base_model(super().model, name, **options)
+
+
+def _content(ids: Sequence[int]) -> int:
+    """Return a number that texts of equal tokens share, and others do not: 64 bits of a hash."""
+    digest = hashlib.blake2b(np.asarray(ids, "<i4").tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)

@@ -1,0 +1,127 @@
+"""`nopad predict` on small models in folders: tasks, columns, policies, exit codes, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tests.tasks.tiny import bert, llama, tokenizer, words
+
+from nopad.tasks import Classification, Embedding, Regression, Scoring, predict
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+COUNT = 40
+
+
+def texts():
+    generator = torch.Generator().manual_seed(3)
+    return [words(generator, n) for n in torch.randint(1, 20, (COUNT,), generator=generator).tolist()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = {}
+
+    def saved(kind):
+        if kind not in made:
+            task = {"classify": Classification, "embed": Embedding, "regress": Regression, "score": Scoring}[kind]
+            task = task(tokenizer(), ["bad", "good"]) if kind == "classify" else task(tokenizer())
+            build = llama if kind == "score" else bert
+            name = {"embed": "BertModel", "score": "LlamaForCausalLM"}.get(kind)
+            made[kind] = str(tmp_path_factory.mktemp(kind)), task, build(task, name)
+            made[kind][2].save_pretrained(made[kind][0])
+            tokenizer().save_pretrained(made[kind][0])
+        return made[kind]
+
+    return saved
+
+
+@pytest.fixture
+def given(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"id": n, "review": one}) + "\n" for n, one in enumerate(texts())))
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["classify", "embed", "regress", "score"])
+def test_tasks(kind, folder, given, tmp_path, call):
+    path, task, model = folder(kind)
+    out = tmp_path / "out"
+    options = ("--text", "review", "--keep", "number=id", "--batch-records", "7", "--part-records", "30")
+    said = call("predict", given, "-o", str(out), "--task", kind, "-m", path, *options)
+    assert said.code == 0, said.err
+    assert "40 records; 40 sequences" in said
+    assert "2 parts, Parquet" in said
+    found = pq.read_table(out).to_pylist()
+    assert [one.pop("record") for one in found] == [one.pop("number") for one in found] == list(range(COUNT))
+    judged = predict(task, model, [{"text": one} for one in texts()])
+    for one, other in zip(found, judged, strict=True):
+        assert one.keys() == other.keys()
+        for name, value in other.items():
+            assert one[name] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-5))
+    again = call("predict", given, "-o", str(out), "--task", kind, "-m", path, *options)
+    assert (again.code, str(again)) == (0, str(said))
+
+
+def test_policies(folder, given, tmp_path, call):
+    path, *_ = folder("regress")
+    lengths = [len(tokenizer()(one)["input_ids"]) for one in texts()]
+    many = sum(length > 9 for length in lengths)
+    command = ("predict", given, "--task", "regress", "-m", path, "--text", "review", "--max-length", "9")
+    refused = call(*command, "-o", str(tmp_path / "a"))
+    assert refused.code == 2
+    assert "and max_length is 9; raise it, or choose over_long='truncate' or 'drop'" in refused.error()
+    said = call(*command, "-o", str(tmp_path / "b"), "--over-long", "truncate")
+    assert f"40 records, {many} truncated; 40 sequences" in said
+    said = call(*command, "-o", str(tmp_path / "c"), "--set", "over_long=drop")
+    assert f"40 records, {many} dropped; {40 - many} sequences" in said
+    assert pq.read_table(tmp_path / "c")["score"].null_count == many
+    whole = call(*command[:-2], "-o", str(tmp_path / "d"), "--over-long", "drop")
+    assert "40 records; 40 sequences" in whole  # the model's positions are enough
+
+
+def test_csv_and_text(folder, tmp_path, call):
+    path, *_ = folder("regress")
+    (tmp_path / "a.csv").write_text("text,n\n1,2\n3,4\n")
+    out = tmp_path / "out"
+    assert call("predict", str(tmp_path / "a.csv"), "-o", str(out), "--task", "regress", "-m", path).code == 2
+    options = ("--text", "text", "--keep", "n")
+    assert call("predict", str(tmp_path / "a.csv"), "-o", str(out), "--task", "regress", "-m", path, *options).code == 0
+    assert pq.read_table(out)["n"].to_pylist() == [2, 4]
+    (tmp_path / "a.txt").write_text("why\nnot\n")
+    assert (
+        call("predict", str(tmp_path / "a.txt"), "-o", str(tmp_path / "t"), "--task", "regress", "-m", path).code == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["--task", "summarise"], 2, "there is no task 'summarise'; there are classify"),
+        (["--set", "txt=review"], 2, "the task regress has no option 'txt'; did you mean text?"),
+        (["--set", "review"], 2, "--set must be NAME=VALUE"),
+        (["--text", "review", "--set", "text=x"], 2, "text is given twice, as --text and by --set"),
+        (["--text", "title"], 2, "record 0 has no 'title', only id, review"),
+        (["--labels", "a,b"], 2, "the task regress has no option 'labels'"),
+        (["--keep", "=x"], 2, "--keep must be COLUMN, or NEW=COLUMN"),
+        (["--text", "review", "--keep", "gold"], 2, "record 0 has no 'gold', only id, review"),
+        (["--text", "review", "--keep", "score=id"], 2, "a prediction has one of this name"),
+        (["--text", "review", "--capacity", "0"], 2, "capacity must be an integer from 1"),
+        (["--text", "review", "--device", "nowhere"], 2, "the model cannot be put on 'nowhere'"),
+        (["--text", "review", "--over-long", "shorten"], 2, "over_long is 'shorten'"),
+        (["-m", "no/such/folder"], 2, "no/such/folder"),
+    ],
+)
+def test_what_is_refused(options, code, says, folder, given, tmp_path, call):
+    path, *_ = folder("regress")
+    command = {"--task": "regress", "-m": path}
+    for name in ("--task", "-m"):
+        if name in options:
+            command.pop(name)
+    words = [word for pair in command.items() for word in pair]
+    out = call("predict", given, "-o", str(tmp_path / "out"), *words, *options)
+    assert out.code == code, out.err
+    assert says in out.error()
+    assert not (tmp_path / "out").exists()
