@@ -74,9 +74,9 @@ def nearly(histogram: Histogram, capacity: int, depth: int | None, *, effort: fl
     """Return the first plan found that is near its lower bound, or the best one when the budget is spent.
 
     Near: at most one pack above the bound, or this `share` of the cheap lower bound if that is more. `effort` is that
-    of `optimal`.
+    of `optimal`. Nothing is tried at smaller depths, so a larger depth may cost a few packs.
     """
-    search = Search(histogram, capacity, depth, Budget(effort), within=1)
+    search = Search(histogram, capacity, depth, Budget(effort), within=1, less=False)
     search.within = max(1, int(share * search.bound))
     search.run()
     search.last_pack()

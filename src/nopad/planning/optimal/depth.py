@@ -70,6 +70,7 @@ class Search:
     than `fewer` (None: whatever it finds is of use).
 
     Attributes:
+        less: whether the heuristics are tried at smaller depths too, so that more depth never costs packs.
         bound: the lower bound proven so far; by `certificate`, or a cheap one if that is None.
         best: the best plan so far.
         notes: sentences for the user.
@@ -87,6 +88,7 @@ class Search:
     budget: Budget
     within: int
     fewer: int | None = None
+    less: bool = True
     certificate: Certificate | None = None
     notes: list[str] = field(default_factory=list)
     master: Master | None = None
@@ -106,7 +108,7 @@ class Search:
             for packs in (self.bound, self.bound + 1):
                 if not self.good():
                     self.offer(Listed.of(spread(self.histogram, self.capacity, self.depth, packs)))
-        if self.best.packs > self.bound:
+        if self.less and self.best.packs > self.bound:
             self._quick_at_less()
         if self.capacity > _MOST_CAPACITY:
             if self.best.packs > self.bound:

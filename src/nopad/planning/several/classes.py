@@ -112,7 +112,7 @@ class Classes:
 def _second_edges(task: Task, unit: int, most: int, alone: bool) -> NDArray[np.int64]:
     """Return the edges of the second size: all that it takes, if they are few; as many as there may be if `alone`."""
     values = np.unique(np.append(0, task.sizes[:, 1] // unit * unit))
-    if values.size <= (most if alone else most**0.5 * _FEW):
+    if values.size <= max(1, most if alone else most**0.5 * _FEW):
         return values
     return _edges(task, 1, most if alone else max(4, round(most**0.5 / 2)), unit)
 
