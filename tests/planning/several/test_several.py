@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nopad
-from nopad import Histogram
+from nopad import Histogram, SeveralPlan
 from nopad.errors import LengthError, OptionError, PlanMismatchError
+from nopad.planning.several.plan_file import parsed
 
 
 def cheapest(sizes, capacities, prices, depth=None):
@@ -231,6 +232,30 @@ def test_prices_are_decimal_numbers():
     assert nopad.plan_several([1], np.array([8, 16]), np.array([1, 2], dtype=np.float32)).price == 1
 
 
+@pytest.mark.parametrize(
+    ("capacities", "prices"),
+    [
+        (np.array(8), 1),
+        (np.int64(8), np.float64(1)),
+        ([np.array(8)], np.array([1])),
+        ((8,), np.array(1, dtype=np.uint8)),
+    ],
+)
+def test_numbers_of_numpy(capacities, prices):
+    plan = nopad.plan_several([5, 4], capacities, prices)
+    assert (plan.capacities, plan.prices, plan.price) == (((8,),), (1,), 2)
+    assert {type(plan.prices[0]), type(plan.capacities[0][0])} <= {int, float}
+    assert SeveralPlan(**parsed(plan.to_json(), "p")) == plan
+
+
+def test_prices_at_the_edge_are_finite():
+    for price in (1e-100, 1e100, 10**100):
+        plan = nopad.plan_several([8], [8], [price], counts=[2**62])
+        assert np.isfinite(float(plan.price))
+        assert plan.price > 0
+        assert "proven optimal" in str(plan)
+
+
 def test_nothing_to_pack():
     for empty, capacities in (([], [8, 16]), (np.zeros((0, 2), dtype=int), [(8, 2)])):
         plan = nopad.plan_several(empty, capacities)
@@ -278,6 +303,14 @@ def test_counts_are_sequences():
         (([[1, 1]], [(8, 2)]), {"depth": 3}, OptionError, "a depth goes with one kind"),
         (([1], [8]), {"depth": 0}, OptionError, "depth must be an integer from 1"),
         (([1], [8]), {"effort": -1}, OptionError, "effort must be an integer from 0"),
+        (([1], b"\x08"), {}, OptionError, "a capacity must be an integer"),
+        (([1], np.array([8.0])), {}, OptionError, "a capacity must be an integer from 1 to 2147483647, got 8.0"),
+        (([1], np.ma.array([8, 9], mask=[0, 1])), {}, OptionError, "capacities must not have masked values"),
+        (([1], [8, 9], b"12"), {}, OptionError, "there are 2 capacities and 1 prices"),
+        (([1], [8], [10**400]), {}, OptionError, "got an integer of 1,329 bits; prices are from 1e-100 to 1e+100"),
+        (([1], [8], [1e-300]), {}, OptionError, "a price must be a positive number, got 1e-300; prices are from"),
+        (([1], [8]), {"counts": [1.0]}, LengthError, "counts must be integers, got 1.0"),
+        (([1, 2], [8]), {"counts": [1, -3]}, LengthError, "387,904, got -3 at index 1"),
         (([0], [8]), {}, LengthError, "length 0 at index 0"),
         (([[1, -1]], [(8, 2)]), {}, LengthError, "second size -1 at index 0"),
         (([1.5], [8]), {}, LengthError, "lengths must be integers, got 1.5"),

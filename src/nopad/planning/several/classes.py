@@ -106,6 +106,7 @@ class Classes:
             lost = (self.corners - cut).sum(axis=1)
             corners[lost < least] = cut[lost < least]
             least = np.minimum(least, lost)
+        corners[(corners == 0).all(axis=1), 0] = self.units[0]  # a class always takes room
         return replace(self, corners=corners)
 
 

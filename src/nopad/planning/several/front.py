@@ -120,11 +120,12 @@ def _counted(counts: ArrayLike | None, n: int) -> NDArray[np.int64]:
     """Return the number of sequences of each size given."""
     if counts is None:
         return np.ones(n, dtype=np.int64)
-    checked = integers(counts)
+    checked = integers(counts, "counts")
     if checked.shape != (n,):
         raise LengthError(f"there are {n:,} sizes and {checked.size:,} counts; give one for each")
     if n and not 0 <= int(checked.min()) <= int(checked.max()) <= MOST_SEQUENCES:
-        raise LengthError(f"counts are integers from 0 to {MOST_SEQUENCES:,}")
+        i = int(np.argmax((checked < 0) | (checked > MOST_SEQUENCES)))
+        raise LengthError(f"counts are integers from 0 to {MOST_SEQUENCES:,}, got {int(checked[i])} at index {i}")
     if sum(checked.tolist()) > MOST_SEQUENCES:
         raise LengthError(f"more than {MOST_SEQUENCES:,} sequences are too many: plans are exact up to there")
     return checked.astype(np.int64)
