@@ -119,12 +119,12 @@ class PriceCertificate:
 
     def worth(self, sizes: NDArray[np.int64], counts: Sequence[int]) -> int:
         """Return the total value of sequences of these sizes ``[k, 2]``."""
-        extra = self._extra(sizes)
+        extra = self.extras_of(sizes)
         one, other = self.rates
         rows = zip(sizes.tolist(), extra.tolist(), counts, strict=True)
         return sum((one * a + other * b + more) * count for (a, b), more, count in rows)
 
-    def _extra(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    def extras_of(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return what each size is worth beyond the rates; int64 ``[k]``."""
         extra = np.zeros(len(sizes), dtype=np.int64)
         begins = np.array(self.extras, dtype=np.int64).reshape(-1, 3)

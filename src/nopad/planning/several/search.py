@@ -27,6 +27,7 @@ from nopad.planning.several.bounds import price_bound
 from nopad.planning.several.certificate import PriceCertificate
 from nopad.planning.several.classes import Classes
 from nopad.planning.several.dive import choose, dive
+from nopad.planning.several.lift import lifted, lifting
 from nopad.planning.several.relax import Master, Relaxed
 from nopad.planning.several.split import ease, pack_each, shares, split_alone
 from nopad.planning.several.task import Packing, Task
@@ -138,10 +139,18 @@ class _Search:
         self.extra[inside] = relaxed.extras[classes.of_size[inside]] * master.dearest
         self.worth = self.task.sizes @ rates + self.extra
         proof = master.certificate(relaxed)
-        if proof.problem([(a, b) for a, b in self.task.capacities.tolist()]) is None:
-            proven = price_bound(self.task, proof)
-            if proven.price > self.bound:
-                self.bound, self.certificate = proven.price, proof
+        if self._take(proof) and not classes.exact:
+            self.budget.charge(lifting(*master.cells))
+            self._take(lifted(self.task, proof))
+
+    def _take(self, proof: PriceCertificate) -> bool:
+        """Keep a certificate if it proves more than what is known; return whether it can be checked."""
+        if proof.problem([(a, b) for a, b in self.task.capacities.tolist()]) is not None:
+            return False
+        proven = price_bound(self.task, proof)
+        if proven.price > self.bound:
+            self.bound, self.certificate = proven.price, proof
+        return True
 
     def _loose(self) -> NDArray[np.bool_]:
         """Return which sizes are worth no more than their room: any capacity may hold them at no loss."""
