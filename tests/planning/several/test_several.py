@@ -144,7 +144,7 @@ def test_classes_are_sound_too(monkeypatch, kinds, most):
     """The way of large inputs, on small ones: few classes, most of it sand, patterns followed, packs mended."""
     module = importlib.import_module("nopad.planning.several.search")
     monkeypatch.setattr(module, "_MOST_EXACT", 0)
-    monkeypatch.setattr(module, "_CLASSES", most)
+    monkeypatch.setattr(module, "_MOST_CLASSES", most)
     monkeypatch.setattr(module, "_CELLS", 40)
     for seed in range(1000, 1060):
         sizes, capacities, prices = drawn(seed, kinds)

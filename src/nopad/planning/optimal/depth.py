@@ -118,6 +118,25 @@ class Search:
             self._streamed(self._stream_steps())
         self.go_on()
 
+    def guided(self) -> None:
+        """Plan in the finest units, and gather: soon near the bound where the exact program is out of reach."""
+        if self.good() or self.budget.trouble or self.capacity > _MOST_CAPACITY:
+            return
+        from nopad.planning.optimal.solver import SolverError
+        from nopad.planning.optimal.units import RESOLUTIONS, plan_in_units
+
+        try:
+            with self.budget.part(_RELAXING):
+                self.offer(plan_in_units(self.histogram, self.capacity, self.depth, self.budget, RESOLUTIONS[0])[0])
+        except SolverError as error:
+            self.budget.trouble = str(error)
+        if not self.good():
+            self._gather()
+
+    def hard(self) -> bool:
+        """Whether twice the estimated work of the exact program is more than the budget."""
+        return 2 * _LENGTH_STEPS * self.histogram.lengths.size**2 > self.budget.left
+
     def good(self) -> bool:
         """Whether the search is at its end."""
         return self.best.packs <= self.bound + self.within or self._hopeless()

@@ -39,7 +39,11 @@ def pack_rest(task: Task, left: NDArray[np.int64]) -> Packing:
     if not chosen.size:
         return Counter()
     part = task.part(chosen, left[chosen])
-    made = best_fit(part, part.counts) if part.sequences <= MOST_FITTED else pack_each(part, split_alone(part), 0.1)
+    made = (
+        best_fit(part, part.counts)
+        if part.sequences <= MOST_FITTED
+        else pack_each(part, split_alone(part), Budget(0), quick=True)
+    )
     names = chosen.tolist()
     return Counter({tuple(names[i] for i in pack): count for pack, count in made.items()})
 

@@ -39,7 +39,7 @@ def lifted(task: Task, proof: PriceCertificate) -> PriceCertificate:
     units = np.array(proof.units, dtype=np.int64)
     limits = task.capacities // units
     extras = np.array(proof.extras, dtype=np.int64).reshape(-1, 3)
-    extras = extras[(extras[:, None, :2] <= task.capacities[None]).all(axis=2).any(axis=1)]
+    extras = extras[task.cheapest(extras[:, :2]) >= 0]
     table = np.empty(limits.max(axis=0) + 1, dtype=np.int64)
     _kernels.knapsack(extras[:, :2] // units, extras[:, 2].copy(), table)
     rates = [proof.rates[0] * a + proof.rates[1] * b for a, b in task.capacities.tolist()]

@@ -36,15 +36,16 @@ __all__ = ["Found", "search"]
 
 _MOST_EXACT = 400  # distinct sizes
 _EXACT_CELLS = 3 * 10**7  # classes x cells of the table, with every size as a class
-_CLASSES = 160  # times the square root of the effort: what a program takes grows as their square
+_PROGRAM = 0.2  # of the budget, for a program of so many classes as take about that:
+_CLASS_STEPS = 0.37  # operations per cell of the table and square of the number of classes
+_MOST_CLASSES, _MOST_GUIDING = 500, 300  # to prove a bound; to guide plans, for which more do not pay
 _CELLS = 2**17
-_PROVING, _SHARING = 0.45, 0.7  # of the budget that is left, for either program
-_EASING, _PACKING = 0.15, 0.5  # of all, for trials and for packs
+_PROVING, _SHARING = 0.4, 0.5  # of the budget that is left, for either program
+_EASING, _PACKING = 0.2, 0.8  # of the budget that is left, for trials and for packs
 _NEAR = 1e-5  # of the optimum of a program, where it ends
 _SLACK = 1e-3  # of the dearest price: a kind of which a full pack is worth less is not tight
 _EASES = (0.5, 0.1, 0.0)  # of the room of a kind that is not tight, kept free for what sequences differ from means
 _HARDER = 1.003  # a program that needs so much more for it is not followed
-_USABLE = 0.98  # a program whose bound is below this part of its optimum says nothing yet
 _GOOD = 20_000  # one part of the price in so many above the bound is near enough
 _CLOSING = 40  # packs that are packed again at a time
 _MOST_CLOSED = 2**17  # different packs that are looked at
@@ -163,12 +164,12 @@ class _Search:
         """Try simple splits by best-fit."""
         task = self.task
         one = len(task.by_price) == 1
-        self._offer(pack_each(task, split_alone(task), self.effort / 3, quick=True))
+        self._offer(pack_each(task, split_alone(task), self.budget, quick=True))
         for j in task.by_price if not one and task.kinds == 1 else []:
             if not self._good() and (task.sizes <= task.capacities[j]).all():
                 counts = np.zeros((task.counts.size, len(task.prices)), dtype=np.int64)
                 counts[:, j] = task.counts
-                self._offer(pack_each(task, counts, 0, quick=True))
+                self._offer(pack_each(task, counts, self.budget, quick=True))
 
     @staticmethod
     def _few(task: Task) -> bool:
@@ -184,9 +185,15 @@ class _Search:
         self._prove(master, relaxed)
         self._offer(_whole_packs(self.task, master, relaxed, self.bound, self.budget, self.best))
 
+    def _most_classes(self) -> int:
+        """Return for how many classes there is time."""
+        cells = min(float(np.prod(self.task.capacities.max(axis=0) + 1.0)), _CELLS)
+        steps = max(self.effort, 0.1) * 1e9 * _PROGRAM
+        return min(_MOST_CLASSES, int((steps / (_CLASS_STEPS * cells)) ** 0.5))
+
     def _classes(self) -> None:
         """Solve with classes of sizes: one program proves a bound, another says what each capacity gets."""
-        task, most = self.task, int(_CLASSES * max(self.effort, 0.1) ** 0.5)
+        task, most = self.task, self._most_classes()
         proven = 0.0
         best: tuple[int, ...] = (0, 1)
         used = np.ones(2)
@@ -204,7 +211,11 @@ class _Search:
             limits = np.floor(task.capacities * (1 - ease_ * (1 - used))).astype(np.int64)
             with self.budget.part(_SHARING):
                 eased = replace(task, capacities=limits)
-                classes = Classes.of(task, most, _CELLS, kinds=best, middle=True).within(eased)
+                if task.kinds == 1 and self.certificate is not None:
+                    classes = Classes.along(task, min(most, _MOST_GUIDING), _CELLS, self.certificate)
+                else:
+                    classes = Classes.of(task, most, _CELLS, kinds=best, middle=True)
+                classes = classes.within(eased)
                 master = Master(eased, classes)
                 relaxed = master.relax(self.budget, near=_NEAR)
             if relaxed is not None and (relaxed.price < proven * _HARDER or not ease_):
@@ -214,15 +225,17 @@ class _Search:
     def _follow(self, classes: Classes, master: Master, relaxed: Relaxed) -> None:
         """Make plans that follow a program over the means of classes."""
         task = self.task
-        if relaxed.proven < relaxed.price * _USABLE:
+        if self.price is not None and relaxed.price >= self.price:
             return
         if task.kinds > 1 and task.sequences <= MOST_DEALT:
-            self._offer(follow(task, classes, master.columns, relaxed))
+            self._offer(follow(task, classes, master.columns, relaxed, self.budget))
         if len(task.by_price) > 1 and not self._good():
             counts = shares(task, classes, master.columns, relaxed.times)
             if task.kinds == 1:
-                counts = ease(task, counts, self._loose(), self.effort * _EASING)
-            self._offer(pack_each(task, counts, self.effort * _PACKING))
+                with self.budget.part(_EASING):
+                    counts = ease(task, counts, self._loose(), self.budget)
+            with self.budget.part(_PACKING):
+                self._offer(pack_each(task, counts, self.budget))
 
     def _close(self) -> None:
         """Pack the packs that waste most again, a few at a time."""
