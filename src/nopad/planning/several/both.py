@@ -25,13 +25,18 @@ from nopad.planning.several.classes import Classes
 from nopad.planning.several.relax import Column, Relaxed
 from nopad.planning.several.task import Packing, Task
 
-__all__ = ["MOST_DEALT", "follow", "pack_both"]
+__all__ = ["MOST_DEALT", "dealing", "follow", "pack_both"]
 
 MOST_DEALT = 2**22  # sequences that are dealt out one by one
 _DEALING, _LISTING = 1000, 800  # operations per sequence, to deal it out and mend its pack; and to list it
 _LOOKS = 2 * 10**7
 _PASSES = 3  # of swaps
 _NEAR = 1e-4
+
+
+def dealing(task: Task) -> int:
+    """Return about how many operations dealing out these sequences, and listing their packs, takes."""
+    return (_DEALING + _LISTING) * min(task.sequences, MOST_DEALT)
 
 
 def pack_both(task: Task, j: int, budget: Budget) -> Packing:

@@ -22,7 +22,7 @@ from nopad.histogram import Histogram
 from nopad.planning.optimal import auto
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.solver import SolverError
-from nopad.planning.several.both import MOST_DEALT, follow
+from nopad.planning.several.both import MOST_DEALT, dealing, follow
 from nopad.planning.several.bounds import price_bound
 from nopad.planning.several.certificate import PriceCertificate
 from nopad.planning.several.classes import Classes
@@ -37,11 +37,14 @@ __all__ = ["Found", "search"]
 _MOST_EXACT = 400  # distinct sizes
 _EXACT_CELLS = 3 * 10**7  # classes x cells of the table, with every size as a class
 _PROGRAM = 0.2  # of the budget, for a program of so many classes as take about that:
-_CLASS_STEPS = 0.37  # operations per cell of the table and square of the number of classes
+_CLASS_STEPS = (0.37, 0.06)  # operations per cell of a table of one column, of several, and square of the classes
 _MOST_CLASSES, _MOST_GUIDING = 500, 300  # to prove a bound; to guide plans, for which more do not pay
 _CELLS = 2**17
 _PROVING, _SHARING = 0.4, 0.5  # of the budget that is left, for either program
 _EASING, _PACKING = 0.2, 0.8  # of the budget that is left, for trials and for packs
+_BEGINNING = 0.2  # of the budget: a first plan of two kinds that takes less is made before any linear program
+_QUICKLY = 0.33  # of the budget, for it
+_FAR = 1.05  # times the bound: where a plan is still beyond that, the first plan is made in the end
 _NEAR = 1e-5  # of the optimum of a program, where it ends
 _SLACK = 1e-3  # of the dearest price: a kind of which a full pack is worth less is not tight
 _EASES = (0.5, 0.1, 0.0)  # of the room of a kind that is not tight, kept free for what sequences differ from means
@@ -104,13 +107,17 @@ class _Search:
 
     def run(self) -> Found:
         """Take every step, until a plan is good or the budget is spent."""
-        self._quick()
+        first = self.task.kinds == 1 or dealing(self.task) < self.budget.left * _BEGINNING
+        if first:
+            self._quick()
         try:
             if not self._good():
                 self._exact() if self._few(self.task) else self._classes()
             self._close()
         except SolverError as error:
             self.notes.append(f"the solver gave up ({error}): the plan is the best of the ways that were left")
+        if not first and (self.price is None or self.price > self.bound * _FAR):
+            self._quick()
         if self._good():
             pass
         elif self.budget.spent():
@@ -164,7 +171,8 @@ class _Search:
         """Try simple splits by best-fit."""
         task = self.task
         one = len(task.by_price) == 1
-        self._offer(pack_each(task, split_alone(task), self.budget, quick=True))
+        with self.budget.part(_QUICKLY):
+            self._offer(pack_each(task, split_alone(task), self.budget, quick=True))
         for j in task.by_price if not one and task.kinds == 1 else []:
             if not self._good() and (task.sizes <= task.capacities[j]).all():
                 counts = np.zeros((task.counts.size, len(task.prices)), dtype=np.int64)
@@ -187,9 +195,10 @@ class _Search:
 
     def _most_classes(self) -> int:
         """Return for how many classes there is time."""
-        cells = min(float(np.prod(self.task.capacities.max(axis=0) + 1.0)), _CELLS)
+        rooms, places = (self.task.capacities.max(axis=0) + 1.0).tolist()
+        cells = min(rooms * places, _CELLS) * _CLASS_STEPS[places > 1]
         steps = max(self.effort, 0.1) * 1e9 * _PROGRAM
-        return min(_MOST_CLASSES, int((steps / (_CLASS_STEPS * cells)) ** 0.5))
+        return min(_MOST_CLASSES, int((steps / cells) ** 0.5))
 
     def _classes(self) -> None:
         """Solve with classes of sizes: one program proves a bound, another says what each capacity gets."""
@@ -225,11 +234,11 @@ class _Search:
     def _follow(self, classes: Classes, master: Master, relaxed: Relaxed) -> None:
         """Make plans that follow a program over the means of classes."""
         task = self.task
-        if self.price is not None and relaxed.price >= self.price:
+        if self.price is not None and (relaxed.price >= self.price or self.budget.spent()):
             return
         if task.kinds > 1 and task.sequences <= MOST_DEALT:
             self._offer(follow(task, classes, master.columns, relaxed, self.budget))
-        if len(task.by_price) > 1 and not self._good():
+        if len(task.by_price) > 1 and not self._good() and (self.price is None or not self.budget.spent()):
             counts = shares(task, classes, master.columns, relaxed.times)
             if task.kinds == 1:
                 with self.budget.part(_EASING):
