@@ -152,25 +152,39 @@ def plan(
         validation=parse_share(validation),
         seed=seed,
     )
+    check_sizes(1 if capacity is None else capacity, None, seed)
     if ladder is not None:
         _ladder(ladder, read, {"--capacity": capacity, "--algorithm": algorithm}, options, depth, as_json, output)
-        return
+    else:
+        _compare(read, capacity, algorithm, options, depth, seed, as_json, output)
+
+
+def _compare(
+    read: Callable[..., Given],
+    capacity: int | None,
+    algorithm: list[str] | None,
+    options: Mapping[str, Any],
+    depth: list[str] | None,
+    seed: int,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Plan with every algorithm at every depth, and print a row for each; None: those of the default."""
     algorithms = algorithm or quick_algorithms(options)
     depths = [parse_depth(text) for text in depth] if depth else list(DEPTHS)
     _check_output(output, len(algorithms), len(depths))
     for name in algorithms:
-        check_sizes(1 if capacity is None else capacity, None, seed)
         check_algorithm(name)
         complete_options(name, options)
     with Bars() as monitor:
         given = read(capacity, monitor)
-        histogram, capacity = given.histogram, given.capacity
+        histogram = given.histogram
         if algorithm is None and given.lengths is None and histogram.sequences > MAX_DRAWN:
             algorithms = [name for name in algorithms if name not in ARRIVAL_ALGORITHMS]  # too many to draw an order of
         rows = table_rows(
             histogram if given.lengths is None else given.lengths,
             histogram,
-            capacity,
+            given.capacity,
             algorithms,
             depths,
             seed=seed,
@@ -181,7 +195,7 @@ def plan(
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
-        _show(rows, histogram, capacity, output)
+        _show(rows, histogram, given.capacity, output)
 
 
 def _ladder(

@@ -187,6 +187,16 @@ def test_a_ladder(ladder):
     assert any(packs[capacity] != other for capacity, other in plan.assign(lengths, seed=8).items())
 
 
+def test_room_in_dear_packs_is_filled_from_cheap_ones():
+    """Without any linear program: 6 long sequences leave 300 each in the packs of 1,000, which others of 100 fill."""
+    plan = nopad.plan_several([700] * 6 + [100] * 20, [250, 1000], [1, 4.5], effort=0)
+    judge(plan, [700] * 6 + [100] * 20, [250, 1000], [1, 4.5])
+    assert plan.packs == {250: 1, 1000: 6}
+    deep = nopad.plan_several([700] * 6 + [100] * 20, [250, 1000], [1, 4.5], effort=0, depth=2)
+    judge(deep, [700] * 6 + [100] * 20, [250, 1000], [1, 4.5], depth=2)
+    assert deep.packs == {250: 7, 1000: 6}
+
+
 def two_kinds(n):
     rng = np.random.default_rng(1)
     tokens = np.clip(rng.lognormal(6.8, 1.0, n), 1, 8192).astype(np.int64)
