@@ -12,7 +12,7 @@ import typer
 from numpy.typing import NDArray
 
 from nopad.cli.ladder import parse_ladder, refuse_beside, show_ladder
-from nopad.cli.lengths import Given, read_given
+from nopad.cli.lengths import Given, read_given, read_pairs
 from nopad.cli.monitor import Bars
 from nopad.cli.options import (
     AlgorithmOptions,
@@ -75,7 +75,8 @@ def plan(
         typer.Option(
             "--ladder",
             metavar="N:PRICE,...",
-            help="Several capacities with the price of a pack each, such as 2048:1,8192:4.3: the cheapest plan of all.",
+            help="Several capacities with the price of a pack each, such as 2048:1,8192:4.3: the cheapest plan of all. "
+            "Two kinds of size, from an .npy file [n, 2]: 2048x16:1,8192x32:4.3.",
         ),
     ] = None,
     algorithm: Annotated[
@@ -200,7 +201,7 @@ def _compare(
 
 def _ladder(
     text: str,
-    read: Callable[..., Given],
+    read: partial[Given],
     beside: Mapping[str, Any],
     options: Mapping[str, Any],
     depth: list[str] | None,
@@ -213,9 +214,13 @@ def _ladder(
     EFFORT.check("effort", options.get("effort", EFFORT.default))
     own = parse_depth(depth[0]) if depth else None
     _check_output(output, 1, 1)
-    with Bars() as monitor:
-        given = read(max(ladder[0]), monitor)
-    show_ladder(given.histogram if given.lengths is None else given.lengths, ladder, own, options, as_json, output)
+    if len(ladder[0][0]) == 2:
+        sizes: Histogram | NDArray[Any] = read_pairs(*read.args, **read.keywords)
+    else:
+        with Bars() as monitor:
+            given = read(max(ladder[0])[0], monitor)
+        sizes = given.histogram if given.lengths is None else given.lengths
+    show_ladder(sizes, ladder, own, options, as_json, output)
 
 
 def _show(rows: list[dict[str, Any]], histogram: Histogram, capacity: int, output: Path | None) -> None:
