@@ -271,8 +271,9 @@ class SeveralPlan:
     def assign(self, sizes: ArrayLike, *, seed: int = 0) -> dict[Any, Packs]:
         """Say which sequence goes into which pack: return ``{capacity: Packs}``, where packs hold positions in `sizes`.
 
-        `sizes` are those that were planned, ``[n]`` or ``[n, 2]``, in any order. Every sequence is in exactly one pack over all capacities. Which of the sequences of equal size goes where, and
-        the order of the packs of each capacity, are random by `seed`.
+        `sizes` are those that were planned, ``[n]`` or ``[n, 2]``, in any order. Every sequence is in exactly one pack
+        over all capacities. Which of the sequences of equal size goes where, and the order of the packs of each
+        capacity, are random by `seed`.
 
         Raises:
             PlanMismatchError: the plan does not cover exactly these sizes.
