@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nopad.files import write_atomic
 from nopad.histogram import exact_dot, exact_sum
+from nopad.planning.document import text_of
 from nopad.planning.several.bounds import PriceBound, price_bound
 from nopad.planning.several.certificate import PriceCertificate
 from nopad.planning.several.given import Capacity, Price, distinct, shown, task_of
@@ -307,6 +308,6 @@ class SeveralPlan:
         Raises:
             FormatError: the file is missing, not JSON, no such plan, or its numbers contradict each other.
         """
-        from nopad.planning.several.plan_file import read
+        from nopad.planning.several.plan_file import parsed
 
-        return cls(**read(path))
+        return cls(**parsed(text_of(path), str(path)))
