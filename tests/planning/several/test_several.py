@@ -108,6 +108,14 @@ def test_a_depth_against_every_way(depth):
         assert plan.bound.price * plan.unit <= least <= judge(plan, sizes, capacities, prices, depth)
 
 
+def test_a_depth_that_limits_nothing_costs_nothing():
+    sizes = list(range(40, 90))
+    plain, deep = (nopad.plan_several(sizes, [100, 120], [1, 1.15], depth=depth) for depth in (None, 4))
+    assert deep.strategies == plain.strategies
+    assert deep.task.capacities.tolist() == [[100, 0], [120, 0]]
+    assert nopad.plan_several(sizes, [100, 120], [1, 1.15], depth=2).task.capacities.tolist() == [[100, 2], [120, 2]]
+
+
 @st.composite
 def instances(draw):
     kinds = draw(st.integers(1, 2))

@@ -194,7 +194,9 @@ def task_of(
     limits = np.zeros((len(capacities), 2), dtype=np.int64)
     limits[:, :kinds] = capacities
     own = sizes
-    if depth is not None and depth * int(sizes[:, 0].min(initial=1)) < limits[:, 0].max():
+    if (
+        depth is not None and len(sizes) and depth * int(sizes[:, 0].min()) < limits[:, 0].max()
+    ):  # else it limits nothing
         limits[:, 1] = depth
         own = np.stack([sizes[:, 0], np.ones(len(sizes), dtype=np.int64)], axis=1)
     whole, unit = whole_prices(prices)
