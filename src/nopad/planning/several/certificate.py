@@ -119,10 +119,10 @@ class PriceCertificate:
         fitting, rooms, places = self._table(capacities)
         if not fitting:
             return rates
-        from nopad.planning.several._check_kernels import most_valuable
+        from nopad.planning._certificate_kernels import most_valuable_of_two
 
         table = np.array(sorted(fitting), dtype=np.int64)
-        worth = most_valuable(table[:, :2].copy(), table[:, 2].copy(), rooms, places)
+        worth = most_valuable_of_two(table[:, :2].copy(), table[:, 2].copy(), rooms, places)
         one, other = self.units
         return [rate + int(worth[a // one, b // other]) for rate, (a, b) in zip(rates, capacities, strict=True)]
 
