@@ -99,6 +99,21 @@ def test_against_every_way_of_packing(kinds, block):
     assert far == 0
 
 
+@pytest.mark.parametrize("kinds", [1, 2])
+def test_few_sequences_in_wide_capacities(kinds):
+    """The table of pricing has a cell for a few million units, but all packs there can be are few."""
+    wide = 50_000_017
+    for seed in range(2000, 2020):
+        sizes, capacities, prices = drawn(seed, kinds)
+        if kinds == 1:
+            sizes, capacities = [size * wide - 1 for size in sizes], [limit * wide for limit in capacities]
+        else:
+            sizes = [(a * wide - 1, b) for a, b in sizes]
+            capacities = [(a * wide, b) for a, b in capacities]
+        plan = nopad.plan_several(sizes, capacities, prices)
+        assert judge(plan, sizes, capacities, prices) == cheapest(sizes, capacities, prices)
+
+
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_depth_against_every_way(depth):
     for seed in range(500, 540):

@@ -124,7 +124,7 @@ def choose(task: Task, columns: list[Column], budget: Budget) -> Packing | None:
     if task.sequences > _MOST_CHOSEN or budget.spent():
         return None
     columns = every_column(task) or columns
-    if len(columns) > _MOST_COLUMNS or len(columns) * task.counts.size > _MOST_CELLS:
+    if not columns or len(columns) > _MOST_COLUMNS or len(columns) * task.counts.size > _MOST_CELLS:
         return None
     nodes = min(_NODES, 1 + _NODE_CELLS // (len(columns) * task.counts.size))
     model = new_model(mip_max_nodes=nodes, mip_rel_gap=0.0)

@@ -113,6 +113,8 @@ class _Search:
         try:
             if not self._good():
                 self._exact() if self._few(self.task) else self._classes()
+            if not self._good() and not self._few(self.task):
+                self._listed()
             self._close()
         except SolverError as error:
             self.notes.append(f"the solver gave up ({error}): the plan is the best of the ways that were left")
@@ -192,6 +194,12 @@ class _Search:
             return
         self._prove(master, relaxed)
         self._offer(_whole_packs(self.task, master, relaxed, self.bound, self.budget, self.best))
+
+    def _listed(self) -> None:
+        """Choose among all packs there can be, if they are few: a table may be large where sequences are few."""
+        made = choose(self.task, [], self.budget)
+        if made is not None:
+            self._offer(made)
 
     def _most_classes(self) -> int:
         """Return for how many classes there is time."""
