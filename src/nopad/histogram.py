@@ -235,8 +235,8 @@ def _is_length(key: str) -> bool:
     return key.isascii() and key.isdecimal() and len(key) <= 20 and str(int(key)) == key
 
 
-def integers(lengths: ArrayLike) -> NDArray[Any]:
-    """Return `lengths` as a 1-D integer array, without a copy if it already is one.
+def integers(lengths: ArrayLike, name: str = "lengths") -> NDArray[Any]:
+    """Return `lengths` as a 1-D integer array, without a copy if it already is one; `name` is used in messages.
 
     Raises:
         LengthError: the values are not integers (NaN, fractions, booleans, text), not one-dimensional, or masked.
@@ -245,13 +245,13 @@ def integers(lengths: ArrayLike) -> NDArray[Any]:
         lengths
     ):  # NumPy would return the values under the mask
         i = int(np.argmax(np.ma.getmaskarray(lengths)))
-        raise LengthError(f"the length at index {i} is masked; leave it out: lengths.compressed()")
+        raise LengthError(f"the {name.removesuffix('s')} at index {i} is masked; leave it out: {name}.compressed()")
     try:
         array = np.asarray(lengths)
     except ValueError as error:  # rows of unequal sizes
-        raise LengthError(f"lengths must be one-dimensional: {error}") from error
+        raise LengthError(f"{name} must be one-dimensional: {error}") from error
     if array.ndim != 1:
-        raise LengthError(f"lengths must be one-dimensional, got shape {array.shape}")
+        raise LengthError(f"{name} must be one-dimensional, got shape {array.shape}")
     if array.size == 0:
         return array.astype(np.int64)
     if array.dtype.kind in "iu":
@@ -260,10 +260,10 @@ def integers(lengths: ArrayLike) -> NDArray[Any]:
         bad = np.flatnonzero(~np.isfinite(array) | (array != np.floor(array)))
         i = int(bad[0]) if bad.size else 0
         raise LengthError(
-            f"lengths must be integers, got {array[i]} ({array.dtype}) at index {i}; convert them to an int dtype"
+            f"{name} must be integers, got {array[i]} ({array.dtype}) at index {i}; convert them to an int dtype"
         )
     value = array[:1].tolist()[0]
-    raise LengthError(f"lengths must be integers, got {value!r} ({array.dtype}); convert them to an int dtype")
+    raise LengthError(f"{name} must be integers, got {value!r} ({array.dtype}); convert them to an int dtype")
 
 
 def as_lengths(lengths: ArrayLike, capacity: int | None = None) -> NDArray[np.int32]:

@@ -56,12 +56,48 @@ def test_a_histogram_and_an_over_long_length(call, tmp_path):
     assert "2 sequences fit into no capacity" in refused.error()
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_two_kinds_of_size(call, tmp_path, order):
+    sizes = np.array([[5, 1], [9, 0], [3, 2], [12, 3], [4, 4]], dtype=np.int32, order=order)
+    path = tmp_path / "sizes.npy"
+    np.save(path, sizes)
+    shown = call("plan", path, "--ladder", "8x4:1,16x4:1.9")
+    plan = nopad.plan_several(sizes, [(8, 4), (16, 4)], [1, 1.9])
+    assert shown.code == 0
+    assert shown.rstrip("\n") == str(plan)
+    assert "16 x 4" in shown
+    for arguments, message in (
+        (["--ladder", "8x4,16x4"], "several capacities of two kinds need prices"),
+        (["--ladder", "8x4x2:1"], "capacities are integers, or pairs of integers"),
+        (["--ladder", "16:1"], "lengths are one-dimensional"),
+        (["--ladder", "16x4:1", "-d", "2"], "a depth goes with one kind of size"),
+        (["--ladder", "16x4:1", "--validation", "10%"], "--validation holds out records"),
+        (["--ladder", "16x4:1", "--over-long", "split"], "--over-long is for corpora"),
+    ):
+        refused = call("plan", path, *arguments)
+        assert refused.code == 2
+        assert message in refused.error()
+
+
+def test_two_kinds_need_two_columns(call, lengths, tmp_path):
+    np.save(tmp_path / "none.npy", np.zeros((0, 2), dtype=np.int32))
+    for path, message in (
+        (lengths, "holds an array of shape (8,); for two kinds of size it is (n, 2)"),
+        (tmp_path / "none.npy", "holds no sequences"),
+        (tmp_path / "missing.npy", "missing.npy"),
+        (tmp_path / "h.json", "two kinds of size are read from one .npy file"),
+    ):
+        refused = call("plan", path, "--ladder", "16x4:1")
+        assert refused.code == 2
+        assert message in refused.error()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--ladder", "8:1,16"], "--ladder needs a price for every capacity, or for none, got '8:1,16'"),
-        (["--ladder", "8:1,x:2"], "--ladder must be like 2048:1,8192:4.3 or 2048,8192, got '8:1,x:2'"),
-        (["--ladder", "8:1,16:"], "--ladder must be like 2048:1,8192:4.3 or 2048,8192, got '8:1,16:'"),
+        (["--ladder", "8:1,x:2"], "or 2048x16:1,8192x32:4.3, got '8:1,x:2'"),
+        (["--ladder", "8:1,16:"], "or 2048x16:1,8192x32:4.3, got '8:1,16:'"),
         (["--ladder", "8:1,8:2"], "the capacity 8 is given twice; give each once, with its price"),
         (["--ladder", "8:1,16:-2"], "a price must be a positive number, got -2.0"),
         (["--ladder", "8:1,16:nan"], "a price must be a positive number, got nan"),

@@ -18,30 +18,33 @@ from nopad.planning.several.given import check_capacities, check_prices
 
 __all__ = ["Ladder", "parse_ladder", "refuse_beside", "show_ladder"]
 
-Ladder = tuple[tuple[int, ...], tuple[int | float, ...] | None]
+Ladder = tuple[tuple[tuple[int, ...], ...], tuple[int | float, ...] | None]
 
 
 def parse_ladder(text: str) -> Ladder:
-    """Parse ``2048:1,8192:4.3`` or ``2048,8192`` to capacities and prices (None: none given).
+    """Parse ``2048:1,8192:4.3`` or ``2048,8192`` to the limits of each capacity, and prices (None: none given).
+
+    Limits of two kinds are like ``2048x16:1,8192x32:4.3``.
 
     Raises:
-        OptionError: the text is neither, or a capacity or a price is not allowed.
+        OptionError: the text is none of them, or a capacity or a price is not allowed.
 
-    >>> parse_ladder("2048:1,8192:4.3"), parse_ladder("2048,8192")
-    (((2048, 8192), (1, 4.3)), ((2048, 8192), None))
+    >>> parse_ladder("2048:1,8192:4.3"), parse_ladder("2048,8192"), parse_ladder("2048x16:1")
+    ((((2048,), (8192,)), (1, 4.3)), (((2048,), (8192,)), None), (((2048, 16),), (1,)))
     """
     parts = [part.partition(":") for part in text.split(",")]
     priced = [bool(colon) for _, colon, _ in parts]
     if any(priced) != all(priced):
         raise OptionError(f"--ladder needs a price for every capacity, or for none, got {text!r}")
     try:
-        capacities = tuple(int(capacity) for capacity, _, _ in parts)
-        prices = tuple(_number(price) for _, _, price in parts) if all(priced) else None
+        capacities = [tuple(int(limit) for limit in capacity.split("x")) for capacity, _, _ in parts]
+        prices = [_number(price) for _, _, price in parts] if all(priced) else None
     except ValueError:
-        raise OptionError(f"--ladder must be like 2048:1,8192:4.3 or 2048,8192, got {text!r}") from None
+        raise OptionError(
+            f"--ladder must be like 2048:1,8192:4.3, 2048,8192 or 2048x16:1,8192x32:4.3, got {text!r}"
+        ) from None
     limits = check_capacities(capacities)
-    check_prices(prices, limits)
-    return capacities, prices
+    return limits, check_prices(prices, limits) if prices or len(limits[0]) == 2 else None
 
 
 def _number(text: str) -> int | float:

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from nopad.cli.inputs import open_inputs, refuse_policies
 from nopad.corpus import CorpusOptions, LengthsFile, ReaderOptions, Source, Tokenizer, load_tokenizer, sequences
 from nopad.corpus.hub import HUB
+from nopad.corpus.npy import NpyFile
 from nopad.corpus.remote import is_url
-from nopad.errors import OptionError, SourceError
+from nopad.errors import FormatError, OptionError, SourceError
 from nopad.histogram import Histogram, as_lengths, read_histogram
 from nopad.store import Monitor
 from nopad.store.choice import check_share, choose
 
-__all__ = ["Given", "read_given"]
+__all__ = ["Given", "read_given", "read_pairs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +87,32 @@ def read_given(
     if not histogram.sequences:
         raise SourceError(f"{file} holds no sequences")
     return Given(capacity=capacity, histogram=histogram, lengths=lengths)
+
+
+def read_pairs(
+    inputs: Sequence[str], *, policies: Mapping[str, Any], reader: ReaderOptions, validation: float, **_: Any
+) -> NDArray[Any]:
+    """Read two sizes for each sequence, ``[n, 2]`` of any int dtype, from the ``.npy`` file that is the only input.
+
+    The other arguments are those of `read_given`.
+
+    Raises:
+        OptionError: another input is given, or options of a corpus.
+        FormatError: the file holds an array of another shape.
+        SourceError: there is no such file, or it holds no sequences.
+    """
+    file = inputs[0]
+    if len(inputs) > 1 or not file.endswith(".npy") or _elsewhere(file) or _named(file):
+        raise OptionError(f"two kinds of size are read from one .npy file of integers [n, 2], not {' '.join(inputs)}")
+    refuse_policies(file, reader, policies)
+    if validation:
+        raise OptionError(f"--validation holds out records, and {file} has two kinds of size; leave it out")
+    array = NpyFile(Path(file))
+    if len(array.shape) != 2 or array.shape[1] != 2:
+        raise FormatError(f"{file} holds an array of shape {array.shape}; for two kinds of size it is (n, 2)")
+    if not array.size:
+        raise SourceError(f"{file} holds no sequences")
+    return array.whole().reshape(array.shape, order="F" if array.fortran else "C")
 
 
 def _elsewhere(file: str) -> bool:

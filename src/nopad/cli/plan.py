@@ -12,7 +12,7 @@ import typer
 from numpy.typing import NDArray
 
 from nopad.cli.ladder import parse_ladder, refuse_beside, show_ladder
-from nopad.cli.lengths import Given, read_given
+from nopad.cli.lengths import Given, read_given, read_pairs
 from nopad.cli.monitor import Bars
 from nopad.cli.options import (
     AlgorithmOptions,
@@ -75,7 +75,8 @@ def plan(
         typer.Option(
             "--ladder",
             metavar="N:PRICE,...",
-            help="Several capacities with the price of a pack each, such as 2048:1,8192:4.3: the cheapest plan of all.",
+            help="Several capacities with the price of a pack each, such as 2048:1,8192:4.3: the cheapest plan of all. "
+            "Two kinds of size, from an .npy file [n, 2]: 2048x16:1,8192x32:4.3.",
         ),
     ] = None,
     algorithm: Annotated[
@@ -152,25 +153,39 @@ def plan(
         validation=parse_share(validation),
         seed=seed,
     )
+    check_sizes(1 if capacity is None else capacity, None, seed)
     if ladder is not None:
         _ladder(ladder, read, {"--capacity": capacity, "--algorithm": algorithm}, options, depth, as_json, output)
-        return
+    else:
+        _compare(read, capacity, algorithm, options, depth, seed, as_json, output)
+
+
+def _compare(
+    read: Callable[..., Given],
+    capacity: int | None,
+    algorithm: list[str] | None,
+    options: Mapping[str, Any],
+    depth: list[str] | None,
+    seed: int,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Plan with every algorithm at every depth, and print a row for each; None: those of the default."""
     algorithms = algorithm or quick_algorithms(options)
     depths = [parse_depth(text) for text in depth] if depth else list(DEPTHS)
     _check_output(output, len(algorithms), len(depths))
     for name in algorithms:
-        check_sizes(1 if capacity is None else capacity, None, seed)
         check_algorithm(name)
         complete_options(name, options)
     with Bars() as monitor:
         given = read(capacity, monitor)
-        histogram, capacity = given.histogram, given.capacity
+        histogram = given.histogram
         if algorithm is None and given.lengths is None and histogram.sequences > MAX_DRAWN:
             algorithms = [name for name in algorithms if name not in ARRIVAL_ALGORITHMS]  # too many to draw an order of
         rows = table_rows(
             histogram if given.lengths is None else given.lengths,
             histogram,
-            capacity,
+            given.capacity,
             algorithms,
             depths,
             seed=seed,
@@ -181,12 +196,12 @@ def plan(
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
-        _show(rows, histogram, capacity, output)
+        _show(rows, histogram, given.capacity, output)
 
 
 def _ladder(
     text: str,
-    read: Callable[..., Given],
+    read: partial[Given],
     beside: Mapping[str, Any],
     options: Mapping[str, Any],
     depth: list[str] | None,
@@ -199,9 +214,13 @@ def _ladder(
     EFFORT.check("effort", options.get("effort", EFFORT.default))
     own = parse_depth(depth[0]) if depth else None
     _check_output(output, 1, 1)
-    with Bars() as monitor:
-        given = read(max(ladder[0]), monitor)
-    show_ladder(given.histogram if given.lengths is None else given.lengths, ladder, own, options, as_json, output)
+    if len(ladder[0][0]) == 2:
+        sizes: Histogram | NDArray[Any] = read_pairs(*read.args, **read.keywords)
+    else:
+        with Bars() as monitor:
+            given = read(max(ladder[0])[0], monitor)
+        sizes = given.histogram if given.lengths is None else given.lengths
+    show_ladder(sizes, ladder, own, options, as_json, output)
 
 
 def _show(rows: list[dict[str, Any]], histogram: Histogram, capacity: int, output: Path | None) -> None:

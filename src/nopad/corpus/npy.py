@@ -29,7 +29,8 @@ class NpyFile:
     Attributes:
         path: path of the file.
         dtype: dtype of the stored values.
-        shape: shape in the header; only one-dimensional arrays can be read.
+        shape: shape in the header.
+        fortran: whether the values of an array of several dimensions are stored column by column.
         size: number of values.
         bytes: size of the file in bytes.
         begin: where the values begin, in bytes.
@@ -47,7 +48,7 @@ class NpyFile:
             try:
                 version = np.lib.format.read_magic(opened)
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                self.shape, _, self.dtype = read(opened)
+                self.shape, self.fortran, self.dtype = read(opened)
                 if self.dtype.hasobject:
                     raise ValueError("it holds pickled objects")
             except Exception as error:  # NumPy may raise anything for bytes that are no header
@@ -77,6 +78,6 @@ class NpyFile:
             yield read
 
     def whole(self) -> NDArray[Any]:
-        """Return all values, ``[size]``, in the machine's byte order."""
+        """Return all values as they are stored, ``[size]``, in the machine's byte order."""
         with self.opened() as read:
             return read(0, self.size)

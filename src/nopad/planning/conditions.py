@@ -130,7 +130,7 @@ def unchecked(
 
 
 def even_limits(options: Mapping[str, Any], capacity: int) -> tuple[int, int]:
-    """Return the limits under which packs are made even: (highest sum of squared lengths of a pack, `align`).
+    """Return the highest sum of squared lengths a pack may have before it is made even, and the option `align`.
 
     Without `max_squares`, the sum is that of a pack with one sequence of the full capacity.
     """

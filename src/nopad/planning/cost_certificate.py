@@ -125,10 +125,10 @@ class CostCertificate:
         weights = self._weights(capacity, squares, align)
         if not weights:
             return 0
-        from nopad.planning.costs._check_kernels import most_valuable
+        from nopad.planning._certificate_kernels import most_valuable_of_two
 
-        tokens, own, values = np.array(weights, dtype=np.int64).T.copy()
-        return int(most_valuable(tokens, own, values, *self.units))
+        table = np.array(weights, dtype=np.int64)
+        return int(most_valuable_of_two(table[:, :2].copy(), table[:, 2].copy(), *self.units)[self.units])
 
     def bound(self, histogram: Histogram, capacity: int, squares: int, align: int = 1) -> int:
         """Return the number of packs that this certificate proves necessary; limits as for `problem`.

@@ -1,4 +1,4 @@
-"""`parsed`: the parts of a plan, out of the JSON document of a plan file, strict about types.
+"""The JSON document of a plan file (`opened`), and the parts of a `Plan` out of it (`parsed`), strict about types.
 
 Whether what the parts say is true is another question, which `nopad.planning.Plan.problems` answers.
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
+from nopad.errors import FormatError
 from nopad.files import once_each
 from nopad.options import MAX_LENGTH
 from nopad.planning.bounds import Bound
@@ -19,7 +21,7 @@ from nopad.planning.certificate import Certificate
 from nopad.planning.conditions import CONDITIONS
 from nopad.planning.cost_certificate import CostCertificate
 
-__all__ = ["parsed", "read_json"]
+__all__ = ["opened", "parsed", "read_json", "text_of"]
 
 _KINDS = {"options": dict, "facts": dict, "notes": list, "strategies": list, "algorithm": str, "lower_bound": dict}
 
@@ -31,6 +33,36 @@ def read_json(text: str) -> Any:
         ValueError: the text is not such JSON.
     """
     return json.loads(text, object_pairs_hook=once_each, parse_constant=_no_number)
+
+
+def text_of(path: str | Path) -> str:
+    """Return the text of a plan file of either kind.
+
+    Raises:
+        FormatError: the file is missing, or cannot be read.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FormatError(f"cannot read the plan {path}: {error}") from error
+
+
+def opened(text: str, name: str, kind: str, version: int) -> dict[str, Any]:
+    """Return the JSON document of a plan file whose "format" is `kind`; `name` stands for the file in messages.
+
+    Raises:
+        FormatError: the text is not JSON, of another format, or of another version.
+    """
+    try:
+        document = read_json(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{name} is not JSON: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != kind:
+        raise FormatError(f'{name} is no plan file: it lacks "format": "{kind}"')
+    found = document.get("format_version")
+    if type(found) is not int or found != version:
+        raise FormatError(f"{name} has format version {found!r}; this nopad reads {version}")
+    return document
 
 
 def _no_number(name: str) -> NoReturn:

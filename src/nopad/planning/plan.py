@@ -28,7 +28,7 @@ from nopad.planning.certificate import Certificate
 from nopad.planning.conditions import bound_under, broken_conditions, even_limits, unchecked
 from nopad.planning.cost_certificate import CostCertificate
 from nopad.planning.costs import broken_evenness, load_of
-from nopad.planning.document import parsed, read_json
+from nopad.planning.document import opened, parsed, text_of
 
 __all__ = ["Plan"]
 
@@ -38,7 +38,9 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Plan:
-    """Strategies and counts that cover a histogram exactly.
+    """What is packed together how often, so that every sequence of a histogram is covered exactly once.
+
+    A strategy is the content of a pack, as lengths of sequences; it stands for `counts` equal packs.
 
     Attributes:
         capacity: most tokens a pack may hold.
@@ -197,7 +199,7 @@ class Plan:
         return hash(self.fingerprint)
 
     def summary(self) -> dict[str, Any]:
-        """Return the numbers of one table row, JSON-ready; `depth` is None if unlimited."""
+        """Return packs, bound, efficiency and so on as a dict ready for JSON: a row of tables that compare plans."""
         return {
             "algorithm": self.algorithm,
             "depth": self.depth,
@@ -309,24 +311,16 @@ class Plan:
             FormatError: the file is missing, not JSON, no plan, has an unknown version, or its numbers contradict each
                 other.
         """
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise FormatError(f"cannot read the plan {path}: {error}") from error
-        return cls.from_json(text, name=str(path))
+        return cls.from_json(text_of(path), name=str(path))
 
     @classmethod
     def from_json(cls, text: str, *, name: str = "plan") -> Plan:
-        """Parse the output of `to_json`; `name` is used in error messages."""
-        try:
-            document = read_json(text)
-        except (ValueError, RecursionError) as error:
-            raise FormatError(f"{name} is not JSON: {error}") from error
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise FormatError(f'{name} is no plan file: it lacks "format": "{FORMAT}"')
-        version = document.get("format_version")
-        if type(version) is not int or version != FORMAT_VERSION:
-            raise FormatError(f"{name} has format version {version!r}; this nopad reads {FORMAT_VERSION}")
+        """Return the plan whose `to_json` gave this text; `name` stands for the file in error messages.
+
+        Raises:
+            FormatError: as `load`, but for the file.
+        """
+        document = opened(text, name, FORMAT, FORMAT_VERSION)
         try:
             plan = cls(**parsed(document))
             covered = plan.histogram.fingerprint

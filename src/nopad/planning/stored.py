@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from nopad.planning.document import text_of
 from nopad.planning.plan import Plan
 from nopad.planning.several.plan import SeveralPlan
-from nopad.planning.several.plan_file import FORMAT
+from nopad.planning.several.plan_file import FORMAT, parsed
 
 __all__ = ["load_plan"]
 
@@ -18,8 +19,7 @@ def load_plan(path: str | Path) -> Plan | SeveralPlan:
     Raises:
         FormatError: the file is missing, no plan, has an unknown version, or its numbers contradict each other.
     """
-    try:
-        several = re.search(rf'"format"\s*:\s*"{re.escape(FORMAT)}"', Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
-        several = None  # `Plan.load` says what is wrong
-    return SeveralPlan.load(path) if several else Plan.load(path)
+    text, name = text_of(path), str(path)
+    if re.search(rf'"format"\s*:\s*"{re.escape(FORMAT)}"', text):
+        return SeveralPlan(**parsed(text, name))
+    return Plan.from_json(text, name=name)

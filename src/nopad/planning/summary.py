@@ -102,6 +102,8 @@ def checked(plan: Plan, histogram: Histogram) -> Plan:
 def drawn_order(histogram: Histogram, algorithm: str, seed: int) -> NDArray[np.int32]:
     """Return the length of every sequence, int32 ``[n]``, in a random order that depends on `seed` alone.
 
+    `algorithm` is the name of the one that needs an order, for the error.
+
     Raises:
         OptionError: there are more than `MAX_DRAWN` sequences.
     """

@@ -102,6 +102,17 @@ def test_a_changed_file_is_refused(plans, path, value):
         load(json.dumps(document))
 
 
+def test_a_strategy_out_of_order_and_a_nan_are_refused(plans):
+    for plan in plans:
+        document = json.loads(plan.to_json())
+        sizes = next(s["sizes"] for s in document["strategies"] if len({str(size) for size in s["sizes"]}) > 1)
+        sizes.reverse()
+        with pytest.raises(FormatError, match="sizes are listed largest first"):
+            load(json.dumps(document))
+    with pytest.raises(FormatError, match="is not JSON: NaN is no number"):
+        load(plans[0].to_json().replace('"notes"', '"more": NaN, "notes"'))
+
+
 def test_a_false_bound_is_found(plans):
     for plan in plans:
         document = json.loads(plan.to_json())

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nopad.errors import FormatError
-from nopad.planning.several import _check_kernels, _kernels
+from nopad.planning import _certificate_kernels
+from nopad.planning.several import _kernels
 from nopad.planning.several.certificate import MAX_RATE, MAX_UNIT, MAX_VALUE, PriceCertificate
 
 
@@ -105,8 +106,10 @@ def test_the_kernels_are_what_their_python_says(check_twins):
     for _ in range(5):
         sizes = drawn_sizes(rng, 6)
         values = rng.integers(1, 50, len(sizes))
-        compiled = _check_kernels.most_valuable(sizes, values, 20, 12)
-        np.testing.assert_array_equal(compiled, _check_kernels.most_valuable.py_func(sizes, values, 20, 12))
+        compiled = _certificate_kernels.most_valuable_of_two(sizes, values, 20, 12)
+        np.testing.assert_array_equal(
+            compiled, _certificate_kernels.most_valuable_of_two.py_func(sizes, values, 20, 12)
+        )
         table = np.empty((21, 13), dtype=np.int64)
         check_twins(_kernels.knapsack, _kernels.knapsack.py_func, [sizes, values, table])
         np.testing.assert_array_equal(table, compiled)  # planner and check agree, by two pieces of code

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nopad
-from nopad import Histogram
+from nopad import Histogram, SeveralPlan
 from nopad.errors import LengthError, OptionError, PlanMismatchError
+from nopad.planning.several.plan_file import parsed
 
 
 def cheapest(sizes, capacities, prices, depth=None):
@@ -98,6 +99,21 @@ def test_against_every_way_of_packing(kinds, block):
     assert far == 0
 
 
+@pytest.mark.parametrize("kinds", [1, 2])
+def test_few_sequences_in_wide_capacities(kinds):
+    """The table of pricing has a cell for a few million units, but all packs there can be are few."""
+    wide = 50_000_017
+    for seed in range(2000, 2020):
+        sizes, capacities, prices = drawn(seed, kinds)
+        if kinds == 1:
+            sizes, capacities = [size * wide - 1 for size in sizes], [limit * wide for limit in capacities]
+        else:
+            sizes = [(a * wide - 1, b) for a, b in sizes]
+            capacities = [(a * wide, b) for a, b in capacities]
+        plan = nopad.plan_several(sizes, capacities, prices)
+        assert judge(plan, sizes, capacities, prices) == cheapest(sizes, capacities, prices)
+
+
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_depth_against_every_way(depth):
     for seed in range(500, 540):
@@ -105,6 +121,14 @@ def test_a_depth_against_every_way(depth):
         plan = nopad.plan_several(sizes, capacities, prices, depth=depth)
         least = cheapest(sizes, capacities, prices, depth)
         assert plan.bound.price * plan.unit <= least <= judge(plan, sizes, capacities, prices, depth)
+
+
+def test_a_depth_that_limits_nothing_costs_nothing():
+    sizes = list(range(40, 90))
+    plain, deep = (nopad.plan_several(sizes, [100, 120], [1, 1.15], depth=depth) for depth in (None, 4))
+    assert deep.strategies == plain.strategies
+    assert deep.task.capacities.tolist() == [[100, 0], [120, 0]]
+    assert nopad.plan_several(sizes, [100, 120], [1, 1.15], depth=2).task.capacities.tolist() == [[100, 2], [120, 2]]
 
 
 @st.composite
@@ -143,7 +167,7 @@ def test_classes_are_sound_too(monkeypatch, kinds, most):
     """The way of large inputs, on small ones: few classes, most of it sand, patterns followed, packs mended."""
     module = importlib.import_module("nopad.planning.several.search")
     monkeypatch.setattr(module, "_MOST_EXACT", 0)
-    monkeypatch.setattr(module, "_CLASSES", most)
+    monkeypatch.setattr(module, "_MOST_CLASSES", most)
     monkeypatch.setattr(module, "_CELLS", 40)
     for seed in range(1000, 1060):
         sizes, capacities, prices = drawn(seed, kinds)
@@ -184,6 +208,16 @@ def test_a_ladder(ladder):
     again = plan.assign(lengths, seed=7)
     assert all(packs[capacity] == again[capacity] for capacity in packs)
     assert any(packs[capacity] != other for capacity, other in plan.assign(lengths, seed=8).items())
+
+
+def test_room_in_dear_packs_is_filled_from_cheap_ones():
+    """Without any linear program: 6 long sequences leave 300 each in the packs of 1,000, which others of 100 fill."""
+    plan = nopad.plan_several([700] * 6 + [100] * 20, [250, 1000], [1, 4.5], effort=0)
+    judge(plan, [700] * 6 + [100] * 20, [250, 1000], [1, 4.5])
+    assert plan.packs == {250: 1, 1000: 6}
+    deep = nopad.plan_several([700] * 6 + [100] * 20, [250, 1000], [1, 4.5], effort=0, depth=2)
+    judge(deep, [700] * 6 + [100] * 20, [250, 1000], [1, 4.5], depth=2)
+    assert deep.packs == {250: 7, 1000: 6}
 
 
 def two_kinds(n):
@@ -229,6 +263,30 @@ def test_prices_are_decimal_numbers():
     assert (plan.price, plan.unit, plan.whole_price) == (0.3, Fraction(1, 10), 3)
     assert nopad.plan_several([4, 4, 9], [8, 16]).price == 24  # by default as few slots as possible
     assert nopad.plan_several([1], np.array([8, 16]), np.array([1, 2], dtype=np.float32)).price == 1
+
+
+@pytest.mark.parametrize(
+    ("capacities", "prices"),
+    [
+        (np.array(8), 1),
+        (np.int64(8), np.float64(1)),
+        ([np.array(8)], np.array([1])),
+        ((8,), np.array(1, dtype=np.uint8)),
+    ],
+)
+def test_numbers_of_numpy(capacities, prices):
+    plan = nopad.plan_several([5, 4], capacities, prices)
+    assert (plan.capacities, plan.prices, plan.price) == (((8,),), (1,), 2)
+    assert {type(plan.prices[0]), type(plan.capacities[0][0])} <= {int, float}
+    assert SeveralPlan(**parsed(plan.to_json(), "p")) == plan
+
+
+def test_prices_at_the_edge_are_finite():
+    for price in (1e-100, 1e100, 10**100):
+        plan = nopad.plan_several([8], [8], [price], counts=[2**62])
+        assert np.isfinite(float(plan.price))
+        assert plan.price > 0
+        assert "proven optimal" in str(plan)
 
 
 def test_nothing_to_pack():
@@ -278,6 +336,14 @@ def test_counts_are_sequences():
         (([[1, 1]], [(8, 2)]), {"depth": 3}, OptionError, "a depth goes with one kind"),
         (([1], [8]), {"depth": 0}, OptionError, "depth must be an integer from 1"),
         (([1], [8]), {"effort": -1}, OptionError, "effort must be an integer from 0"),
+        (([1], b"\x08"), {}, OptionError, "a capacity must be an integer"),
+        (([1], np.array([8.0])), {}, OptionError, "a capacity must be an integer from 1 to 2147483647, got 8.0"),
+        (([1], np.ma.array([8, 9], mask=[0, 1])), {}, OptionError, "capacities must not have masked values"),
+        (([1], [8, 9], b"12"), {}, OptionError, "there are 2 capacities and 1 prices"),
+        (([1], [8], [10**400]), {}, OptionError, "got an integer of 1,329 bits; prices are from 1e-100 to 1e+100"),
+        (([1], [8], [1e-300]), {}, OptionError, "a price must be a positive number, got 1e-300; prices are from"),
+        (([1], [8]), {"counts": [1.0]}, LengthError, "counts must be integers, got 1.0"),
+        (([1, 2], [8]), {"counts": [1, -3]}, LengthError, "387,904, got -3 at index 1"),
         (([0], [8]), {}, LengthError, "length 0 at index 0"),
         (([[1, -1]], [(8, 2)]), {}, LengthError, "second size -1 at index 0"),
         (([1.5], [8]), {}, LengthError, "lengths must be integers, got 1.5"),

@@ -20,6 +20,7 @@ from __future__ import annotations
 from nopad.histogram import Histogram
 from nopad.planning.algorithm import Planned, Strategies
 from nopad.planning.optimal.budget import Budget
+from nopad.planning.optimal.closing import NEAR
 from nopad.planning.optimal.depth import Search, shallower
 
 __all__ = ["auto", "nearly", "optimal"]
@@ -70,15 +71,18 @@ def auto(
     return _planned(histogram, capacity, depth, budget or Budget(effort, seconds), effort, within=1)
 
 
-def nearly(histogram: Histogram, capacity: int, depth: int | None, *, effort: float, share: float) -> Strategies:
+def nearly(histogram: Histogram, capacity: int, depth: int | None, *, budget: Budget, share: float) -> Strategies:
     """Return the first plan found that is near its lower bound, or the best one when the budget is spent.
 
-    Near: at most one pack above the bound, or this `share` of the cheap lower bound if that is more. `effort` is that
-    of `optimal`.
+    Near: at most one pack above the bound, or this `share` of the cheap lower bound if that is more. Nothing is tried
+    at smaller depths, so a larger depth may cost a few packs; no bound is proven that takes a program of its own.
     """
-    search = Search(histogram, capacity, depth, Budget(effort), within=1)
+    search = Search(histogram, capacity, depth, budget, within=1, less=False)
     search.within = max(1, int(share * search.bound))
-    search.run()
+    if search.hard():
+        search.guided()
+    if not search.hard() or search.best.packs <= search.bound + NEAR:
+        search.run()
     search.last_pack()
     return search.best.strategies()
 

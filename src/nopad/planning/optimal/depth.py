@@ -70,6 +70,7 @@ class Search:
     than `fewer` (None: whatever it finds is of use).
 
     Attributes:
+        less: whether the heuristics are tried at smaller depths too, so that more depth never costs packs.
         bound: the lower bound proven so far; by `certificate`, or a cheap one if that is None.
         best: the best plan so far.
         notes: sentences for the user.
@@ -87,6 +88,7 @@ class Search:
     budget: Budget
     within: int
     fewer: int | None = None
+    less: bool = True
     certificate: Certificate | None = None
     notes: list[str] = field(default_factory=list)
     master: Master | None = None
@@ -106,7 +108,7 @@ class Search:
             for packs in (self.bound, self.bound + 1):
                 if not self.good():
                     self.offer(Listed.of(spread(self.histogram, self.capacity, self.depth, packs)))
-        if self.best.packs > self.bound:
+        if self.less and self.best.packs > self.bound:
             self._quick_at_less()
         if self.capacity > _MOST_CAPACITY:
             if self.best.packs > self.bound:
@@ -115,6 +117,25 @@ class Search:
         if not self.good() and self.depth is not None and self.histogram.sequences <= _MOST_FIRST:
             self._streamed(self._stream_steps())
         self.go_on()
+
+    def guided(self) -> None:
+        """Plan in the finest units, and gather: soon near the bound where the exact program is out of reach."""
+        if self.good() or self.budget.trouble or self.capacity > _MOST_CAPACITY:
+            return
+        from nopad.planning.optimal.solver import SolverError
+        from nopad.planning.optimal.units import RESOLUTIONS, plan_in_units
+
+        try:
+            with self.budget.part(_RELAXING):
+                self.offer(plan_in_units(self.histogram, self.capacity, self.depth, self.budget, RESOLUTIONS[0])[0])
+        except SolverError as error:
+            self.budget.trouble = str(error)
+        if not self.good():
+            self._gather()
+
+    def hard(self) -> bool:
+        """Whether twice the estimated work of the exact program is more than the budget."""
+        return 2 * _LENGTH_STEPS * self.histogram.lengths.size**2 > self.budget.left
 
     def good(self) -> bool:
         """Whether the search is at its end."""

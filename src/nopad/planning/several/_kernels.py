@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
@@ -35,6 +36,32 @@ def knapsack(sizes: NDArray[Any], values: NDArray[Any], table: NDArray[Any]) -> 
             rest, place, value = table[r - sizes[i, 0]], sizes[i, 1], values[i]
             for q in range(place, places):
                 own[q] = max(own[q], rest[q - place] + value)
+
+
+@njit(cache=True, nogil=True)
+def lift(
+    sizes: NDArray[Any], values: NDArray[Any], table: NDArray[Any], slack: NDArray[Any], limits: NDArray[Any]
+) -> None:
+    """Raise ``values[i]`` of one size after the other as far as no capacity j is worth more than ``slack[j]``.
+
+    `table` holds the highest value of contents within both limits (`knapsack`), ``limits[j]`` the limits of capacity j;
+    each size that rises is added to the table.
+    """
+    rooms, places = table.shape
+    for i in range(sizes.shape[0]):
+        a, b, most, fits = sizes[i, 0], sizes[i, 1], np.int64(0), False
+        for j in range(limits.shape[0]):
+            room, place, copies = limits[j, 0] - a, limits[j, 1] - b, 1
+            while room >= 0 and place >= 0:
+                own = (slack[j] - table[room, place]) // copies
+                if not fits or own < most:
+                    most, fits = own, True
+                room, place, copies = room - a, place - b, copies + 1
+        if fits and most > values[i]:
+            values[i] = most
+            for r in range(a, rooms):
+                for q in range(b, places):
+                    table[r, q] = max(table[r, q], table[r - a, q - b] + most)
 
 
 @njit(cache=True, nogil=True)

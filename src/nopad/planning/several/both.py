@@ -25,33 +25,38 @@ from nopad.planning.several.classes import Classes
 from nopad.planning.several.relax import Column, Relaxed
 from nopad.planning.several.task import Packing, Task
 
-__all__ = ["MOST_DEALT", "follow", "pack_both"]
+__all__ = ["MOST_DEALT", "dealing", "follow", "pack_both"]
 
 MOST_DEALT = 2**22  # sequences that are dealt out one by one
+_DEALING, _LISTING = 1000, 800  # operations per sequence, to deal it out and mend its pack; and to list it
 _LOOKS = 2 * 10**7
 _PASSES = 3  # of swaps
 _NEAR = 1e-4
 
 
-def pack_both(task: Task, j: int, effort: float) -> Packing:
-    """Return the fewer packs of capacity j of both ways, each with about half of `effort` seconds."""
+def dealing(task: Task) -> int:
+    """Return about how many operations dealing out these sequences, and listing their packs, takes."""
+    return (_DEALING + _LISTING) * min(task.sequences, MOST_DEALT)
+
+
+def pack_both(task: Task, j: int, budget: Budget) -> Packing:
+    """Return the fewer packs of capacity j of both ways; the second one only if the budget is not spent."""
     limits = task.capacities[j].clip(1)  # a limit of 0 holds sizes of 0, and nobody divides by it
     loads = [load / limit for load, limit in zip(task.loads, limits.tolist(), strict=True)]
     bound = max(1, -(-task.loads[0] // int(limits[0])), -(-task.loads[1] // int(limits[1])))
-    found = []
+    found: list[tuple[Packed, NDArray[np.int64]]] = []
     if task.sequences <= MOST_DEALT:
-        found.append(_by_one(_only(task, j), limits, int(np.argmax(loads)), effort / 2))
-    if not found or found[0].total() > bound + int(bound * _NEAR):
-        found.append(_spread(task, limits, bound, effort / 2))
-    return min(found, key=Counter.total)
+        found.append(_by_one(_only(task, j), limits, int(np.argmax(loads)), budget))
+    if not found or (found[0][0].packs > bound + int(bound * _NEAR) and not budget.spent()):
+        found.append(_spread(task, limits, bound, budget))
+    return _packing(task, *min(found, key=lambda one: one[0].packs), budget)
 
 
-def _spread(task: Task, limits: NDArray[np.int64], bound: int, effort: float) -> Packing:
-    """Deal out with both kinds in sight."""
+def _spread(task: Task, limits: NDArray[np.int64], bound: int, budget: Budget) -> tuple[Packed, NDArray[np.int64]]:
+    """Deal out with both kinds in sight; return packs, and the size that each item of theirs is."""
     parts = task.sizes / limits
     order = np.lexsort((parts.sum(axis=1), parts.max(axis=1)))
-    made = spread(_load(task, limits, order), bound, bound, Budget(effort))
-    return _packing(made, order)
+    return spread(_load(task, limits, order), bound, bound, budget), order
 
 
 def _load(task: Task, limits: NDArray[np.int64], order: NDArray[np.int64]) -> Load:
@@ -60,32 +65,33 @@ def _load(task: Task, limits: NDArray[np.int64], order: NDArray[np.int64]) -> Lo
     return Load(np.arange(order.size), sizes[:, 0].copy(), sizes[:, 1].copy(), task.counts[order], most)
 
 
-def _packing(made: Packed, order: NDArray[np.int64]) -> Packing:
-    names = order.tolist()
+def _packing(task: Task, made: Packed, order: NDArray[np.int64], budget: Budget) -> Packing:
+    """List packs whose item i is the size ``order[i]``."""
+    budget.charge(_LISTING * min(task.sequences, made.links.shape[0]))
     packing: Packing = Counter()
-    for count, held in made.strategies(np.arange(order.size)):
-        packing[tuple(sorted(names[i] for i in held))] += count
+    for count, held in made.strategies(order):
+        packing[held[::-1]] += count
     return packing
 
 
-def _by_one(task: Task, limits: NDArray[np.int64], tight: int, effort: float) -> Packing:
+def _by_one(task: Task, limits: NDArray[np.int64], tight: int, budget: Budget) -> tuple[Packed, NDArray[np.int64]]:
     """Plan the tight kind, deal out the other, and mend."""
     own, other = task.sizes[:, tight], task.sizes[:, 1 - tight].astype(np.float64)
     lengths, label = np.unique(own, return_inverse=True)
     totals = np.zeros(lengths.size, dtype=np.int64)
     np.add.at(totals, label.ravel(), task.counts)
-    begin = int(lengths[0] == 0)
-    if begin == lengths.size:
-        return Counter()
+    begin = int(lengths[0] == 0)  # the tight kind has sizes above 0
     histogram = Histogram(lengths[begin:], totals[begin:])
-    made = nearly(histogram, int(limits[tight]), None, effort=effort, share=_NEAR)
+    with budget.part(0.5):
+        made = nearly(histogram, int(limits[tight]), None, budget=budget, share=_NEAR)
     number = dict(zip(lengths.tolist(), range(lengths.size), strict=True))
     slots = _Slots.of([(count, tuple(number[length] for length in held)) for count, held in made])
+    budget.charge(_DEALING * task.sequences)
     items = slots.deal(label.ravel(), task.counts, other, np.zeros(lengths.size))
     return _finished(task, slots, items, np.broadcast_to(limits, (slots.packs, 2)))
 
 
-def follow(task: Task, classes: Classes, columns: list[Column], relaxed: Relaxed) -> Packing:
+def follow(task: Task, classes: Classes, columns: list[Column], relaxed: Relaxed, budget: Budget) -> Packing:
     """Return packs that follow a linear program over the means of classes."""
     whole = np.floor(relaxed.times + 1e-6).astype(np.int64)
     taken = [columns[at] for at in np.flatnonzero(whole).tolist()]
@@ -95,7 +101,8 @@ def follow(task: Task, classes: Classes, columns: list[Column], relaxed: Relaxed
     planned = (classes.corners * rates).sum(axis=1)
     items = slots.deal(classes.of_size, task.counts, (task.sizes * rates).sum(axis=1), planned)
     limits = task.capacities[np.repeat([j for j, _ in taken], counts)] if taken else task.capacities[:0]
-    return _finished(task, slots, items, limits)
+    budget.charge(_DEALING * task.sequences)
+    return _within_one(task, _packing(task, *_finished(task, slots, items, limits), budget), budget)
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,8 +186,13 @@ def _turns(
         yield one, here[ranks[ranks < here.size]]
 
 
-def _finished(task: Task, slots: _Slots, items: NDArray[np.int64], limits: NDArray[np.int64]) -> Packing:
-    """Mend packs with these limits ``[packs, 2]`` and items in their slots, and pack what has no place."""
+def _finished(
+    task: Task, slots: _Slots, items: NDArray[np.int64], limits: NDArray[np.int64]
+) -> tuple[Packed, NDArray[np.int64]]:
+    """Mend packs with these limits ``[packs, 2]`` and items in their slots, and pack what has no place.
+
+    Returns packs, and the size that each item of theirs is.
+    """
     used = items >= 0
     items, pack = items[used], slots.pack[used]
     items = _swapped(task, limits, items, pack)
@@ -188,8 +200,7 @@ def _finished(task: Task, slots: _Slots, items: NDArray[np.int64], limits: NDArr
     items, pack = items[kept], pack[kept]
     left = task.counts - np.bincount(items, minlength=task.counts.size)
     tries = [_completed(task, limits, items, pack, left, evenly=evenly) for evenly in (False, True)]
-    packing = _packing(*min(tries, key=lambda one: one[0].packs))
-    return _within_one(task, packing)
+    return min(tries, key=lambda one: one[0].packs)
 
 
 def _swapped(
@@ -287,7 +298,7 @@ def _completed(
     return Packed(classes[:used], links[:linked]), order
 
 
-def _within_one(task: Task, packing: Packing) -> Packing:
+def _within_one(task: Task, packing: Packing, budget: Budget) -> Packing:
     """Pack again what no capacity holds, where the largest limits are those of different ones."""
     packs = list(packing)
     outside = np.flatnonzero(task.capacity_of(packs) < 0).tolist()
@@ -296,10 +307,10 @@ def _within_one(task: Task, packing: Packing) -> Packing:
     counts = np.zeros(task.counts.size, dtype=np.int64)
     for at in outside:
         np.add.at(counts, list(packs[at]), packing.pop(packs[at]))
-    return packing + _alone(task, counts)
+    return packing + _alone(task, counts, budget)
 
 
-def _alone(task: Task, counts: NDArray[np.int64]) -> Packing:
+def _alone(task: Task, counts: NDArray[np.int64], budget: Budget) -> Packing:
     """Pack these sequences by best-fit, each into the cheapest capacity that holds it."""
     packing: Packing = Counter()
     used = task.cheapest(task.sizes)
@@ -309,7 +320,8 @@ def _alone(task: Task, counts: NDArray[np.int64]) -> Packing:
             names = chosen.tolist()
             part = task.part(chosen, counts[chosen])
             limits = np.broadcast_to(part.capacities[j], (0, 2))
-            made = _packing(*_completed(_only(part, j), limits, chosen[:0], chosen[:0], part.counts))
+            own = _completed(_only(part, j), limits, chosen[:0], chosen[:0], part.counts)
+            made = _packing(part, *own, budget)
             packing.update({tuple(names[i] for i in held): count for held, count in made.items()})
     return packing
 

@@ -25,7 +25,13 @@ __all__ = ["PriceBound", "best_rates", "price_bound"]
 
 @dataclass(frozen=True)
 class PriceBound:
-    """A proven lower bound on a price in whole numbers, and what proves it."""
+    """A proven lower bound on the price of a plan.
+
+    Attributes:
+        price: the bound as a multiple of the plan's unit; an integer.
+        proof: the name of what proves it: "sizes", "big sequences", "certificate", or a bound in packs.
+        certificate: the certificate, if it is what proves the bound.
+    """
 
     price: int
     proof: str

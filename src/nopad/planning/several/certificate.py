@@ -39,7 +39,16 @@ _MAX_WORTH = 2**62
 
 @dataclass(frozen=True)
 class PriceCertificate:
-    """Rates per unit of both sizes, extras ``((from a, from b, value), ...)`` in rising order, and units of the table.
+    """Values of sequences that prove a lower bound on the price of all packs; the module tells how.
+
+    Attributes:
+        rates: what a unit of the first and of the second size is worth; two integers from 0 to 2^64.
+        extras: ``(from a, from b, value)``: what a sequence of sizes at least (a, b) is worth beyond its rates; if
+            several apply, the highest. Ascending, without repetition; values are integers from 1 to 2^50.
+        units: what both sizes are counted in, rounded down, in the table of the check; two integers from 1 to 2^31.
+
+    Raises:
+        ValueError: a number is no integer or out of range, or extras do not ascend.
 
     >>> proof = PriceCertificate((1, 0), ((5, 0, 2),))  # a token is worth 1, a sequence of 5 tokens or more 2 beyond
     >>> proof.best([(8, 0), (16, 0)])
@@ -79,7 +88,7 @@ class PriceCertificate:
         return fitting, rooms, places
 
     def problem(self, capacities: Sequence[tuple[int, int]]) -> str | None:
-        """Return why this certificate cannot be checked for these capacities; None if it can."""
+        """Return why this certificate cannot be checked for these capacities, given by both limits; None if it can."""
         fitting, rooms, places = self._table(capacities)
         if not fitting:
             return None
@@ -98,7 +107,7 @@ class PriceCertificate:
         return None
 
     def best(self, capacities: Sequence[tuple[int, int]]) -> list[int]:
-        """Return for each capacity a value that no pack of it exceeds.
+        """Return for each of these capacities, given by both limits, a value that no pack of it exceeds.
 
         Raises:
             FormatError: the certificate cannot be checked; `problem` says why.
@@ -110,21 +119,21 @@ class PriceCertificate:
         fitting, rooms, places = self._table(capacities)
         if not fitting:
             return rates
-        from nopad.planning.several._check_kernels import most_valuable
+        from nopad.planning._certificate_kernels import most_valuable_of_two
 
         table = np.array(sorted(fitting), dtype=np.int64)
-        worth = most_valuable(table[:, :2].copy(), table[:, 2].copy(), rooms, places)
+        worth = most_valuable_of_two(table[:, :2].copy(), table[:, 2].copy(), rooms, places)
         one, other = self.units
         return [rate + int(worth[a // one, b // other]) for rate, (a, b) in zip(rates, capacities, strict=True)]
 
     def worth(self, sizes: NDArray[np.int64], counts: Sequence[int]) -> int:
-        """Return the total value of sequences of these sizes ``[k, 2]``."""
-        extra = self._extra(sizes)
+        """Return the value of ``counts[i]`` sequences of each of the sizes, int64 ``[k, 2]``, all together."""
+        extra = self.extras_of(sizes)
         one, other = self.rates
         rows = zip(sizes.tolist(), extra.tolist(), counts, strict=True)
         return sum((one * a + other * b + more) * count for (a, b), more, count in rows)
 
-    def _extra(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    def extras_of(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return what each size is worth beyond the rates; int64 ``[k]``."""
         extra = np.zeros(len(sizes), dtype=np.int64)
         begins = np.array(self.extras, dtype=np.int64).reshape(-1, 3)
@@ -144,7 +153,9 @@ class PriceCertificate:
         capacities: Sequence[tuple[int, int]],
         prices: Sequence[int],
     ) -> int:
-        """Return a price that no plan for these sequences goes below, where packs have these prices.
+        """Return a price that no plan for ``counts[i]`` sequences of each of the sizes (int64 ``[k, 2]``) goes below.
+
+        `capacities` are given by both limits; a pack of capacity j costs ``prices[j]``, an integer, as is the result.
 
         Raises:
             FormatError: the certificate cannot be checked; `problem` says why.

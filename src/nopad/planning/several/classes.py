@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from nopad.planning.several.certificate import PriceCertificate
 from nopad.planning.several.task import Task
 
 __all__ = ["Classes"]
@@ -23,6 +24,7 @@ _BESIDE = (0.0, 0.03, 0.15, 0.4)  # of all sequences: there is an edge where onl
 _SAND = 16  # sizes below this part of the smallest capacity are sand
 _MOST_TABLE = 2**24
 _FEW = 1.3  # times the square root of the number of classes: second sizes that all get an edge
+_EVENLY = 0.1  # of what a token is worth: edges where extras do not rise
 _BINS = 2000  # that sizes are counted in, to place edges
 
 
@@ -83,6 +85,25 @@ class Classes:
         return cls(corners, of_size, demand, sand, units, False)
 
     @classmethod
+    def along(cls, task: Task, most: int, cells: int, proof: PriceCertificate) -> Classes:
+        """Return about `most` classes of one kind, each at its mean, with edges where the values of a proof rise most.
+
+        They are a guide to good plans, that proves nothing.
+        """
+        units = _units(task.capacities.max(axis=0), min(cells, _MOST_TABLE))
+        rise = np.diff(proof.extras_of(task.sizes).astype(np.float64), prepend=0.0).clip(0)
+        rise += _EVENLY * proof.rates[0] * np.diff(task.sizes[:, 0], prepend=0)
+        sand = task.sizes[:, 0] < max(int(units[0]), int(task.capacities[:, 0].min()) // _SAND)
+        upto = np.cumsum(np.where(sand, 0.0, np.sqrt(task.counts * rise)))
+        label = np.searchsorted(np.linspace(0, upto[-1], most, endpoint=False)[1:], upto)
+        of_size = np.full(sand.size, -1)
+        if not sand.all():
+            of_size[~sand] = np.unique(label[~sand], return_inverse=True)[1].ravel()
+        inside = of_size >= 0
+        demand = np.bincount(of_size[inside], task.counts[inside].astype(np.float64)).astype(np.float64)
+        return cls._middle(task, of_size, demand, units)
+
+    @classmethod
     def _middle(
         cls, task: Task, of_size: NDArray[np.int64], demand: NDArray[np.float64], units: NDArray[np.int64]
     ) -> Classes:
@@ -106,13 +127,14 @@ class Classes:
             lost = (self.corners - cut).sum(axis=1)
             corners[lost < least] = cut[lost < least]
             least = np.minimum(least, lost)
+        corners[(corners == 0).all(axis=1), 0] = self.units[0]  # a class always takes room
         return replace(self, corners=corners)
 
 
 def _second_edges(task: Task, unit: int, most: int, alone: bool) -> NDArray[np.int64]:
     """Return the edges of the second size: all that it takes, if they are few; as many as there may be if `alone`."""
     values = np.unique(np.append(0, task.sizes[:, 1] // unit * unit))
-    if values.size <= (most if alone else most**0.5 * _FEW):
+    if values.size <= max(1, most if alone else most**0.5 * _FEW):
         return values
     return _edges(task, 1, most if alone else max(4, round(most**0.5 / 2)), unit)
 

@@ -39,7 +39,11 @@ def pack_rest(task: Task, left: NDArray[np.int64]) -> Packing:
     if not chosen.size:
         return Counter()
     part = task.part(chosen, left[chosen])
-    made = best_fit(part, part.counts) if part.sequences <= MOST_FITTED else pack_each(part, split_alone(part), 0.1)
+    made = (
+        best_fit(part, part.counts)
+        if part.sequences <= MOST_FITTED
+        else pack_each(part, split_alone(part), Budget(0), quick=True)
+    )
     names = chosen.tolist()
     return Counter({tuple(names[i] for i in pack): count for pack, count in made.items()})
 
@@ -120,7 +124,7 @@ def choose(task: Task, columns: list[Column], budget: Budget) -> Packing | None:
     if task.sequences > _MOST_CHOSEN or budget.spent():
         return None
     columns = every_column(task) or columns
-    if len(columns) > _MOST_COLUMNS or len(columns) * task.counts.size > _MOST_CELLS:
+    if not columns or len(columns) > _MOST_COLUMNS or len(columns) * task.counts.size > _MOST_CELLS:
         return None
     nodes = min(_NODES, 1 + _NODE_CELLS // (len(columns) * task.counts.size))
     model = new_model(mip_max_nodes=nodes, mip_rel_gap=0.0)

@@ -48,21 +48,31 @@ def plan_several(
     depth: int | None = None,
     effort: int = 3,
 ) -> SeveralPlan:
-    """Plan packs of several capacities, or for two kinds of size, at the least price in all.
+    """Choose for every pack one of several capacities, so that all packs together have a low price.
+
+    For training with several row lengths, where a long row costs more than a short one; or where a pack is limited in
+    two ways at once, such as tokens and images, or nodes and edges ("two kinds of size").
 
     Args:
-        sizes: integer lengths ``[n]`` or a `Histogram`; or ``[n, 2]`` for two kinds, such as tokens and images, or
-            nodes and edges: the first at least 1, the second at least 0.
-        capacities: what a pack may hold: integers ``[K]``, or pairs ``[K, 2]`` for two kinds; up to 64.
-        prices: what one pack of each capacity costs, such as the seconds of a step; positive numbers ``[K]``. Default:
-            the capacities themselves, so that as few slots as possible are used; 1 where there is one.
-        counts: how many sequences of each of `sizes` there are; None: one.
-        depth: most sequences a pack may hold (one kind only); None: unlimited.
-        effort: budget, in seconds of an ordinary core, counted in operations: every machine makes the same plan.
+        sizes: the length of each sequence in tokens, integers ``[n]`` of any int dtype, from 1 to 2^31 - 1; or a
+            `Histogram` of them. For two kinds of size integers ``[n, 2]``, of which the second may be 0.
+        capacities: the most that a pack may hold; integers ``[K]``, or pairs ``[K, 2]`` for two kinds; K up to 64.
+        prices: what one pack of each capacity costs, such as seconds per step; numbers ``[K]`` from 1e-100 to 1e100. A
+            float stands for the decimal that Python prints. None: a single capacity costs 1; of several, each costs as
+            much as it holds, so that the plan has as few slots as possible (with two kinds prices must be given).
+        counts: how many sequences there are of each of `sizes`; integers ``[n]`` from 0. None: one of each.
+        depth: most sequences that a pack may hold, with one kind of size; None: unlimited.
+        effort: how long to search, in seconds of an ordinary core; an integer from 0. It is counted in operations, so
+            the plan is the same on every machine.
+
+    Returns:
+        The cheapest plan that was found, with a proven lower bound on the price of any plan.
 
     Raises:
-        LengthError: a size is no integer or out of range, or a sequence fits into no capacity.
-        OptionError: capacities, prices, depth or effort have invalid values, or do not go together.
+        LengthError: a size or count is no integer or out of range, or a sequence fits into no capacity.
+        OptionError: a value of capacities, prices, depth or effort is not allowed, or they do not go together.
+
+    Source: Gilmore and Gomory 1961 (column generation); `docs/algorithms.md` tells the rest.
 
     >>> import nopad
     >>> plan = nopad.plan_several([9, 7, 3, 2, 2], capacities=[8, 16], prices=[1, 2.5])
@@ -104,9 +114,10 @@ def pack_several(
     effort: int = 3,
     seed: int = 0,
 ) -> dict[Any, Packs]:
-    """Plan and assign in one call: for each capacity its `Packs`, which index `sizes`.
+    """Plan and assign in one call: return ``{capacity: Packs}``, where packs hold positions in `sizes`.
 
-    The arguments are those of `plan_several` and of `SeveralPlan.assign`; so are the errors.
+    Short for ``plan_several(...).assign(sizes, seed=seed)``: arguments and errors are those of `plan_several`, but
+    `sizes` must be an array, and of `SeveralPlan.assign`.
 
     >>> import nopad
     >>> packs = nopad.pack_several([9, 7, 3, 2, 2], capacities=[8, 16], prices=[1, 2.5])
@@ -120,11 +131,12 @@ def _counted(counts: ArrayLike | None, n: int) -> NDArray[np.int64]:
     """Return the number of sequences of each size given."""
     if counts is None:
         return np.ones(n, dtype=np.int64)
-    checked = integers(counts)
+    checked = integers(counts, "counts")
     if checked.shape != (n,):
         raise LengthError(f"there are {n:,} sizes and {checked.size:,} counts; give one for each")
     if n and not 0 <= int(checked.min()) <= int(checked.max()) <= MOST_SEQUENCES:
-        raise LengthError(f"counts are integers from 0 to {MOST_SEQUENCES:,}")
+        i = int(np.argmax((checked < 0) | (checked > MOST_SEQUENCES)))
+        raise LengthError(f"counts are integers from 0 to {MOST_SEQUENCES:,}, got {int(checked[i])} at index {i}")
     if sum(checked.tolist()) > MOST_SEQUENCES:
         raise LengthError(f"more than {MOST_SEQUENCES:,} sequences are too many: plans are exact up to there")
     return checked.astype(np.int64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,6 +35,7 @@ MOST_CAPACITIES = 64
 MOST_SEQUENCES = 2**62
 MOST_DISTINCT = 2**20  # sizes
 MOST_RATIO = 10**9  # of prices
+LEAST_PRICE, MOST_PRICE = 1e-100, 1e100  # so that the price of any plan is in the range of a float
 EFFORT = Option(default=3, low=0, help="budget, in seconds of an ordinary core, counted in operations")
 
 
@@ -80,16 +80,29 @@ def distinct(sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.in
     return np.stack([found // 2**31, found % 2**31], axis=1), at.ravel()
 
 
+def _listed(values: Any, name: str) -> list[Any]:
+    """Return what is given for an option as a list of plain Python values: an array's elements, or one value alone.
+
+    Raises:
+        OptionError: it is an array with masked values.
+    """
+    if np.ma.is_masked(values):
+        raise OptionError(f"{name} must not have masked values, got {values!r}")
+    if hasattr(values, "tolist"):  # arrays and scalars of NumPy and torch
+        values = values.tolist()
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes | bytearray):
+        return [values]
+    return [one.item() if getattr(one, "ndim", 1) == 0 and hasattr(one, "item") else one for one in values]
+
+
 def check_capacities(capacities: Any) -> tuple[Capacity, ...]:
     """Return capacities as tuples of one limit or two.
 
     Raises:
         OptionError: a limit is no integer or out of range, a capacity comes twice, or there are none or too many.
     """
-    given = list(capacities) if isinstance(capacities, Sequence | np.ndarray) else [capacities]
-    held = [
-        tuple(one) if isinstance(one, Sequence | np.ndarray) and not isinstance(one, str) else (one,) for one in given
-    ]
+    given = _listed(capacities, "capacities")
+    held = [tuple(_listed(one, "a capacity")) for one in given]
     if not 1 <= len(held) <= MOST_CAPACITIES:
         raise OptionError(f"there are from 1 to {MOST_CAPACITIES} capacities, got {len(held)}")
     kinds = len(held[0])
@@ -97,13 +110,9 @@ def check_capacities(capacities: Any) -> tuple[Capacity, ...]:
         raise OptionError(f"capacities are integers, or pairs of integers for two kinds, all alike; got {given!r}")
     for one in held:
         for kind, limit in enumerate(one):
-            if (
-                isinstance(limit, bool)
-                or not isinstance(limit, int | np.integer)
-                or not 1 - kind <= limit <= MAX_LENGTH
-            ):
+            if type(limit) is not int or not 1 - kind <= limit <= MAX_LENGTH:
                 raise OptionError(f"a capacity must be an integer from {1 - kind} to {MAX_LENGTH}, got {limit!r}")
-    checked = tuple(tuple(int(limit) for limit in one) for one in held)
+    checked = tuple(held)
     if len(set(checked)) < len(checked):
         twice = next(one for one in checked if checked.count(one) > 1)
         raise OptionError(f"the capacity {shown(twice)} is given twice; give each once, with its price")
@@ -121,6 +130,12 @@ def shown(capacity: Capacity) -> str:
     return " x ".join(f"{limit:,}" for limit in capacity)
 
 
+def _short(value: Any) -> str:
+    """Return a value as text, cut off where it is long; Python refuses to print integers of thousands of digits."""
+    huge = type(value) is int and abs(value) > MOST_PRICE
+    return f"an integer of {value.bit_length():,} bits" if huge else repr(value)
+
+
 def check_prices(prices: Any, capacities: tuple[Capacity, ...]) -> tuple[Price, ...]:
     """Return one price for each capacity; by default 1 for a single one, else the capacities themselves.
 
@@ -131,15 +146,15 @@ def check_prices(prices: Any, capacities: tuple[Capacity, ...]) -> tuple[Price, 
         if len(capacities) > 1 and len(capacities[0]) > 1:
             raise OptionError("several capacities of two kinds need prices: what one pack of each costs")
         prices = [1] if len(capacities) == 1 else [one[0] for one in capacities]
-    given = list(prices) if isinstance(prices, Sequence | np.ndarray) and not isinstance(prices, str) else [prices]
-    if len(given) != len(capacities):
-        raise OptionError(f"there are {len(capacities)} capacities and {len(given)} prices; give one for each")
-    checked: list[Price] = []
-    for price in given:
-        plain = price.item() if isinstance(price, np.generic) else price
-        if type(plain) not in (int, float) or not math.isfinite(plain) or plain <= 0:
-            raise OptionError(f"a price must be a positive number, got {price!r}")
-        checked.append(plain)
+    checked = _listed(prices, "prices")
+    if len(checked) != len(capacities):
+        raise OptionError(f"there are {len(capacities)} capacities and {len(checked)} prices; give one for each")
+    for price in checked:
+        if type(price) not in (int, float) or not LEAST_PRICE <= price <= MOST_PRICE:
+            raise OptionError(
+                f"a price must be a positive number, got {_short(price)}; prices are from {LEAST_PRICE:.0e} to "
+                f"{MOST_PRICE:.0e}"
+            )
     if max(checked) > MOST_RATIO * min(checked):
         raise OptionError(
             f"prices from {min(checked)} to {max(checked)} are more than a factor of {MOST_RATIO:,} apart: leave out a "
@@ -179,7 +194,9 @@ def task_of(
     limits = np.zeros((len(capacities), 2), dtype=np.int64)
     limits[:, :kinds] = capacities
     own = sizes
-    if depth is not None and depth * int(sizes[:, 0].min(initial=1)) < limits[:, 0].max():
+    if (
+        depth is not None and len(sizes) and depth * int(sizes[:, 0].min()) < limits[:, 0].max()
+    ):  # else it limits nothing
         limits[:, 1] = depth
         own = np.stack([sizes[:, 0], np.ones(len(sizes), dtype=np.int64)], axis=1)
     whole, unit = whole_prices(prices)

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nopad.files import write_atomic
 from nopad.histogram import exact_dot, exact_sum
+from nopad.planning.document import text_of
 from nopad.planning.several.bounds import PriceBound, price_bound
 from nopad.planning.several.certificate import PriceCertificate
 from nopad.planning.several.given import Capacity, Price, distinct, shown, task_of
@@ -33,18 +34,21 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SeveralPlan:
-    """Strategies with counts for several capacities, which cover all sequences exactly.
+    """What is packed together how often, and in which capacity; every sequence is covered exactly once.
+
+    A strategy is the content of a pack, as sizes of sequences; it stands for `counts` equal packs. Plans are made by
+    `plan_several` and read by `load`; plans are equal if their files are.
 
     Attributes:
-        capacities: the limit of each capacity, or both limits for two kinds, in the order given.
-        prices: the price of one pack of each.
+        capacities: K tuples of one limit each, or of two limits for two kinds of size, in the order given.
+        prices: the price of one pack of each capacity; K numbers.
         depth: most sequences a pack may hold; None: unlimited.
         indptr: strategy s holds ``sizes[indptr[s]:indptr[s + 1]]``; int64 ``[strategies + 1]``.
-        sizes: size of each sequence of a strategy, largest first; int64 ``[slots, kinds]``.
+        sizes: size of each sequence of all strategies, largest first within one; int64 ``[slots, kinds]``.
         counts: number of packs of each strategy, >= 1; int64 ``[strategies]``.
-        used: number of the capacity of each strategy, in `capacities`; int64 ``[strategies]``.
-        bound: the proven lower bound on the price, in whole numbers of `unit`, and its proof.
-        notes: sentences for the user.
+        used: which of `capacities` each strategy uses, from 0; int64 ``[strategies]``.
+        bound: the proven lower bound on the price, as a multiple of `unit`, and what proves it.
+        notes: sentences for the user: what ended the search, and capacities that were of no use.
 
     >>> import nopad
     >>> plan = nopad.plan_several([7, 5, 2, 2], capacities=[8, 16], prices=[1, 1.8])
@@ -64,12 +68,15 @@ class SeveralPlan:
 
     @property
     def kinds(self) -> int:
-        """How many sizes a sequence has: 1 or 2."""
+        """How many sizes each sequence has: 1 (its length), or 2 (such as tokens and images)."""
         return len(self.capacities[0])
 
     @property
     def strategies(self) -> list[tuple[int, Any, Sizes]]:
-        """The strategies as ``(count, capacity, sizes)``; with two kinds capacity and sizes are pairs."""
+        """All strategies as ``(number of packs, capacity, sizes of its sequences)``.
+
+        A capacity and a size are integers, or with two kinds pairs of integers.
+        """
         limits, flat = [self._named(j) for j in range(len(self.capacities))], self.sizes.tolist()
         rows = [one[0] for one in flat] if self.kinds == 1 else [tuple(one) for one in flat]
         ends, used = self.indptr.tolist(), self.used.tolist()
@@ -87,7 +94,7 @@ class SeveralPlan:
 
     @property
     def unit(self) -> Fraction:
-        """What 1 stands for in whole prices: the largest number that every price is a multiple of."""
+        """The largest number that every price is a whole multiple of, exactly: 1/10 for prices of 1 and 4.3."""
         return self._whole[1]
 
     @cached_property
@@ -111,7 +118,7 @@ class SeveralPlan:
 
     @property
     def packs(self) -> dict[Any, int]:
-        """Number of packs of each capacity."""
+        """Number of packs of each capacity: ``{capacity: packs}``, keys as in `strategies`."""
         return {self._named(j): count for j, count in enumerate(self._packs)}
 
     @property
@@ -121,32 +128,32 @@ class SeveralPlan:
 
     @property
     def whole_price(self) -> int:
-        """The price of all packs in whole numbers of `unit`, exactly."""
+        """The price of all packs, divided by `unit`: always an integer, so it is exact."""
         return sum(price * count for price, count in zip(self._whole[0], self._packs, strict=True))
 
     @property
     def price(self) -> Price:
-        """The price of all packs: an int where it is whole, else the nearest float."""
+        """The price of all packs together: an int where it is whole, else the float nearest to it."""
         return number(self.whole_price * self.unit)
 
     @property
     def lower_bound(self) -> Price:
-        """The proven lower bound on the price."""
+        """A price that no plan for the same sequences and capacities goes below, proven; int or float as `price`."""
         return number(self.bound.price * self.unit)
 
     @property
     def gap(self) -> Price:
-        """What the plan costs above the lower bound; 0: it is proven optimal."""
+        """`price` less `lower_bound`: 0 if the plan is proven optimal."""
         return number((self.whole_price - self.bound.price) * self.unit)
 
     @property
     def gap_share(self) -> float:
-        """The gap as a share of the lower bound."""
+        """The gap as a share of the lower bound: 0.001 is 0.1 % above it."""
         return (self.whole_price - self.bound.price) / self.bound.price if self.bound.price else 0.0
 
     @cached_property
     def loads(self) -> list[tuple[int, ...]]:
-        """What the sequences take in the packs of each capacity: the sum of each kind."""
+        """For each capacity the sum of the sizes in its packs, a tuple of one sum per kind of size."""
         repeats = np.repeat(self.counts, np.diff(self.indptr))
         where = np.repeat(self.used, np.diff(self.indptr))
         return [
@@ -156,7 +163,7 @@ class SeveralPlan:
 
     @property
     def efficiency(self) -> tuple[float, ...]:
-        """For each kind, what the sequences take of what all packs have room for, from 0 to 1."""
+        """For each kind of size, the share of all room in the packs that sequences fill, from 0 to 1."""
         room = [
             sum(c[kind] * n for c, n in zip(self.capacities, self._packs, strict=True)) for kind in range(self.kinds)
         ]
@@ -165,7 +172,7 @@ class SeveralPlan:
         )
 
     def summary(self) -> dict[str, Any]:
-        """Return the numbers of the plan, JSON-ready: price, bound, and a list of what each capacity holds."""
+        """Return price, bound, and a list with packs and efficiency of each capacity, as a dict ready for JSON."""
         rows = zip(self.capacities, self.prices, self._packs, self.loads, strict=True)
         return {
             "depth": self.depth,
@@ -229,7 +236,11 @@ class SeveralPlan:
         return hash(self.to_json())
 
     def verify(self) -> list[str]:
-        """Check every pack against its capacity and depth, and prove the bound again; one sentence for each problem."""
+        """Check every pack against its capacity and depth, and prove the bound again without the solver.
+
+        Returns:
+            One sentence for each problem; an empty list if there is none.
+        """
         found = []
         held = np.diff(self.indptr)
         sums = np.add.reduceat(self.sizes, self.indptr[:-1], axis=0) if held.size else self.sizes
@@ -255,14 +266,15 @@ class SeveralPlan:
 
     @property
     def certificate(self) -> PriceCertificate | None:
-        """The values that prove the bound, where simpler bounds prove less."""
+        """The values of sequences that prove the bound; None where simpler bounds prove as much."""
         return self.bound.certificate
 
     def assign(self, sizes: ArrayLike, *, seed: int = 0) -> dict[Any, Packs]:
-        """Assign the sequences with these sizes to the packs: for each capacity its `Packs`, which index `sizes`.
+        """Say which sequence goes into which pack: return ``{capacity: Packs}``, where packs hold positions in `sizes`.
 
-        Every sequence is in exactly one pack over all capacities. Which of the sequences of equal size goes where, and
-        the order of the packs of each capacity, are random by `seed`.
+        `sizes` are those that were planned, ``[n]`` or ``[n, 2]``, in any order. Every sequence is in exactly one pack
+        over all capacities. Which of the sequences of equal size goes where, and the order of the packs of each
+        capacity, are random by `seed`.
 
         Raises:
             PlanMismatchError: the plan does not cover exactly these sizes.
@@ -296,6 +308,6 @@ class SeveralPlan:
         Raises:
             FormatError: the file is missing, not JSON, no such plan, or its numbers contradict each other.
         """
-        from nopad.planning.several.plan_file import read
+        from nopad.planning.several.plan_file import parsed
 
-        return cls(**read(path))
+        return cls(**parsed(text_of(path), str(path)))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from pathlib import Path
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nopad.errors import FormatError, LengthError, OptionError
-from nopad.files import once_each
 from nopad.options import MAX_LENGTH
+from nopad.planning.document import opened
 from nopad.planning.several.bounds import PriceBound
 from nopad.planning.several.certificate import PriceCertificate
 from nopad.planning.several.given import check_capacities, check_depth, check_prices
@@ -20,7 +20,7 @@ from nopad.planning.several.given import check_capacities, check_depth, check_pr
 if TYPE_CHECKING:
     from nopad.planning.several.plan import SeveralPlan
 
-__all__ = ["FORMAT", "parsed", "read", "written"]
+__all__ = ["FORMAT", "parsed", "written"]
 
 FORMAT = "nopad.several_plan"
 FORMAT_VERSION = 1
@@ -62,19 +62,6 @@ def _in_line(found: re.Match[str]) -> str:
     return f"[{', '.join(group for group in found.groups() if group)}]"
 
 
-def read(path: str | Path) -> dict[str, Any]:
-    """Return the fields of the plan in a file.
-
-    Raises:
-        FormatError: as `parsed`; or the file cannot be read.
-    """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FormatError(f"cannot read the plan {path}: {error}") from error
-    return parsed(text, str(path))
-
-
 def parsed(text: str, name: str) -> dict[str, Any]:
     """Return the fields of a plan; `name` is used in messages.
 
@@ -83,15 +70,7 @@ def parsed(text: str, name: str) -> dict[str, Any]:
     """
     from nopad.planning.several.plan import SeveralPlan
 
-    try:
-        document = json.loads(text, object_pairs_hook=once_each)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{name} is not JSON: {error}") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise FormatError(f'{name} is no plan for several capacities: it lacks "format": "{FORMAT}"')
-    version = document.get("format_version")
-    if type(version) is not int or version != FORMAT_VERSION:
-        raise FormatError(f"{name} has format version {version!r}; this nopad reads {FORMAT_VERSION}")
+    document = opened(text, name, FORMAT, FORMAT_VERSION)
     try:
         fields = _fields(document)
         plan = SeveralPlan(**fields)
@@ -133,6 +112,8 @@ def _fields(document: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"strategy {at}: needs an integer count >= 1 and sizes from 1 (the second from 0)")
         if max(max(size) for size in sizes) > MAX_LENGTH:
             raise ValueError(f"strategy {at}: sizes are at most {MAX_LENGTH}")
+        if any(a < b for a, b in pairwise(sizes)):
+            raise ValueError(f"strategy {at}: sizes are listed largest first")
     bound = document["lower_bound"]
     if type(bound["price"]) is not int or type(bound["proof"]) is not str:
         raise ValueError("the lower bound needs an integer price and a proof")

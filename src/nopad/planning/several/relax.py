@@ -78,6 +78,11 @@ class Master:
         self.add(self._first())
 
     @property
+    def cells(self) -> tuple[int, int]:
+        """Numbers in the table of pricing, and its columns."""
+        return self._table.size, self._table.shape[1]
+
+    @property
     def steps(self) -> int:
         """Operations of pricing once."""
         return int(self._table.size * len(self._corners) * _CELL_STEPS[self._table.shape[1] > 1]) + 10**5

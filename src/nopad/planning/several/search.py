@@ -22,11 +22,12 @@ from nopad.histogram import Histogram
 from nopad.planning.optimal import auto
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.solver import SolverError
-from nopad.planning.several.both import MOST_DEALT, follow
+from nopad.planning.several.both import MOST_DEALT, dealing, follow
 from nopad.planning.several.bounds import price_bound
 from nopad.planning.several.certificate import PriceCertificate
 from nopad.planning.several.classes import Classes
 from nopad.planning.several.dive import choose, dive
+from nopad.planning.several.lift import lifted, lifting
 from nopad.planning.several.relax import Master, Relaxed
 from nopad.planning.several.split import ease, pack_each, shares, split_alone
 from nopad.planning.several.task import Packing, Task
@@ -35,15 +36,19 @@ __all__ = ["Found", "search"]
 
 _MOST_EXACT = 400  # distinct sizes
 _EXACT_CELLS = 3 * 10**7  # classes x cells of the table, with every size as a class
-_CLASSES = 160  # times the square root of the effort: what a program takes grows as their square
+_PROGRAM = 0.2  # of the budget, for a program of so many classes as take about that:
+_CLASS_STEPS = (0.37, 0.06)  # operations per cell of a table of one column, of several, and square of the classes
+_MOST_CLASSES, _MOST_GUIDING = 500, 300  # to prove a bound; to guide plans, for which more do not pay
 _CELLS = 2**17
-_PROVING, _SHARING = 0.45, 0.7  # of the budget that is left, for either program
-_EASING, _PACKING = 0.15, 0.5  # of all, for trials and for packs
+_PROVING, _SHARING = 0.4, 0.5  # of the budget that is left, for either program
+_EASING, _PACKING = 0.2, 0.8  # of the budget that is left, for trials and for packs
+_BEGINNING = 0.2  # of the budget: a first plan of two kinds that takes less is made before any linear program
+_QUICKLY = 0.33  # of the budget, for it
+_FAR = 1.05  # times the bound: where a plan is still beyond that, the first plan is made in the end
 _NEAR = 1e-5  # of the optimum of a program, where it ends
 _SLACK = 1e-3  # of the dearest price: a kind of which a full pack is worth less is not tight
 _EASES = (0.5, 0.1, 0.0)  # of the room of a kind that is not tight, kept free for what sequences differ from means
 _HARDER = 1.003  # a program that needs so much more for it is not followed
-_USABLE = 0.98  # a program whose bound is below this part of its optimum says nothing yet
 _GOOD = 20_000  # one part of the price in so many above the bound is near enough
 _CLOSING = 40  # packs that are packed again at a time
 _MOST_CLOSED = 2**17  # different packs that are looked at
@@ -102,13 +107,19 @@ class _Search:
 
     def run(self) -> Found:
         """Take every step, until a plan is good or the budget is spent."""
-        self._quick()
+        first = self.task.kinds == 1 or dealing(self.task) < self.budget.left * _BEGINNING
+        if first:
+            self._quick()
         try:
             if not self._good():
                 self._exact() if self._few(self.task) else self._classes()
+            if not self._good() and not self._few(self.task):
+                self._listed()
             self._close()
         except SolverError as error:
             self.notes.append(f"the solver gave up ({error}): the plan is the best of the ways that were left")
+        if not first and (self.price is None or self.price > self.bound * _FAR):
+            self._quick()
         if self._good():
             pass
         elif self.budget.spent():
@@ -138,10 +149,18 @@ class _Search:
         self.extra[inside] = relaxed.extras[classes.of_size[inside]] * master.dearest
         self.worth = self.task.sizes @ rates + self.extra
         proof = master.certificate(relaxed)
-        if proof.problem([(a, b) for a, b in self.task.capacities.tolist()]) is None:
-            proven = price_bound(self.task, proof)
-            if proven.price > self.bound:
-                self.bound, self.certificate = proven.price, proof
+        if self._take(proof) and not classes.exact:
+            self.budget.charge(lifting(*master.cells))
+            self._take(lifted(self.task, proof))
+
+    def _take(self, proof: PriceCertificate) -> bool:
+        """Keep a certificate if it proves more than what is known; return whether it can be checked."""
+        if proof.problem([(a, b) for a, b in self.task.capacities.tolist()]) is not None:
+            return False
+        proven = price_bound(self.task, proof)
+        if proven.price > self.bound:
+            self.bound, self.certificate = proven.price, proof
+        return True
 
     def _loose(self) -> NDArray[np.bool_]:
         """Return which sizes are worth no more than their room: any capacity may hold them at no loss."""
@@ -154,12 +173,13 @@ class _Search:
         """Try simple splits by best-fit."""
         task = self.task
         one = len(task.by_price) == 1
-        self._offer(pack_each(task, split_alone(task), self.effort / 3, quick=True))
+        with self.budget.part(_QUICKLY):
+            self._offer(pack_each(task, split_alone(task), self.budget, quick=True))
         for j in task.by_price if not one and task.kinds == 1 else []:
             if not self._good() and (task.sizes <= task.capacities[j]).all():
                 counts = np.zeros((task.counts.size, len(task.prices)), dtype=np.int64)
                 counts[:, j] = task.counts
-                self._offer(pack_each(task, counts, 0, quick=True))
+                self._offer(pack_each(task, counts, self.budget, quick=True))
 
     @staticmethod
     def _few(task: Task) -> bool:
@@ -175,9 +195,22 @@ class _Search:
         self._prove(master, relaxed)
         self._offer(_whole_packs(self.task, master, relaxed, self.bound, self.budget, self.best))
 
+    def _listed(self) -> None:
+        """Choose among all packs there can be, if they are few: a table may be large where sequences are few."""
+        made = choose(self.task, [], self.budget)
+        if made is not None:
+            self._offer(made)
+
+    def _most_classes(self) -> int:
+        """Return for how many classes there is time."""
+        rooms, places = (self.task.capacities.max(axis=0) + 1.0).tolist()
+        cells = min(rooms * places, _CELLS) * _CLASS_STEPS[places > 1]
+        steps = max(self.effort, 0.1) * 1e9 * _PROGRAM
+        return min(_MOST_CLASSES, int((steps / cells) ** 0.5))
+
     def _classes(self) -> None:
         """Solve with classes of sizes: one program proves a bound, another says what each capacity gets."""
-        task, most = self.task, int(_CLASSES * max(self.effort, 0.1) ** 0.5)
+        task, most = self.task, self._most_classes()
         proven = 0.0
         best: tuple[int, ...] = (0, 1)
         used = np.ones(2)
@@ -195,7 +228,11 @@ class _Search:
             limits = np.floor(task.capacities * (1 - ease_ * (1 - used))).astype(np.int64)
             with self.budget.part(_SHARING):
                 eased = replace(task, capacities=limits)
-                classes = Classes.of(task, most, _CELLS, kinds=best, middle=True).within(eased)
+                if task.kinds == 1 and self.certificate is not None:
+                    classes = Classes.along(task, min(most, _MOST_GUIDING), _CELLS, self.certificate)
+                else:
+                    classes = Classes.of(task, most, _CELLS, kinds=best, middle=True)
+                classes = classes.within(eased)
                 master = Master(eased, classes)
                 relaxed = master.relax(self.budget, near=_NEAR)
             if relaxed is not None and (relaxed.price < proven * _HARDER or not ease_):
@@ -205,15 +242,17 @@ class _Search:
     def _follow(self, classes: Classes, master: Master, relaxed: Relaxed) -> None:
         """Make plans that follow a program over the means of classes."""
         task = self.task
-        if relaxed.proven < relaxed.price * _USABLE:
+        if self.price is not None and (relaxed.price >= self.price or self.budget.spent()):
             return
         if task.kinds > 1 and task.sequences <= MOST_DEALT:
-            self._offer(follow(task, classes, master.columns, relaxed))
-        if len(task.by_price) > 1 and not self._good():
+            self._offer(follow(task, classes, master.columns, relaxed, self.budget))
+        if len(task.by_price) > 1 and not self._good() and (self.price is None or not self.budget.spent()):
             counts = shares(task, classes, master.columns, relaxed.times)
             if task.kinds == 1:
-                counts = ease(task, counts, self._loose(), self.effort * _EASING)
-            self._offer(pack_each(task, counts, self.effort * _PACKING))
+                with self.budget.part(_EASING):
+                    counts = ease(task, counts, self._loose(), self.budget)
+            with self.budget.part(_PACKING):
+                self._offer(pack_each(task, counts, self.budget))
 
     def _close(self) -> None:
         """Pack the packs that waste most again, a few at a time."""

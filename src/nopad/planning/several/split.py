@@ -7,6 +7,7 @@ out to capacities in these shares, so each gets its part of every size. What is 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 
 import numpy as np
@@ -15,10 +16,11 @@ from numpy.typing import NDArray
 from nopad.histogram import Histogram
 from nopad.planning.lpfhp import lpfhp
 from nopad.planning.optimal import nearly
+from nopad.planning.optimal.budget import Budget
 from nopad.planning.several.both import pack_both
 from nopad.planning.several.classes import Classes
 from nopad.planning.several.relax import Column
-from nopad.planning.several.task import Packing, Task
+from nopad.planning.several.task import Pack, Packing, Task
 
 __all__ = ["ease", "pack_each", "shares", "split_alone"]
 
@@ -27,6 +29,7 @@ _FINE = (0.0, 0.01, 0.03)  # of the tokens of a capacity, in small sequences
 _FEW = 4  # capacities, for which each of these is tried
 _MANY = 10_000  # packs of a capacity, from which the shares of the linear program are left alone
 _SLACK = 5e-4
+_QUICK_STEPS = 5_000  # operations for each distinct length, of best-fit
 _NEAR = 2e-5  # of the packs of a capacity, above their bound
 
 
@@ -82,12 +85,12 @@ def _whole(task: Task, share: NDArray[np.float64]) -> NDArray[np.int64]:
     return counts
 
 
-def ease(task: Task, counts: NDArray[np.int64], loose: NDArray[np.bool_], effort: float) -> NDArray[np.int64]:
+def ease(task: Task, counts: NDArray[np.int64], loose: NDArray[np.bool_], budget: Budget) -> NDArray[np.int64]:
     """Return the counts ``[k, K]`` after exchanges that make packs easier to fill, of one kind.
 
     `loose` sequences may be in packs of any capacity at no loss. Each capacity but the one that has most of them gets a
     few more of the smallest, which fill what room is left in packs, against larger ones; and in all a little less than
-    its whole packs hold. How many is tried, with about `effort` seconds in all.
+    its whole packs hold. How many is tried, as the budget allows.
     """
     counts = counts.copy()
     lengths = task.sizes[:, 0].astype(np.float64)
@@ -97,11 +100,13 @@ def ease(task: Task, counts: NDArray[np.int64], loose: NDArray[np.bool_], effort
     order = np.argsort(-task.capacities[:, 0], kind="stable").tolist()
     used = [j for j in order if j != giver and 0 < packs[j] < _MANY]
     tries = _FINE if len(used) <= _FEW else _FINE[1:2]
-    each = effort / max(1, len(used) * len(tries))
-    for j in used:
+    for n, j in enumerate(used):
         ways = [_moved(task, counts, j, giver, loose, fine) for fine in tries]
         if len(ways) > 1:
-            found = [_by_lengths(_given(task, way, j), j, each).total() for way in ways]
+            found = []
+            for m, way in enumerate(ways):
+                with budget.part(1 / ((len(used) - n) * len(tries) - m)):
+                    found.append(_by_lengths(_given(task, way, j), j, budget).total())
             costs = [n * task.prices[j] - rate * float(lengths @ way[:, j]) for n, way in zip(found, ways, strict=True)]
             counts = ways[int(np.argmin(costs))]
         else:
@@ -142,27 +147,71 @@ def _part(counts: NDArray[np.int64], chosen: NDArray[np.bool_], share: float) ->
     return np.clip(np.diff(running, prepend=0), 0, np.where(chosen, counts, 0))
 
 
-def pack_each(task: Task, counts: NDArray[np.int64], effort: float, *, quick: bool = False) -> Packing:
-    """Pack what each capacity is given, with a budget of about `effort` seconds in all; `quick` by best-fit alone."""
-    packing: Packing = Counter()
-    used = np.flatnonzero(counts.any(axis=0)).tolist()
-    for j in used:
+def pack_each(task: Task, counts: NDArray[np.int64], budget: Budget, *, quick: bool = False) -> Packing:
+    """Pack what each capacity is given, ``counts[:, j]`` sequences of each size; `quick` by best-fit alone.
+
+    Each capacity may take an equal part of what is left of the budget. Those whose tokens are dearest come first; what
+    room is left in their packs is filled with sequences that were given to the others.
+    """
+    counts, packing = counts.copy(), Counter[Pack]()
+    rates = [price / limit for price, limit in zip(task.prices, task.capacities[:, 0].tolist(), strict=True)]
+    used = sorted(np.flatnonzero(counts.any(axis=0)).tolist(), key=lambda j: -rates[j])
+    for n, j in enumerate(used):
+        if not counts[:, j].any():
+            continue
         part, names = _given(task, counts, j), np.flatnonzero(counts[:, j]).tolist()
-        each = effort / len(used)
-        made = pack_both(part, j, each) if task.kinds > 1 else _by_lengths(part, j, each, quick)
+        with budget.part(1 / (len(used) - n)):
+            made = pack_both(part, j, budget) if task.kinds > 1 else _by_lengths(part, j, budget, quick)
+        own: Packing = Counter()
         for held, count in made.items():
-            packing[tuple(names[i] for i in held)] += count
+            own[tuple(names[i] for i in held)] += count
+        packing += _filled(task, j, own, counts, used[:n:-1]) if task.kinds == 1 else own
     return packing
 
 
-def _by_lengths(task: Task, j: int, effort: float, quick: bool = False) -> Packing:
+def _filled(task: Task, j: int, packing: Packing, counts: NDArray[np.int64], others: list[int]) -> Packing:
+    """Fill the room of packs of capacity j with sequences of `others`, and take these out of `counts`.
+
+    The longest that fits goes first; of two capacities that have it, the one that comes first in `others` gives it.
+    """
+    available = counts[:, others].sum(axis=1)
+    if not available.any():
+        return packing
+    lengths, capacity = task.sizes[:, 0].tolist(), int(task.capacities[j, 0])
+    depth, left = task.depth or capacity, available.tolist()
+    least = lengths[int(np.argmax(available > 0))]
+    filled: Packing = Counter()
+    waiting = [(held, count, capacity - sum(lengths[i] for i in held)) for held, count in packing.items()]
+    while waiting:
+        held, count, free = waiting.pop()
+        at = bisect_right(lengths, free) - 1 if free >= least and len(held) < depth else -1
+        while at >= 0 and not left[at]:
+            at -= 1
+        if at < 0:
+            filled[tuple(sorted(held))] += count
+            continue
+        taken = min(count, left[at])
+        left[at] -= taken
+        waiting.append(((*held, at), taken, free - lengths[at]))
+        if count > taken:
+            waiting.append((held, count - taken, free))
+    gone = available - np.array(left, dtype=np.int64)
+    for other in others:
+        given = np.minimum(gone, counts[:, other])
+        counts[:, other] -= given
+        gone -= given
+    return filled
+
+
+def _by_lengths(task: Task, j: int, budget: Budget, quick: bool = False) -> Packing:
     """Pack one kind into capacity j."""
     capacity, lengths = int(task.capacities[j, 0]), task.sizes[:, 0]
     histogram = Histogram(lengths, task.counts)
     if quick:
         made = lpfhp(histogram, capacity, task.depth)
+        budget.charge(_QUICK_STEPS * task.counts.size)
     else:
-        made = nearly(histogram, capacity, task.depth, effort=effort, share=_NEAR)
+        made = nearly(histogram, capacity, task.depth, budget=budget, share=_NEAR)
     number = dict(zip(lengths.tolist(), range(lengths.size), strict=True))
     packing: Packing = Counter()
     for count, held in made:

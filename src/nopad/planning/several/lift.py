@@ -1,0 +1,110 @@
+"""A better certificate from the same linear program: values of single sizes are raised as far as packs allow.
+
+The program knows only as many values as it has classes. Above a class's corner there is less room beside a sequence, so
+it may be worth more: as much as the price of each capacity leaves after the most valuable contents of the rest. Sizes
+are raised one after the other, the most common first, and each is counted in the room of those after it. That is how
+dual feasible functions are made maximal; here it takes a pass over one table for each size.
+
+Source: Alves, Clautiaux, Valério de Carvalho and Rietz, "Dual-Feasible Functions for Integer Programming and
+Combinatorial Optimization", 2016 (maximality).
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.planning.several.certificate import MAX_VALUE, PriceCertificate
+from nopad.planning.several.task import Task
+
+__all__ = ["lifted", "lifting"]
+
+_MOST = {1: 2000, 2: 500}  # sizes that are raised, where the table has one column, and where it has more
+
+
+def lifting(cells: int, places: int) -> int:
+    """Return about how many operations `lifted` takes with a table of so many cells and second limits."""
+    return _MOST[1 if places == 1 else 2] * cells + 10**6
+
+
+def lifted(task: Task, proof: PriceCertificate) -> PriceCertificate:
+    """Return a certificate whose bound for `task` is at least that of `proof`, which must be one that can be checked.
+
+    Its extras are those of `proof`, and more of them at other sizes.
+    """
+    from nopad.planning.several import _kernels
+
+    units = np.array(proof.units, dtype=np.int64)
+    limits = task.capacities // units
+    extras = np.array(proof.extras, dtype=np.int64).reshape(-1, 3)
+    extras = extras[task.cheapest(extras[:, :2]) >= 0]
+    table = np.empty(limits.max(axis=0) + 1, dtype=np.int64)
+    _kernels.knapsack(extras[:, :2] // units, extras[:, 2].copy(), table)
+    rates = [proof.rates[0] * a + proof.rates[1] * b for a, b in task.capacities.tolist()]
+    inside = [int(table[a, b]) for a, b in limits.tolist()]
+    # The dearest of all values per price: as much may every pack be worth, and the bound stays
+    ratio = max(Fraction(rate + best, price) for rate, best, price in zip(rates, inside, task.prices, strict=True))
+    room = [ratio * price // 1 - rate for rate, price in zip(rates, task.prices, strict=True)]
+    slack = np.array([min(one, MAX_VALUE) for one in room], dtype=np.int64)
+    sizes, own, counts = _sizes(task, proof, units)
+    picked = _picked(sizes, own, counts, table, slack, limits)
+    if not picked.size:
+        return proof
+    heard = np.add.reduceat(counts, picked)  # sequences from each size to the next
+    picked = picked[np.argsort(-heard, kind="stable")]
+    values = own[picked].copy()
+    _kernels.lift(sizes[picked], values, table, slack, limits)
+    found = {(a, b): value for a, b, value in extras.tolist()}
+    tokens = (sizes[picked] * units).tolist()
+    for (a, b), value, before in zip(tokens, values.tolist(), own[picked].tolist(), strict=True):
+        if value > before:
+            found[a, b] = max(value, found.get((a, b), 0))
+    return PriceCertificate(proof.rates, _needed(found), proof.units)
+
+
+def _sizes(
+    task: Task, proof: PriceCertificate, units: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Return the distinct sizes in units ``[n, 2]`` that take any room, the extra of each, and its sequences."""
+    sizes, at = np.unique(task.sizes // units, axis=0, return_inverse=True)
+    counts = np.bincount(at.ravel(), task.counts.astype(np.float64), minlength=len(sizes))
+    room = sizes.any(axis=1)
+    sizes, counts = sizes[room], counts[room]
+    return sizes, proof.extras_of(sizes * units), counts
+
+
+def _picked(
+    sizes: NDArray[np.int64],
+    own: NDArray[np.int64],
+    counts: NDArray[np.float64],
+    table: NDArray[np.int64],
+    slack: NDArray[np.int64],
+    limits: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Return the numbers of the sizes to raise: all whose value can rise, or a few where most is to be gained."""
+    most = np.full(len(sizes), MAX_VALUE, dtype=np.int64)
+    for j, limit in enumerate(limits):
+        fits = (sizes <= limit).all(axis=1)
+        rest = limit - sizes[fits]
+        most[fits] = np.minimum(most[fits], slack[j] - table[rest[:, 0], rest[:, 1]])
+    gain = np.where(most > own, (most - own) * counts, 0.0)
+    wanted = _MOST[1 if table.shape[1] == 1 else 2]
+    rising = np.flatnonzero(gain)
+    if rising.size <= wanted:
+        return rising
+    upto = np.cumsum(gain)
+    return np.unique(np.searchsorted(upto, np.linspace(0, upto[-1], wanted, endpoint=False), side="right"))
+
+
+def _needed(extras: dict[tuple[int, int], int]) -> tuple[tuple[int, int, int], ...]:
+    """Return extras in rising order, without those that are no higher than one before them in both sizes."""
+    kept: list[tuple[int, int, int]] = []
+    alone = not any(b for _, b in extras)
+    highest = 0
+    for (a, b), value in sorted(extras.items()):
+        if not alone or value > highest:
+            kept.append((a, b, value))
+            highest = value
+    return tuple(kept)
