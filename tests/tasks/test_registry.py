@@ -39,7 +39,7 @@ def test_options_are_those_of_all_classes():
         task_named("regress", tokenizer(), {"txt": "a"})
     with pytest.raises(OptionError, match="the task tag needs labels"):
         task_named("tag", tokenizer(), {})
-    with pytest.raises(OptionError, match="there is no task 'summarise'; there are classify"):
+    with pytest.raises(OptionError, match="there is no task 'summarise'; there are answer, causal, chat, classify"):
         task_named("summarise", tokenizer(), {})
 
 

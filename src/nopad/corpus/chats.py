@@ -303,7 +303,7 @@ def fitted(
     if over_long == "error":
         raise LengthError(
             f"record {number} has {len(given.ids)} tokens, and max_length is {max_length}; raise it, or choose "
-            "over_long='truncate' or 'drop'"
+            'over_long="truncate" or "drop"'
         )
     cut = Answered(ids=given.ids[:max_length], learned=given.learned[:max_length])
     kept = over_long == "truncate" and not cut.empty

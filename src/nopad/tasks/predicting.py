@@ -192,7 +192,7 @@ class Predictor:
             what = "the model's positions are" if self._grows else "the capacity is"
             raise LengthError(
                 f"record {number} has a sequence of {longest} tokens, and {what} {self._grows or self.capacity}; give "
-                "the task max_length, and over_long='truncate' or 'drop'"
+                'the task max_length, and over_long="truncate" or "drop"'
             )
         capacity = max(self.capacity, longest)
         if lengths.size <= FEW:

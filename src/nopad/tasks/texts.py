@@ -65,7 +65,7 @@ def tokenised(
                 if over_long == "error":
                     raise LengthError(
                         f"record {number} has {len(ids)} tokens, and max_length is {max_length}; raise it, or choose "
-                        "over_long='truncate' or 'drop'"
+                        'over_long="truncate" or "drop"'
                     )
                 name = "truncated" if over_long == "truncate" else "dropped"
                 found.counts[name] = found.counts.get(name, 0) + 1
