@@ -272,7 +272,7 @@ def trl(_: argparse.Namespace) -> None:
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(_default_folder())
     tokenizer.eos_token = tokenizer.sep_token
-    texts = [entry["text"] for entry in stdlib_texts() if len(entry["text"]) > 200][:400]
+    texts = [entry["text"] for entry in stdlib_texts() if len(entry["text"]) > 200][:120]
     ids = [tokenizer(text, truncation=False, verbose=False)["input_ids"] for text in texts]
     capacity, rows, tokens = 512, 4, sum(map(len, ids))
     longest = sum(max(len(one) - capacity, 0) for one in ids)
@@ -281,7 +281,7 @@ def trl(_: argparse.Namespace) -> None:
     split = [one[at : at + capacity] for one in ids for at in range(0, len(one), capacity)]
     ways: dict[str, tuple[Any, dict[str, Any], Any, int]] = {
         "TRL packing": (theirs.SFTTrainer, {"packing": True}, ids, longest),
-        "TRL padding-free": (theirs.SFTTrainer, {"padding_free": True}, ids, longest),
+        "TRL padding-free": (theirs.SFTTrainer, {"padding_free": True, "max_length": None}, kept, longest),
         "TRL padded": (theirs.SFTTrainer, {}, ids, longest),
         "nopad": (PackedSFTTrainer, {}, split, 0),
     }
@@ -291,8 +291,8 @@ def trl(_: argparse.Namespace) -> None:
             transformers.LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=4, **SMALL)
         )
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-            config = arguments(folder, theirs.SFTConfig, **how, per_device_train_batch_size=rows, max_length=capacity)
-            config.bf16, config.learning_rate = False, 1e-3
+            same = {"per_device_train_batch_size": rows, "max_length": capacity, "gradient_checkpointing": False}
+            config = arguments(folder, theirs.SFTConfig, **{**same, "bf16": False, "learning_rate": 1e-3, **how})
             if kind is PackedSFTTrainer:
                 set_ = nopad.PackedLoader(
                     [np.array(one) for one in data], capacity, rows=rows, last="fill", collate=nopad.loading.causal

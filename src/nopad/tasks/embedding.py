@@ -220,7 +220,7 @@ class Embedder:
                 if over_long == "error":
                     raise LengthError(
                         f"text {number} has {ids.size + sum(map(len, around))} tokens, and {self.max_tokens} is the "
-                        "most of this model; choose over_long='truncate', or split it"
+                        'most of this model; choose over_long="truncate", or split it'
                     )
                 self.truncated += 1
             sequences.append(np.concatenate([around[0], ids[:room], around[1]]))
