@@ -72,7 +72,7 @@ def test_policies(folder, given, tmp_path, call):
     command = ("predict", given, "--task", "regress", "-m", path, "--text", "review", "--max-length", "9")
     refused = call(*command, "-o", str(tmp_path / "a"))
     assert refused.code == 2
-    assert "and max_length is 9; raise it, or choose over_long='truncate' or 'drop'" in refused.error()
+    assert "and max_length is 9; raise it, or choose --over-long truncate or drop" in refused.error()
     said = call(*command, "-o", str(tmp_path / "b"), "--over-long", "truncate")
     assert f"40 records, {many} truncated; 40 sequences" in said
     said = call(*command, "-o", str(tmp_path / "c"), "--set", "over_long=drop")
@@ -99,7 +99,7 @@ def test_csv_and_text(folder, tmp_path, call):
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["--task", "summarise"], 2, "there is no task 'summarise'; there are classify"),
+        (["--task", "summarise"], 2, "there is no task 'summarise'; there are "),
         (["--set", "txt=review"], 2, "the task regress has no option 'txt'; did you mean text?"),
         (["--set", "review"], 2, "--set must be NAME=VALUE"),
         (["--text", "review", "--set", "text=x"], 2, "text is given twice, as --text and by --set"),
