@@ -20,7 +20,11 @@ def build(lengths: list[int]) -> Sequences:
     n = np.array(lengths, np.int32)
     names = pa.array([f"s{i}" for i in range(n.size)])
     tokens = {"input_ids": np.arange(n.sum()), "weight": np.arange(n.sum()) / 2}
-    return Sequences(seq_lengths=n, tokens=tokens, values={"number": np.arange(n.size), "name": names})
+    return Sequences(
+        seq_lengths=n,
+        tokens=tokens,
+        values={"number": np.arange(n.size), "name": names, "pair": np.arange(2 * n.size).reshape(-1, 2)},
+    )
 
 
 @given(st.lists(st.integers(0, 5), max_size=9), st.data())
@@ -38,6 +42,7 @@ def test_any_choice_holds_the_sequences_it_names(lengths, data):
     ):
         assert lists(found) == [whole[i] for i in which]
         assert found.values["number"].tolist() == which
+        assert found.values["pair"].tolist() == [[2 * i, 2 * i + 1] for i in which]
         assert found.values["name"].to_pylist() == [f"s{i}" for i in which]
     ids, weight = (chosen.gathered().tokens[name] for name in ("input_ids", "weight"))
     assert (ids / 2).tolist() == weight.tolist()

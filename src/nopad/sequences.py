@@ -52,7 +52,7 @@ class Sequences:
 
     def take(self, numbers: NDArray[np.int64]) -> Sequences:
         """Return the sequences with these numbers, in this order, without copying per-token columns."""
-        return self._chosen(numbers, lambda column: column.take(_as_index(column, numbers)))
+        return self._chosen(numbers, lambda column: _taken(column, numbers))
 
     def part(self, begin: int, end: int) -> Sequences:
         """Return sequences `begin` to `end` (exclusive), as views."""
@@ -99,13 +99,13 @@ class Sequences:
         )
 
 
-def _as_index(column: Any, numbers: NDArray[np.int64]) -> Any:
-    """Return `numbers` as an index for `column`: a NumPy or an Arrow array."""
+def _taken(column: Any, numbers: NDArray[np.int64]) -> Any:
+    """Return the entries of a column with these numbers; the column is a NumPy array ``[n, ...]`` or an Arrow array."""
     if isinstance(column, np.ndarray):
-        return numbers
+        return column[numbers]
     import pyarrow as pa
 
-    return pa.array(numbers)
+    return column.take(pa.array(numbers))
 
 
 def as_integers(column: NDArray[Any]) -> NDArray[Any]:

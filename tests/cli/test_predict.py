@@ -99,7 +99,7 @@ def test_csv_and_text(folder, tmp_path, call):
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["--task", "summarise"], 2, "there is no task 'summarise'; there are answer, causal, chat, classify"),
+        (["--task", "summarise"], 2, "there is no task 'summarise'; there are "),
         (["--set", "txt=review"], 2, "the task regress has no option 'txt'; did you mean text?"),
         (["--set", "review"], 2, "--set must be NAME=VALUE"),
         (["--text", "review", "--set", "text=x"], 2, "text is given twice, as --text and by --set"),

@@ -22,7 +22,7 @@ OPTIONS = (
     "text_unit",
     "tokenizer",
 )
-_WORD = r'"\w+"'
+_WORD = r"""(?:"\w+"|'\w+')"""
 _NAMED = re.compile(rf"\b({'|'.join(OPTIONS)})=({_WORD}(?:(?:, | or ){_WORD})*|True|False|None|\[\])?(?![\w=])")
 
 
@@ -31,6 +31,8 @@ def as_flags(message: str) -> str:
 
     >>> as_flags('choose over_long="truncate" or "drop", special_tokens=False, or another tokenizer=')
     'choose --over-long truncate or drop, --no-special-tokens, or another --tokenizer'
+    >>> as_flags("choose over_long='truncate'")
+    'choose --over-long truncate'
     """
     return _NAMED.sub(_flag, message)
 
@@ -41,4 +43,4 @@ def _flag(found: re.Match[str]) -> str:
         return f"--{name}"
     if value == "False":
         return f"--no-{name}"
-    return f"--{name} {'none' if value in ('None', '[]') else value.replace(chr(34), '')}"
+    return f"--{name} {'none' if value in ('None', '[]') else value.replace(chr(34), '').replace(chr(39), '')}"
