@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.tasks.tiny import bert, llama, tokenizer, words
 
-from nopad.tasks import Classification, Embedding, Regression, Scoring, predict
+from nopad.tasks import CausalLM, Classification, Embedding, Regression, predict
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 COUNT = 40
@@ -26,10 +26,10 @@ def folder(tmp_path_factory):
 
     def saved(kind):
         if kind not in made:
-            task = {"classify": Classification, "embed": Embedding, "regress": Regression, "score": Scoring}[kind]
+            task = {"classify": Classification, "embed": Embedding, "regress": Regression, "causal": CausalLM}[kind]
             task = task(tokenizer(), ["bad", "good"]) if kind == "classify" else task(tokenizer())
-            build = llama if kind == "score" else bert
-            name = {"embed": "BertModel", "score": "LlamaForCausalLM"}.get(kind)
+            build = llama if kind == "causal" else bert
+            name = {"embed": "BertModel", "causal": "LlamaForCausalLM"}.get(kind)
             made[kind] = str(tmp_path_factory.mktemp(kind)), task, build(task, name)
             made[kind][2].save_pretrained(made[kind][0])
             tokenizer().save_pretrained(made[kind][0])
@@ -45,7 +45,7 @@ def given(tmp_path):
     return str(path)
 
 
-@pytest.mark.parametrize("kind", ["classify", "embed", "regress", "score"])
+@pytest.mark.parametrize("kind", ["classify", "embed", "regress", "causal"])
 def test_tasks(kind, folder, given, tmp_path, call):
     path, task, model = folder(kind)
     out = tmp_path / "out"

@@ -12,7 +12,7 @@ from tests.tasks.tiny import bert, llama, tokenizer, words
 import nopad
 from nopad.corpus import open_records
 from nopad.errors import LengthError, OptionError, RecordError
-from nopad.tasks import Classification, Embedding, Predictor, Regression, Scoring, SeveralLabels, Texts, predict
+from nopad.tasks import CausalLM, Classification, Embedding, Predictor, Regression, SeveralLabels, Texts, predict
 
 COUNT = 75
 
@@ -87,10 +87,12 @@ def test_prompts_are_put_before_texts_and_left_out_of_means():
 
 
 def test_log_probabilities():
-    task = Scoring(tokenizer())
+    task = CausalLM(tokenizer())
     model = llama(task, "LlamaForCausalLM")
     for record, found in zip(records(9), predict(task, model, records(9), batch_records=4), strict=True):
-        ids = torch.tensor(tokenizer()(record["text"])["input_ids"])[None]
+        words = tokenizer()(record["text"], add_special_tokens=False)["input_ids"]
+        around = [tokenizer().cls_token_id], [tokenizer().eos_token_id]
+        ids = torch.tensor([around[0] + words + around[1]])
         logits = model.eval()(input_ids=ids).logits[0]
         each = [torch.log_softmax(logits[at], 0)[ids[0, at + 1]].item() for at in range(ids.shape[1] - 1)]
         assert found["logprob"] == pytest.approx(sum(each), abs=1e-9)
@@ -196,11 +198,11 @@ def test_a_model_in_training_mode_is_refused():
         Predictor("classify", predictor.model)
 
 
-@pytest.mark.parametrize("kind", [Regression, Scoring, Embedding])
+@pytest.mark.parametrize("kind", [Regression, Embedding])
 def test_nan_is_no_prediction(kind):
     task = kind(tokenizer())
     model = (
-        llama(task, "LlamaForCausalLM") if kind is Scoring else bert(task, "BertModel" if kind is Embedding else None)
+        llama(task, "LlamaForCausalLM") if kind is CausalLM else bert(task, "BertModel" if kind is Embedding else None)
     )
     word = tokenizer().convert_tokens_to_ids("red")
     with torch.no_grad():

@@ -29,7 +29,7 @@ def folder(tmp_path):
 
 def test_every_exported_task_is_there_by_its_name():
     found = tasks_by_name()
-    assert {"classify", "tag", "regress", "embed", "score"} <= set(found)
+    assert {"classify", "tag", "regress", "causal", "embed"} <= set(found)
     assert list(found) == sorted(found)
     assert all(getattr(tasks, kind.__name__) is kind for kind in found.values())
 
@@ -104,7 +104,6 @@ CASES = {  # records, kind of model, options
     "mask": (TEXTS, bert, {}),
     "regress": (TEXTS, bert, {}),
     "reward": (TEXTS, llama, {}),
-    "score": (TEXTS, llama, {}),
     "tag": (TEXTS, bert, {"labels": 3}),
     "token-classify": (
         [{"words": ["dog", "was"]}, {"words": ["Paris"]}, {"words": ["a"]}],

@@ -115,7 +115,7 @@ def predict(
 
       nopad predict pairs.csv -o out --task regress --model path/to/model --text first --pair second
 
-      nopad predict texts/ -o out --task score --model path/to/model --capacity 4096
+      nopad predict texts/ -o out --task causal --model path/to/model --capacity 4096
     """
     given = {"text": text, "pair": pair, "labels": _labels(labels), "max_length": max_length, "over_long": over_long}
     options = {name: value for name, value in given.items() if value is not None}

@@ -24,7 +24,7 @@ from nopad.tasks.predicting import Predicted, Predictions, Predictor, predict
 from nopad.tasks.prediction_files import PredictionFiles, predict_files
 from nopad.tasks.preferences import DPO, Pairs
 from nopad.tasks.reference import reference_logprobs
-from nopad.tasks.scores import Scoring, sequence_logprobs
+from nopad.tasks.scores import sequence_logprobs
 from nopad.tasks.squad import read_squad
 from nopad.tasks.task import Task
 from nopad.tasks.tokens import TokenClassification
@@ -57,7 +57,6 @@ __all__ = [
     "Predictions",
     "Predictor",
     "Regression",
-    "Scoring",
     "SeveralLabels",
     "Task",
     "Texts",
