@@ -1,4 +1,4 @@
-"""Chats, rewards and DPO in the trainers: TRL's with nopad in front, and transformers'."""
+"""Chats, rewards, DPO and embeddings in the trainers: TRL's with nopad in front, and transformers'."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.tasks.tiny import bert, llama, words
 
 import nopad
 from nopad.errors import OptionError
-from nopad.tasks import DPO, Chat, Pairs, reference_logprobs
+from nopad.tasks import DPO, Chat, Contrastive, Pairs, reference_logprobs
 from nopad.training import PackedRewardTrainer, PackedSFTTrainer, PackedTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -120,3 +120,20 @@ def test_dpo_begins_at_the_reference_and_learns(tmp_path):
         Exception, match="the batch has no reference_logp, so there is nothing to hold the model against"
     ):
         fresh.train()
+
+
+def test_embeddings_are_trained_on_pairs(tmp_path):
+    """Evaluations of the same weights agree, though the negatives are those of a batch."""
+    records = [{"anchor": a, "positive": b} for a, b, _ in texts()]
+    task = Contrastive(tokenizer())
+    how = arguments(tmp_path, num_train_epochs=6, gradient_accumulation_steps=1)
+    trainer = PackedTrainer(
+        bert(task, "BertModel"), how, task=task, train_dataset=records, eval_dataset=records, capacity=128, quiet=True
+    )
+    before = trainer.evaluate()
+    assert before["eval_loss"] == trainer.evaluate()["eval_loss"]
+    trainer.train()
+    after = trainer.evaluate()
+    assert after["eval_loss"] < 0.7 * before["eval_loss"]
+    assert after["eval_mrr"] > before["eval_mrr"]
+    assert trainer.predict(records).predictions.shape == (2 * COUNT, 32)
