@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from nopad.errors import LengthError, RecordError
 from nopad.sequences import Sequences
 
-__all__ = ["Examples", "field_of", "numbered", "stacked"]
+__all__ = ["NOTHING", "Examples", "field_of", "numbered", "stacked"]
+
+NOTHING = "there is no record, so there is nothing to train on or to predict"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,7 @@ def stacked(
     """
     lengths = np.fromiter((len(one) for one in ids), np.int64, len(ids))
     if not lengths.size:
-        raise LengthError("there is no record, so there is nothing to train on or to predict")
+        raise LengthError(NOTHING)
     if not lengths.all():
         raise LengthError(f"record {int(lengths.argmin())} has no token; leave it out")
     total = int(lengths.sum())
