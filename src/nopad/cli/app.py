@@ -20,6 +20,7 @@ from nopad.cli.plan import plan
 from nopad.cli.report import report
 from nopad.cli.strict import make_strict, sturdy_streams
 from nopad.cli.study import study
+from nopad.cli.train import train
 from nopad.cli.verify import verify
 from nopad.errors import NopadError, StorageError
 
@@ -44,7 +45,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for verb in (demo, plan, pack, verify, report, audit):
+for verb in (demo, plan, pack, verify, report, audit, train):
     app.command()(verb)
 app.add_typer(study, name="study")
 make_strict(app, study)

@@ -71,7 +71,8 @@ def estimate(model: Any, *, slots: tuple[int, int], args: Any) -> Estimate:
     trained = [one for one in model.parameters() if one.requires_grad]
     size, own = sum(map(_bytes, model.parameters())), sum(map(_bytes, trained))
     half = bool(args.bf16 or args.fp16)
-    activations = _activations(model, slots, bool(args.gradient_checkpointing))
+    checkpointing = getattr(args, "activation_checkpointing", None) or args.gradient_checkpointing
+    activations = _activations(model, slots, bool(checkpointing))
     if half and activations is not None:  # autocast keeps most in half precision, and half copies of the weights
         activations = activations // 2 + sum(one.numel() for one in model.parameters()) * 2
     return Estimate(
