@@ -63,6 +63,7 @@ def train(
         try:
             from nopad.training.config import read_config
             from nopad.training.folder import RunFolder
+            from nopad.training.progress import is_metric
             from nopad.training.run import cache_of, prepare
             from nopad.training.run import train as run
         except ModuleNotFoundError as error:
@@ -93,7 +94,7 @@ def train(
             step=bar.step,
         )
     if metrics:
-        values = (f"{name.removeprefix('eval_')} {value:.4g}" for name, value in metrics.items() if _is_metric(name))
+        values = (f"{name.removeprefix('eval_')} {value:.4g}" for name, value in metrics.items() if is_metric(name))
         _say(screen, f"result   {', '.join(values)}")
     _say(screen, f"saved    {folder.path}")
 
@@ -104,10 +105,6 @@ def _per_step(config: Any) -> str:
     unit = next(name for name in ("rows", "tokens", "sequences") if getattr(packing, name) is not None)
     per_rank = 1 if unit == "tokens" else getattr(packing, unit)
     return f"{per_rank * packing.accumulation * ranks} {'flat rows' if unit == 'tokens' else unit}"
-
-
-def _is_metric(name: str) -> bool:
-    return name != "epoch" and not name.endswith(("_runtime", "_per_second"))
 
 
 def _say(screen: Any, text: str) -> None:

@@ -12,7 +12,7 @@ import inspect
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -207,9 +207,7 @@ def _default(one: Any) -> Any:
 _TABLES = {"model": Model, "data": Data, "task": TaskTable, "packing": Packing, "trainer": None, "output": Output}
 
 
-def read_config(
-    path: str | Path, overrides: Sequence[str] = (), *, init_from: str | None = None
-) -> TrainConfig:
+def read_config(path: str | Path, overrides: Sequence[str] = (), *, init_from: str | None = None) -> TrainConfig:
     """Read a configuration.
 
     Args:
@@ -237,13 +235,16 @@ def read_config(
     made["task"] = _table("task", made["task"], str(path))  # once more, for the name that it has now
     with _of(str(path)):
         return TrainConfig(
-            **{name: kind(**made[name]) for name, kind in _TABLES.items() if kind and name != "task"},
+            model=Model(**made["model"]),
+            data=Data(**made["data"]),
             task=_task(made["task"]),
+            packing=Packing(**made["packing"]),
             trainer=made["trainer"],
+            output=Output(**made["output"]),
         )
 
 
-class _of:  # noqa: N801 - a context manager
+class _of:
     """Put the place that a value came from before what is said about it."""
 
     def __init__(self, where: str) -> None:
@@ -347,8 +348,8 @@ def _task_options(name: str) -> Mapping[str, Any]:
     for one in kind.__mro__:
         if "__init__" not in vars(one):
             continue
-        parameters = inspect.signature(one.__init__).parameters
-        hints = get_type_hints(one.__init__)
+        begin: Any = vars(one)["__init__"]
+        parameters, hints = inspect.signature(begin).parameters, get_type_hints(begin)
         for option, parameter in parameters.items():
             if option in ("self", "tokenizer") or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
                 continue
@@ -356,11 +357,6 @@ def _task_options(name: str) -> Mapping[str, Any]:
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             break
     return found
-
-
-def with_task_options(config: TrainConfig, **options: Any) -> TrainConfig:
-    """Return the configuration with further options of its task."""
-    return replace(config, task=replace(config.task, options={**config.task.options, **options}))
 
 
 def to_toml(document: Mapping[str, Mapping[str, Any]]) -> str:

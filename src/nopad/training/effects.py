@@ -25,8 +25,8 @@ def effects(summary: Summary, args: Any) -> str:
     factor = before / after
     per_step = summary.sequences / after
     lines.append(
-        f"rate     {args.learning_rate:g} stays as it is, and an optimiser step averages over {per_step:,.0f} sequences "
-        f"instead of {per_step / factor:,.0f}"
+        f"rate     {args.learning_rate:g} stays as it is, and an optimiser step averages over {per_step:,.0f} "
+        f"sequences instead of {per_step / factor:,.0f}"
     )
     accumulation = args.gradient_accumulation_steps
     fewer = round(accumulation / factor)

@@ -74,7 +74,7 @@ def encoded(
     folder: Path,
     settings: Mapping[str, Any],
     *,
-    part: Part = Part(),  # noqa: B008 - frozen
+    part: Part = Part(),
     at_once: int = AT_ONCE,
 ) -> Examples:
     """Return the examples of a task, with their columns mapped from files in `folder`.
@@ -217,4 +217,3 @@ def _read(place: Path) -> Examples:
         group=facts["group"],
         counts=facts["counts"],
     )
-

@@ -122,7 +122,7 @@ class RunFolder:
     def _hold(self) -> None:
         """Hold a lock until this process ends, however it does."""
         with storage_errors("locking", self.path):
-            self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT)
+            self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -133,7 +133,9 @@ class RunFolder:
         try:
             began = tomllib.loads((self.path / CONFIG_FILE).read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ResumeError(f"{self.path / CONFIG_FILE} is damaged ({error}); begin anew in another folder") from error
+            raise ResumeError(
+                f"{self.path / CONFIG_FILE} is damaged ({error}); begin anew in another folder"
+            ) from error
         mine = tomllib.loads(to_toml(config.document()))
         odd = [
             f"{table}.{name} is {_shown(mine, table, name)} and was {_shown(began, table, name)}"

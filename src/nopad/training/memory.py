@@ -10,8 +10,8 @@ formula, in bytes, with P parameters of which p are trained, and b bytes each::
     activations  what autograd keeps of one micro-step; with checkpointing, the layers' inputs and one layer's share
     loss         3 x 4 bytes for each of the micro-step's logits: in float32, their softmax, and its gradient
 
-Its sum is the peak: the end of a forward pass, with gradients of earlier micro-steps there. Not in it: what the device's
-libraries keep for themselves (a CUDA context, some hundred MB), buckets of DDP (another b p), fragmentation.
+Its sum is the peak: the end of a forward pass, with gradients of earlier micro-steps there. Not in it: what the
+device's libraries keep for themselves (a CUDA context, some hundred MB), buckets of DDP (another b p), fragmentation.
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ def _activations(model: Any, slots: tuple[int, int], checkpointing: bool) -> int
 
 def _checkpointed(config: Any, slots: tuple[int, int], total: int, model: Any) -> int:
     """Return what is kept where layers are computed again in the backward pass."""
-    text = config.get_text_config()
+    text, size = config.get_text_config(), next(model.parameters()).element_size()
     layers = max(int(getattr(text, "num_hidden_layers", 1)), 1)
-    inputs = layers * slots[0] * slots[1] * int(getattr(text, "hidden_size", 0)) * next(model.parameters()).element_size()
+    inputs: int = layers * slots[0] * slots[1] * int(getattr(text, "hidden_size", 0)) * size
     return min(inputs + total // layers, total)
 
 
@@ -149,16 +149,18 @@ def _counted_attention(model: Any) -> Iterator[None]:
         there._global_mapping.pop(_KERNEL, None)
 
 
-def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-    found: Tensor = _Fused.apply(query, key, value)
-    return found, None
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> tuple[Tensor, None]:
+    fused: Any = _Fused
+    return fused.apply(query, key, value), None
 
 
 class _Fused(torch.autograd.Function):
     """The memory of a fused attention kernel, without its arithmetic."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return something of the shape of attention's result, ``[rows, slots, heads, size]``."""
         shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
         result = torch.empty(shape, dtype=query.dtype, device=query.device)

@@ -99,7 +99,9 @@ def load_model(table: Model, config: Any, auto: str | None) -> tuple[Any, list[s
         raise OptionError(f"{name} holds weights of another model: {', '.join(map(str, odd[:_SHOWN]))} differ in shape")
     new = sorted(found.get("missing_keys", ()))
     if len(new) >= len(model.state_dict()):
-        raise OptionError(f"{name} holds none of the weights of {type(model).__name__}; give a checkpoint of this model")
+        raise OptionError(
+            f"{name} holds none of the weights of {type(model).__name__}; give a checkpoint of this model"
+        )
     return packed(_adapted(model, table), backend=table.backend), new
 
 
@@ -199,4 +201,3 @@ def _reading(name: str, what: str) -> Iterator[None]:
 def _first(error: BaseException) -> str:
     lines: list[str] = str(error).strip().split("\n")
     return lines[0] or type(error).__name__
-

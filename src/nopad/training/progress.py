@@ -13,9 +13,12 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 from nopad.loading import PackedLoader
 from nopad.training.folder import append_line
 
-__all__ = ["Logged", "Metrics"]
+__all__ = ["Logged", "Metrics", "is_metric"]
 
-_OWN = ("loss", "grad_norm", "learning_rate", "epoch", "sequences_seen", "tokens_seen")
+
+def is_metric(name: str) -> bool:
+    """Whether a value of an evaluation says how good the model is, and not when and how fast this was found."""
+    return name != "epoch" and not name.endswith(("_runtime", "_per_second", "_flos"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,7 @@ class Logged:
             said.append(f"loss {values['loss']:.4f}")
             said.append(f"rate {values.get('learning_rate', 0):.2e}")
         else:
-            said += [f"{name} {_number(value)}" for name, value in values.items() if name not in _OWN]
+            said += [f"{name} {_number(value)}" for name, value in values.items() if is_metric(name)]
         if self.sequences is not None and self.tokens is not None:
             said.append(f"{self.sequences:,.0f} sequences/s  {self.tokens:,.0f} tokens/s")
         if self.padding is not None:
@@ -139,7 +142,8 @@ class Metrics(TrainerCallback):
         more = {"sequences_per_second": found.sequences, "tokens_per_second": found.tokens, "padding": found.padding}
         line = {"step": found.step, **logs, **{name: value for name, value in more.items() if value is not None}}
         append_line(self.path, {name: _plain(value) for name, value in line.items()})
-        self.tell(found)
+        if "train_runtime" not in logs:
+            self.tell(found)
 
     def _with_rates(self, found: Logged) -> Logged:
         steps, done = found.step - self._steps, found.step - self._begun

@@ -75,7 +75,9 @@ def open_records(inputs: Sequence[str]) -> Records:
         elif not path.is_file():
             raise SourceError(f"{path}: no such file or folder; give files of records ({', '.join(_READERS)})")
         elif path.suffix.lower() not in _READERS:
-            raise SourceError(f"{path}: a {path.suffix or 'nameless'} file holds no records; give {', '.join(_READERS)}")
+            raise SourceError(
+                f"{path}: a {path.suffix or 'nameless'} file holds no records; give {', '.join(_READERS)}"
+            )
         else:
             files.append(path)
     seen: set[Path] = set()

@@ -6,9 +6,7 @@ same for a dry run, for a run that begins, and for one that goes on.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,24 +14,20 @@ from typing import Any
 import transformers
 
 from nopad.errors import InputError, MissingExtraError, NopadError, OptionError
-from nopad.loading import PackedLoader, causal
+from nopad.loading import PackedLoader
 from nopad.loading.ranks import Ranks
-from nopad.loading.sources.megatron import megatron_prefix
 from nopad.loading.summary import Summary
 from nopad.model.safety import unpacked
-from nopad.store.manifest import MANIFEST, split_folders
-from nopad.study.balance import cost_model
-from nopad.tasks import Objective, OfTokens, Task, objective_of
+from nopad.tasks import Objective, Task, objective_of
 from nopad.tasks.registry import task_class
 from nopad.tasks.settings import write_task
 from nopad.training.config import TrainConfig
 from nopad.training.effects import effects
-from nopad.training.encoding import Part, encoded
 from nopad.training.folder import CACHE, METRICS_FILE, RunFolder, kept_lines, last_checkpoint
+from nopad.training.loaders import Loaders, about, find_data, has_evaluation, widest
 from nopad.training.memory import Estimate, estimate
 from nopad.training.models import load_model, load_tokenizer, longest, outline, read_model_config
 from nopad.training.progress import Logged, Metrics
-from nopad.training.records import Records, open_records
 
 __all__ = ["Prepared", "prepare", "train"]
 
@@ -105,7 +99,7 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
     """
     _quiet()
     args = arguments(config)
-    records = _records(config)
+    records = find_data(config)
     kind = None if config.task.name is None else task_class(config.task.name)
     tokenizer = _tokenizer(config, needed=kind is not None)
     task = None if kind is None else _task(config, kind, tokenizer)
@@ -115,12 +109,12 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
     if task is not None:
         config, task = _with_length(config, task, longest(shape))
     objective = objective_of(shape) if task is None else task.objective
-    made = _Loaders(config, args, task, tokenizer, objective, cache)
-    with _about("data.train"):
+    made = Loaders(config, args, task, tokenizer, objective, cache)
+    with about("data.train"):
         train = made.loader(records["train"], "train")
-    with _about("data.held_out" if config.data.held_out else "data.eval"):
+    with about("data.held_out" if config.data.held_out else "data.eval"):
         evaluation = made.loader(records["eval"], "eval") if records["eval"] is not None else None
-    width = train.capacity or _widest(train)
+    width = train.capacity or widest(train)
     rows = train.per_rank if config.packing.rows is not None else 1
     memory = estimate(unpacked(shape), slots=(rows, width), args=args)
     return Prepared(
@@ -144,66 +138,32 @@ def arguments(config: TrainConfig) -> Any:
     Raises:
         OptionError: transformers refuses an option, or there is nothing to evaluate.
     """
-    has_eval = bool(config.data.eval) or config.data.held_out > 0 or _has_split(config)
+    has_eval = has_evaluation(config)
     given = {**_USUAL, **config.trainer}
     if has_eval and "eval_strategy" not in given:
         given["eval_strategy"] = "steps" if "eval_steps" in given else "epoch"
-    wanted = given.get("eval_strategy", "no") != "no" or given.get("eval_on_start") or given.get("load_best_model_at_end")
+    wanted = (
+        given.get("eval_strategy", "no") != "no" or given.get("eval_on_start") or given.get("load_best_model_at_end")
+    )
     if wanted and not has_eval:
-        raise OptionError("trainer wants evaluations, and there is nothing to evaluate; give data.eval or data.held_out")
+        raise OptionError(
+            "trainer wants evaluations, and there is nothing to evaluate; give data.eval or data.held_out"
+        )
     packing = config.packing
+    per_rank = packing.rows or packing.sequences or 1
+    given.setdefault("per_device_eval_batch_size", per_rank)
     own = {
         "output_dir": config.output.folder,
         "disable_tqdm": True,
-        "per_device_train_batch_size": packing.rows or packing.sequences or 1,
+        "per_device_train_batch_size": per_rank,
         "gradient_accumulation_steps": packing.accumulation,
     }
-    own.setdefault("per_device_eval_batch_size", given.pop("per_device_eval_batch_size", own["per_device_train_batch_size"]))
     try:
         return _lib.TrainingArguments(**given, **own)
     except ImportError as error:
         raise MissingExtraError(f"[trainer]: {_first(error)}") from error
     except (ValueError, TypeError, NotImplementedError) as error:
         raise OptionError(f"[trainer]: {_first(error)}") from error
-
-
-def _records(config: TrainConfig) -> dict[str, Any]:
-    """Return training and evaluation data: records, or the place where tokens are stored; None: no evaluation."""
-    found: dict[str, Any] = {"eval": None}
-    for name in ("train", "eval"):
-        inputs = getattr(config.data, name)
-        if not inputs:
-            continue
-        with _about(f"data.{name}"):
-            found[name] = _opened(inputs, name, config)
-    if config.data.held_out:
-        if not isinstance(found["train"], Records):
-            raise OptionError(
-                "data.held_out chooses among records, and data.train holds tokens; hold some out when you pack them "
-                "(nopad pack --validation), and give them as data.eval"
-            )
-        found["eval"] = found["train"]
-    elif found["eval"] is None and _has_split(config):
-        found["eval"] = str(split_folders(config.data.train[0])[1])
-    return found
-
-
-def _opened(inputs: tuple[str, ...], name: str, config: TrainConfig) -> Any:
-    if len(inputs) == 1:
-        path = Path(inputs[0])
-        splits = split_folders(path)
-        if splits:
-            return str(splits[0 if name == "train" else 1])
-        arrays = (path / MANIFEST).is_file() or (path / "offsets.npy").is_file() or megatron_prefix(path) is not None
-        if arrays or config.task.name is None:
-            return str(path)
-    if config.task.name is None:
-        raise OptionError("without a task, it is one place where tokens are stored; name a task for files of records")
-    return open_records(inputs)
-
-
-def _has_split(config: TrainConfig) -> bool:
-    return len(config.data.train) == 1 and not config.data.eval and bool(split_folders(config.data.train[0]))
 
 
 def _tokenizer(config: TrainConfig, *, needed: bool) -> Any:
@@ -236,75 +196,6 @@ def _with_length(config: TrainConfig, task: Task, positions: int | None) -> tupl
     options = {**config.task.options, "max_length": min(most)}
     config = replace(config, task=replace(config.task, options=options))
     return config, _task(config, type(task), task.tokenizer)
-
-
-class _Loaders:
-    """Makes the loaders of a run."""
-
-    def __init__(
-        self, config: TrainConfig, args: Any, task: Task | None, tokenizer: Any, objective: Objective, cache: Path
-    ) -> None:
-        self.config, self.args, self.task, self.objective, self.cache = config, args, task, objective, cache
-        self.tokenizer = tokenizer
-        self.seed = args.seed if args.data_seed is None else args.data_seed
-        self.notes: list[str] = []
-
-    def loader(self, data: Any, name: str) -> PackedLoader:
-        """Return the loader of records, or of a place where tokens are stored."""
-        options, capacity = self._options(training=name == "train"), self.config.packing.capacity
-        if isinstance(data, Records):
-            assert self.task is not None
-            if capacity is None and self.config.packing.rows is not None:
-                raise OptionError("packing.capacity is missing: most tokens of a pack")
-            part = Part(share=self.config.data.held_out, seed=self.seed, held_out=name == "eval")
-            if not self.config.data.held_out:
-                part = Part()
-            examples = encoded(self.task, data, self.cache, self._settings(), part=part)
-            self.notes.append(f"{name:<8} {examples}")
-            return self.task.loader(examples, capacity, **options)
-        if self.task is not None:
-            options["collate"] = self.task.collate
-        elif isinstance(self.objective, OfTokens) and self.objective.causal:
-            options["collate"] = causal
-        self.notes.append(f"{name:<8} {data}")
-        return PackedLoader(data, capacity, **options)
-
-    def _options(self, *, training: bool) -> dict[str, Any]:
-        packing = self.config.packing
-        options: dict[str, Any] = {"seed": self.seed, "align": packing.align, "prefetch": packing.prefetch}
-        for name in ("rows", "tokens", "sequences"):
-            if getattr(packing, name) is not None:
-                options[name] = getattr(packing, name)
-        options |= {"last": packing.last, "accumulation": packing.accumulation} if training else {"last": "fill"}
-        if training:
-            options |= {"balance": packing.balance, "cost": cost_model(packing.cost), "together": packing.together}
-        elif packing.rows is not None:
-            options["rows"] = self.args.per_device_eval_batch_size
-        return options | (packing.plan_options() if packing.capacity is not None or packing.tokens is not None else {})
-
-    def _settings(self) -> Mapping[str, Any]:
-        """Return what tells the encoding of these records from others."""
-        said = {"task": self.config.task.name, "options": dict(self.config.task.options)}
-        return {**said, "tokenizer": _fingerprint(self.tokenizer)}
-
-
-def _fingerprint(tokenizer: Any) -> str:
-    """Return the SHA-256 of all that a tokenizer's results depend on."""
-    inner = getattr(tokenizer, "backend_tokenizer", None)
-    facts = [type(tokenizer).__name__, getattr(tokenizer, "chat_template", None)]
-    facts += [inner.to_str()] if inner is not None else [sorted(tokenizer.get_vocab().items())]
-    facts += [{name: str(value) for name, value in tokenizer.special_tokens_map.items()}]
-    facts += [tokenizer.model_input_names]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _widest(loader: PackedLoader) -> int:
-    """Return about how many tokens a flat batch of sequences has."""
-    summary = loader.summary()
-    if not isinstance(summary, Summary) or not summary.steps:
-        return 1
-    shape = summary.shape
-    return max(round(summary.tokens / summary.steps / shape.world_size / shape.accumulation), 1)
 
 
 def train(
@@ -366,13 +257,19 @@ def train(
         )
         trainer.remove_callback(_lib.PrinterCallback)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    found: dict[str, float] = {}
-    if prepared.evaluation is not None:
-        found = trainer.evaluate()
+    found = _evaluated(trainer) if prepared.evaluation is not None else {}
     trainer.save_model(str(folder.path))
     if first:
         folder.note(finished=trainer.state.global_step)
     return found
+
+
+def _evaluated(trainer: Any) -> dict[str, float]:
+    """Return the evaluation of the trained model; again only if its weights are not those of the last one."""
+    last: dict[str, float] = next((one for one in reversed(trainer.state.log_history) if "eval_loss" in one), {})
+    if last.get("step") == trainer.state.global_step and not trainer.args.load_best_model_at_end:
+        return {name: value for name, value in last.items() if name != "step"}
+    return dict(trainer.evaluate())
 
 
 def _steps_of(checkpoint: Path | None) -> int:
@@ -386,21 +283,7 @@ def cache_of(folder: str | Path) -> Path:
     return Path(folder) / CACHE
 
 
-class _about:  # noqa: N801 - a context manager
-    """Put the field that data came from before what is said about them."""
-
-    def __init__(self, field: str) -> None:
-        self.field = field
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, InputError) and not str(error).startswith("packing."):
-            raise type(error)(f"{self.field}: {error}") from error
-
-
-class _refused:  # noqa: N801 - a context manager
+class _refused:
     """Say in one line that transformers refuses options."""
 
     def __enter__(self) -> None:

@@ -93,10 +93,9 @@ def _fit(value: Any, hint: Any) -> Any:
         if isinstance(value, Mapping):
             each = inner[1] if inner else Any
             return {str(key): _fit(one, each) for key, one in value.items()}
-    elif (origin or hint) in (list, tuple, Sequence, Iterable):
-        if isinstance(value, list | tuple):
-            made = [_fit(one, inner[0] if inner else Any) for one in value]
-            return tuple(made) if (origin or hint) is tuple else made
+    elif (origin or hint) in (list, tuple, Sequence, Iterable) and isinstance(value, list | tuple):
+        made = [_fit(one, inner[0] if inner else Any) for one in value]
+        return tuple(made) if (origin or hint) is tuple else made
     raise _Misfit
 
 
