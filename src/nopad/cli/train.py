@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from nopad.cli.render import console
+from nopad.cli.train_progress import Bar
 from nopad.errors import MissingExtraError, NopadError, OptionError
 from nopad.loading.ranks import Ranks
 
@@ -75,24 +76,26 @@ def train(
             _say(screen, said)
             return
         folder = RunFolder(found.output.folder)
-        if first:
-            folder.take(found, resume=resume, per_step=_per_step(found))
-            if resume and (steps := folder.facts().get("finished")) is not None:
-                _say(screen, f"the run in {folder.path} is over, after {steps:,} steps; its model is there")
-                return
-        prepared = prepare(found, cache_of(folder.path))
-    _say(screen, str(prepared))
-    from nopad.cli.train_progress import Bar
-
-    with Bar(shown=first) as bar:
-        metrics = run(
-            prepared,
-            folder,
-            resume=resume,
-            say=lambda line: _say(screen, line),
-            tell=lambda logged: _say(screen, str(logged)),
-            step=bar.step,
-        )
+    try:
+        with _once(first):
+            if first:
+                folder.take(found, resume=resume, per_step=_per_step(found))
+                if resume and (steps := folder.facts().get("finished")) is not None:
+                    _say(screen, f"the run in {folder.path} is over, after {steps:,} steps; its model is there")
+                    return
+            prepared = prepare(found, cache_of(folder.path))
+        _say(screen, str(prepared))
+        with Bar(shown=first) as bar:
+            metrics = run(
+                prepared,
+                folder,
+                resume=resume,
+                say=lambda line: _say(screen, line),
+                tell=lambda logged: _say(screen, str(logged)),
+                step=bar.step,
+            )
+    finally:
+        folder.leave()
     if metrics:
         values = (f"{name.removeprefix('eval_')} {value:.4g}" for name, value in metrics.items() if is_metric(name))
         _say(screen, f"result   {', '.join(values)}")

@@ -72,7 +72,7 @@ _FREE_TRAINER = (
 
 
 class RunFolder:
-    """The output folder, from the time it is taken until the process ends; only the first rank writes to it."""
+    """The output folder, from the time it is taken until it is left; only the first rank takes it, and writes to it."""
 
     def __init__(self, folder: str | Path) -> None:
         self.path = local_path(folder)
@@ -106,6 +106,12 @@ class RunFolder:
         write_atomic(self.path / RUN_FILE, _json({"per_step": per_step, "finished": None}))
         write_atomic(self.path / CONFIG_FILE, to_toml(config.document()).encode())
 
+    def leave(self) -> None:
+        """Let other processes take the folder."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
     def _refuse_content(self, known: bool) -> None:
         if known:
             raise OutputExistsError(
@@ -126,6 +132,7 @@ class RunFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            self.leave()
             raise OutputBusyError(f"another process trains in {self.path}; wait for it, or stop it") from error
 
     def _check_same(self, config: TrainConfig, per_step: str) -> None:
@@ -273,6 +280,6 @@ def kept_lines(path: Path, step: int) -> None:
             found = json.loads(line)
         except ValueError:
             continue
-        if isinstance(found, dict) and found.get("step", 0) <= step and "train_runtime" not in found:
+        if isinstance(found, dict) and found.get("step", 0) <= step:
             kept.append(line + b"\n")
     write_atomic(path, b"".join(kept))

@@ -133,7 +133,7 @@ class Metrics(TrainerCallback):
         self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
         """Write and tell a log."""
-        if not logs or self.path is None:
+        if not logs or self.path is None or "train_runtime" in logs:  # the last one sums up this process only
             return
         found = Logged(step=state.global_step, steps=state.max_steps, values=dict(logs))
         if "loss" in logs:
@@ -142,8 +142,7 @@ class Metrics(TrainerCallback):
         more = {"sequences_per_second": found.sequences, "tokens_per_second": found.tokens, "padding": found.padding}
         line = {"step": found.step, **logs, **{name: value for name, value in more.items() if value is not None}}
         append_line(self.path, {name: _plain(value) for name, value in line.items()})
-        if "train_runtime" not in logs:
-            self.tell(found)
+        self.tell(found)
 
     def _with_rates(self, found: Logged) -> Logged:
         steps, done = found.step - self._steps, found.step - self._begun

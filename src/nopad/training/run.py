@@ -32,7 +32,7 @@ from nopad.training.progress import Logged, Metrics
 __all__ = ["Prepared", "prepare", "train"]
 
 _lib: Any = transformers
-_USUAL = {"logging_steps": 10, "report_to": "none"}
+_USUAL = {"logging_steps": 10, "report_to": "none", "log_level": "error", "log_level_replica": "error"}
 
 
 @dataclass(frozen=True, kw_only=True)
