@@ -90,6 +90,7 @@ def train(
                 prepared,
                 folder,
                 resume=resume,
+                begin=None if resume else lambda: folder.begin(found, per_step=_per_step(found)),
                 say=lambda line: _say(screen, line),
                 tell=lambda logged: _say(screen, str(logged)),
                 step=bar.step,

@@ -79,7 +79,7 @@ class RunFolder:
         self._lock: int | None = None
 
     def take(self, config: TrainConfig, *, resume: bool, per_step: str) -> None:
-        """Make the folder this run's own, and note its configuration there.
+        """Make the folder this process's own.
 
         Args:
             config: of the run.
@@ -101,10 +101,15 @@ class RunFolder:
         self._hold()
         if resume:
             self._check_same(config, per_step)
-            return
-        # The configuration comes last: a folder with one has the facts, too
+
+    def begin(self, config: TrainConfig, *, per_step: str) -> None:
+        """Note that a run begins, with its configuration; from then on, the folder holds a run.
+
+        Raises:
+            StorageError: the disk is full, or a file cannot be written.
+        """
         write_atomic(self.path / RUN_FILE, _json({"per_step": per_step, "finished": None}))
-        write_atomic(self.path / CONFIG_FILE, to_toml(config.document()).encode())
+        write_atomic(self.path / CONFIG_FILE, to_toml(config.document()).encode())  # last: it makes the run one
 
     def leave(self) -> None:
         """Let other processes take the folder."""
@@ -118,7 +123,7 @@ class RunFolder:
                 f"{self.path} holds a run already; give --resume to go on with it, or another output.folder"
             )
         inside = sorted(os.listdir(self.path)) if self.path.is_dir() else [self.path.name]
-        inside = [name for name in inside if name not in (_LOCK, RUN_FILE)]
+        inside = [name for name in inside if name not in (_LOCK, CACHE, RUN_FILE)]  # of a run that did not begin
         if inside:
             raise OutputExistsError(
                 f"{self.path} is not empty, and what is in it is no run: {', '.join(inside[:5])}; give another "

@@ -100,7 +100,7 @@ class PackedMixin(_Base):
         self.objective = objective if task is None else task.objective
         self._progress: Progress | None = None
         self._evaluation: Evaluation | None = None
-        self._evaluated: dict[int, tuple[Any, PackedLoader]] = {}
+        self._evaluated: dict[int, tuple[Any, PackedLoader, dict[str, Any]]] = {}
         self._watch, self._steps_done = Watch(), 0
         self._begin: dict[str, Any] | None = None
         data, evaluated = given.get("train_dataset"), given.get("eval_dataset")
@@ -233,12 +233,14 @@ class PackedMixin(_Base):
             return None
         kept = self._evaluated.get(id(data))
         if kept is None or kept[0] is not data:
-            kept = self._evaluated[id(data)] = data, self._loader(data, training=False)
-        loader = kept[1]
-        if loader.is_stream:
-            raise OptionError("an evaluation needs data that end, and a stream may not; give a dataset")
-        loader.load_state_dict(loader.state_dict())
-        loader.set_epoch(loader.epoch + 1)  # from its beginning, wherever it stood
+            loader = self._loader(data, training=False)
+            if loader.is_stream:
+                raise OptionError("an evaluation needs data that end, and a stream may not; give a dataset")
+            loader.load_state_dict(loader.state_dict())
+            loader.set_epoch(loader.epoch + 1)  # from its beginning, wherever it stood
+            kept = self._evaluated[id(data)] = data, loader, loader.state_dict()
+        _, loader, begin = kept
+        loader.load_state_dict(begin)  # the same packs every time, so that the same weights get the same numbers
         return self._fed(loader)
 
     def num_examples(self, dataloader: Any) -> int:

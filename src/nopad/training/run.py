@@ -203,6 +203,7 @@ def train(
     folder: RunFolder,
     *,
     resume: bool,
+    begin: Callable[[], None] | None = None,
     say: Callable[[str], None],
     tell: Callable[[Logged], None],
     step: Callable[[int, int], None] = lambda step, steps: None,
@@ -213,6 +214,7 @@ def train(
         prepared: what `prepare` returned.
         folder: of the run, taken by the first rank.
         resume: go on from the last complete checkpoint, or from the beginning if the run was stopped before the first.
+        begin: called on the first rank when all is well and the first step is next.
         say: called with lines for people, on the first rank.
         tell: called with each log, on the first rank.
         step: called after each step with its number and that of the last one, on the first rank.
@@ -225,11 +227,6 @@ def train(
     ranks, config, args = Ranks.found(), prepared.config, prepared.args
     first = ranks.rank == 0
     checkpoint = last_checkpoint(folder.path) if resume else None
-    if first:
-        folder.clear_incomplete()
-        kept_lines(folder.path / METRICS_FILE, _steps_of(checkpoint))
-        if config.task.name is not None:
-            write_task(folder.path, config.task.name, config.task.options)
     _lib.set_seed(args.seed)
     model, new = load_model(config.model, prepared.model_config, prepared.auto)
     if new and first:
@@ -256,12 +253,24 @@ def train(
             **learned,
         )
         trainer.remove_callback(_lib.PrinterCallback)
+    if first:
+        _begin(folder, config, checkpoint, begin)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     found = _evaluated(trainer) if prepared.evaluation is not None else {}
     trainer.save_model(str(folder.path))
     if first:
         folder.note(finished=trainer.state.global_step)
     return found
+
+
+def _begin(folder: RunFolder, config: TrainConfig, checkpoint: Path | None, begin: Callable[[], None] | None) -> None:
+    """Note that a run begins, or leave of one what it goes on from."""
+    folder.clear_incomplete()
+    kept_lines(folder.path / METRICS_FILE, _steps_of(checkpoint))
+    if config.task.name is not None:
+        write_task(folder.path, config.task.name, config.task.options)
+    if begin is not None:
+        begin()
 
 
 def _evaluated(trainer: Any) -> dict[str, float]:
