@@ -7,11 +7,14 @@ formula, in bytes, with P parameters of which p are trained, and b bytes each::
     parameters   b P
     gradients    b p
     optimiser    s b p, s = 2 (Adam and its kin), 1 (with momentum), 0 (SGD)
-    activations  what autograd keeps of one micro-step; with checkpointing, the layers' inputs and one layer's share
-    loss         3 x 4 bytes for each of the micro-step's logits: in float32, their softmax, and its gradient
+    activations  what autograd keeps of one micro-step; with checkpointing, the layers' inputs and one layer's share;
+                 the largest tensor of it twice more, for gradients on their way; and for the loss 3 x 4 bytes for each
+                 of the logits: in float32, their softmax, and its gradient
 
-Its sum is the peak: the end of a forward pass, with gradients of earlier micro-steps there. Not in it: what the
-device's libraries keep for themselves (a CUDA context, some hundred MB), buckets of DDP (another b p), fragmentation.
+Its sum is the peak: the beginning of a backward pass, with gradients of earlier micro-steps there. Not in it: what the
+device's libraries keep for themselves (a CUDA context, some hundred MB), buckets of DDP (another b p), fragmentation,
+and the matrices of all pairs that attention keeps where no kernel is fused: with attention dropout on a CPU. Else, on a
+CPU, it is within a tenth of what is measured (``tests/training/test_memory.py``).
 """
 
 from __future__ import annotations
@@ -123,6 +126,7 @@ def _activations(model: Any, slots: tuple[int, int], checkpointing: bool) -> int
     total = sum(size for _, size in kept.values())
     if checkpointing:
         total = _checkpointed(config, slots, total, model)
+    total += 2 * max((size for _, size in kept.values()), default=0)
     logits = outputs.get("logits") if hasattr(outputs, "get") else None
     return total + (logits.numel() * _LOSS if isinstance(logits, Tensor) else 0)
 
