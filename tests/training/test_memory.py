@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -83,8 +84,10 @@ def test_what_cannot_be_run_on_shapes_is_said(tmp_path):
 @pytest.mark.parametrize("kind", ["Bert", "Llama"])
 def test_what_a_process_takes(tmp_path, kind):
     program = Path(__file__).with_name("memory_program.py")
-    done = subprocess.run([sys.executable, str(program), kind, str(tmp_path)], capture_output=True, text=True)
+    command = [sys.executable, str(program), kind, str(tmp_path)]
+    given_back = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # else the C library holds on to a fifth more
+    done = subprocess.run(command, capture_output=True, text=True, env=given_back)
     assert done.returncode == 0, done.stderr[-2000:]
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["measured"] > 100e6
-    assert 0.8 < told["estimated"] / told["measured"] < 1.2
+    assert 0.9 < told["estimated"] / told["measured"] < 1.1

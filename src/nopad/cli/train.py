@@ -13,7 +13,6 @@ import typer
 from nopad.cli.render import console
 from nopad.cli.train_progress import Bar
 from nopad.errors import MissingExtraError, NopadError, OptionError
-from nopad.loading.ranks import Ranks
 
 __all__ = ["train"]
 
@@ -58,6 +57,8 @@ def train(
     """
     if resume and init_from is not None:
         raise OptionError("--resume goes on with a run, and --init-from begins one with weights of another; give one")
+    from nopad.loading.ranks import Ranks
+
     first = Ranks.found().rank == 0
     screen = console() if first else None
     with _once(first):
@@ -105,6 +106,8 @@ def train(
 
 def _per_step(config: Any) -> str:
     """Return how much a step has on all ranks, in words."""
+    from nopad.loading.ranks import Ranks
+
     packing, ranks = config.packing, Ranks.found().world_size
     unit = next(name for name in ("rows", "tokens", "sequences") if getattr(packing, name) is not None)
     per_rank = 1 if unit == "tokens" else getattr(packing, unit)

