@@ -427,19 +427,21 @@ def free_port() -> str:
         return str(free.getsockname()[1])
 
 
-def on_two_ranks(*arguments) -> list[subprocess.CompletedProcess]:
-    """Run nopad on two ranks, as torchrun does."""
-    same = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    command = [sys.executable, "-m", "nopad", *map(str, arguments)]
+def on_ranks(ranks: int, notes: Path, *arguments) -> list[subprocess.CompletedProcess]:
+    """Run nopad on so many ranks, as torchrun does; rank n notes its losses in ``notes/n``."""
+    notes.mkdir()
+    same = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+    same |= {"MASTER_PORT": free_port()} if ranks > 1 else {}
+    program = [sys.executable, str(Path(__file__).with_name("noting_program.py"))]
     started = [
         subprocess.Popen(
-            command,
+            [*program, str(notes / str(n)), *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, **same, "RANK": str(n), "LOCAL_RANK": str(n)},
+            env={**os.environ, **({**same, "RANK": str(n), "LOCAL_RANK": str(n)} if ranks > 1 else {})},
         )
-        for n in range(2)
+        for n in range(ranks)
     ]
     try:
         outputs = [process.communicate(timeout=240) for process in started]
@@ -447,37 +449,47 @@ def on_two_ranks(*arguments) -> list[subprocess.CompletedProcess]:
         for process in started:
             process.kill()
     return [
-        subprocess.CompletedProcess(command, process.returncode, out, err)
+        subprocess.CompletedProcess(process.args, process.returncode, out, err)
         for process, (out, err) in zip(started, outputs, strict=True)
     ]
 
 
+def step_losses(notes: Path) -> dict[int, float]:
+    """The loss of each step: the sum over micro-steps and ranks of their parts."""
+    found: dict[int, float] = {}
+    for path in notes.iterdir():
+        for line in path.read_text().splitlines():
+            step, part = json.loads(line)
+            found[step] = found.get(step, 0.0) + part
+    return found
+
+
 @pytest.mark.slow
-def test_one_rank_goes_on_with_what_two_began(call, config, tmp_path):
-    """The same global batch: the same sequences a step, and the same losses up to the order of summation."""
+@pytest.mark.parametrize(("dtype", "near"), [("float32", 1e-6), ("float64", 1e-12)])
+def test_one_rank_goes_on_with_what_two_began(config, tmp_path, dtype, near):
+    """The same global batch: the same sequences a step, and the same loss of the first step after going on."""
     out, again = tmp_path / "out", tmp_path / "again"
     still = "{hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0}"
-    more = sets(model__config=still, trainer__logging_steps=1)
-    both = on_two_ranks("train", config, *more, *sets(packing__accumulation=1))
+    more = sets(model__config=still, model__dtype=dtype, trainer__logging_steps=1)
+    both = on_ranks(2, tmp_path / "two", "train", config, *more, *sets(packing__accumulation=1))
     assert [one.returncode for one in both] == [0, 0], both[0].stderr[-2000:]
     assert both[1].stdout == ""
     assert "step 1/" in both[0].stdout
     stopped(out, again, 6)
-    ran = call("train", config, "--resume", *more, *sets(output__folder=again))
-    assert (ran.code, ran.err) == (0, "")
+    (alone,) = on_ranks(1, tmp_path / "one", "train", config, "--resume", *more, *sets(output__folder=again))
+    assert (alone.returncode, alone.stderr) == (0, "")
     ours, theirs = ([line for line in metrics(folder) if "loss" in line] for folder in (again, out))
     assert len(ours) == len(theirs) > 8
-    for one, other in zip(ours, theirs, strict=True):
-        assert [one[name] for name in ("step", "sequences_seen", "tokens_seen")] == [
-            other[name] for name in ("step", "sequences_seen", "tokens_seen")
-        ]
-    assert ours[6]["step"] == 7
-    assert ours[6]["loss"] == pytest.approx(theirs[6]["loss"], rel=1e-6)
+    seen = ("step", "epoch", "sequences_seen", "tokens_seen")
+    assert [[line[name] for name in seen] for line in ours] == [[line[name] for name in seen] for line in theirs]
+    after, before = step_losses(tmp_path / "one"), step_losses(tmp_path / "two")
+    assert min(after) == 7
+    assert after[7] == pytest.approx(before[7], rel=near)
 
 
 @pytest.mark.slow
-def test_two_ranks_say_what_is_wrong_once(config):
-    both = on_two_ranks("train", config, *sets(task__text="txt"))
+def test_two_ranks_say_what_is_wrong_once(config, tmp_path):
+    both = on_ranks(2, tmp_path / "notes", "train", config, *sets(task__text="txt"))
     assert [one.returncode for one in both] == [2, 2]
     assert both[0].stderr.count("has no 'txt'") == 1
     assert both[1].stderr == ""
