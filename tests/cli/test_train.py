@@ -302,7 +302,7 @@ def test_a_share_that_is_held_out(call, config, given, tmp_path):
     assert "eval_accuracy" in metrics(tmp_path / "out")[-1]
 
 
-def test_tokens_that_are_packed_already(call, tmp_path, config):
+def test_tokens_that_are_packed_already(call, tmp_path):
     """A causal model, without a task, on a packed dataset with its validation share."""
     torch.manual_seed(0)
     sizes = {**SIZES, "num_key_value_heads": 2, "pad_token_id": 0}
@@ -331,6 +331,10 @@ def test_tokens_that_are_packed_already(call, tmp_path, config):
     assert (ran.code, ran.err) == (0, "")
     assert "eval_loss" in metrics(tmp_path / "causal")[-1]
     assert not (tmp_path / "causal" / "nopad_task.json").exists()
+    write_records(tmp_path / "texts.jsonl", 3)
+    other = sets(data__train=tmp_path / "texts.jsonl", packing__capacity=32, output__folder=tmp_path / "text")
+    ran = call("train", path, *other)
+    assert "or give [task] a name" in ran.error()
     # Packed anew, in flat rows
     ran = call("train", path, *sets(trainer__max_steps=3, output__folder=tmp_path / "flat", packing__tokens=64))
     assert "both say what a micro-step is" in ran.error()
@@ -346,6 +350,8 @@ def test_adapters(call, config, tmp_path):
     assert (ran.code, ran.err) == (0, "")
     assert "of them trained" in ran
     assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
+    ran = call("train", config, "--init-from", tmp_path / "out", *sets(output__folder=tmp_path / "b"))
+    assert "holds adapters and no model" in ran.error()
     ran = call("train", config, *sets(model__lora="{rank=2}", output__folder=tmp_path / "b"))
     assert "model.lora has no 'rank'; did you mean " in ran.error()
 
@@ -370,6 +376,7 @@ def test_adapters(call, config, tmp_path):
         ({"model__backend": "nothing"}, "unknown backend 'nothing'"),
         ({"model__init_from": "{tmp}/none"}, "model.init_from: there is no folder"),
         ({"packing__balance": "none2"}, "unknown method of balance 'none2'"),
+        ({"trainer__learning_rate": "nan"}, "[trainer]: Invalid learning rate: nan"),
         ({"packing__cost": "none2"}, "cost must be tokens or attention:HIDDEN_SIZE"),
     ],
 )  # fmt: skip
@@ -409,6 +416,7 @@ def test_a_loss_that_is_not_finite_stops_with_its_batch(call, config, given, tmp
     ran = call("train", config, *sets(model__name=tmp_path / "model"))
     assert ran.code == 1
     assert f"The batch is kept in {tmp_path}/out/nopad_batch_0.safetensors" in ran.error()
+    assert call("train", config, *sets(trainer__max_steps=1)).code == 0  # nothing was trained, so the folder is free
 
 
 def test_no_memory_names_what_helps(call, config, monkeypatch):

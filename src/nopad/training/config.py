@@ -11,7 +11,8 @@ from __future__ import annotations
 import inspect
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -244,18 +245,13 @@ def read_config(path: str | Path, overrides: Sequence[str] = (), *, init_from: s
         )
 
 
-class _of:
+@contextmanager
+def _of(where: str) -> Iterator[None]:
     """Put the place that a value came from before what is said about it."""
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, OptionError):
-            raise OptionError(f"{self.where}: {error}") from error
+    try:
+        yield
+    except OptionError as error:
+        raise OptionError(f"{where}: {error}") from error
 
 
 def _parsed(path: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ A process that is killed leaves whole lines, and checkpoints of which only compl
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -26,6 +27,7 @@ from typing import Any
 
 from nopad.errors import OutputBusyError, OutputExistsError, ResumeError
 from nopad.files import local_path, storage_errors, write_atomic
+from nopad.tasks.settings import TASK_FILE
 from nopad.training.config import TrainConfig, to_toml
 from nopad.training.feeding import STATE_FILE
 
@@ -46,6 +48,7 @@ _FREE_TABLES = {
     "model": {"backend"},
 }
 _FREE_TRAINER = (
+    "activation_checkpointing",
     "dataloader_",
     "ddp_",
     "debug",
@@ -111,6 +114,11 @@ class RunFolder:
         write_atomic(self.path / RUN_FILE, _json({"per_step": per_step, "finished": None}))
         write_atomic(self.path / CONFIG_FILE, to_toml(config.document()).encode())  # last: it makes the run one
 
+    def undo(self) -> None:
+        """Forget a run that failed before its first step, so that it can begin again here."""
+        for name in (CONFIG_FILE, RUN_FILE, TASK_FILE, METRICS_FILE):
+            (self.path / name).unlink(missing_ok=True)
+
     def leave(self) -> None:
         """Let other processes take the folder."""
         if self._lock is not None:
@@ -123,7 +131,8 @@ class RunFolder:
                 f"{self.path} holds a run already; give --resume to go on with it, or another output.folder"
             )
         inside = sorted(os.listdir(self.path)) if self.path.is_dir() else [self.path.name]
-        inside = [name for name in inside if name not in (_LOCK, CACHE, RUN_FILE)]  # of a run that did not begin
+        left = (_LOCK, CACHE, RUN_FILE, TASK_FILE)  # of a run that did not begin
+        inside = [name for name in inside if name not in left and not name.startswith("nopad_batch_")]
         if inside:
             raise OutputExistsError(
                 f"{self.path} is not empty, and what is in it is no run: {', '.join(inside[:5])}; give another "
@@ -266,7 +275,8 @@ def append_line(path: Path, document: Mapping[str, Any]) -> None:
     with storage_errors("writing", path):
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
-            os.write(file, line)
+            if os.write(file, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(file)
 

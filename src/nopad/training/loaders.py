@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from nopad.balance import cost_model
-from nopad.errors import InputError, OptionError
+from nopad.errors import InputError, OptionError, SourceError
 from nopad.loading import PackedLoader, causal
 from nopad.loading.sources.megatron import megatron_prefix
 from nopad.loading.summary import Summary
@@ -95,7 +96,12 @@ class Loaders:
         elif isinstance(self.objective, OfTokens) and self.objective.causal:
             options["collate"] = causal
         self.notes.append(f"{name:<8} {data}")
-        return PackedLoader(data, capacity, **options)
+        try:
+            return PackedLoader(data, capacity, **options)
+        except SourceError as error:
+            if self.task is not None:
+                raise
+            raise SourceError(f"{error}; or give [task] a name: a task reads records") from error
 
     def _options(self, *, training: bool) -> dict[str, Any]:
         packing = self.config.packing
@@ -135,15 +141,12 @@ def widest(loader: PackedLoader) -> int:
     return max(round(summary.tokens / summary.steps / shape.world_size / shape.accumulation), 1)
 
 
-class about:
+@contextmanager
+def about(field: str) -> Iterator[None]:
     """Put the field that data came from before what is said about them."""
-
-    def __init__(self, field: str) -> None:
-        self.field = field
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, InputError) and not str(error).startswith("packing."):
-            raise type(error)(f"{self.field}: {error}") from error
+    try:
+        yield
+    except InputError as error:
+        if str(error).startswith("packing."):
+            raise
+        raise type(error)(f"{field}: {error}") from error

@@ -139,8 +139,12 @@ def _weights(table: Model) -> Path | str:
     path = Path(table.init_from)
     if not path.exists():
         raise FormatError(f"model.init_from: there is no folder {path}; give a checkpoint, or the folder of a run")
-    if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
+    if (path / "config.json").is_file():
         return path
+    if (path / "adapter_config.json").is_file():
+        raise FormatError(
+            f"model.init_from: {path} holds adapters and no model; merge them into one first (merge_and_unload of peft)"
+        )
     found = last_checkpoint(path)
     if found is None:
         raise FormatError(f"model.init_from: {path} has neither a model nor a complete checkpoint")

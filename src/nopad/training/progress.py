@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -164,7 +165,7 @@ def _plain(value: Any) -> Any:
     """Return a value as JSON has it."""
     if hasattr(value, "item"):
         value = value.item()
-    if isinstance(value, float) and value != value:
+    if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, bool | int | float | str | None) else str(value)
 

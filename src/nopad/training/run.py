@@ -6,7 +6,8 @@ same for a dry run, for a run that begins, and for one that goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -255,7 +256,14 @@ def train(
         trainer.remove_callback(_lib.PrinterCallback)
     if first:
         _begin(folder, config, checkpoint, begin)
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    done = max(_steps_of(checkpoint), 0)
+    try:
+        with _refused(lambda: trainer.state.global_step > done):
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except BaseException:
+        if first and not resume and not trainer.state.global_step:
+            folder.undo()
+        raise
     found = _evaluated(trainer) if prepared.evaluation is not None else {}
     trainer.save_model(str(folder.path))
     if first:
@@ -292,15 +300,18 @@ def cache_of(folder: str | Path) -> Path:
     return Path(folder) / CACHE
 
 
-class _refused:
-    """Say in one line that transformers refuses options."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, ValueError) and not isinstance(error, NopadError):
-            raise OptionError(f"[trainer]: {_first(error)}") from error
+@contextmanager
+def _refused(begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Say in one line that transformers refuses options, or misses a package; once it has `begun`, it does neither."""
+    try:
+        yield
+    except NopadError:
+        raise
+    except (ImportError, RuntimeError, ValueError) as error:
+        missing = isinstance(error, ImportError) or "to be installed" in str(error)
+        if begun() or not (missing or isinstance(error, ValueError)):
+            raise
+        raise (MissingExtraError if missing else OptionError)(f"[trainer]: {_first(error)}") from error
 
 
 def _first(error: BaseException) -> str:
