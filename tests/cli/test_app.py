@@ -15,7 +15,7 @@ from nopad.cli.app import app
 from nopad.errors import StorageError
 
 ANSI = "\x1b["
-VERBS = ("demo", "plan", "pack", "verify", "report", "audit", "study")
+VERBS = ("demo", "plan", "pack", "verify", "report", "audit", "train", "study")
 
 
 def test_version(run):
@@ -44,7 +44,9 @@ def test_help_lists_verbs_and_exit_codes(call):
     assert "--debug" in text
 
 
-@pytest.mark.parametrize(("verb", "examples"), [("plan", 6), ("pack", 5), ("verify", 3), ("report", 2), ("audit", 4)])
+@pytest.mark.parametrize(
+    ("verb", "examples"), [("plan", 6), ("pack", 5), ("verify", 3), ("report", 2), ("audit", 4), ("train", 5)]
+)
 def test_help_of_a_verb_shows_examples(call, verb, examples):
     ran = call(verb, "--help")
     assert ran.code == 0
@@ -52,7 +54,9 @@ def test_help_of_a_verb_shows_examples(call, verb, examples):
     assert ran.split("╭")[0].count(f"nopad {verb} ") == examples + 1  # and the usage line
 
 
-@pytest.mark.parametrize(("verb", "extra"), [("report", "nopad[report]"), ("audit", "nopad[torch]")])
+@pytest.mark.parametrize(
+    ("verb", "extra"), [("report", "nopad[report]"), ("audit", "nopad[torch]"), ("train", "nopad[train]")]
+)
 def test_help_names_the_extra_a_verb_needs(call, verb, extra):
     assert extra in " ".join(call(verb, "--help").split())
 

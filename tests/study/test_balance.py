@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nopad import Histogram
-from nopad.balance import Attention, Balance, Tokens
+from nopad.balance import Attention, Balance, Tokens, cost_model
 from nopad.errors import BalanceError, OptionError
 from nopad.study import published
 from nopad.study.balance import (
@@ -12,7 +12,6 @@ from nopad.study.balance import (
     Pool,
     Studied,
     balance_rows,
-    cost_model,
     order_effect,
     published_range,
     studied,

@@ -309,3 +309,12 @@ def test_examples_without_a_task_are_tokens(tmp_path):
     run = trainer(tmp_path, made=made, task=None)
     run.train()
     assert run.evaluate(made)["eval_accuracy"] >= 0
+
+
+def test_evaluations_of_the_same_weights_are_the_same_to_the_last_bit(tmp_path):
+    """However often one has evaluated: a resumed run evaluates less often, and must choose the same best model."""
+    model, made = bert(classified()).float(), classify_records()
+    run = trainer(tmp_path, model, made)
+    losses = {run.evaluate(made)["eval_loss"] for _ in range(4)}
+    assert len(losses) == 1
+    assert trainer(tmp_path, model, made).evaluate(made)["eval_loss"] in losses

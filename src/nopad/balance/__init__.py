@@ -13,7 +13,7 @@ alone: every rank computes the whole assignment, and nothing is communicated.
 
 from __future__ import annotations
 
-from nopad.balance.costs import Attention, CostModel, Measured, Tokens, round_up
+from nopad.balance.costs import Attention, CostModel, Measured, Tokens, cost_model, round_up
 from nopad.balance.deal import deal, deal_under_cap
 from nopad.balance.draw import draw, whole_steps
 from nopad.balance.floor import Report, floor, needs_context_parallelism, report
@@ -29,6 +29,7 @@ __all__ = [
     "Report",
     "Shape",
     "Tokens",
+    "cost_model",
     "deal",
     "deal_under_cap",
     "draw",

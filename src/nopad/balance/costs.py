@@ -19,9 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from nopad.errors import BalanceError, OptionError
 from nopad.histogram import integers
-from nopad.options import Option
+from nopad.options import MAX_LENGTH, Option
 
-__all__ = ["Attention", "CostModel", "Measured", "Tokens", "check_costs", "fingerprint", "round_up"]
+__all__ = ["Attention", "CostModel", "Measured", "Tokens", "check_costs", "cost_model", "fingerprint", "round_up"]
 
 _MOST = 2**63 - 1
 _PROBED = 1024  # lengths of a fingerprint
@@ -303,3 +303,20 @@ def _attribute(config: Any, *names: str) -> Any:
 
 def _overflow(what: str, value: int) -> str:
     return f"{what} is {value}, which does not fit into 64 bits; use a coarser cost model"
+
+
+def cost_model(text: str) -> CostModel:
+    """Return the cost model that a text names: ``tokens``, or ``attention:HIDDEN_SIZE``.
+
+    Raises:
+        OptionError: it is neither.
+
+    >>> cost_model("attention:1024")
+    Attention(hidden_size=1024)
+    """
+    kind, _, size = text.partition(":")
+    if kind == "tokens" and not size:
+        return Tokens()
+    if kind == "attention" and size.isascii() and size.isdecimal() and 1 <= int(size) <= MAX_LENGTH:
+        return Attention(hidden_size=int(size))
+    raise OptionError(f"cost must be tokens or attention:HIDDEN_SIZE, such as attention:1024, got {text!r}")

@@ -21,6 +21,7 @@ from nopad.cli.predict import predict
 from nopad.cli.report import report
 from nopad.cli.strict import make_strict, sturdy_streams
 from nopad.cli.study import study
+from nopad.cli.train import train
 from nopad.cli.verify import verify
 from nopad.cli.wording import as_flags
 from nopad.errors import NopadError, StorageError
@@ -46,7 +47,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for verb in (demo, plan, pack, verify, report, audit, predict):
+for verb in (demo, plan, pack, verify, report, audit, train, predict):
     app.command()(verb)
 app.add_typer(study, name="study")
 make_strict(app, study)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from nopad.balance import cost_model
 from nopad.cli.monitor import Bars
 from nopad.cli.render import console
 from nopad.cli.render_balance import (
@@ -27,7 +28,6 @@ from nopad.study import (
     LatencyRow,
     LongRow,
     balance_rows,
-    cost_model,
     latency_rows,
     long_context_rows,
     order_effect,

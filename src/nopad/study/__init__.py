@@ -6,7 +6,7 @@ package.
 
 from __future__ import annotations
 
-from nopad.study.balance import BalanceRow, balance_rows, cost_model, order_effect, published_range
+from nopad.study.balance import BalanceRow, balance_rows, order_effect, published_range
 from nopad.study.distributions import Distribution, distribution
 from nopad.study.latency import LatencyRow, latency_rows
 from nopad.study.long_context import WORKLOADS, LongRow, long_context_rows, too_long
@@ -31,7 +31,6 @@ __all__ = [
     "balance_rows",
     "compare",
     "contrast",
-    "cost_model",
     "count_strategies",
     "distribution",
     "latency_rows",

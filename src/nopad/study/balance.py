@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from nopad import random
 from nopad.balance import (
     METHODS,
-    Attention,
     Balance,
     CostModel,
     Report,
@@ -38,7 +37,6 @@ from nopad.balance import (
 )
 from nopad.errors import BalanceError, OptionError
 from nopad.histogram import Histogram
-from nopad.options import MAX_LENGTH
 from nopad.planning import plan
 from nopad.study.published import FIGURES_ARE_OF, TOKENS_PER_GPU, TOKENS_PER_GPU_ARE_OF, tables_for
 
@@ -50,7 +48,6 @@ __all__ = [
     "Pool",
     "Studied",
     "balance_rows",
-    "cost_model",
     "order_effect",
     "published_range",
     "studied",
@@ -149,23 +146,6 @@ class BalanceRow:
     def summary(self) -> dict[str, Any]:
         """Return the row for JSON."""
         return asdict(self)
-
-
-def cost_model(text: str) -> CostModel:
-    """Return the cost model that a text names: ``tokens``, or ``attention:HIDDEN_SIZE``.
-
-    Raises:
-        OptionError: it is neither.
-
-    >>> cost_model("attention:1024")
-    Attention(hidden_size=1024)
-    """
-    kind, _, size = text.partition(":")
-    if kind == "tokens" and not size:
-        return Tokens()
-    if kind == "attention" and size.isascii() and size.isdecimal() and 1 <= int(size) <= MAX_LENGTH:
-        return Attention(hidden_size=int(size))
-    raise OptionError(f"cost must be tokens or attention:HIDDEN_SIZE, such as attention:1024, got {text!r}")
 
 
 def balance_rows(

@@ -19,7 +19,7 @@ from nopad.model.families import family_of
 from nopad.tasks.embedding import _quiet
 from nopad.tasks.task import Task
 
-__all__ = ["load_task", "options_of", "task_named", "tasks_by_name"]
+__all__ = ["load_task", "options_of", "task_class", "task_named", "tasks_by_name"]
 
 _UNNAMED = "LABEL_"  # how transformers calls classes that nobody named
 
@@ -44,7 +44,7 @@ def options_of(kind: type[Task]) -> dict[str, inspect.Parameter]:
     for one in kind.__mro__:
         if "__init__" not in vars(one):
             continue
-        parameters = inspect.signature(vars(one)["__init__"]).parameters
+        parameters = inspect.signature(vars(one)["__init__"], eval_str=True).parameters
         more = [name for name, value in parameters.items() if value.kind is not inspect.Parameter.VAR_KEYWORD]
         found |= {name: parameters[name] for name in more if name not in ("self", "tokenizer") and name not in found}
         if len(more) == len(parameters):
@@ -62,7 +62,7 @@ def task_named(name: str, tokenizer: Any, options: Mapping[str, Any]) -> Task:
     >>> task_named("classify", tokenizer, {"labels": ["no", "yes"], "text": "question"}).text
     'question'
     """
-    kind = _kind(name)
+    kind = task_class(name)
     known = options_of(kind)
     for option in options:
         if option not in known:
@@ -93,7 +93,7 @@ def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: An
         FormatError: there is no such model, transformers cannot read it, or it has no weights for the task's head.
         OptionError: as for `task_named`; or labels are given in another order or number than the model's.
     """
-    path, kind = Path(spec), _kind(name)
+    path, kind = Path(spec), task_class(name)
     here = path.exists() or str(spec).startswith((".", "/", "~"))
     if here and not (path / "config.json").is_file():
         raise FormatError(f"{spec} is no folder with a model: it has no config.json")
@@ -129,7 +129,12 @@ def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: An
     return task_named(name, tokenizer, found), model
 
 
-def _kind(name: str) -> type[Task]:
+def task_class(name: str) -> type[Task]:
+    """Return the task with this name.
+
+    Raises:
+        OptionError: there is no such task; the message names those that there are.
+    """
     known = tasks_by_name()
     if name not in known:
         raise OptionError(f"there is no task {name!r}; there are {', '.join(known)}")

@@ -10,8 +10,9 @@ from nopad.errors import OptionError
 
 __all__ = ["check_same_model"]
 
-# What says nothing of a model's weights
+# What says nothing of a model's weights; special tokens are the tokenizer's, to which the Trainer sets them
 _PASSING = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "architectures"})
+_PASSING |= {"bos_token_id", "eos_token_id", "pad_token_id"}
 
 
 def check_same_model(folder: Path, model: Any) -> None:

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 from nopad.histogram import Histogram
 from nopad.planning.algorithm import Planned, Strategies
-from nopad.planning.optimal.budget import Budget
-from nopad.planning.optimal.closing import NEAR
+from nopad.planning.optimal.budget import NEAR, Budget
 from nopad.planning.optimal.depth import Search, shallower
 
 __all__ = ["auto", "nearly", "optimal"]

@@ -6,7 +6,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["Budget"]
+__all__ = ["NEAR", "Budget"]
+
+NEAR = 64  # packs above the bound, up to which packs are packed again
 
 _PER_SECOND = 10**9  # operations; one is about a nanosecond of an ordinary core, by which the steps were measured
 

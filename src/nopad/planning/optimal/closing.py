@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from nopad import random
 from nopad.histogram import Histogram, exact_dot
-from nopad.planning.optimal.budget import Budget
+from nopad.planning.optimal.budget import NEAR, Budget
 from nopad.planning.optimal.listed import Listed
 from nopad.planning.optimal.master import Master
 from nopad.planning.optimal.pricing import Items, Pattern
@@ -29,7 +29,7 @@ from nopad.planning.optimal.rounding import Packing, best_fit, dive, fill_demand
 from nopad.planning.optimal.search import relax
 from nopad.planning.optimal.solver import columns_of, new_model, run
 
-__all__ = ["NEAR", "close", "pack_again", "patterns_above", "residuals"]
+__all__ = ["close", "pack_again", "patterns_above", "residuals"]
 
 _MOST_PATTERNS = 20_000  # the most that are listed
 _MOST_ITEMS = 2**22  # the most in all listed patterns together
@@ -42,7 +42,6 @@ _ENTRY_STEPS = 50  # operations of a simplex iteration, for each pattern and for
 _OPEN = 30  # most packs with free space that are packed again together
 _FULL = (10, 20, 40, 80, 20, 40, 80)  # full packs that are packed again with them, in one attempt after the other
 _ROW_STEPS = 100  # operations per entry of a `Listed`, to divide it in two and to join the parts again
-NEAR = 64  # packs above the bound, up to which packs are packed again
 _WHOLE = 400  # a plan of at most so many packs is at last packed again as a whole
 
 

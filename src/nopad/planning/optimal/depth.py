@@ -14,7 +14,7 @@ from nopad.planning.algorithm import Strategies
 from nopad.planning.bounds import lower_bound
 from nopad.planning.certificate import Certificate
 from nopad.planning.lpfhp import lpfhp
-from nopad.planning.optimal.budget import Budget
+from nopad.planning.optimal.budget import NEAR, Budget
 from nopad.planning.optimal.listed import Listed
 from nopad.planning.optimal.pricing import Items
 from nopad.planning.optimal.spread import spread
@@ -207,8 +207,6 @@ class Search:
         enough for twice the estimated work of a hard input. Until a dive from the exact program was finished, one is
         allowed; a later call allows one for each of `_PARTS` that is left.
         """
-        from nopad.planning.optimal.closing import NEAR
-
         self.dives = 1 if not self.dived else len(_PARTS) - self.dived
         close, gather, first = self._close_in_part, self._gather, self._gather_in_part
         bad = _LENGTH_STEPS * self.histogram.lengths.size**2

@@ -1,0 +1,131 @@
+"""``nopad train``: train a model on packs, as a configuration says."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nopad.cli.render import console
+from nopad.cli.train_progress import Bar
+from nopad.errors import MissingExtraError, NopadError, OptionError
+
+__all__ = ["train"]
+
+
+def train(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The configuration: see docs.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            "-s",
+            metavar="TABLE.FIELD=VALUE",
+            help="A field in place of the file's, such as trainer.learning_rate=3e-5. Repeatable.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what training would be, and what it needs; train nothing.")
+    ] = False,
+    init_from: Annotated[
+        str | None,
+        typer.Option(
+            "--init-from", metavar="CHECKPOINT", help="Begin with these weights, and with nothing else of that run."
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in the output folder, exactly where it stopped.")
+    ] = False,
+) -> None:
+    r"""Train a model on packs, as CONFIG.toml says; Ctrl-C or a kill loses at most what came after a checkpoint.
+
+    The output folder gets checkpoints, metrics.jsonl, the trained model and its task. Needs the extra nopad\[train].
+    On several GPUs: torchrun --nproc-per-node 8 -m nopad train CONFIG.toml
+
+    Examples:
+      nopad train config.toml --dry-run
+
+      nopad train config.toml --set trainer.learning_rate=3e-5 --set output.folder=runs/b
+
+      nopad train config.toml --resume
+
+      nopad train phase2.toml --init-from runs/phase1
+    """
+    if resume and init_from is not None:
+        raise OptionError("--resume goes on with a run, and --init-from begins one with weights of another; give one")
+    from nopad.loading.ranks import Ranks
+
+    first = Ranks.found().rank == 0
+    screen = console() if first else None
+    with _once(first):
+        try:
+            from nopad.training.config import read_config
+            from nopad.training.folder import RunFolder
+            from nopad.training.progress import is_metric
+            from nopad.training.run import cache_of, prepare
+            from nopad.training.run import train as run
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(f"training needs {error.name}: pip install 'nopad[train]'") from error
+        found = read_config(config, changes or (), init_from=init_from)
+        if dry_run:
+            with tempfile.TemporaryDirectory() as cache:
+                said = str(prepare(found, Path(cache)))
+            _say(screen, said)
+            return
+        folder = RunFolder(found.output.folder)
+    try:
+        with _once(first):
+            if first:
+                folder.take(found, resume=resume, per_step=_per_step(found))
+                if resume and (steps := folder.facts().get("finished")) is not None:
+                    _say(screen, f"the run in {folder.path} is over, after {steps:,} steps; its model is there")
+                    return
+            prepared = prepare(found, cache_of(folder.path))
+        _say(screen, str(prepared))
+        with Bar(shown=first) as bar:
+            metrics = run(
+                prepared,
+                folder,
+                resume=resume,
+                begin=None if resume else lambda: folder.begin(found, per_step=_per_step(found)),
+                say=lambda line: _say(screen, line),
+                tell=lambda logged: _say(screen, str(logged)),
+                step=bar.step,
+            )
+    finally:
+        folder.leave()
+    if metrics:
+        values = (f"{name.removeprefix('eval_')} {value:.4g}" for name, value in metrics.items() if is_metric(name))
+        _say(screen, f"result   {', '.join(values)}")
+    _say(screen, f"saved    {folder.path}")
+
+
+def _per_step(config: Any) -> str:
+    """Return how much a step has on all ranks, in words."""
+    from nopad.loading.ranks import Ranks
+
+    packing, ranks = config.packing, Ranks.found().world_size
+    unit = next(name for name in ("rows", "tokens", "sequences") if getattr(packing, name) is not None)
+    per_rank = 1 if unit == "tokens" else getattr(packing, unit)
+    return f"{per_rank * packing.accumulation * ranks} {'flat rows' if unit == 'tokens' else unit}"
+
+
+def _say(screen: Any, text: str) -> None:
+    """Print text as it is, on the first rank."""
+    if screen is not None:
+        screen.print(text, style=None, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _once(first: bool) -> Iterator[None]:
+    """Leave it to the first rank to say what is wrong before training begins, since all ranks find the same."""
+    try:
+        yield
+    except NopadError as error:
+        if first:
+            raise
+        raise typer.Exit(error.exit_code) from error

@@ -1,0 +1,45 @@
+"""The bar of `nopad train` on stderr: steps, and the time left; nothing if stderr is no terminal."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+__all__ = ["Bar"]
+
+
+class Bar:
+    """A bar of optimiser steps; use it as a context manager."""
+
+    def __init__(self, *, shown: bool) -> None:
+        """Draw nothing yet; with `shown` False, never."""
+        console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=console,
+            disable=not (shown and console.is_terminal),
+            transient=True,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Bar:
+        """Start drawing."""
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop drawing and clear the bar."""
+        self._progress.stop()
+
+    def step(self, done: int, total: int) -> None:
+        """Show that `done` of `total` steps are taken."""
+        if self._task is None:
+            self._task = self._progress.add_task("training", total=total)
+        self._progress.update(self._task, completed=done, total=total)

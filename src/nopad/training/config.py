@@ -1,0 +1,374 @@
+"""The configuration of `nopad train`: TOML in tables, checked field by field before any work begins.
+
+Each table is a frozen dataclass, whose fields are those of the file; ``[trainer]`` has the fields of
+`transformers.TrainingArguments`, ``[task]`` the options of the task that it names. A field that is unknown, or of
+another type, is refused with its file and name. Fields of the command line (``--set TABLE.FIELD=VALUE``) take the place
+of the file's; a value is TOML, or else a text.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+from nopad.errors import MissingExtraError, OptionError, SourceError
+from nopad.files import local_path
+from nopad.loading.groups import Together
+from nopad.loading.legs import Last
+from nopad.planning.registry import check_algorithm, complete_options
+from nopad.training.typed import Given, fitted, known
+
+__all__ = ["Data", "Model", "Output", "Packing", "TaskTable", "TrainConfig", "read_config", "to_toml"]
+
+# What another table says, or what `nopad train` does itself
+_ELSEWHERE = {
+    "output_dir": "output.folder says where to",
+    "per_device_train_batch_size": "packing.rows says how many rows a micro-step has",
+    "gradient_accumulation_steps": "packing.accumulation says it",
+    "resume_from_checkpoint": "give --resume on the command line",
+    "disable_tqdm": "nopad train shows its own progress",
+    "remove_unused_columns": "the task says which columns there are",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """``[model]``: which model is trained.
+
+    Attributes:
+        name: a folder or a name on the hub; its configuration, tokenizer and (without `init_from`) weights.
+        init_from: a checkpoint, or the folder of a run, whose weights training begins with (`--init-from`).
+        tokenizer: another tokenizer than the model's: a folder or a name on the hub.
+        fresh: begin with random weights.
+        dtype: type of the parameters.
+        backend: how attention keeps sequences apart (`nopad.packed`).
+        config: fields of the model's configuration to change, such as a dropout.
+        lora: options of `peft.LoraConfig`; then only adapters are trained.
+    """
+
+    name: str | None = None
+    init_from: str | None = None
+    tokenizer: str | None = None
+    fresh: bool = False
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    backend: str = "auto"
+    config: Mapping[str, Any] = field(default_factory=dict)
+    lora: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.name is None and self.init_from is None:
+            raise OptionError("model.name is missing: a folder with a model, or a name on the hub")
+        if self.fresh and self.init_from is not None:
+            raise OptionError("model.fresh means random weights, and model.init_from gives some; leave one out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """``[data]``: what it is trained on.
+
+    Attributes:
+        train: files or folders of records (with a task), or one place where tokens are stored: a packed dataset, a
+            folder of arrays, what `nopad.loading.sources.open_tokens` reads.
+        eval: the same, for evaluation.
+        held_out: share of the training records that is evaluated on instead, chosen by ``trainer.seed``.
+    """
+
+    train: tuple[str, ...] | str = ()
+    eval: tuple[str, ...] | str = ()
+    held_out: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("train", "eval"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
+            if not all(getattr(self, name)):
+                raise OptionError(f"data.{name} has an empty name; give files or folders")
+        if not self.train:
+            raise OptionError("data.train is missing: files or folders of records, or a packed dataset")
+        if not 0 <= self.held_out < 1:
+            raise OptionError(f"data.held_out is {self.held_out}; it is a share of the records, from 0 to below 1")
+        if self.held_out and self.eval:
+            raise OptionError("data.held_out and data.eval are two ways to have an evaluation; give one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskTable:
+    """``[task]``: what is learned from a record.
+
+    Attributes:
+        name: of a task (`nopad.tasks`); None: the data are tokens, and what is learned is what the model's head does.
+        options: the task's own, by name: labels, text, max_length, ...
+    """
+
+    name: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """``[packing]``: options of `nopad.PackedLoader`.
+
+    Attributes:
+        capacity: most tokens of a pack; None: the rows of a packed dataset stay as they are.
+        rows, tokens, sequences: what a rank takes per micro-step; none of them: one row.
+        depth, algorithm, options: of the plan (`nopad.plan`).
+        cost: "tokens", or "attention:HIDDEN_SIZE".
+        accumulation, last, balance, align, together, prefetch: as `nopad.PackedLoader` has them.
+    """
+
+    capacity: int | None = None
+    rows: int | None = None
+    tokens: int | None = None
+    sequences: int | None = None
+    accumulation: int = 1
+    last: Last = "fill"
+    balance: str = "karmarkar_karp"
+    cost: str = "tokens"
+    align: int = 1
+    together: Together = "rank"
+    prefetch: int = 2
+    depth: int | None = None
+    algorithm: str = "auto"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("rows", "tokens", "sequences") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise OptionError(f"packing.{given[0]} and packing.{given[1]} both say what a micro-step is; give one")
+        if not given:
+            object.__setattr__(self, "rows", 1)
+        for name in ("capacity", "rows", "tokens", "sequences", "accumulation", "align", "depth"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise OptionError(f"packing.{name} is {value}, and must be at least 1")
+        check_algorithm(self.algorithm)
+        complete_options(self.algorithm, self.options)
+
+    def plan_options(self) -> dict[str, Any]:
+        """Return what is not as `nopad.plan` has it by default."""
+        made = dict(self.options)
+        if self.depth is not None:
+            made["depth"] = self.depth
+        return made | ({"algorithm": self.algorithm} if self.algorithm != "auto" else {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """``[output]``: where the results go.
+
+    Attributes:
+        folder: of checkpoints, metrics and the trained model: new, empty, or of a run that is resumed.
+    """
+
+    folder: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.folder:
+            raise OptionError("output.folder is missing: where checkpoints and the trained model go")
+        local_path(self.folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The configuration of a run. `read_config` reads one from a file."""
+
+    model: Model
+    data: Data
+    output: Output
+    task: TaskTable = field(default_factory=TaskTable)
+    packing: Packing = field(default_factory=Packing)
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+
+    def document(self) -> dict[str, dict[str, Any]]:
+        """Return the tables as they would stand in a file, without what is as by default."""
+        made: dict[str, dict[str, Any]] = {}
+        for table in fields(self):
+            value = getattr(self, table.name)
+            if table.name == "trainer":
+                made["trainer"] = dict(value)
+            elif table.name == "task":
+                made["task"] = ({"name": value.name} if value.name else {}) | dict(value.options)
+            else:
+                usual = {one.name: _default(one) for one in fields(value)}
+                made[table.name] = {name: one for name, one in asdict(value).items() if one != usual[name]}
+        return {name: values for name, values in made.items() if values}
+
+
+def _default(one: Any) -> Any:
+    return one.default if one.default is not MISSING else one.default_factory()
+
+
+_TABLES = {"model": Model, "data": Data, "task": TaskTable, "packing": Packing, "trainer": None, "output": Output}
+
+
+def read_config(path: str | Path, overrides: Sequence[str] = (), *, init_from: str | None = None) -> TrainConfig:
+    """Read a configuration.
+
+    Args:
+        path: of the file.
+        overrides: ``TABLE.FIELD=VALUE``; a value is TOML, or else a text.
+        init_from: takes the place of ``model.init_from``.
+
+    Raises:
+        SourceError: there is no such file.
+        OptionError: it is no TOML; a table or field is unknown, of another type, or missing; or an override is.
+        MissingExtraError: transformers is not installed.
+    """
+    document: dict[str, dict[str, Any]] = {}
+    for name, table in _parsed(Path(path)).items():
+        with _of(str(path)):
+            known(name, _TABLES, "the configuration")
+            if not isinstance(table, dict):
+                raise OptionError(f"{name} is {table!r}, and must be a table: [{name}]")
+        document[name] = table
+    made = {name: _table(name, document.get(name, {}), str(path)) for name in _TABLES}
+    for text in overrides:
+        _override(made, text)
+    if init_from is not None:
+        made["model"]["init_from"] = init_from
+    made["task"] = _table("task", made["task"], str(path))  # once more, for the name that it has now
+    with _of(str(path)):
+        return TrainConfig(
+            model=Model(**made["model"]),
+            data=Data(**made["data"]),
+            task=_task(made["task"]),
+            packing=Packing(**made["packing"]),
+            trainer=made["trainer"],
+            output=Output(**made["output"]),
+        )
+
+
+@contextmanager
+def _of(where: str) -> Iterator[None]:
+    """Put the place that a value came from before what is said about it."""
+    try:
+        yield
+    except OptionError as error:
+        raise OptionError(f"{where}: {error}") from error
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        raise SourceError(f"{path}: no such file; give the configuration of a run, a TOML file") from error
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"{path} is no TOML: {error}") from error
+
+
+def _override(made: dict[str, dict[str, Any]], text: str) -> None:
+    """Put ``TABLE.FIELD=VALUE`` into the tables; fields of a table within one are named with a further dot."""
+    name, equals, value = text.partition("=")
+    names = [one.strip() for one in name.split(".")]
+    with _of(f"--set {text}"):
+        if not equals or len(names) < 2 or not all(names):
+            raise OptionError("it must be TABLE.FIELD=VALUE, such as trainer.learning_rate=3e-5")
+        known(names[0], _TABLES, "the configuration")
+        given: Any = Given(_toml_value(value.strip()), value.strip())
+        if len(names) > 2:
+            there = made[names[0]].get(names[1], {})
+            given = dict(there) if isinstance(there, Mapping) else {}
+            inner = given
+            for one in names[2:-1]:
+                inner[one] = dict(inner.get(one) or {})
+                inner = inner[one]
+            inner[names[-1]] = _toml_value(value.strip())
+        made[names[0]].update(_table(names[0], {names[1]: given}, None, made["task"].get("name")))
+
+
+def _toml_value(text: str) -> Any:
+    """Return a TOML value, or the text itself where it is none."""
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return found["value"] if found.keys() == {"value"} else text
+
+
+def _table(name: str, given: Mapping[str, Any], path: str | None, task: str | None = None) -> dict[str, Any]:
+    """Return the fields of a table, each of the type that it must have."""
+    made = {}
+    for key, value in given.items():
+        try:
+            if name == "task" and key != "name" and "name" not in given and task is None:
+                raise OptionError(f"task.name is missing, and {key} would be an option of it")
+            hints = _hints(name, given.get("name", task))
+            if name == "trainer" and key in _ELSEWHERE:
+                raise OptionError(f"trainer.{key}: leave it out; {_ELSEWHERE[key]}")
+            known(key, hints, f"[{name}]")
+            made[key] = fitted(f"{name}.{key}", value, hints[key])
+        except OptionError as error:
+            raise OptionError(f"{path}: {error}" if path else str(error)) from error
+    return made
+
+
+def _hints(name: str, task: Any) -> Mapping[str, Any]:
+    """Return the fields of a table, with their types."""
+    if name == "trainer":
+        return _trainer_fields()
+    if name == "task":
+        name = getattr(task, "text", task)
+        return {"name": str, **(_task_options(name) if isinstance(name, str) else {})}
+    return get_type_hints(_TABLES[name])
+
+
+def _task(made: dict[str, Any]) -> TaskTable:
+    return TaskTable(name=made.get("name"), options={name: value for name, value in made.items() if name != "name"})
+
+
+@cache
+def _trainer_fields() -> Mapping[str, Any]:
+    """Return the fields of transformers' arguments, with their types."""
+    try:
+        from transformers import TrainingArguments
+    except ImportError as error:
+        raise MissingExtraError(f"training needs {error.name}: pip install 'nopad[train]'") from error
+    return {one.name: one.type for one in fields(TrainingArguments) if one.init and one.name not in _ELSEWHERE}
+
+
+@cache
+def _task_options(name: str) -> Mapping[str, Any]:
+    """Return the options of a task, with their types."""
+    from nopad.tasks.registry import options_of, task_class
+
+    found = options_of(task_class(name))
+    return {option: Any if one.annotation is one.empty else one.annotation for option, one in found.items()}
+
+
+def to_toml(document: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return tables as TOML."""
+    lines = []
+    for name, table in document.items():
+        lines.append(f"[{name}]")
+        lines += [f"{_key(key)} = {_value(value)}" for key, value in table.items() if value is not None]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _key(name: str) -> str:
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else _text(name)
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{_key(str(key))} = {_value(one)}" for key, one in value.items() if one is not None)
+        return f"{{{inner}}}"
+    return f"[{', '.join(_value(one) for one in value)}]"

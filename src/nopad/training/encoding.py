@@ -1,0 +1,219 @@
+"""Records of any number as examples whose tokens lie in files, so that memory holds one part of them at a time.
+
+Records are encoded part by part; ids and columns are appended to ``.npy`` files (``ids.npy``, ``offsets.npy``, a
+``NAME.npy`` per column: the form that `nopad.loading.sources` reads), which are mapped when all are there. What the
+same task and tokenizer made of the same records before is used again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.errors import FormatError, InputError, LengthError
+from nopad.files import fsync_folder, locked, storage_errors, write_atomic
+from nopad.random import MASK, key
+from nopad.sequences import Sequences
+from nopad.tasks import Examples, Task
+
+__all__ = ["AT_ONCE", "Part", "Stored", "encoded"]
+
+AT_ONCE = 4096  # records that are encoded at a time
+_FACTS = "examples.json"
+_VERSION = 1
+_HEADER = 128  # bytes
+
+
+class Stored(Protocol):
+    """Records that can be read, and told from others."""
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]: ...
+
+    def fingerprint(self) -> str:
+        """Return what tells these records from others."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Which of some records are meant: those held out, a share that `seed` chooses by their numbers, or the others.
+
+    >>> [number for number in range(12) if Part(share=0.3, seed=1, held_out=True).has(number)]
+    [0, 1, 2, 3, 7, 9, 11]
+    """
+
+    share: float = 0.0
+    seed: int = 0
+    held_out: bool = False
+
+    def has(self, number: int) -> bool:
+        """Whether the record with this number is meant."""
+        return (key(self.seed, _STREAM, number) < self.share * (MASK + 1)) is self.held_out
+
+
+_STREAM = 0x6E6F706164  # the choices of this file, among all that are made with a seed
+
+
+def encoded(
+    task: Task,
+    records: Stored,
+    folder: Path,
+    settings: Mapping[str, Any],
+    *,
+    part: Part = Part(),
+    at_once: int = AT_ONCE,
+) -> Examples:
+    """Return the examples of a task, with their columns mapped from files in `folder`.
+
+    One process of a host encodes; others that ask for the same wait for it.
+
+    Args:
+        task: what encodes.
+        records: what is encoded.
+        folder: of files; made if it is not there.
+        settings: what tells the task from others: its name and options, the tokenizer.
+        part: which of the records are encoded.
+        at_once: records that are encoded at a time.
+
+    Raises:
+        RecordError, LengthError: as `Task.encode`; numbers of records count from the first of all.
+        StorageError: the disk is full, or a file cannot be written.
+    """
+    facts = {"version": _VERSION, "records": records.fingerprint(), "part": asdict(part), **settings}
+    same = json.dumps(facts, sort_keys=True, default=str)
+    place = folder / hashlib.sha256(same.encode()).hexdigest()[:24]
+    with storage_errors("making", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / f"{place.name}.lock"):
+        try:
+            return _read(place)
+        except FormatError:
+            shutil.rmtree(place, ignore_errors=True)
+        with storage_errors("writing", place):
+            place.mkdir()
+            facts = _write(task, ((n, one) for n, one in enumerate(records) if part.has(n)), place, at_once)
+            fsync_folder(place)
+        write_atomic(place / _FACTS, json.dumps(facts).encode())  # last: what has it is whole
+        return _read(place)
+
+
+def _write(task: Task, records: Iterator[tuple[int, Mapping[str, Any]]], place: Path, at_once: int) -> dict[str, Any]:
+    """Encode records, each with its number, into files; return the facts that are no arrays."""
+    counts: Counter[str] = Counter()
+    group, seen, ends = 1, 0, 0
+    tokens: list[str] = []
+    with ExitStack() as stack:
+        columns: dict[str, _Column] = {}
+
+        def add(name: str, values: NDArray[Any]) -> None:
+            if name not in columns:
+                columns[name] = stack.enter_context(_Column(place / f"{name}.npy", values))
+            columns[name].add(values)
+
+        add("offsets", np.zeros(1, np.int64))
+        while part := list(islice(records, at_once)):
+            numbers = np.array([number for number, _ in part])
+            made = _encode(task, [record for _, record in part], numbers)
+            counts.update(made.counts)
+            if len(made):
+                sequences = made.sequences.gathered()
+                tokens, group = sorted(sequences.tokens), made.group
+                for name in tokens:
+                    add("ids" if name == "input_ids" else name, sequences.tokens[name])
+                for name, values in sequences.values.items():
+                    add(name, np.asarray(values))
+                add("offsets", ends + np.cumsum(sequences.seq_lengths, dtype=np.int64))
+                ends += made.tokens
+                add(_RECORD, numbers[made.record])
+            seen += len(part)
+        if not ends:
+            said = (
+                f"all {seen:,} records were dropped; look at over_long"
+                if seen
+                else "there is no record, so nothing to train on"
+            )
+            raise LengthError(said)
+        facts = {name: column.size for name, column in columns.items()}
+    return {"records": seen, "group": group, "counts": dict(counts), "tokens": tokens, "columns": facts}
+
+
+_RECORD = "nopad_record"
+
+
+def _encode(task: Task, part: list[Mapping[str, Any]], numbers: NDArray[np.int64]) -> Examples:
+    """Encode records with these numbers."""
+    try:
+        return task.encode(part)
+    except InputError as error:
+        said = re.sub(r"\brecord (\d+)", lambda found: f"record {numbers[int(found[1])]}", str(error))
+        raise type(error)(said) from error
+
+
+class _Column:
+    """A ``.npy`` file that grows; its header is written when it is closed."""
+
+    def __init__(self, path: Path, like: NDArray[Any]) -> None:
+        self.path, self.dtype, self.more, self.size = path, like.dtype, like.shape[1:], 0
+        self._file = open(path, "wb")  # noqa: SIM115 - closed by __exit__
+        self._file.write(bytes(_HEADER))
+
+    def __enter__(self) -> _Column:
+        return self
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Append values; integers and floats are kept in the type that came first."""
+        if values.shape[1:] != self.more or values.dtype.kind != self.dtype.kind:
+            raise FormatError(
+                f"{self.path.stem} is {values.dtype} {values.shape[1:]} in one part of the records and {self.dtype} "
+                f"{self.more} in another; a task gives every record the same columns"
+            )
+        self._file.write(np.ascontiguousarray(values, self.dtype).data)
+        self.size += len(values)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        about = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.size, *self.more)}
+        text = repr(about).encode()
+        head = b"\x93NUMPY\x01\x00" + (_HEADER - 10).to_bytes(2, "little")
+        self._file.seek(0)
+        self._file.write(head + text.ljust(_HEADER - 11) + b"\n")
+        self._file.close()
+
+
+def _read(place: Path) -> Examples:
+    """Map what was written.
+
+    Raises:
+        FormatError: it is not all there.
+    """
+    try:
+        facts = json.loads((place / _FACTS).read_text(encoding="utf-8"))
+        arrays = {name: np.load(place / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in facts["columns"]}
+        if any(len(arrays[name]) != size for name, size in facts["columns"].items()):
+            raise FormatError(f"{place} is damaged")
+    except (OSError, ValueError, KeyError) as error:
+        raise FormatError(f"{place} is not there, or damaged") from error
+    offsets, record = arrays.pop("offsets"), arrays.pop(_RECORD)
+    tokens = {name: arrays.pop("ids" if name == "input_ids" else name) for name in facts["tokens"]}
+    lengths = np.diff(offsets).astype(np.int32)
+    return Examples(
+        sequences=Sequences(seq_lengths=lengths, tokens=tokens, values=arrays),
+        record=record,
+        records=facts["records"],
+        group=facts["group"],
+        counts=facts["counts"],
+    )

@@ -1,0 +1,300 @@
+"""The folder of a run: whose it is, where it can go on, and its metrics.
+
+::
+
+    FOLDER/nopad_train.toml     the configuration, which `nopad train` reads again
+    FOLDER/nopad_run.json       what the run began with, and whether it is over
+    FOLDER/nopad_task.json      the task and its options, for predictions
+    FOLDER/metrics.jsonl        one line per log
+    FOLDER/checkpoint-N/        of the Trainer, with the loader's state
+    FOLDER/.cache/              the encoded data
+
+A process that is killed leaves whole lines, and checkpoints of which only complete ones are gone on from.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import tomllib
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nopad.errors import OutputBusyError, OutputExistsError, ResumeError
+from nopad.files import local_path, storage_errors, write_atomic
+from nopad.tasks.settings import TASK_FILE
+from nopad.training.config import TrainConfig, to_toml
+from nopad.training.feeding import STATE_FILE
+
+__all__ = ["CONFIG_FILE", "METRICS_FILE", "RUN_FILE", "RunFolder", "append_line", "kept_lines", "last_checkpoint"]
+
+CONFIG_FILE = "nopad_train.toml"
+RUN_FILE = "nopad_run.json"
+METRICS_FILE = "metrics.jsonl"
+CACHE = ".cache"
+_LOCK = ".lock"
+_PREFIX = "checkpoint-"
+
+# Fields in which a run that goes on may differ from what it began with: they change nothing that is learned. Of a step,
+# only how many sequences it has counts.
+_FREE_TABLES = {
+    "packing": {"accumulation", "prefetch", "rows", "sequences"},
+    "output": {"folder"},
+    "model": {"backend"},
+}
+_FREE_TRAINER = (
+    "activation_checkpointing",
+    "dataloader_",
+    "ddp_",
+    "debug",
+    "disable_",
+    "enable_jit_checkpoint",
+    "eval_accumulation",
+    "fsdp",
+    "gradient_checkpointing",
+    "hub_",
+    "include_",
+    "local_rank",
+    "log_",
+    "logging_",
+    "per_device_eval_batch_size",
+    "project",
+    "push_to_hub",
+    "report_to",
+    "run_name",
+    "save_",
+    "skip_memory_metrics",
+    "torch_empty_cache_steps",
+    "use_cpu",
+)
+
+
+class RunFolder:
+    """The output folder, from the time it is taken until it is left; only the first rank takes it, and writes to it."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.path = local_path(folder)
+        self._lock: int | None = None
+
+    def take(self, config: TrainConfig, *, resume: bool, per_step: str) -> None:
+        """Make the folder this process's own.
+
+        Args:
+            config: of the run.
+            resume: whether a run that is in the folder goes on.
+            per_step: how many rows or sequences a step has, on all ranks, in words.
+
+        Raises:
+            OutputExistsError: there is a run, which is not resumed, or something else.
+            ResumeError: there is no run to resume, or one with another configuration; the message names the field.
+            OutputBusyError: another process trains in the folder.
+        """
+        known = (self.path / CONFIG_FILE).is_file()
+        if resume and not known:
+            raise ResumeError(f"there is no run in {self.path} to resume; leave --resume out to begin one")
+        if not resume and self.path.exists():
+            self._refuse_content(known)
+        with storage_errors("making", self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        self._hold()
+        if resume:
+            self._check_same(config, per_step)
+
+    def begin(self, config: TrainConfig, *, per_step: str) -> None:
+        """Note that a run begins, with its configuration; from then on, the folder holds a run.
+
+        Raises:
+            StorageError: the disk is full, or a file cannot be written.
+        """
+        write_atomic(self.path / RUN_FILE, _json({"per_step": per_step, "finished": None}))
+        write_atomic(self.path / CONFIG_FILE, to_toml(config.document()).encode())  # last: it makes the run one
+
+    def undo(self) -> None:
+        """Forget a run that failed before its first step, so that it can begin again here."""
+        for name in (CONFIG_FILE, RUN_FILE, TASK_FILE, METRICS_FILE):
+            (self.path / name).unlink(missing_ok=True)
+
+    def leave(self) -> None:
+        """Let other processes take the folder."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _refuse_content(self, known: bool) -> None:
+        if known:
+            raise OutputExistsError(
+                f"{self.path} holds a run already; give --resume to go on with it, or another output.folder"
+            )
+        inside = sorted(os.listdir(self.path)) if self.path.is_dir() else [self.path.name]
+        left = (_LOCK, CACHE, RUN_FILE, TASK_FILE)  # of a run that did not begin
+        inside = [name for name in inside if name not in left and not name.startswith("nopad_batch_")]
+        if inside:
+            raise OutputExistsError(
+                f"{self.path} is not empty, and what is in it is no run: {', '.join(inside[:5])}; give another "
+                "output.folder"
+            )
+
+    def _hold(self) -> None:
+        """Hold a lock until this process ends, however it does."""
+        with storage_errors("locking", self.path):
+            self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.leave()
+            raise OutputBusyError(f"another process trains in {self.path}; wait for it, or stop it") from error
+
+    def _check_same(self, config: TrainConfig, per_step: str) -> None:
+        """Refuse another configuration than the one that the run began with."""
+        try:
+            began = tomllib.loads((self.path / CONFIG_FILE).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ResumeError(
+                f"{self.path / CONFIG_FILE} is damaged ({error}); begin anew in another folder"
+            ) from error
+        mine = tomllib.loads(to_toml(config.document()))
+        odd = [
+            f"{table}.{name} is {_shown(mine, table, name)} and was {_shown(began, table, name)}"
+            for table in sorted({*began, *mine})
+            for name in sorted({*began.get(table, {}), *mine.get(table, {})})
+            if not _is_free(table, name) and began.get(table, {}).get(name) != mine.get(table, {}).get(name)
+        ]
+        before = self.facts().get("per_step")
+        if before != per_step:
+            odd.append(
+                f"a step has {per_step} on all ranks and had {before}: change packing.accumulation with the number of "
+                "ranks"
+            )
+        if odd:
+            raise ResumeError(
+                f"the run in {self.path} began with another configuration: {'; '.join(odd[:5])}. Resume with the same, "
+                f"such as {self.path / CONFIG_FILE}; or take only its weights, with --init-from {self.path} and "
+                "another output.folder"
+            )
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is known of the run."""
+        try:
+            found = json.loads((self.path / RUN_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def note(self, **facts: Any) -> None:
+        """Add facts to those of the run."""
+        write_atomic(self.path / RUN_FILE, _json({**self.facts(), **facts}))
+
+    def clear_incomplete(self) -> None:
+        """Remove checkpoints that were being written when the run was killed, newer than the last complete one."""
+        last = last_checkpoint(self.path)
+        for number, path in _checkpoints(self.path):
+            if last is None or number > int(last.name.removeprefix(_PREFIX)):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_free(table: str, name: str) -> bool:
+    return name in _FREE_TABLES.get(table, ()) or (table == "trainer" and name.startswith(_FREE_TRAINER))
+
+
+def _shown(document: Mapping[str, Any], table: str, name: str) -> str:
+    value = document.get(table, {}).get(name)
+    return "not given" if value is None else repr(value)
+
+
+def _json(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, indent=1).encode() + b"\n"
+
+
+def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """Return the numbers and folders of all checkpoints, the last first."""
+    found = []
+    for path in folder.glob(f"{_PREFIX}*"):
+        number = path.name.removeprefix(_PREFIX)
+        if number.isdecimal() and path.is_dir():
+            found.append((int(number), path))
+    return sorted(found, reverse=True)
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """Return the last complete checkpoint of a run; None: there is none.
+
+    Raises:
+        ResumeError: checkpoints were saved without the optimiser's state.
+    """
+    found = _checkpoints(folder)
+    for _, path in found:
+        if _is_complete(path):
+            return path
+    for _, path in found:
+        if _state(path) is not None and not _optimizer(path):
+            raise ResumeError(
+                f"{path} has no state of the optimiser (trainer.save_only_model), so nothing can go on from it as it "
+                f"was; take its weights with --init-from {path} and another output.folder"
+            )
+    return None
+
+
+def _is_complete(path: Path) -> bool:
+    """Whether a checkpoint was written to its end: the Trainer's state comes last, on the first rank."""
+    state, loader = _state(path), _read(path / STATE_FILE)
+    if state is None or loader is None or not _optimizer(path) or not (path / "scheduler.pt").is_file():
+        return False
+    ranks = loader["legs"][-1]["world_size"] if loader.get("legs") else 1
+    names = ["rng_state.pth"] if ranks == 1 else [f"rng_state_{rank}.pth" for rank in range(ranks)]
+    archives = [path / name for name in (*names, "scheduler.pt")] + [*path.glob("optimizer.pt")]
+    return all(zipfile.is_zipfile(one) for one in archives)
+
+
+def _state(path: Path) -> Any:
+    return _read(path / "trainer_state.json")
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _optimizer(path: Path) -> bool:
+    return any(path.glob("optimizer*")) or any(path.glob("global_step*"))
+
+
+def append_line(path: Path, document: Mapping[str, Any]) -> None:
+    """Append a document as one line of JSON, in one write: a process that is killed leaves all of it, or nothing.
+
+    Raises:
+        StorageError: the disk is full, or the write failed.
+    """
+    line = json.dumps(document).encode() + b"\n"
+    with storage_errors("writing", path):
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            if os.write(file, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(file)
+
+
+def kept_lines(path: Path, step: int) -> None:
+    """Keep the lines of a file of metrics up to a step; those after it, and a torn one, are removed.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    if not path.is_file():
+        return
+    kept = []
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict) and found.get("step", 0) <= step:
+            kept.append(line + b"\n")
+    write_atomic(path, b"".join(kept))

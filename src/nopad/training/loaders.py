@@ -1,0 +1,152 @@
+"""The data of a configuration as loaders: records of a task, or tokens that are stored already."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nopad.balance import cost_model
+from nopad.corpus.record_stream import RecordStream, open_records
+from nopad.errors import InputError, OptionError, SourceError
+from nopad.loading import PackedLoader, causal
+from nopad.loading.sources.megatron import megatron_prefix
+from nopad.loading.summary import Summary
+from nopad.store.manifest import MANIFEST, split_folders
+from nopad.tasks import Objective, OfTokens, Task
+from nopad.training.config import TrainConfig
+from nopad.training.encoding import Part, encoded
+
+__all__ = ["Loaders", "about", "find_data", "has_evaluation", "widest"]
+
+
+def find_data(config: TrainConfig) -> dict[str, Any]:
+    """Return training and evaluation data: records, or the place where tokens are stored; None: no evaluation."""
+    found: dict[str, Any] = {"eval": None}
+    for name in ("train", "eval"):
+        inputs = getattr(config.data, name)
+        if not inputs:
+            continue
+        with about(f"data.{name}"):
+            found[name] = _opened(inputs, name, config)
+    if config.data.held_out:
+        if not isinstance(found["train"], RecordStream):
+            raise OptionError(
+                "data.held_out chooses among records, and data.train holds tokens; hold some out when you pack them "
+                "(nopad pack --validation), and give them as data.eval"
+            )
+        found["eval"] = found["train"]
+    elif found["eval"] is None and _has_split(config):
+        found["eval"] = str(split_folders(config.data.train[0])[1])
+    return found
+
+
+def _opened(inputs: tuple[str, ...], name: str, config: TrainConfig) -> Any:
+    if len(inputs) == 1:
+        path = Path(inputs[0])
+        splits = split_folders(path)
+        if splits:
+            return str(splits[0 if name == "train" else 1])
+        arrays = (path / MANIFEST).is_file() or (path / "offsets.npy").is_file() or megatron_prefix(path) is not None
+        if arrays or config.task.name is None:
+            return str(path)
+    if config.task.name is None:
+        raise OptionError("without a task, it is one place where tokens are stored; name a task for files of records")
+    return open_records(list(inputs))
+
+
+def has_evaluation(config: TrainConfig) -> bool:
+    """Whether there is anything to evaluate."""
+    return bool(config.data.eval) or config.data.held_out > 0 or _has_split(config)
+
+
+def _has_split(config: TrainConfig) -> bool:
+    return len(config.data.train) == 1 and not config.data.eval and bool(split_folders(config.data.train[0]))
+
+
+class Loaders:
+    """Makes the loaders of a run."""
+
+    def __init__(
+        self, config: TrainConfig, args: Any, task: Task | None, tokenizer: Any, objective: Objective, cache: Path
+    ) -> None:
+        self.config, self.args, self.task, self.objective, self.cache = config, args, task, objective, cache
+        self.tokenizer = tokenizer
+        self.seed = args.seed if args.data_seed is None else args.data_seed
+        self.notes: list[str] = []
+
+    def loader(self, data: Any, name: str) -> PackedLoader:
+        """Return the loader of records, or of a place where tokens are stored."""
+        options, capacity = self._options(training=name == "train"), self.config.packing.capacity
+        if isinstance(data, RecordStream):
+            assert self.task is not None
+            if capacity is None and self.config.packing.rows is not None:
+                raise OptionError("packing.capacity is missing: most tokens of a pack")
+            part = Part(share=self.config.data.held_out, seed=self.seed, held_out=name == "eval")
+            if not self.config.data.held_out:
+                part = Part()
+            examples = encoded(self.task, data, self.cache, self._settings(), part=part)
+            self.notes.append(f"{name:<8} {examples}")
+            return self.task.loader(examples, capacity, **options)
+        if self.task is not None:
+            options["collate"] = self.task.collate
+        elif isinstance(self.objective, OfTokens) and self.objective.causal:
+            options["collate"] = causal
+        self.notes.append(f"{name:<8} {data}")
+        try:
+            return PackedLoader(data, capacity, **options)
+        except SourceError as error:
+            if self.task is not None:
+                raise
+            raise SourceError(f"{error}; or give [task] a name: a task reads records") from error
+
+    def _options(self, *, training: bool) -> dict[str, Any]:
+        packing = self.config.packing
+        options: dict[str, Any] = {"seed": self.seed, "align": packing.align, "prefetch": packing.prefetch}
+        for name in ("rows", "tokens", "sequences"):
+            if getattr(packing, name) is not None:
+                options[name] = getattr(packing, name)
+        options |= {"last": packing.last, "accumulation": packing.accumulation} if training else {"last": "fill"}
+        if training:
+            options |= {"balance": packing.balance, "cost": cost_model(packing.cost), "together": packing.together}
+        elif packing.rows is not None:
+            options["rows"] = self.args.per_device_eval_batch_size
+        return options | (packing.plan_options() if packing.capacity is not None or packing.tokens is not None else {})
+
+    def _settings(self) -> Mapping[str, Any]:
+        """Return what tells the encoding of these records from others."""
+        said = {"task": self.config.task.name, "options": dict(self.config.task.options)}
+        return {**said, "tokenizer": _fingerprint(self.tokenizer)}
+
+
+def _fingerprint(tokenizer: Any) -> str:
+    """Return the SHA-256 of all that a tokenizer's results depend on."""
+    inner = getattr(tokenizer, "backend_tokenizer", None)
+    facts = [type(tokenizer).__name__, getattr(tokenizer, "chat_template", None)]
+    facts += [inner.to_str()] if inner is not None else [sorted(tokenizer.get_vocab().items())]
+    facts += [{name: str(value) for name, value in tokenizer.special_tokens_map.items()}]
+    facts += [tokenizer.model_input_names]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def widest(loader: PackedLoader) -> int:
+    """Return about how many tokens a flat batch of sequences has."""
+    summary = loader.summary()
+    if not isinstance(summary, Summary) or not summary.steps:
+        return 1
+    shape = summary.shape
+    return max(round(summary.tokens / summary.steps / shape.world_size / shape.accumulation), 1)
+
+
+@contextmanager
+def about(field: str) -> Iterator[None]:
+    """Put the field that data came from before what is said about them."""
+    try:
+        yield
+    except InputError as error:
+        if str(error).startswith("packing."):
+            raise
+        raise type(error)(f"{field}: {error}") from error

@@ -1,0 +1,185 @@
+"""How much memory training needs, estimated before it begins: from shapes alone, without weights or a device.
+
+The model is built and run once without data (torch's "meta" device) on one micro-step of padded rows, with attention
+that keeps what fused kernels keep, and everything that autograd would keep for the backward pass is counted. The
+formula, in bytes, with P parameters of which p are trained, and b bytes each::
+
+    parameters   b P
+    gradients    b p
+    optimiser    s b p, s = 2 (Adam and its kin), 1 (with momentum), 0 (SGD)
+    activations  what autograd keeps of one micro-step; with checkpointing, the layers' inputs and one layer's share;
+                 the largest tensor of it twice more, for gradients on their way; and for the loss 3 x 4 bytes for each
+                 of the logits: in float32, their softmax, and its gradient
+
+Its sum is the peak: the beginning of a backward pass, with gradients of earlier micro-steps there. Not in it: what the
+device's libraries keep for themselves (a CUDA context, some hundred MB), buckets of DDP (another b p), fragmentation,
+and the matrices of all pairs that attention keeps where no kernel is fused: with attention dropout on a CPU. Else, on a
+CPU, it is within a tenth of what is allocated (``tests/training/test_memory.py``); malloc may hold a fifth more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Estimate", "estimate"]
+
+_STATES = {"sgd": 0, "adafactor": 0, "adagrad": 1, "rmsprop": 1, "lion": 1, "lomo": 0, "apollo": 0, "galore": 0}
+_LOSS = 3 * 4
+_KERNEL = "nopad_counted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Bytes that training needs on each rank. The module's docstring has the formula.
+
+    Attributes:
+        parameters, gradients, optimizer: of the model.
+        activations: of one micro-step, the loss among them; None: this model cannot be run without data.
+        trained: number of parameters that are trained; total: of all.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int | None
+    trained: int
+    total: int
+
+    @property
+    def peak(self) -> int:
+        """Sum of all that is known."""
+        return self.parameters + self.gradients + self.optimizer + (self.activations or 0)
+
+    def __str__(self) -> str:
+        """Return one line for people."""
+        parts = [f"{_size(getattr(self, name))} {name}" for name in ("parameters", "gradients", "optimizer")]
+        parts.append("activations not known" if self.activations is None else f"{_size(self.activations)} activations")
+        return f"about {_size(self.peak)} per rank: {', '.join(parts)}"
+
+
+def estimate(model: Any, *, slots: tuple[int, int], args: Any) -> Estimate:
+    """Return how much memory training this model needs.
+
+    Args:
+        model: of transformers, best on the "meta" device.
+        slots: rows of a micro-step, and slots of a row.
+        args: arguments of transformers' Trainer.
+    """
+    trained = [one for one in model.parameters() if one.requires_grad]
+    size, own = sum(map(_bytes, model.parameters())), sum(map(_bytes, trained))
+    half = bool(args.bf16 or args.fp16)
+    checkpointing = getattr(args, "activation_checkpointing", None) or args.gradient_checkpointing
+    activations = _activations(model, slots, bool(checkpointing))
+    if half and activations is not None:  # autocast keeps most in half precision, and half copies of the weights
+        activations = activations // 2 + sum(one.numel() for one in model.parameters()) * 2
+    return Estimate(
+        parameters=size,
+        gradients=own,
+        optimizer=_states(str(getattr(args.optim, "value", args.optim)), own, args),
+        activations=activations,
+        trained=sum(one.numel() for one in trained),
+        total=sum(one.numel() for one in model.parameters()),
+    )
+
+
+def _states(name: str, trained: int, args: Any) -> int:
+    known = next((states for start, states in _STATES.items() if name.startswith(start)), 2)
+    if name.startswith("sgd") and "momentum" in str(args.optim_args or ""):
+        known = 1
+    return known * trained // (4 if "8bit" in name else 1)
+
+
+def _bytes(value: Tensor) -> int:
+    return value.numel() * value.element_size()
+
+
+def _activations(model: Any, slots: tuple[int, int], checkpointing: bool) -> int | None:
+    """Return what autograd keeps of a forward pass, and what the loss needs; None: it cannot be run on shapes alone."""
+    config = model.config
+    kept: dict[int, tuple[Tensor, int]] = {}
+    own = {one.untyped_storage()._cdata for one in (*model.parameters(), *model.buffers())}
+
+    def keep(value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        if storage._cdata not in own:
+            kept[storage._cdata] = value, storage.nbytes()  # the tensor too, so that no other gets this address
+        return value
+
+    ids = torch.zeros(slots, dtype=torch.long, device="meta")
+    before, was = getattr(config, "_attn_implementation", None), model.training
+    try:
+        with _counted_attention(model):
+            model.train()
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+                outputs = model(input_ids=ids, **({"use_cache": False} if hasattr(config, "use_cache") else {}))
+    except Exception:  # routing by values, kernels without shapes: whatever a foreign model does
+        return None
+    finally:
+        config._attn_implementation = before
+        model.train(was)
+    total = sum(size for _, size in kept.values())
+    if checkpointing:
+        total = _checkpointed(config, slots, total, model)
+    total += 2 * max((size for _, size in kept.values()), default=0)
+    logits = outputs.get("logits") if hasattr(outputs, "get") else None
+    return total + (logits.numel() * _LOSS if isinstance(logits, Tensor) else 0)
+
+
+def _checkpointed(config: Any, slots: tuple[int, int], total: int, model: Any) -> int:
+    """Return what is kept where layers are computed again in the backward pass."""
+    text, size = config.get_text_config(), next(model.parameters()).element_size()
+    layers = max(int(getattr(text, "num_hidden_layers", 1)), 1)
+    inputs: int = layers * slots[0] * slots[1] * int(getattr(text, "hidden_size", 0)) * size
+    return min(inputs + total // layers, total)
+
+
+@contextmanager
+def _counted_attention(model: Any) -> Iterator[None]:
+    """Let a model attend by a stand-in that keeps what fused kernels keep: queries, keys, values, results, sums."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as functions
+
+    there: Any = functions
+    there.register(_KERNEL, _attention)
+    try:
+        model.config._attn_implementation = _KERNEL
+        yield
+    finally:
+        there._global_mapping.pop(_KERNEL, None)
+
+
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> tuple[Tensor, None]:
+    fused: Any = _Fused
+    return fused.apply(query, key, value), None
+
+
+class _Fused(torch.autograd.Function):
+    """The memory of a fused attention kernel, without its arithmetic."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return something of the shape of attention's result, ``[rows, slots, heads, size]``."""
+        shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
+        result = torch.empty(shape, dtype=query.dtype, device=query.device)
+        sums = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
+        ctx.save_for_backward(query, key, value, result, sums)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Refuse: nothing goes back through a stand-in."""
+        raise NotImplementedError
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:,.2f} {unit}" if unit == "GB" else f"{count / size:,.0f} {unit}"
+    return f"{count} bytes"

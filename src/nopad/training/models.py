@@ -1,0 +1,207 @@
+"""The model of a run: its configuration and shape first, without weights; weights when everything else is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from nopad.errors import FormatError, InputError, MissingExtraError, NopadError, OptionError
+from nopad.model.admission import positions_of
+from nopad.model.families import family_of
+from nopad.model.safety import bare, packed
+from nopad.tasks import Task
+from nopad.training.config import Model
+from nopad.training.folder import last_checkpoint
+from nopad.training.typed import known
+
+__all__ = ["load_model", "load_tokenizer", "longest", "outline", "read_model_config"]
+
+_lib: Any = transformers
+_SHOWN = 6  # parameters that a message names
+
+
+def load_tokenizer(table: Model) -> Any:
+    """Return the tokenizer of a model.
+
+    Raises:
+        FormatError: there is none, or it cannot be read.
+    """
+    name = table.tokenizer or table.name or str(_weights(table))
+    with _reading(name, "tokenizer"):
+        return _lib.AutoTokenizer.from_pretrained(name)
+
+
+def read_model_config(table: Model, task: type[Task] | Task | None) -> Any:
+    """Return the model's configuration, with what the task and ``model.config`` change in it.
+
+    Raises:
+        FormatError: there is no model, or its configuration cannot be read.
+        OptionError: ``model.config`` names a field that the configuration does not have.
+    """
+    name = table.name or str(_weights(table))
+    with _reading(name, "configuration"):
+        config = _lib.AutoConfig.from_pretrained(name)
+    for key in table.config:
+        known(key, [one for one in config.to_dict() if not one.startswith("_")], f"model.config of {name}")
+    named = task.model_options() if isinstance(task, Task) else {}
+    with _reading(name, "configuration"):
+        return _lib.AutoConfig.from_pretrained(name, **{**named, **table.config})
+
+
+def outline(table: Model, config: Any, auto: str | None) -> Any:
+    """Return the model without weights, on the "meta" device, pack-safe.
+
+    Args:
+        table: of the configuration.
+        config: of the model.
+        auto: name of the Auto class whose head is wanted; None: the one that the configuration names.
+
+    Raises:
+        OptionError: this kind of model has no such head.
+        UnsupportedModelError: its sequences cannot be kept apart.
+    """
+    with _head(table, config, auto), torch.device("meta"):
+        made = _kind(config, auto)(config)
+    return packed(_adapted(made.to(getattr(torch, table.dtype)), table), backend=table.backend)
+
+
+def longest(model: Any) -> int | None:
+    """Return how many tokens a sequence may have, by the model's positions; None: any number."""
+    inner = bare(model)
+    return positions_of(inner, family_of(inner.config))
+
+
+def load_model(table: Model, config: Any, auto: str | None) -> tuple[Any, list[str]]:
+    """Return the model with weights, pack-safe, and the names of those that are new, since the checkpoint has none.
+
+    Raises:
+        FormatError: there are no weights, or they cannot be read.
+        OptionError: they are of another model, or none of them is this model's.
+    """
+    if table.fresh:
+        model = _kind(config, auto)(config).to(getattr(torch, table.dtype))
+        return packed(_adapted(model, table), backend=table.backend), []
+    name = str(_weights(table)) if table.init_from else str(table.name)
+    if table.init_from and table.name:
+        _check_kind(name, config)
+    options = {"config": config, "dtype": getattr(torch, table.dtype), "output_loading_info": True}
+    with _reading(name, "weights"):
+        loader = getattr(_lib, auto) if auto else _architecture(config)
+        model, found = loader.from_pretrained(name, **options)
+    odd = [*found.get("mismatched_keys", ())]
+    if odd:
+        raise OptionError(f"{name} holds weights of another model: {', '.join(map(str, odd[:_SHOWN]))} differ in shape")
+    new = sorted(found.get("missing_keys", ()))
+    if len(new) >= len(model.state_dict()):
+        raise OptionError(
+            f"{name} holds none of the weights of {type(model).__name__}; give a checkpoint of this model"
+        )
+    return packed(_adapted(model, table), backend=table.backend), new
+
+
+def _kind(config: Any, auto: str | None) -> Any:
+    """Return what makes a model with random weights of a configuration."""
+    return getattr(_lib, auto).from_config if auto else _architecture(config)
+
+
+def _architecture(config: Any) -> Any:
+    """Return the class of transformers that a configuration names."""
+    names = list(config.architectures or ())
+    found = [getattr(_lib, name) for name in names if hasattr(_lib, name)]
+    if not found:
+        raise OptionError(
+            f"the model's configuration names no class of transformers ({', '.join(names) or 'nothing'}), so nobody "
+            "knows its head; give a task"
+        )
+    return found[0]
+
+
+def _check_kind(name: str, config: Any) -> None:
+    with _reading(name, "configuration"):
+        theirs = _lib.AutoConfig.from_pretrained(name)
+    if theirs.model_type != config.model_type:
+        raise OptionError(
+            f"model.init_from {name} is a checkpoint of another model: model_type is {theirs.model_type!r} there and "
+            f"{config.model_type!r} here"
+        )
+
+
+def _weights(table: Model) -> Path | str:
+    """Return where weights are read from: a checkpoint, the trained model of a run, or its last checkpoint."""
+    if table.init_from is None:
+        return str(table.name)
+    path = Path(table.init_from)
+    if not path.exists():
+        raise FormatError(f"model.init_from: there is no folder {path}; give a checkpoint, or the folder of a run")
+    if (path / "config.json").is_file():
+        return path
+    if (path / "adapter_config.json").is_file():
+        raise FormatError(
+            f"model.init_from: {path} holds adapters and no model; merge them into one first (merge_and_unload of peft)"
+        )
+    found = last_checkpoint(path)
+    if found is None:
+        raise FormatError(f"model.init_from: {path} has neither a model nor a complete checkpoint")
+    return found
+
+
+def _adapted(model: Any, table: Model) -> Any:
+    """Return the model with adapters, if there are to be some."""
+    if not table.lora:
+        return model
+    try:
+        import peft
+    except ImportError as error:
+        raise MissingExtraError(f"model.lora needs {error.name}: pip install peft") from error
+    for key in table.lora:
+        known(key, [one.name for one in fields(peft.LoraConfig)], "model.lora")
+    kinds = {"ForSequenceClassification": "SEQ_CLS", "ForTokenClassification": "TOKEN_CLS", "ForCausalLM": "CAUSAL_LM"}
+    kinds["ForQuestionAnswering"] = "QUESTION_ANS"
+    kind = next((value for end, value in kinds.items() if type(model).__name__.endswith(end)), None)
+    try:
+        return peft.get_peft_model(model, peft.LoraConfig(**{"task_type": kind, **table.lora}))
+    except (ValueError, TypeError) as error:
+        raise OptionError(f"model.lora: {_first(error)}") from error
+
+
+@contextmanager
+def _head(table: Model, config: Any, auto: str | None) -> Iterator[None]:
+    """Say that a kind of model has no such head."""
+    try:
+        yield
+    except NopadError:
+        raise
+    except Exception as error:
+        raise OptionError(
+            f"{table.name or table.init_from} ({config.model_type}) cannot be made with the head of "
+            f"{auto or config.architectures}: {_first(error)}"
+        ) from error
+
+
+@contextmanager
+def _reading(name: str, what: str) -> Iterator[None]:
+    """Turn whatever transformers raises while it reads into one line."""
+    if name.startswith((".", "/", "~")) and not Path(name).exists():
+        raise FormatError(f"{name}: there is no such folder; give a folder with a model, or a name on the hub")
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # a damaged file, a missing package, a hub that does not answer: anything
+        if Path(name).exists():
+            raise FormatError(f"{name}: transformers cannot read its {what} ({_first(error)})") from error
+        raise FormatError(
+            f"{name!r} is no folder here, and its {what} could not be had from the Hugging Face hub ({_first(error)}); "
+            "check the name and the network, or give the path of a folder"
+        ) from error
+
+
+def _first(error: BaseException) -> str:
+    lines: list[str] = str(error).strip().split("\n")
+    return lines[0] or type(error).__name__

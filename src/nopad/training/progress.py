@@ -1,0 +1,180 @@
+"""What a run says while it trains: rates, padding and the time that is left; one line of JSON per log."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
+
+from nopad.loading import PackedLoader
+from nopad.training.folder import append_line
+
+__all__ = ["Logged", "Metrics", "is_metric"]
+
+
+def is_metric(name: str) -> bool:
+    """Whether a value of an evaluation says how good the model is, and not when and how fast this was found."""
+    return name != "epoch" and not name.endswith(("_runtime", "_per_second", "_flos"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logged:
+    """One log of a run.
+
+    Attributes:
+        step, steps: optimiser steps taken, and in all.
+        values: what the Trainer logged, by name.
+        sequences, tokens: per second since the log before, on all ranks; None: not known.
+        padding: share of the slots since then; None: batches have no padding, or it is not known.
+        left: seconds until the last step; None: not known.
+    """
+
+    step: int
+    steps: int
+    values: dict[str, Any] = field(default_factory=dict)
+    sequences: float | None = None
+    tokens: float | None = None
+    padding: float | None = None
+    left: float | None = None
+
+    def __str__(self) -> str:
+        """Return one line for people."""
+        said = [f"step {self.step:,}/{self.steps:,}"]
+        values = {name: value for name, value in self.values.items() if isinstance(value, int | float)}
+        if "epoch" in values:
+            said.append(f"epoch {values['epoch']:.2f}")
+        if "loss" in values:
+            said.append(f"loss {values['loss']:.4f}")
+            said.append(f"rate {values.get('learning_rate', 0):.2e}")
+        else:
+            said += [f"{name} {_number(value)}" for name, value in values.items() if is_metric(name)]
+        if self.sequences is not None and self.tokens is not None:
+            said.append(f"{self.sequences:,.0f} sequences/s  {self.tokens:,.0f} tokens/s")
+        if self.padding is not None:
+            said.append(f"{self.padding:.1%} padding")
+        if self.left is not None:
+            said.append(f"{_clock(self.left)} left")
+        return "  ".join(said)
+
+
+class Metrics(TrainerCallback):
+    """Writes every log as one line of JSON, with rates, and tells it.
+
+    A log goes before each checkpoint, so that what is logged after it is the same whether a run was stopped there or
+    not.
+
+    Args:
+        loader: of the training data.
+        slots: places for tokens in a step, on all ranks; None: batches have no padding.
+        path: of the lines; None: no file, on ranks other than the first.
+        tell: called with each log on the first rank.
+        step: called with the state after each step on the first rank.
+    """
+
+    def __init__(
+        self,
+        loader: PackedLoader,
+        *,
+        slots: int | None,
+        path: Path | None,
+        tell: Callable[[Logged], None],
+        step: Callable[[int, int], None] = lambda step, steps: None,
+    ) -> None:
+        self.loader, self.slots, self.path, self.tell, self.step = loader, slots, path, tell, step
+        self._busy = self._all_busy = self._mark = 0.0
+        self._begun = self._steps = self._sequences = self._tokens = 0
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Begin to count."""
+        self._begun = state.global_step
+        self._restart(state)
+        self._all_busy, self._mark = 0.0, time.perf_counter()
+
+    def _restart(self, state: TrainerState) -> None:
+        self._busy, self._steps = 0.0, state.global_step
+        if self._counts:
+            self._sequences, self._tokens = self.loader.sequences_seen, self.loader.tokens_seen
+
+    @property
+    def _counts(self) -> bool:
+        return not (self.loader.is_stream and self.loader.ranks.world_size > 1)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Count the time of a step, and log before a checkpoint."""
+        now = time.perf_counter()
+        self._busy, self._all_busy, self._mark = (
+            self._busy + now - self._mark,
+            self._all_busy + now - self._mark,
+            now,
+        )
+        if control.should_save:
+            control.should_log = True
+        if self.path is not None:
+            self.step(state.global_step, state.max_steps)
+
+    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Log before a checkpoint."""
+        if control.should_save:
+            control.should_log = True
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Leave the time of an evaluation out of the rates."""
+        self._mark = time.perf_counter()
+
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Leave the time of a checkpoint out of the rates."""
+        self._mark = time.perf_counter()
+
+    def on_log(
+        self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **_: Any
+    ) -> None:
+        """Write and tell a log."""
+        if not logs or self.path is None or "train_runtime" in logs:  # the last one sums up this process only
+            return
+        found = Logged(step=state.global_step, steps=state.max_steps, values=dict(logs))
+        if "loss" in logs:
+            found = self._with_rates(found)
+            self._restart(state)
+        more = {"sequences_per_second": found.sequences, "tokens_per_second": found.tokens, "padding": found.padding}
+        line = {"step": found.step, **logs, **{name: value for name, value in more.items() if value is not None}}
+        append_line(self.path, {name: _plain(value) for name, value in line.items()})
+        self.tell(found)
+
+    def _with_rates(self, found: Logged) -> Logged:
+        steps, done = found.step - self._steps, found.step - self._begun
+        if not self._counts or steps <= 0 or self._busy <= 0:
+            return found
+        tokens = self.loader.tokens_seen - self._tokens
+        return Logged(
+            step=found.step,
+            steps=found.steps,
+            values=found.values,
+            sequences=(self.loader.sequences_seen - self._sequences) / self._busy,
+            tokens=tokens / self._busy,
+            padding=None if self.slots is None else 1 - tokens / (steps * self.slots),
+            left=(found.steps - found.step) * self._all_busy / max(done, 1),
+        )
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,324 @@
+"""A run of `nopad train`: everything that a configuration names, made and checked in the order of what it costs.
+
+`prepare` reads data and shapes, plans, and says what training will be, without weights; `train` trains. Both are the
+same for a dry run, for a run that begins, and for one that goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from nopad.errors import InputError, MissingExtraError, NopadError, OptionError
+from nopad.loading import PackedLoader
+from nopad.loading.ranks import Ranks
+from nopad.loading.summary import Summary
+from nopad.model.safety import unpacked
+from nopad.tasks import Objective, Task, objective_of
+from nopad.tasks.registry import task_class
+from nopad.tasks.settings import write_task
+from nopad.training.config import TrainConfig
+from nopad.training.effects import effects
+from nopad.training.folder import CACHE, METRICS_FILE, RunFolder, kept_lines, last_checkpoint
+from nopad.training.loaders import Loaders, about, find_data, has_evaluation, widest
+from nopad.training.memory import Estimate, estimate
+from nopad.training.models import load_model, load_tokenizer, longest, outline, read_model_config
+from nopad.training.progress import Logged, Metrics
+
+__all__ = ["Prepared", "prepare", "train"]
+
+_lib: Any = transformers
+_USUAL = {"logging_steps": 10, "report_to": "none", "log_level": "error", "log_level_replica": "error"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A run before its weights are loaded.
+
+    Attributes:
+        config: with what was left open filled in.
+        args: transformers' arguments.
+        task: None where the data are tokens.
+        tokenizer: of the model; None: it has none.
+        model_config: the model's configuration.
+        objective: what is learned.
+        auto: name of the Auto class with the head; None: the one that the model's configuration names.
+        train, evaluation: the packs.
+        memory: what training needs.
+        notes: what became of the records.
+    """
+
+    config: TrainConfig
+    args: Any
+    task: Task | None
+    tokenizer: Any
+    model_config: Any
+    objective: Objective
+    auto: str | None
+    train: PackedLoader
+    evaluation: PackedLoader | None
+    memory: Estimate
+    notes: tuple[str, ...]
+
+    @property
+    def slots(self) -> int | None:
+        """Places for tokens in a step, on all ranks; None: batches have no padding."""
+        packing, loader = self.config.packing, self.train
+        if packing.rows is None or loader.capacity is None:
+            return None
+        return loader.capacity * loader.per_rank * loader.accumulation * loader.ranks.world_size
+
+    def __str__(self) -> str:
+        """Return what training will be, for people."""
+        lines = [*self.notes]
+        summary = self.train.summary()
+        if isinstance(summary, Summary):
+            lines.append(effects(summary, self.args))
+            if summary.steps and self.args.max_steps <= 0:
+                steps = round(summary.steps * self.args.num_train_epochs)
+                lines.append(f"training {self.args.num_train_epochs:g} epochs, about {steps:,} steps")
+        share = f", {self.memory.trained:,} of them trained" if self.memory.trained < self.memory.total else ""
+        lines.append(f"model    {self.memory.total:,} parameters{share}, {self.config.model.dtype}")
+        lines.append(f"memory   {self.memory}")
+        return "\n".join(lines)
+
+
+def prepare(config: TrainConfig, cache: Path) -> Prepared:
+    """Read data and shapes, and make the loaders.
+
+    Args:
+        config: of the run.
+        cache: folder of encoded data.
+
+    Raises:
+        NopadError: whatever is wrong with data, model or options; the message names the field.
+    """
+    _quiet()
+    args = arguments(config)
+    records = find_data(config)
+    kind = None if config.task.name is None else task_class(config.task.name)
+    tokenizer = _tokenizer(config, needed=kind is not None)
+    task = None if kind is None else _task(config, kind, tokenizer)
+    auto = None if kind is None else kind.auto
+    model_config = read_model_config(config.model, task)
+    shape = outline(config.model, model_config, auto)
+    if task is not None:
+        config, task = _with_length(config, task, longest(shape))
+    objective = objective_of(shape) if task is None else task.objective
+    made = Loaders(config, args, task, tokenizer, objective, cache)
+    with about("data.train"):
+        train = made.loader(records["train"], "train")
+    with about("data.held_out" if config.data.held_out else "data.eval"):
+        evaluation = made.loader(records["eval"], "eval") if records["eval"] is not None else None
+    width = train.capacity or widest(train)
+    rows = train.per_rank if config.packing.rows is not None else 1
+    memory = estimate(unpacked(shape), slots=(rows, width), args=args)
+    return Prepared(
+        config=made.config,
+        args=args,
+        task=task,
+        tokenizer=tokenizer,
+        model_config=model_config,
+        objective=objective,
+        auto=auto,
+        train=train,
+        evaluation=evaluation,
+        memory=memory,
+        notes=tuple(made.notes),
+    )
+
+
+def arguments(config: TrainConfig) -> Any:
+    """Return transformers' arguments of a run.
+
+    Raises:
+        OptionError: transformers refuses an option, or there is nothing to evaluate.
+    """
+    has_eval = has_evaluation(config)
+    given = {**_USUAL, **config.trainer}
+    if has_eval and "eval_strategy" not in given:
+        given["eval_strategy"] = "steps" if "eval_steps" in given else "epoch"
+    wanted = (
+        given.get("eval_strategy", "no") != "no" or given.get("eval_on_start") or given.get("load_best_model_at_end")
+    )
+    if wanted and not has_eval:
+        raise OptionError(
+            "trainer wants evaluations, and there is nothing to evaluate; give data.eval or data.held_out"
+        )
+    packing = config.packing
+    per_rank = packing.rows or packing.sequences or 1
+    given.setdefault("per_device_eval_batch_size", per_rank)
+    own = {
+        "output_dir": config.output.folder,
+        "disable_tqdm": True,
+        "per_device_train_batch_size": per_rank,
+        "gradient_accumulation_steps": packing.accumulation,
+    }
+    try:
+        return _lib.TrainingArguments(**given, **own)
+    except ImportError as error:
+        raise MissingExtraError(f"[trainer]: {_first(error)}") from error
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise OptionError(f"[trainer]: {_first(error)}") from error
+
+
+def _tokenizer(config: TrainConfig, *, needed: bool) -> Any:
+    try:
+        return load_tokenizer(config.model)
+    except InputError:
+        if needed:
+            raise
+        return None
+
+
+def _task(config: TrainConfig, kind: type[Task], tokenizer: Any) -> Task:
+    try:
+        return kind(tokenizer, **config.task.options)
+    except OptionError as error:
+        raise OptionError(f"[task]: {error}") from error
+    except TypeError as error:
+        raise OptionError(f"[task]: {config.task.name} needs more, or other, options: {error}") from error
+
+
+def _with_length(config: TrainConfig, task: Task, positions: int | None) -> tuple[TrainConfig, Task]:
+    """Limit the length of sequences by the capacity and the model's positions, where nothing else does."""
+    most = [one for one in (config.packing.capacity, config.packing.tokens, positions) if one is not None]
+    if task.max_length is not None:
+        if positions is not None and task.max_length > positions:
+            raise OptionError(f"task.max_length is {task.max_length}, and the model has {positions} positions")
+        return config, task
+    if not most:
+        return config, task
+    options = {**config.task.options, "max_length": min(most)}
+    config = replace(config, task=replace(config.task, options=options))
+    return config, _task(config, type(task), task.tokenizer)
+
+
+def train(
+    prepared: Prepared,
+    folder: RunFolder,
+    *,
+    resume: bool,
+    begin: Callable[[], None] | None = None,
+    say: Callable[[str], None],
+    tell: Callable[[Logged], None],
+    step: Callable[[int, int], None] = lambda step, steps: None,
+) -> dict[str, float]:
+    """Train, evaluate, and save; return the metrics of the last evaluation.
+
+    Args:
+        prepared: what `prepare` returned.
+        folder: of the run, taken by the first rank.
+        resume: go on from the last complete checkpoint, or from the beginning if the run was stopped before the first.
+        begin: called on the first rank when all is well and the first step is next.
+        say: called with lines for people, on the first rank.
+        tell: called with each log, on the first rank.
+        step: called after each step with its number and that of the last one, on the first rank.
+
+    Raises:
+        NopadError: whatever goes wrong in a step, or with what the run goes on from.
+    """
+    from nopad.training.trainer import PackedTrainer
+
+    ranks, config, args = Ranks.found(), prepared.config, prepared.args
+    first = ranks.rank == 0
+    checkpoint = last_checkpoint(folder.path) if resume else None
+    _lib.set_seed(args.seed)
+    model, new = load_model(config.model, prepared.model_config, prepared.auto)
+    if new and first:
+        say(f"new      weights that the checkpoint does not have: {', '.join(new[:8])}{', ...' if new[8:] else ''}")
+    if resume and first:
+        say(f"resume   from {checkpoint}" if checkpoint else "resume   from the beginning: there was no checkpoint yet")
+    metrics = Metrics(
+        prepared.train,
+        slots=prepared.slots,
+        path=folder.path / METRICS_FILE if first else None,
+        tell=tell,
+        step=step,
+    )
+    learned: dict[str, Any] = {"task": prepared.task} if prepared.task else {"objective": prepared.objective}
+    with _refused():
+        trainer = PackedTrainer(
+            model,
+            args,
+            train_dataset=prepared.train,
+            eval_dataset=prepared.evaluation,
+            processing_class=prepared.tokenizer,
+            callbacks=[metrics],
+            quiet=True,
+            **learned,
+        )
+        trainer.remove_callback(_lib.PrinterCallback)
+    if first:
+        _begin(folder, config, checkpoint, begin)
+    done = max(_steps_of(checkpoint), 0)
+    try:
+        with _refused(lambda: trainer.state.global_step > done):
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except BaseException:
+        if first and not resume and not trainer.state.global_step:
+            folder.undo()
+        raise
+    found = _evaluated(trainer) if prepared.evaluation is not None else {}
+    trainer.save_model(str(folder.path))
+    if first:
+        folder.note(finished=trainer.state.global_step)
+    return found
+
+
+def _begin(folder: RunFolder, config: TrainConfig, checkpoint: Path | None, begin: Callable[[], None] | None) -> None:
+    """Note that a run begins, or leave of one what it goes on from."""
+    folder.clear_incomplete()
+    kept_lines(folder.path / METRICS_FILE, _steps_of(checkpoint))
+    if config.task.name is not None:
+        write_task(folder.path, config.task.name, config.task.options)
+    if begin is not None:
+        begin()
+
+
+def _evaluated(trainer: Any) -> dict[str, float]:
+    """Return the evaluation of the trained model; again only if its weights are not those of the last one."""
+    last: dict[str, float] = next((one for one in reversed(trainer.state.log_history) if "eval_loss" in one), {})
+    if last.get("step") == trainer.state.global_step and not trainer.args.load_best_model_at_end:
+        return {name: value for name, value in last.items() if name != "step"}
+    return dict(trainer.evaluate())
+
+
+def _steps_of(checkpoint: Path | None) -> int:
+    from nopad.training.feeding import steps_of
+
+    return steps_of(checkpoint) if checkpoint else -1
+
+
+def cache_of(folder: str | Path) -> Path:
+    """Return the folder of encoded data of a run."""
+    return Path(folder) / CACHE
+
+
+@contextmanager
+def _refused(begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Say in one line that transformers refuses options, or misses a package; once it has `begun`, it does neither."""
+    try:
+        yield
+    except NopadError:
+        raise
+    except (ImportError, RuntimeError, ValueError) as error:
+        missing = isinstance(error, ImportError) or "to be installed" in str(error)
+        if begun() or not (missing or isinstance(error, ValueError)):
+            raise
+        raise (MissingExtraError if missing else OptionError)(f"[trainer]: {_first(error)}") from error
+
+
+def _first(error: BaseException) -> str:
+    return " ".join(str(error).strip().split()) or type(error).__name__
+
+
+def _quiet() -> None:
+    """Turn off the reports and bars of transformers: what matters is said by nopad."""
+    _lib.logging.set_verbosity_error()
+    _lib.logging.disable_progress_bar()

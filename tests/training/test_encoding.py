@@ -1,0 +1,114 @@
+"""Records in parts give the examples of all at once, from files, with the numbers of the whole."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+from runs import classify_records
+from tests.tasks.tiny import tokenizer
+
+from nopad.errors import LengthError, RecordError
+from nopad.loading.sources import open_tokens
+from nopad.tasks import Classification, SeveralLabels
+from nopad.training.encoding import Part, encoded
+
+
+def task(**options):
+    return Classification(tokenizer(), ["bad", "fair", "good"], **options)
+
+
+class Held(list):
+    """Records in memory."""
+
+    def fingerprint(self):
+        return json.dumps(self)
+
+
+def same(made, wanted):
+    assert (len(made), made.records, made.group, dict(made.counts)) == (
+        len(wanted),
+        wanted.records,
+        wanted.group,
+        dict(wanted.counts),
+    )
+    np.testing.assert_array_equal(made.record, wanted.record)
+    np.testing.assert_array_equal(made.sequences.seq_lengths, wanted.sequences.seq_lengths)
+    for kind in ("tokens", "values"):
+        ours, theirs = getattr(made.sequences, kind), getattr(wanted.sequences, kind)
+        assert ours.keys() == theirs.keys()
+        for name in ours:
+            assert ours[name].dtype == theirs[name].dtype
+            np.testing.assert_array_equal(ours[name], theirs[name])
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 37, 100])
+def test_parts_are_the_whole(tmp_path, at_once):
+    records = Held(classify_records())
+    for number, options in enumerate(
+        ({}, {"max_length": 9, "over_long": "truncate"}, {"max_length": 9, "over_long": "drop"})
+    ):
+        made = encoded(task(**options), records, tmp_path, {"number": number}, at_once=at_once)
+        same(made, task(**options).encode(records))
+
+
+def test_labels_of_several_columns(tmp_path):
+    records = Held({"text": "is it", "labels": [number % 3]} for number in range(9))
+    several = SeveralLabels(tokenizer(), 3)
+    same(encoded(several, records, tmp_path, {}, at_once=4), several.encode(records))
+
+
+def test_what_was_encoded_is_used_again(tmp_path, monkeypatch):
+    records = Held(classify_records())
+    encoded(task(), records, tmp_path, {})
+    (place,) = [path for path in tmp_path.iterdir() if path.is_dir()]
+    found = open_tokens(str(place))
+    assert len(found) == len(records)
+
+    def never(*_, **__):
+        raise AssertionError
+
+    other = task()
+    monkeypatch.setattr(other, "encode", never)
+    same(encoded(other, records, tmp_path, {}), task().encode(records))
+    with pytest.raises(AssertionError):
+        encoded(other, records, tmp_path, {"max_length": 3})
+    with pytest.raises(AssertionError):
+        encoded(other, Held(records[1:]), tmp_path, {})
+    (place / "labels.npy").write_bytes((place / "labels.npy").read_bytes()[:-8])  # damaged
+    with pytest.raises(AssertionError):
+        encoded(other, records, tmp_path, {})
+    same(encoded(task(), records, tmp_path, {}), task().encode(records))
+
+
+def test_a_bad_record_has_its_number_among_all(tmp_path):
+    records = Held(classify_records())
+    records[23] = {"text": "is it", "label": 7}
+    with pytest.raises(RecordError, match=r"^record 23: label is 7"):
+        encoded(task(), records, tmp_path, {}, at_once=10)
+    odd = [number for number in range(37) if not Part(share=0.4, seed=3, held_out=True).has(number)]
+    records = Held(classify_records())
+    records[odd[9]] = {"text": "is it", "label": 7}
+    with pytest.raises(RecordError, match=f"^record {odd[9]}: label is 7"):
+        encoded(task(), records, tmp_path, {}, at_once=4, part=Part(share=0.4, seed=3))
+    held = encoded(task(), records, tmp_path, {}, at_once=4, part=Part(share=0.4, seed=3, held_out=True))
+    assert sorted([*held.record.tolist(), *odd]) == list(range(37))
+
+
+def test_a_part_of_which_nothing_is_left(tmp_path):
+    long = {"text": "is it not it is it", "label": 0}
+    records = Held([*classify_records(4), *[long] * 5])
+    made = encoded(
+        task(max_length=5, over_long="drop"), Held([{"text": "is", "label": 1}, *records[4:]]), tmp_path, {}, at_once=2
+    )
+    assert (len(made), made.counts["dropped"], made.record.tolist()) == (1, 5, [0])
+    with pytest.raises(LengthError, match="all 5 records were dropped"):
+        encoded(task(max_length=5, over_long="drop"), Held(records[4:]), tmp_path, {}, at_once=2)
+    with pytest.raises(LengthError, match="there is no record"):
+        encoded(task(), Held(), tmp_path, {})

@@ -1,0 +1,93 @@
+"""The estimate of memory: exact where it can be counted, and held against what a process really takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+import torch
+import transformers
+
+from nopad.training.memory import estimate
+
+SIZES = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
+ROWS, CAPACITY = 4, 128
+
+
+def model(kind="Bert", **options):
+    config = getattr(transformers, f"{kind}Config")(vocab_size=500, **SIZES, **options)
+    auto = "AutoModelForSequenceClassification" if kind == "Bert" else "AutoModelForCausalLM"
+    with torch.device("meta"):
+        return getattr(transformers, auto).from_config(config)
+
+
+def found(made, tmp_path, **options):
+    args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], **options)
+    return estimate(made, slots=(ROWS, CAPACITY), args=args)
+
+
+def test_parameters_are_counted(tmp_path):
+    made = model()
+    for one in made.bert.embeddings.parameters():
+        one.requires_grad_(False)
+    total = sum(one.numel() for one in made.parameters())
+    trained = sum(one.numel() for one in made.parameters() if one.requires_grad)
+    for optim, states in (("adamw_torch", 2), ("sgd", 0), ("adafactor", 0), ("rmsprop", 1), ("adamw_bnb_8bit", 0.5)):
+        got = found(made, tmp_path, optim=optim)
+        assert (got.total, got.trained) == (total, trained)
+        assert (got.parameters, got.gradients, got.optimizer) == (4 * total, 4 * trained, 4 * trained * states)
+    assert found(model().bfloat16(), tmp_path).parameters == 2 * total
+
+
+def test_activations_follow_the_sizes(tmp_path):
+    small = found(model(), tmp_path).activations
+    args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    assert estimate(model(), slots=(2 * ROWS, CAPACITY), args=args).activations == pytest.approx(2 * small, rel=0.01)
+    # Attention without a matrix of all pairs: linear in the length, too
+    assert estimate(model(), slots=(ROWS, 4 * CAPACITY), args=args).activations == pytest.approx(4 * small, rel=0.01)
+    logits = ROWS * CAPACITY * 500
+    assert found(model("Llama"), tmp_path).activations > 12 * logits
+    assert found(model(), tmp_path, activation_checkpointing=True).activations < 0.6 * small
+
+
+def test_the_model_is_as_before(tmp_path):
+    made = model()
+    made.eval()
+    before = made.config.to_dict(), made.config._attn_implementation
+    found(made, tmp_path)
+    assert (made.config.to_dict(), made.config._attn_implementation) == before
+    assert not made.training
+
+
+def test_what_cannot_be_run_on_shapes_is_said(tmp_path):
+    made = model()
+    made.forward = lambda **_: torch.zeros(1).item()
+    made.bert.forward = made.forward
+    got = found(made, tmp_path)
+    assert got.activations is None or got.activations == 0
+    del made.forward
+    got = found(made, tmp_path)
+    assert got.activations is None
+    assert "activations not known" in str(got)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Bert", "Llama"])
+def test_what_a_process_takes(tmp_path, kind):
+    program = Path(__file__).with_name("memory_program.py")
+    command = [sys.executable, str(program), kind, str(tmp_path)]
+    given_back = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # else the C library holds on to a fifth more
+    done = subprocess.run(command, capture_output=True, text=True, env=given_back)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["measured"] > 100e6
+    assert 0.9 < told["estimated"] / told["measured"] < 1.1
