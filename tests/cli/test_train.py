@@ -25,7 +25,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tests.tasks.tiny import SIZES, tokenizer, words
 
-from nopad.tasks.settings import read_task
+from nopad.tasks.settings import stored_task
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -142,11 +142,21 @@ def test_the_padding_that_is_logged_is_that_of_the_slots(whole):
         assert line["padding"] == pytest.approx(1 - (line["tokens_seen"] - before["tokens_seen"]) / slots)
 
 
-def test_its_task_is_known_from_its_folder(whole):
-    for folder in (whole[0], whole[0] / "checkpoint-3"):
-        task = read_task(folder, tokenizer())
-        assert (task.name, task.names, task.max_length) == ("classify", ["no", "yes"], 64)
-    assert read_task(whole[0].parent / "model", tokenizer()) is None
+def test_its_task_is_known_from_its_folder(whole, call, tmp_path):
+    """Predictions need no more than the folder; another task than the stored one takes none of its options."""
+    out, _ = whole
+    for folder in (out, out / "checkpoint-3"):
+        name, options = stored_task(folder)
+        assert (name, options["labels"]) == ("classify", ["no", "yes"])
+    assert stored_task(out.parent / "model") is None
+    lines = [json.dumps({options.get("text", "text"): text}) for text in ("is it ?", "yes yes")]
+    (tmp_path / "new.jsonl").write_text("\n".join(lines))
+    ran = call("predict", str(tmp_path / "new.jsonl"), "-o", str(tmp_path / "found"), "--model", str(out))
+    assert (ran.code, ran.err) == (0, "")
+    assert "2 records; 2 sequences" in ran
+    ran = call("predict", str(tmp_path / "new.jsonl"), "-o", str(tmp_path / "b"), "--model", str(out.parent / "model"))
+    assert ran.code == 2
+    assert "does not say what it was trained for; give --task" in ran.error()
 
 
 def test_a_dry_run_trains_nothing(call, config, given):

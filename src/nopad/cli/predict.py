@@ -35,12 +35,17 @@ def predict(
             "--out", "-o", metavar="FOLDER", help="A new or empty folder, or that of an interrupted equal call."
         ),
     ],
-    task: Annotated[
-        str, typer.Option("--task", metavar="NAME", help="What for: classify, tag, regress, embed, score, ...")
-    ],
     model: Annotated[
         str, typer.Option("--model", "-m", metavar="MODEL", help="A folder with the model, or a hub name.")
     ],
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task",
+            metavar="NAME",
+            help="What for: classify, tag, embed, answer, ... Default: what it was trained for.",
+        ),
+    ] = None,
     text: Annotated[
         str | None, typer.Option("--text", metavar="COLUMN", help="Column of the text.", rich_help_panel=TASK)
     ] = None,
@@ -116,6 +121,8 @@ def predict(
       nopad predict pairs.csv -o out --task regress --model path/to/model --text first --pair second
 
       nopad predict texts/ -o out --task causal --model path/to/model --capacity 4096
+
+      nopad predict new.jsonl -o out --model what/nopad/train/wrote
     """
     given = {"text": text, "pair": pair, "labels": _labels(labels), "max_length": max_length, "over_long": over_long}
     options = {name: value for name, value in given.items() if value is not None}
@@ -135,6 +142,7 @@ def predict(
         from nopad.tasks import predict_files
         from nopad.tasks.registry import load_task
 
+        task, options = _as_trained(task, model, options)
         records = open_records(inputs)
         if records.kind in ("csv", "tsv"):  # a text may look like a number
             records = open_records(inputs, strings=[options[name] for name in ("text", "pair") if name in options])
@@ -156,6 +164,19 @@ def predict(
             monitor=monitor,
         )
     _say(found)
+
+
+def _as_trained(task: str | None, model: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return name and options of the task: those given, and what the model's folder says of its training."""
+    from nopad.tasks.settings import stored_task
+
+    stored = stored_task(model)
+    if task is None and stored is None:
+        raise OptionError(f"--task is missing, and {model} does not say what it was trained for; give --task")
+    if stored is None or task not in (None, stored[0]):
+        assert task is not None
+        return task, options
+    return stored[0], {**stored[1], **options}
 
 
 def _say(found: PredictionFiles) -> None:

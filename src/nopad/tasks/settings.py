@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nopad.errors import FormatError, OptionError
+from nopad.errors import FormatError
 from nopad.files import write_atomic
-from nopad.tasks.registry import task_named
-from nopad.tasks.task import Task
 
-__all__ = ["TASK_FILE", "read_task", "write_task"]
+__all__ = ["TASK_FILE", "stored_task", "write_task"]
 
 TASK_FILE = "nopad_task.json"
 
@@ -27,26 +25,19 @@ def write_task(folder: Path, name: str, options: Mapping[str, Any]) -> None:
     write_atomic(folder / TASK_FILE, json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n")
 
 
-def read_task(folder: str | Path, tokenizer: Any, **options: Any) -> Task | None:
-    """Return the task that a folder's model was trained for; None: the folder does not say.
+def stored_task(folder: str | Path) -> tuple[str, dict[str, Any]] | None:
+    """Return name and options of the task that a folder's model was trained for; None: the folder does not say.
 
-    Args:
-        folder: of a trained model, or one of its checkpoints.
-        tokenizer: the model's.
-        options: of the task, in place of those that it was trained with.
+    `folder` is that of a trained model, or one of its checkpoints.
 
     Raises:
-        FormatError: the file is damaged, this nopad has no such task, or an option has an invalid value.
+        FormatError: the file is damaged.
     """
     path = next((one / TASK_FILE for one in (Path(folder), Path(folder).parent) if (one / TASK_FILE).is_file()), None)
     if path is None:
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        name, stored = found["task"], dict(found["options"])
+        return str(found["task"]), dict(found["options"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{path} is damaged: {error}; name the task and its options yourself") from error
-    try:
-        return task_named(name, tokenizer, {**stored, **options})
-    except OptionError as error:
-        raise FormatError(f"{path}: {error}; name the task and its options yourself") from error
