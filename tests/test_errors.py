@@ -49,6 +49,9 @@ def test_exit_codes():
     assert {name: code for name, code in codes.items() if code != 2} == {
         "StorageError": 3,
         "CorruptError": 1,
+        "DeviceMemoryError": 1,
+        "LossError": 1,
+        "TrainingError": 1,
         "InterruptedJobError": 130,
     }
 

@@ -22,7 +22,8 @@ from nopad.errors import BatchError, OptionError
 from nopad.loading.supply import Collate, EpochCollate
 from nopad.options import Option
 from nopad.sequences import Sequences
-from nopad.tasks._kernels import BEGINS, NEVER, mask
+from nopad.tasks import _kernels
+from nopad.tasks._kernels import BEGINS, NEVER
 
 __all__ = ["MASKABLE", "Masking"]
 
@@ -92,7 +93,7 @@ class Masking(EpochCollate):
         labels, key = np.empty_like(ids), random.key(self.seed, random.STREAM_MASK, epoch)
         lengths = whole.seq_lengths.astype(np.int32, copy=False)
         below = np.uint64(self.below)
-        mask(ids, labels, kinds, lengths, names, np.uint64(key), below, self.mask_id, self.ordinary)
+        _kernels.mask(ids, labels, kinds, lengths, names, np.uint64(key), below, self.mask_id, self.ordinary)
         return replace(whole, tokens={**columns, "input_ids": ids, "labels": labels})
 
     def maskable(self, ids: NDArray[Any]) -> NDArray[np.int8]:
