@@ -31,7 +31,7 @@ class OnPacks(lightning.LightningModule):
         loss, count = over_ranks(self.sums)
         for parameter in self.parameters():
             if parameter.grad is not None:
-                parameter.grad *= self.trainer.accumulate_grad_batches * self.trainer.world_size / count
+                parameter.grad *= self.trainer.accumulate_grad_batches * self.trainer.world_size / count.clamp(min=1)
         self.log("loss", loss / count)
         self.sums = torch.zeros(2)
 
