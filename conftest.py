@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 ROOMS = ("tasks", "training")
-PAGES = ("training.md",)
+PAGES = ("README.md", "training.md")
 
 
 @pytest.fixture(autouse=True)

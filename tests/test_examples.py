@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import re
 import subprocess
 import sys
@@ -13,18 +15,38 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-def run(*words):
+LONGER = {"lightning_module.py": 64, "own_loop.py": 40}  # than 30 lines
+RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+
+def run(*words, cwd=ROOT):
     command = [sys.executable, "-W", "ignore", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
+def metrics(lines):
+    """The dicts that a script prints."""
+    return [ast.literal_eval(line) for line in lines if line.startswith("{")]
+
+
 def test_the_examples_are_short_and_all_here():
-    assert [path.name for path in EXAMPLES] == ["balance.py", "stream.py", "training.py"]
+    names = [
+        "balance",
+        "classify_pairs",
+        "lightning_module",
+        "own_loop",
+        "peft_lora",
+        "sft_chats",
+        "stream",
+        "training",
+    ]
+    assert [path.name for path in EXAMPLES] == [f"{name}.py" for name in names]
     for path in EXAMPLES:
         lines = path.read_text().splitlines()
-        assert len(lines) <= 30
+        assert len(lines) <= LONGER.get(path.name, 30)
         assert f" examples/{path.name}`: " in lines[0]
 
 
@@ -51,10 +73,57 @@ def test_stream():
 @pytest.mark.slow
 def test_training_on_two_ranks():
     pytest.importorskip("transformers")
-    lines = run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "examples/training.py")
+    lines = run(*RANKS, "2", "examples/training.py")
     found = [re.fullmatch(r"epoch (\d): loss ([\d.]+), (\d+) sequences in (\d+) steps", line) for line in lines]
     assert [int(one[1]) for one in found] == [0, 1, 2]
     assert [int(one[3]) for one in found] == [201, 402, 603]
     steps = [int(one[4]) for one in found]
     assert steps == [steps[0], 2 * steps[0], 3 * steps[0]]
     assert float(found[-1][2]) < float(found[0][2]) / 4
+
+
+@pytest.mark.slow
+def test_sft_on_chats_in_fifteen_lines(tmp_path):
+    pytest.importorskip("trl")
+    source = (ROOT / "examples" / "sft_chats.py").read_text()
+    assert sum(bool(line) for line in source.splitlines()[1:]) <= 15
+    lines = run(ROOT / "examples" / "sft_chats.py", cwd=tmp_path)
+    assert "rate     0.01 stays as it is" in "\n".join(lines)
+    [*_, found] = metrics(lines)
+    assert found["eval_perplexity"] < 200  # of 30,522 tokens; without training about as many
+
+
+@pytest.mark.slow
+def test_pairs_are_classified(tmp_path):
+    pytest.importorskip("accelerate")
+    *_, found, predicted = metrics(run(ROOT / "examples" / "classify_pairs.py", cwd=tmp_path))
+    assert found["eval_accuracy"] > 0.9
+    assert predicted["label"] == "yes"
+
+
+@pytest.mark.slow
+def test_lora_is_trained_and_saved(tmp_path):
+    pytest.importorskip("accelerate")
+    pytest.importorskip("peft")
+    lines = run(ROOT / "examples" / "peft_lora.py", cwd=tmp_path)
+    *_, found, predicted = metrics(lines)
+    assert found["eval_accuracy"] > 0.9
+    assert predicted["label"] == "colour"
+    trained, every = re.search(r"trainable params: ([\d,]+) \|\| all params: ([\d,]+)", "\n".join(lines)).groups()
+    assert int(trained.replace(",", "")) < int(every.replace(",", "")) / 100
+    [saved] = (tmp_path / "runs" / "lora").glob("*.safetensors")
+    assert saved.stat().st_size < 2e6
+
+
+@pytest.mark.slow
+def test_own_loop_and_lightning_learn_the_same_on_one_rank_and_two():
+    pytest.importorskip("transformers")
+    pytest.importorskip("lightning", reason="Lightning is not installed")
+    losses = []
+    for script, ranks in (("own_loop", "1"), ("own_loop", "2"), ("lightning_module", "2")):
+        last = run(*RANKS, ranks, f"examples/{script}.py")[-1]
+        loss, sequences = re.search(r"last loss ([\d.]+), (\d+) sequences$", last).groups()
+        assert sequences == "1200"
+        losses.append(float(loss))
+    assert losses == pytest.approx([losses[0]] * 3, abs=2e-6)
+    assert losses[0] < 0.2

@@ -54,6 +54,8 @@ def test_sft_on_chats_is_the_loss_of_single_chats(tmp_path):
         processing_class=tokenizer(),
     )  # fmt: skip
     before = trainer.evaluate()
+    assert trainer.evaluate(records)["eval_loss"] == before["eval_loss"]  # what TRL would prepare by itself
+    assert trainer.evaluate({"own": records})["eval_own_loss"] == before["eval_loss"]
     trainer.train()
     assert trainer.state.global_step == 1
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

@@ -23,6 +23,7 @@ from nopad.cli.render_study import (
     residuals_table,
 )
 from nopad.cli.study_balance import balance, scaling_verb
+from nopad.cli.study_glue import glue
 from nopad.corpus import ReaderOptions
 from nopad.errors import OptionError
 from nopad.histogram import Histogram, read_histogram
@@ -64,6 +65,7 @@ _UNPUBLISHED = "  This is not the published dataset: there are no figures to com
 _INDEX = """[bold]nopad study[/]: the papers' tables and figures, redone beside the published numbers
 
   nopad study packing FILE            paper, Table 1; supplement, Tables 2 to 5; how many strategies there are
+  nopad study glue [FOLDER]           supplement, Table 3, from GLUE's training sets in a folder or on the hub
   nopad study residuals FILE          supplement, Figures 10 and 11: what least squares leaves over and invents
   nopad study distributions FILE...   paper, Figure 1: lengths, theoretical and achieved speed-up, side by side
   nopad study balance [FILE]          MLPerf, Table 5 and Figure 6: tokens per GPU; alone: long context
@@ -203,6 +205,7 @@ def distributions(
 
 study.command(name="balance")(balance)
 study.command(name="scaling")(scaling_verb)
+study.command(name="glue")(glue)
 
 
 def _histogram(file: Path) -> tuple[Histogram, int]:

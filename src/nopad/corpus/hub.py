@@ -6,6 +6,7 @@ a name that is not cached raises an error within seconds (`network`).
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from nopad.corpus.network import NOT_REACHED, hub_in_reach
@@ -23,8 +24,10 @@ def load_hub(spec: str, options: ReaderOptions) -> DatasetSource:
     return DatasetSource(hub_dataset(spec), options, name=spec)
 
 
-def hub_dataset(spec: str) -> Any:
+def hub_dataset(spec: str, online: bool | None = None) -> Any:
     """Load a dataset by name; the default split is "train".
+
+    `online`: whether the hub can be reached, where the caller is in `hub_in_reach` already; None: find out.
 
     Raises:
         MissingExtraError: `datasets` is not installed.
@@ -38,7 +41,7 @@ def hub_dataset(spec: str) -> Any:
         import datasets
     except ImportError as error:
         raise MissingExtraError(f"{spec}: datasets of the Hugging Face hub need: pip install datasets") from error
-    with hub_in_reach() as online:
+    with hub_in_reach() if online is None else nullcontext(online) as online:
         try:
             return datasets.load_dataset(name, config or None, split=split or "train")
         except Exception as error:  # offline, no such name, no such split: the hub has one class for each

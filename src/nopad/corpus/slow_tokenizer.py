@@ -47,6 +47,10 @@ class SlowBackend:
         """Return the number of tokens, added ones included."""
         return len(self._given)
 
+    def num_special_tokens_to_add(self, is_pair: bool = False) -> int:
+        """Return how many special tokens one text gets, or two."""
+        return int(self._given.num_special_tokens_to_add(is_pair))
+
     def id_to_token(self, token: int) -> str | None:
         """Return the text of a token."""
         text: str | None = self._given.convert_ids_to_tokens(token)

@@ -79,6 +79,10 @@ class Tokenizer:
         except Exception as error:  # tokenizers raises nothing narrower
             raise FormatError(f"{self.name} cannot encode this text ({error}); choose another tokenizer") from error
 
+    def special_count(self, *, pair: bool = False) -> int:
+        """Return how many special tokens a text gets, or with `pair` two texts in one sequence."""
+        return int(self._inner.num_special_tokens_to_add(pair))
+
     @staticmethod
     def flatten(encodings: Sequence[Any]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return (tokens int32 ``[sum]``, lengths int64 ``[n]``) of encoded texts."""

@@ -101,18 +101,18 @@ def _what_it_took(made: Plan) -> list[str]:
     return [*cover, *made.notes]
 
 
-def contrast(table: Table, histogram: Histogram) -> list[Redone]:
-    """Return rows with the results of `optimal` at the depths of the table; notes give the lower bound."""
+def contrast(table: Table, histogram: Histogram, algorithm: str = "optimal") -> list[Redone]:
+    """Return rows with the results of `optimal`, or `auto`, at the depths of the table; notes give the lower bound."""
     rows = []
     limits = {row.limit for row in table.rows} - {1}
     for limit in sorted(limits, key=lambda limit: limit or MAX_LENGTH):
-        made = plan(histogram, table.capacity, depth=limit, algorithm="optimal")
+        made = plan(histogram, table.capacity, depth=limit, algorithm=algorithm)
         proven = f"{made.gap:,} above the proven minimum of {made.lower_bound:,}" if made.gap else "proven optimal"
         rows.append(
             Redone(
                 table=table.name,
                 depth="max" if limit is None else str(limit),
-                name="nopad optimal",
+                name=f"nopad {algorithm}",
                 reached=made.max_depth_used,
                 published={},
                 ours={c: as_printed(value, _DIGITS[c]) for c, value in _figures(made).items() if c in table.columns},

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from nopad.batch import PackedBatch
+from nopad.corpus.glue import GLUE
 from nopad.errors import OptionError, RecordError
 from nopad.tasks.examples import Examples, field_of, numbered, stacked
 from nopad.tasks.objectives import OfSequences
@@ -207,20 +208,6 @@ def names_of(labels: Sequence[str] | int) -> list[str]:
 def _named(names: Sequence[str], problem: str) -> dict[str, Any]:
     by_number = dict(enumerate(names))
     return {"id2label": by_number, "label2id": {name: n for n, name in by_number.items()}, "problem_type": problem}
-
-
-# Name: (text, pair, classes; none: a number)
-GLUE: Mapping[str, tuple[str, str | None, tuple[str, ...]]] = {
-    "cola": ("sentence", None, ("unacceptable", "acceptable")),
-    "mnli": ("premise", "hypothesis", ("entailment", "neutral", "contradiction")),
-    "mrpc": ("sentence1", "sentence2", ("not_equivalent", "equivalent")),
-    "qnli": ("question", "sentence", ("entailment", "not_entailment")),
-    "qqp": ("question1", "question2", ("not_duplicate", "duplicate")),
-    "rte": ("sentence1", "sentence2", ("entailment", "not_entailment")),
-    "sst2": ("sentence", None, ("negative", "positive")),
-    "stsb": ("sentence1", "sentence2", ()),
-    "wnli": ("sentence1", "sentence2", ("not_entailment", "entailment")),
-}
 
 
 def glue(name: str, tokenizer: Any, **options: Any) -> Classification | Regression:

@@ -45,7 +45,7 @@ from nopad.training.evaluation import Evaluation
 from nopad.training.feeding import STATE_FILE, Ahead, FedLoader, Progress, check_step, saved_state, steps_of
 from nopad.training.trouble import Watch, check_unscaled, enough_memory
 
-__all__ = ["PackedMixin"]
+__all__ = ["PackedMixin", "each_dataset"]
 
 logger = logging.get_logger(__name__)
 
@@ -109,7 +109,7 @@ class PackedMixin(_Base):
         data, evaluated = given.get("train_dataset"), given.get("eval_dataset")
         self.capacity = data.capacity if capacity is None and isinstance(data, PackedLoader) else capacity
         self._collates = given.get("data_collator") is not None
-        packs, held_out = self._packs(data), [self._packs(one) for one in _each(evaluated)]
+        packs, held_out = self._packs(data), [self._packs(one) for one in each_dataset(evaluated)]
         if packs:
             self._check_collator(data, held_out)
             given["train_dataset"] = self.placeholder()
@@ -430,7 +430,7 @@ class PackedMixin(_Base):
             write_atomic(Path(output_dir) / STATE_FILE, json.dumps(loader.state_dict(), indent=1).encode() + b"\n")
 
 
-def _each(datasets: Any) -> list[Any]:
+def each_dataset(datasets: Any) -> list[Any]:
     """Return the evaluation datasets, of which there may be one, several by name, or none."""
     if isinstance(datasets, Mapping):
         return list(datasets.values())

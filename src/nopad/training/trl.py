@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import transformers
+
 from nopad.errors import OptionError
 from nopad.tasks import OfTokens
-from nopad.training.mixin import PackedMixin
+from nopad.training.mixin import PackedMixin, each_dataset
 
 if TYPE_CHECKING:  # all that is used of TRL's classes here is also in transformers'
     from transformers import Trainer as _Reward
@@ -21,7 +23,15 @@ __all__ = ["PackedRewardTrainer", "PackedSFTTrainer"]
 _PREPARES = ("packing", "padding_free", "assistant_only_loss", "completion_only_loss")
 
 
-class PackedSFTTrainer(PackedMixin, _SFT):
+class _Packed(PackedMixin):
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate as transformers' Trainer does: TRL would tokenise again what a task packs."""
+        if any(self._packs(one) for one in each_dataset(eval_dataset)):
+            return transformers.Trainer.evaluate(self, eval_dataset, *args, **kwargs)
+        return super().evaluate(eval_dataset, *args, **kwargs)
+
+
+class PackedSFTTrainer(_Packed, _SFT):
     """TRL's `SFTTrainer`, which trains, evaluates and predicts on packs (`PackedMixin`).
 
     The sequences are trained on as the task or the loader gives them: TRL applies no chat template, cuts nothing
@@ -45,7 +55,7 @@ class PackedSFTTrainer(PackedMixin, _SFT):
         super()._make_safe()
 
 
-class PackedRewardTrainer(PackedMixin, _Reward):
+class PackedRewardTrainer(_Packed, _Reward):
     """TRL's `RewardTrainer`, which trains, evaluates and predicts on packs of pairs (`PackedMixin`).
 
     Give it the task `nopad.tasks.Pairs`, whose loss is TRL's, by pairs over one denominator.

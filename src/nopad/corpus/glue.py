@@ -1,0 +1,59 @@
+"""GLUE's nine sets as the hub's ``nyu-mll/glue`` has them: their columns and classes, and where each lies locally."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from nopad.errors import SourceError
+
+__all__ = ["GLUE", "glue_files"]
+
+# Name: (text, pair, classes; none: a number)
+GLUE: Mapping[str, tuple[str, str | None, tuple[str, ...]]] = {
+    "cola": ("sentence", None, ("unacceptable", "acceptable")),
+    "mnli": ("premise", "hypothesis", ("entailment", "neutral", "contradiction")),
+    "mrpc": ("sentence1", "sentence2", ("not_equivalent", "equivalent")),
+    "qnli": ("question", "sentence", ("entailment", "not_entailment")),
+    "qqp": ("question1", "question2", ("not_duplicate", "duplicate")),
+    "rte": ("sentence1", "sentence2", ("entailment", "not_entailment")),
+    "sst2": ("sentence", None, ("negative", "positive")),
+    "stsb": ("sentence1", "sentence2", ()),
+    "wnli": ("sentence1", "sentence2", ("not_entailment", "entailment")),
+}
+
+_TRAIN = re.compile(r"train[.-]")  # train.tsv, train-00000-of-00001.parquet
+_SAVED = ("state.json", "dataset_info.json")
+
+
+def glue_files(folder: Path) -> dict[str, list[Path]]:
+    """Return the training files or saved dataset of each set that a folder has, by the set's name.
+
+    A set is a file named after it (``cola.jsonl``), or a folder (``cola``, ``SST-2``) with files ``train.*`` or
+    ``train-*``, a folder ``train``, or a dataset that `save_to_disk` wrote, of all splits or of one.
+
+    Raises:
+        SourceError: there is no such folder, two entries are of one set, or the folder of a set has no training data.
+    """
+    if not folder.is_dir():
+        raise SourceError(f"{folder}: no such folder; give one with a folder or file for each set: {', '.join(GLUE)}")
+    entries: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        name = re.sub(r"[^a-z0-9]", "", path.name.lower().partition(".")[0])
+        if name not in GLUE:
+            continue
+        if name in entries:
+            raise SourceError(f"{entries[name]} and {path} are both {name}; leave one of them in the folder")
+        entries[name] = path
+    return {name: _training(path) if path.is_dir() else [path] for name, path in entries.items()}
+
+
+def _training(folder: Path) -> list[Path]:
+    if (folder / "train").is_dir():
+        return [folder / "train"]
+    if files := sorted(path for path in folder.iterdir() if path.is_file() and _TRAIN.match(path.name)):
+        return files
+    if any((folder / name).is_file() for name in _SAVED):
+        return [folder]
+    raise SourceError(f"{folder} has no train.jsonl, train.parquet, train.tsv or folder train; give the training set")

@@ -1,0 +1,175 @@
+"""Table 3 of the supplement: GLUE's training sets at capacity 128, one sequence per row and by SPFHP without a limit.
+
+A sequence is a text, or two, with BERT's special tokens, cut to the capacity as transformers' example does. The table
+has eight of GLUE's nine sets (QNLI is missing). The published figures are compared only where a set has as many
+sequences as the paper's; what is not here is shown as published, and marked so.
+
+Source: see `nopad.study.published`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nopad.corpus import Tokenizer, open_records
+from nopad.corpus.glue import GLUE, glue_files
+from nopad.corpus.hub import hub_dataset
+from nopad.corpus.network import hub_in_reach
+from nopad.errors import MissingExtraError, RecordError, SourceError
+from nopad.histogram import Histogram
+from nopad.study.packing import Redone, contrast, redo
+from nopad.study.published import TABLE_3, Table
+
+__all__ = ["GLUE_CAPACITY", "GlueSet", "glue_lengths", "glue_sets", "redo_glue"]
+
+GLUE_CAPACITY = 128
+HUB_NAME = "nyu-mll/glue"
+_AT_ONCE = 2000  # records; the tokenizer works on them in parallel
+_PUBLISHED = dict(zip(("cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "rte", "wnli"), TABLE_3, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlueSet:
+    """One of GLUE's training sets, or why it is not here.
+
+    Attributes:
+        name: GLUE's name of it.
+        records: its records, as dicts with the hub's columns; None: it is not here.
+        origin: where they are from.
+        missing: why there are none.
+    """
+
+    name: str
+    records: Iterable[Mapping[str, Any]] | None = None
+    origin: str = ""
+    missing: str = ""
+
+
+def glue_sets(folder: Path | None) -> Iterator[GlueSet]:
+    """Yield all nine sets: those of a folder (`nopad.corpus.glue.glue_files`), or without one those of the hub.
+
+    A set that is not there is yielded too, and says why.
+
+    Raises:
+        SourceError: the folder has none of the sets, or as `glue_files` and `nopad.corpus.open_records`.
+    """
+    if folder is not None:
+        files = glue_files(folder)
+        if not files:
+            raise SourceError(f"{folder} has none of GLUE's sets; it may have files or folders named {', '.join(GLUE)}")
+        for name in GLUE:
+            if name in files:
+                yield GlueSet(name=name, records=_opened(name, files[name]), origin=str(files[name][0]))
+            else:
+                yield GlueSet(name=name, missing=f"it is not in {folder}")
+        return
+    with hub_in_reach() as online:
+        for name in GLUE:
+            spec = f"hf:{HUB_NAME}@{name}:train"
+            try:
+                yield GlueSet(name=name, records=open_records(hub_dataset(spec, online)), origin=spec)
+            except (SourceError, MissingExtraError) as error:
+                yield GlueSet(name=name, missing=str(error))
+
+
+def _opened(name: str, files: list[Path]) -> Iterable[Mapping[str, Any]]:
+    records = open_records(files)
+    if records.kind not in ("csv", "tsv"):
+        return records
+    return open_records(files, strings=[column for column in GLUE[name][:2] if column])  # a text may look like a number
+
+
+def glue_lengths(
+    found: GlueSet, tokenizer: Tokenizer, advance: Callable[[int], None] = lambda records: None
+) -> tuple[Histogram, int]:
+    """Return the lengths of a set's sequences in tokens, cut to the capacity, and how many were cut.
+
+    `advance` is called with numbers of records that were read.
+
+    Raises:
+        RecordError: a record lacks a text, or its text is none; the message gives its number.
+        SourceError: there is no record.
+
+    >>> from nopad import load_tokenizer
+    >>> records = [{"question1": "Why?", "question2": "Why not?"}, {"question1": "a", "question2": "b " * 200}]
+    >>> histogram, cut = glue_lengths(GlueSet(name="qqp", records=records), load_tokenizer())
+    >>> histogram.lengths.tolist(), cut
+    ([8, 128], 1)
+    """
+    text, pair, _ = GLUE[found.name]
+    columns = [column for column in (text, pair) if column]
+    special, counts, cut = tokenizer.special_count(pair=pair is not None), np.zeros(GLUE_CAPACITY + 1, np.int64), 0
+    records, first = iter(found.records or ()), 0
+    while part := list(islice(records, _AT_ONCE)):
+        lengths = np.full(len(part), special, np.int64)
+        for column in columns:
+            texts = [_text(found, record, column, number) for number, record in enumerate(part, first)]
+            lengths += tokenizer.flatten(tokenizer.encodings(texts))[1]
+        cut += int((lengths > GLUE_CAPACITY).sum())
+        counts += np.bincount(np.minimum(lengths, GLUE_CAPACITY), minlength=GLUE_CAPACITY + 1)
+        first += len(part)
+        advance(len(part))
+    if not first:
+        raise SourceError(f"{found.origin}: {found.name} has no record; give its training set")
+    return Histogram.from_counts({n: int(counts[n]) for n in np.flatnonzero(counts).tolist()}), cut
+
+
+def _text(found: GlueSet, record: Mapping[str, Any], column: str, number: int) -> str:
+    if column not in record:
+        raise RecordError(
+            f"{found.origin}: record {number} of {found.name} has no {column!r}; its columns are {', '.join(record)}, "
+            f"and those of the hub's {HUB_NAME} are expected"
+        )
+    value = record[column]
+    if not isinstance(value, str):
+        raise RecordError(f"{found.origin}: record {number} of {found.name}: {column} is {value!r}; expected a text")
+    return value
+
+
+def redo_glue(name: str, histogram: Histogram | None, notes: Iterable[str] = ()) -> tuple[Table, list[Redone]]:
+    """Return the table of one set, and its rows: published beside ours, then nopad's default plan.
+
+    Args:
+        name: GLUE's name of the set.
+        histogram: its lengths; None: it is not here, and the rows have the published figures only.
+        notes: remarks about the set, for its first row.
+
+    >>> table, rows = redo_glue("cola", Histogram.from_counts({5: 8000, 64: 551}))
+    >>> rows[1].name, rows[1].published["packs"], rows[1].ours["packs"], rows[1].difference["packs"], rows[2].name
+    ('SPFHP', '913', '1939', '+1026', 'nopad auto')
+    """
+    table = _table(name)
+    if histogram is None:
+        rows = [_only_published(table, row.depth, row.name, row.printed) for row in table.rows if row.printed]
+    else:
+        rows = [redo(table, row, histogram) for row in table.rows]
+        if name in _PUBLISHED and histogram.sequences != table.sequences:
+            other = f"{histogram.sequences:,} sequences, and the paper's set has {table.sequences:,}: not compared"
+            rows = [replace(row, difference={}, note=_joined(row.note, other)) for row in rows]
+        rows += contrast(table, histogram, "auto")
+    rows = [replace(row, note=_joined(row.note, *notes)) if at == 0 else row for at, row in enumerate(rows)]
+    return table, rows
+
+
+def _table(name: str) -> Table:
+    if name in _PUBLISHED:
+        return _PUBLISHED[name]
+    like = TABLE_3[0]
+    rows = tuple(replace(row, printed={}, depth="max" if row.limit is None else row.depth) for row in like.rows)
+    return replace(like, name=f"not in Table 3 ({name})", what=f"GLUE {name} for BERT", sequences=0, rows=rows)
+
+
+def _only_published(table: Table, depth: str, name: str, printed: Mapping[str, str]) -> Redone:
+    return Redone(
+        table=table.name, depth=depth, name=name, reached=None, published=printed, ours={}, difference={}, note=""
+    )
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(note for note in notes if note)
