@@ -8,6 +8,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
+import accelerate
 import numpy as np
 import torch
 import transformers
@@ -262,6 +263,42 @@ def test_what_cannot_be_meant_is_refused(tmp_path):
     stream = nopad.PackedLoader(lambda: iter([{"input_ids": [1, 2]}]), CAPACITY, rows=2, exhausted="repeat")
     with pytest.raises(OptionError, match="an evaluation needs data that end"):
         trainer(tmp_path).evaluate(stream)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"batch_eval_metrics": True}, "batch_eval_metrics is not for packs"),
+        ({"eval_do_concat_batches": False}, "eval_do_concat_batches is not for packs"),
+        ({"dataloader_drop_last": True}, "dataloader_drop_last is the loader's business"),
+        ({"torch_compile": True, "torch_compile_backend": "eager"}, "torch_compile compiles calls of one shape"),
+    ],
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_options_are_looked_at_without_training_data_too(tmp_path, how, message, training):
+    data = {} if training else {"train_dataset": None, "eval_dataset": classify_records()}
+    with pytest.raises(OptionError, match=message):
+        trainer(tmp_path, how=how, **data)
+
+
+def test_a_trainer_without_data_is_ready_when_it_gets_some(tmp_path):
+    made = classify_records()
+    with torch.no_grad():
+        logits, losses = alone(bert(classified()).eval(), made)
+    found = trainer(tmp_path, train_dataset=None).predict(made)
+    assert np.abs(found.predictions - logits.numpy()).max() < 1e-12
+    assert abs(found.metrics["test_loss"] - losses.mean().item()) < 1e-12
+    many = arguments(tmp_path)
+    many._n_gpu = 2
+    with pytest.raises(OptionError, match="DataParallel would cut each batch into 2 pieces"):
+        PackedTrainer(bert(classified()), many, task=classified(), capacity=CAPACITY).predict(made)
+
+
+def test_ranks_without_ddp_are_refused(tmp_path, monkeypatch):
+    run = trainer(tmp_path)
+    monkeypatch.setattr(type(run.accelerator), "distributed_type", accelerate.DistributedType.MULTI_CPU)
+    with pytest.raises(OptionError, match="without DDP, so each rank would learn by itself"):
+        run.training_step(run.model, next(iter(run.train_dataset)))
 
 
 def test_a_trainer_that_divides_the_loss_again_is_refused(tmp_path):

@@ -39,10 +39,11 @@ from nopad.losses import over_ranks
 from nopad.model.safety import is_packed, packed
 from nopad.tasks import Objective, Task, objective_of
 from nopad.training.checkpoint import check_same_model
+from nopad.training.checks import check_options, check_ranks, check_step, forget_evaluation
 from nopad.training.data import loader_of, packable
 from nopad.training.effects import effects
 from nopad.training.evaluation import Evaluation
-from nopad.training.feeding import STATE_FILE, Ahead, FedLoader, Progress, check_step, saved_state, steps_of
+from nopad.training.feeding import STATE_FILE, Ahead, FedLoader, Progress, saved_state, steps_of
 from nopad.training.trouble import Watch, check_unscaled, enough_memory
 
 __all__ = ["PackedMixin"]
@@ -104,7 +105,7 @@ class PackedMixin(_Base):
         self._evaluated: dict[int, tuple[Any, PackedLoader]] = {}
         self._watch, self._steps_done = Watch(), 0
         self._returned: list[Tensor] = []  # what `compute_loss` gave, until a step was seen to leave it as it is
-        self._looked = False
+        self._looked = self._ready = False
         self._begin: dict[str, Any] | None = None
         data, evaluated = given.get("train_dataset"), given.get("eval_dataset")
         self.capacity = data.capacity if capacity is None and isinstance(data, PackedLoader) else capacity
@@ -118,7 +119,7 @@ class PackedMixin(_Base):
         super().__init__(**given, **more)
         if packs or any(held_out):
             self.eval_dataset = evaluated
-            self._make_safe()
+            self._get_ready()
             self._check_metric()
         if packs:
             self.train_dataset = self._loader(data)
@@ -139,6 +140,13 @@ class PackedMixin(_Base):
             raise OptionError(
                 "data_collator would do nothing: the loader makes the batches, by its own collate; leave it out"
             )
+
+    def _get_ready(self) -> None:
+        """Make the Trainer ready for packs, once: at the latest when there are data that are packed."""
+        if not self._ready:
+            check_options(self)
+            self._make_safe()
+            self._ready = True
 
     def _make_safe(self) -> None:
         """Make the model pack-safe, and find out what it learns.
@@ -237,6 +245,7 @@ class PackedMixin(_Base):
                     "batches, whatever they hold, and no loss of the same sequences in packs"
                 )
             return None
+        self._get_ready()
         if id(data) not in self._evaluated:
             self._evaluated[id(data)] = data, self._loader(data, training=False)
         loader = copy(self._evaluated[id(data)][1])  # a given one stays where it stands, also if it is being trained on
@@ -284,7 +293,10 @@ class PackedMixin(_Base):
         Raises:
             LossError: a loss is NaN or infinite; its batch is kept in the output folder.
             DeviceMemoryError: there is not enough memory; the message says what helps.
+            OptionError: there are several ranks, and nothing averages the gradients of this model.
         """
+        if isinstance(inputs, PackedBatch):
+            check_ranks(self, model)
         with enough_memory(inputs):
             loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
         if self._returned:
@@ -398,6 +410,7 @@ class PackedMixin(_Base):
         loader.load_state_dict(loader.state_dict())
         self._steps_done, self._watch = steps_of(Path(folder)) if folder else 0, Watch()
         self._tell(loader)
+        forget_evaluation(self)
         skips, self.args.ignore_data_skip = self.args.ignore_data_skip, True  # the loader is there already
         try:
             return super().train(resume_from_checkpoint, trial, *args, **kwargs)

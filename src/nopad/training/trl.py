@@ -43,6 +43,11 @@ class PackedSFTTrainer(PackedMixin, _SFT):
                 f"{asked[0]} is of TRL's own data; nopad packs, and nopad.tasks.Chat chooses labels: leave it out"
             )
         super()._make_safe()
+        if self._loss_is_theirs and self.args.world_size > 1 and not self.args.average_tokens_across_devices:
+            raise OptionError(
+                "average_tokens_across_devices=False is a mean over ranks of means, and a step has one denominator; "
+                "leave it out"
+            )
 
 
 class PackedRewardTrainer(PackedMixin, _Reward):
