@@ -100,8 +100,8 @@ def sft(folder: Path) -> Seen:
     from nopad.training import PackedSFTTrainer
 
     same = {"kind": trl.SFTConfig, "gradient_checkpointing": False, "bf16": False}
+    how = arguments(folder, average_tokens_across_devices=False, **same)
     with pytest.raises(OptionError, match="average_tokens_across_devices=False is a mean"):
-        how = arguments(folder, average_tokens_across_devices=False, **same)
         PackedSFTTrainer(model(), how, train_dataset=loader(), processing_class=tokenizer())
     how = arguments(folder, **same)
     made = watched(PackedSFTTrainer)(model(), how, train_dataset=loader(), processing_class=tokenizer())

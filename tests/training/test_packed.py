@@ -294,6 +294,25 @@ def test_a_trainer_without_data_is_ready_when_it_gets_some(tmp_path):
         PackedTrainer(bert(classified()), many, task=classified(), capacity=CAPACITY).predict(made)
 
 
+def test_a_model_of_other_labels_is_refused_before_anything_runs(tmp_path):
+    from nopad.tasks import CausalLM, Classification
+
+    turned = Classification(tokenizer(), ["good", "fair", "bad"])
+    for data in ({}, {"train_dataset": None, "eval_dataset": classify_records()}):
+        with pytest.raises(OptionError, match="the model has them as good, fair, bad; give them in the model's order"):
+            trainer(tmp_path, bert(turned), **data)
+        with pytest.raises(OptionError, match="needs a causal language model's"):
+            trainer(tmp_path, task=CausalLM(tokenizer()), **data)
+    run = PackedTrainer(
+        args=arguments(tmp_path),
+        task=classified(),
+        capacity=CAPACITY,
+        model_init=lambda: bert(turned, id2label={0: "a", 1: "b", 2: "c"}),
+        train_dataset=classify_records(),
+    )
+    assert run.model.config.id2label == {0: "bad", 1: "fair", 2: "good"}  # which its checkpoints say
+
+
 def test_ranks_without_ddp_are_refused(tmp_path, monkeypatch):
     run = trainer(tmp_path)
     monkeypatch.setattr(type(run.accelerator), "distributed_type", accelerate.DistributedType.MULTI_CPU)

@@ -38,6 +38,7 @@ from nopad.loading.summary import Summary
 from nopad.losses import over_ranks
 from nopad.model.safety import is_packed, packed
 from nopad.tasks import Objective, Task, objective_of
+from nopad.tasks.fit import check_head, fit
 from nopad.training.checkpoint import check_same_model
 from nopad.training.checks import check_options, check_ranks, check_step, forget_evaluation
 from nopad.training.data import loader_of, packable
@@ -155,14 +156,14 @@ class PackedMixin(_Base):
             UnsupportedModelError: its sequences cannot be kept apart, or nobody knows what it learns.
             OptionError: an option of the Trainer would change the loss.
         """
-        if not is_packed(self.model):
-            packed(self.model)
+        self._fitted(self.model)
         if self.compute_loss_func is not None:
             if self.task is not None or self.objective is not None:
                 raise OptionError("compute_loss_func and an objective are two losses; give one of them")
             return
         if self.objective is None:
             self.objective = objective_of(self.model)
+        check_head(self.objective, self.model)
         if self.args.label_smoothing_factor and not self._loss_is_theirs:
             raise OptionError("label_smoothing_factor would do nothing: the objective is the loss; leave it out")
         if not self._loss_is_theirs:
@@ -201,8 +202,15 @@ class PackedMixin(_Base):
 
     def call_model_init(self, trial: Any = None) -> Any:
         """Return a new model of ``model_init``, pack-safe."""
-        model = super().call_model_init(trial)
-        return model if is_packed(model) else packed(model)
+        return self._fitted(super().call_model_init(trial))
+
+    def _fitted(self, model: Any) -> Any:
+        """Return a model after making it pack-safe, and holding it against the task."""
+        if not is_packed(model):
+            packed(model)
+        if self.task is not None:
+            fit(self.task, model)
+        return model
 
     def get_train_dataloader(self) -> Any:
         """Return the loader's own `DataLoader`, which accelerate leaves as it is.
