@@ -109,7 +109,7 @@ def test_labels_that_mean_two_things_are_refused():
     several = SeveralLabels(tokenizer(), ["x", "y", "z"])
     assert several.encode([{"text": "is", "labels": ["z", 0]}]).sequences.values["labels"].tolist() == [[1, 0, 1]]
     for marks in ([0, 1, 0], [1, 1, 1], np.array([0, 0, 0])):
-        with pytest.raises(RecordError, match="record 0: labels is .* twice; .* and not a 0 or 1 for each class"):
+        with pytest.raises(RecordError, match=r"record 0: labels is .* twice; .* and not a 0 or 1 for each class"):
             several.encode([{"text": "is", "labels": marks}])
     stars = ["1", "2", "3"]
     for task, record in (

@@ -128,6 +128,73 @@ def test_the_loader_that_is_trained_on_may_be_evaluated_on(tmp_path):
     assert run.evaluate()["eval_loss"] == run.evaluate()["eval_loss"] == losses[-1]
 
 
+def test_an_evaluation_sees_what_its_data_are_now(tmp_path):
+    made = classify_records(9)
+    run = trainer(tmp_path, eval_dataset=made, loading={"last": "drop", "accumulation": 2})
+    before = run.predict(made).predictions
+    made.append(made.pop(0))
+    assert np.array_equal(run.predict(made).predictions, np.roll(before, -1, axis=0))
+    made.append(classify_records()[20])
+    assert len(run.predict(made).predictions) == 10
+    assert len(run.predict(classify_records(5)).predictions) == 5
+    assert [one[0] is made for one in run._evaluated] == [True]  # what is not its own is not kept
+    kept = run._evaluated[0][2]
+    run.evaluate()
+    assert run._evaluated[0][2] is kept
+
+
+def test_predictions_of_several_sources_are_in_their_order(tmp_path):
+    from nopad.loading import Mixture
+
+    first, second = classify_records(7), classify_records(6, seed=1)
+    parts = {name: classified().encode(made).sequences for name, made in (("a", first), ("b", second))}
+    mixed = nopad.PackedLoader(Mixture(parts), CAPACITY, rows=2, last="fill")
+    with torch.no_grad():
+        wanted = alone(bert(classified()).eval(), first + second)[0].numpy()
+    found = trainer(tmp_path).predict(mixed)
+    assert np.abs(found.predictions - wanted).max() < 1e-12
+    assert found.label_ids.tolist() == [record["label"] for record in first + second]
+
+
+def test_an_evaluation_leaves_nothing_out(tmp_path):
+    dropping = classified().loader(classify_records(), CAPACITY, rows=4)
+    assert dropping.summary().left_out[1]
+    with pytest.raises(OptionError, match="an evaluation is of all sequences, and this loader leaves out"):
+        trainer(tmp_path).evaluate(dropping)
+
+
+def test_logits_of_minus_infinity_are_kept(tmp_path):
+    from nopad.tasks import Classification
+
+    task = Classification(tokenizer(), 5)
+    model = bert(task)
+    with torch.no_grad():
+        model.classifier.bias[1] = -torch.inf
+    made = [{"text": text, "label": 0} for text in ("is", "is it", "is it why not")]  # of fewer tokens than classes
+    found = trainer(tmp_path, model, made, task=task).predict(made).predictions
+    assert np.isneginf(found[:, 1]).all()
+    assert np.isfinite(found[:, [0, 2, 3, 4]]).all()
+    assert (found[:, [0, 2, 3, 4]] != -100).all()
+
+
+def test_what_is_kept_in_place_of_logits_has_an_entry_per_sequence(tmp_path):
+    def mean(logits, labels):
+        return logits.mean(0)
+
+    with pytest.raises(OptionError, match=r"preprocess_logits_for_metrics gave \[3\] for \d+ sequences"):
+        trainer(tmp_path, preprocess_logits_for_metrics=mean).predict(classify_records())
+
+
+def test_what_is_cut_is_said(tmp_path, caplog):
+    from nopad.tasks import Classification
+
+    task = Classification(tokenizer(), ["bad", "fair", "good"], max_length=6, over_long="drop")
+    transformers.utils.logging.get_logger("nopad").propagate = True
+    trainer(tmp_path, task=task)
+    assert "37 records: " in caplog.text
+    assert " dropped; training, evaluation and prediction are of these sequences" in caplog.text
+
+
 def test_a_stream_is_packed_as_it_comes(tmp_path):
     def rows():
         yield from ({"input_ids": [n % 90 + 1] * (n % 9 + 1)} for n in range(100))

@@ -136,7 +136,7 @@ class SeveralLabels(_OfTexts):
             raise RecordError(f"{where} is {value!r}; it is a list of classes, by name or number")
         found = [0.0] * len(self.names)
         for place, one in enumerate(value):
-            at = number_of(one, self.names, f"{where}[{place}]")
+            at = number_of(one, self.names, f"{where} is {value!r}: entry {place}")
             if found[at]:
                 raise RecordError(
                     f"{where} is {value!r}, which has the class {self.names[at]} twice; it is a list of the classes "
@@ -209,12 +209,13 @@ def number_of(value: Any, names: Sequence[str], where: str) -> int:
     if isinstance(value, str) and value in names:
         return names.index(value)
     if isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= value < len(names):
-        if str(value) in names and names[value] != str(value):
+        number = int(value)
+        if str(number) in names and names[number] != str(number):
             raise RecordError(
-                f"{where} is the number {value}, which is the class {names[value]!r} by number, and the class "
-                f"{str(value)!r} by name; give names, as strings"
+                f"{where} is the number {number}, which is the class {names[number]!r} by number, and the class "
+                f"{str(number)!r} by name; give names, as strings"
             )
-        return int(value)
+        return number
     raise RecordError(
         f"{where} is {value!r}; it is a number from 0 to {len(names) - 1}, or one of {', '.join(names[:20])}"
     )

@@ -13,7 +13,7 @@ import torch
 from nopad.errors import OptionError
 from nopad.loading import PackedLoader
 
-__all__ = ["check_options", "check_ranks", "check_step", "forget_evaluation"]
+__all__ = ["check_options", "check_ranks", "check_step", "check_whole", "forget_evaluation"]
 
 _PREPARED = "_is_accelerate_prepared"
 
@@ -79,6 +79,20 @@ def check_step(trainer: Any, loader: PackedLoader) -> None:
     if odd:
         raise OptionError(f"the Trainer and the loader disagree about a step: {'; '.join(odd)}; give both the same")
     check_options(trainer)
+
+
+def check_whole(loader: PackedLoader) -> None:
+    """Refuse to evaluate a loader that leaves sequences out.
+
+    Raises:
+        OptionError: its epoch has units that make no whole step.
+    """
+    _, sequences, _ = getattr(loader.summary(), "left_out", (0, 0, 0))
+    if sequences:
+        raise OptionError(
+            f"an evaluation is of all sequences, and this loader leaves out {sequences} of them, which make no whole "
+            "step; make it with last='fill'"
+        )
 
 
 def forget_evaluation(trainer: Any) -> None:

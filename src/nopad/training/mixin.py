@@ -40,8 +40,8 @@ from nopad.model.safety import is_packed, packed
 from nopad.tasks import Objective, Task, objective_of
 from nopad.tasks.fit import check_head, fit
 from nopad.training.checkpoint import check_same_model
-from nopad.training.checks import check_options, check_ranks, check_step, forget_evaluation
-from nopad.training.data import loader_of, packable
+from nopad.training.checks import check_options, check_ranks, check_step, check_whole, forget_evaluation
+from nopad.training.data import loader_of, packable, same_records
 from nopad.training.effects import effects
 from nopad.training.evaluation import Evaluation
 from nopad.training.feeding import STATE_FILE, Ahead, FedLoader, Progress, saved_state, steps_of
@@ -103,7 +103,7 @@ class PackedMixin(_Base):
         self.objective = objective if task is None else task.objective
         self._progress: Progress | None = None
         self._evaluation: Evaluation | None = None
-        self._evaluated: dict[int, tuple[Any, PackedLoader]] = {}
+        self._evaluated: list[tuple[Any, Any, PackedLoader]] = []  # data, what they held, their loader
         self._watch, self._steps_done = Watch(), 0
         self._returned: list[Tensor] = []  # what `compute_loss` gave, until a step was seen to leave it as it is
         self._looked = self._ready = False
@@ -197,8 +197,11 @@ class PackedMixin(_Base):
         args = self.args
         options: dict[str, Any] = {"last": "fill", "seed": args.seed if args.data_seed is None else args.data_seed}
         options["rows"] = args.per_device_train_batch_size if training else args.per_device_eval_batch_size
-        options["accumulation"] = args.gradient_accumulation_steps if training else 1
-        return loader_of(data, self.capacity, task=self.task, objective=self.objective, **{**options, **self._loading})
+        options["accumulation"] = args.gradient_accumulation_steps
+        options |= self._loading
+        if not training:
+            options |= {"last": "fill", "accumulation": 1}
+        return loader_of(data, self.capacity, task=self.task, objective=self.objective, **options)
 
     def call_model_init(self, trial: Any = None) -> Any:
         """Return a new model of ``model_init``, pack-safe."""
@@ -254,13 +257,25 @@ class PackedMixin(_Base):
                 )
             return None
         self._get_ready()
-        if id(data) not in self._evaluated:
-            self._evaluated[id(data)] = data, self._loader(data, training=False)
-        loader = copy(self._evaluated[id(data)][1])  # a given one stays where it stands, also if it is being trained on
+        loader = copy(self._loader_of(data))  # a given one stays where it stands, also if it is being trained on
         if loader.is_stream:
             raise OptionError("an evaluation needs data that end, and a stream may not; give a dataset")
         loader.rewind()
+        check_whole(loader)
         return self._fed(loader)
+
+    def _loader_of(self, data: Any) -> PackedLoader:
+        """Return the loader of data to evaluate, which is kept for as long as they are the Trainer's own."""
+        mine = _each(self.eval_dataset)
+        self._evaluated = [one for one in self._evaluated if any(one[0] is other for other in mine)]
+        for given, before, loader in self._evaluated:
+            if given is data and same_records(data, before):
+                return loader
+        loader = self._loader(data, training=False)
+        if any(data is one for one in mine):
+            before = list(data) if isinstance(data, list) else None
+            self._evaluated = [one for one in self._evaluated if one[0] is not data] + [(data, before, loader)]
+        return loader
 
     def num_examples(self, dataloader: Any) -> int:
         """Return the number of sequences in an epoch."""
