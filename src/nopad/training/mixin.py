@@ -108,6 +108,7 @@ class PackedMixin(_Base):
         self._returned: list[Tensor] = []  # what `compute_loss` gave, until a step was seen to leave it as it is
         self._looked = self._ready = False
         self._begin: dict[str, Any] | None = None
+        self._before: tuple[int, PackedLoader] | None = None  # steps taken, and where the loader stood then
         data, evaluated = given.get("train_dataset"), given.get("eval_dataset")
         self.capacity = data.capacity if capacity is None and isinstance(data, PackedLoader) else capacity
         self._collates = given.get("data_collator") is not None
@@ -287,6 +288,8 @@ class PackedMixin(_Base):
         """Return the micro-batches of a step, and how much all ranks together have labelled in it."""
         if self.objective is None:
             return super().get_batch_samples(epoch_iterator, num_batches, device)
+        if isinstance(self.train_dataset, PackedLoader):
+            self._before = self.state.global_step, copy(self.train_dataset)
         batches = [batch for _, batch in zip(range(num_batches), epoch_iterator, strict=False)]
         if not all(isinstance(batch, PackedBatch) for batch in batches):
             return super().get_batch_samples(iter(batches), num_batches, device)
@@ -410,7 +413,8 @@ class PackedMixin(_Base):
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as transformers' Trainer does, with the loader where it stands, or where the checkpoint left it.
 
-        Each trial of a search for hyperparameters begins where the first one began.
+        Each trial of a search for hyperparameters begins where the first one began. After an exception the loader
+        stands before the step that it stopped, so training again loses no sequence.
 
         Raises:
             FormatError: the checkpoint holds no state of a loader.
@@ -435,10 +439,19 @@ class PackedMixin(_Base):
         self._tell(loader)
         forget_evaluation(self)
         skips, self.args.ignore_data_skip = self.args.ignore_data_skip, True  # the loader is there already
+        self._before = None
         try:
             return super().train(resume_from_checkpoint, trial, *args, **kwargs)
+        except BaseException:
+            self._undo_step(loader)
+            raise
         finally:
             self.args.ignore_data_skip = skips
+
+    def _undo_step(self, loader: PackedLoader) -> None:
+        """Move the loader before the step under way, which changed nothing yet, so its sequences are not seen."""
+        if self._before is not None and self._before[0] == self.state.global_step:
+            loader.load_state_dict(self._before[1].state_dict())
 
     def _tell(self, loader: PackedLoader) -> None:
         """Print what packing changes."""
