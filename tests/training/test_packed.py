@@ -361,6 +361,16 @@ def test_a_trainer_without_data_is_ready_when_it_gets_some(tmp_path):
         PackedTrainer(bert(classified()), many, task=classified(), capacity=CAPACITY).predict(made)
 
 
+def test_data_that_are_given_later_are_packed_too(tmp_path):
+    made, later = trainer(tmp_path), trainer(tmp_path, train_dataset=None)
+    later.train_dataset = classify_records()
+    made.train()
+    later.train()
+    assert [entry.get("loss") for entry in later.state.log_history] == [
+        entry.get("loss") for entry in made.state.log_history
+    ]
+
+
 def test_a_model_of_other_labels_is_refused_before_anything_runs(tmp_path):
     from nopad.tasks import CausalLM, Classification
 

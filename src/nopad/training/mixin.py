@@ -421,6 +421,9 @@ class PackedMixin(_Base):
             PlanMismatchError: its state is of other data, another plan, cost model or seed.
             OptionError: it is of a model with another configuration.
         """
+        if not isinstance(self.train_dataset, PackedLoader) and self._packs(self.train_dataset):
+            self._get_ready()
+            self.train_dataset = self._loader(self.train_dataset)  # given since this Trainer was made
         loader = self.train_dataset
         if not isinstance(loader, PackedLoader):
             return super().train(resume_from_checkpoint, trial, *args, **kwargs)
