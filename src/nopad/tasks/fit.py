@@ -64,7 +64,7 @@ def check_outputs(objective: Objective, outputs: Any) -> None:
             f"the model gives {', '.join(outputs)}, and what is to be learned reads {', '.join(missing)}; load the "
             "model with its head: task.model(name)"
         )
-    width = outputs[objective.reads[0]].shape[-1]
+    width = outputs[objective.reads[0]].shape[-1] if objective.reads else None
     if objective.classes is not None and width != objective.classes:
         raise OptionError(
             f"the model gives {width} logits each, and there are {objective.classes} classes; load the model by "
