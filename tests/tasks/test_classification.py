@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from nopad.errors import LengthError, OptionError, RecordError
 from nopad.losses import Confusion
-from nopad.tasks import GLUE, Classification, Regression, SeveralLabels, glue
+from nopad.tasks import GLUE, Classification, Regression, SeveralLabels, TokenClassification, glue
 
 COUNT = 23
 
@@ -103,6 +103,24 @@ def test_matthews_correlation_of_random_guesses():
     confusion = Confusion(3)
     confusion.add(torch.from_numpy(logits), torch.from_numpy(labels))
     assert confusion.matthews == pytest.approx(matthews(logits.argmax(1), labels), abs=1e-12)
+
+
+def test_labels_that_mean_two_things_are_refused():
+    several = SeveralLabels(tokenizer(), ["x", "y", "z"])
+    assert several.encode([{"text": "is", "labels": ["z", 0]}]).sequences.values["labels"].tolist() == [[1, 0, 1]]
+    for marks in ([0, 1, 0], [1, 1, 1], np.array([0, 0, 0])):
+        with pytest.raises(RecordError, match=r"record 0: labels is .* twice; .* and not a 0 or 1 for each class"):
+            several.encode([{"text": "is", "labels": marks}])
+    stars = ["1", "2", "3"]
+    for task, record in (
+        (Classification(tokenizer(), stars), {"text": "is", "label": 1}),
+        (SeveralLabels(tokenizer(), stars), {"text": "is", "labels": [1]}),
+        (TokenClassification(tokenizer(), stars), {"words": ["is"], "tags": [np.int64(1)]}),
+    ):
+        with pytest.raises(RecordError, match="the number 1, which is the class '2' by number, and the class '1' by"):
+            task.encode([record])
+    assert Classification(tokenizer(), stars).encode([{"text": "is", "label": "1"}]).sequences.values["labels"] == [0]
+    assert Classification(tokenizer(), 3).encode([{"text": "is", "label": 1}]).sequences.values["labels"] == [1]
 
 
 def test_results_are_in_the_order_of_the_batch():

@@ -13,6 +13,7 @@ import warnings
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -95,9 +96,14 @@ def resumed(folder: Path) -> Seen:
 def sft(folder: Path) -> Seen:
     import trl
 
+    from nopad.errors import OptionError
     from nopad.training import PackedSFTTrainer
 
-    how = arguments(folder, kind=trl.SFTConfig, gradient_checkpointing=False, bf16=False)
+    same = {"kind": trl.SFTConfig, "gradient_checkpointing": False, "bf16": False}
+    how = arguments(folder, average_tokens_across_devices=False, **same)
+    with pytest.raises(OptionError, match="average_tokens_across_devices=False is a mean"):
+        PackedSFTTrainer(model(), how, train_dataset=loader(), processing_class=tokenizer())
+    how = arguments(folder, **same)
     made = watched(PackedSFTTrainer)(model(), how, train_dataset=loader(), processing_class=tokenizer())
     made.train()
     return made.seen

@@ -135,6 +135,7 @@ def classify(folder, accumulation, trainer, **options):
         folder, gradient_accumulation_steps=accumulation, num_train_epochs=3, optim="sgd", learning_rate=0.1
     )
     run = trainer(bert(task), how, task=task, train_dataset=made, eval_dataset=made, capacity=64, quiet=True, **options)
+    run.evaluate()  # which must leave nothing behind
     run.train()
     evaluated = run.evaluate()
     predicted = run.predict(made).predictions

@@ -8,6 +8,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
+import accelerate
 import numpy as np
 import torch
 import transformers
@@ -125,6 +126,73 @@ def test_the_loader_that_is_trained_on_may_be_evaluated_on(tmp_path):
     assert len(losses) == run.state.global_step == made.steps_seen
     assert made.sequences_seen == 2 * len(classify_records())
     assert run.evaluate()["eval_loss"] == run.evaluate()["eval_loss"] == losses[-1]
+
+
+def test_an_evaluation_sees_what_its_data_are_now(tmp_path):
+    made = classify_records(9)
+    run = trainer(tmp_path, eval_dataset=made, loading={"last": "drop", "accumulation": 2})
+    before = run.predict(made).predictions
+    made.append(made.pop(0))
+    assert np.array_equal(run.predict(made).predictions, np.roll(before, -1, axis=0))
+    made.append(classify_records()[20])
+    assert len(run.predict(made).predictions) == 10
+    assert len(run.predict(classify_records(5)).predictions) == 5
+    assert [one[0] is made for one in run._evaluated] == [True]  # what is not its own is not kept
+    kept = run._evaluated[0][2]
+    run.evaluate()
+    assert run._evaluated[0][2] is kept
+
+
+def test_predictions_of_several_sources_are_in_their_order(tmp_path):
+    from nopad.loading import Mixture
+
+    first, second = classify_records(7), classify_records(6, seed=1)
+    parts = {name: classified().encode(made).sequences for name, made in (("a", first), ("b", second))}
+    mixed = nopad.PackedLoader(Mixture(parts), CAPACITY, rows=2, last="fill")
+    with torch.no_grad():
+        wanted = alone(bert(classified()).eval(), first + second)[0].numpy()
+    found = trainer(tmp_path).predict(mixed)
+    assert np.abs(found.predictions - wanted).max() < 1e-12
+    assert found.label_ids.tolist() == [record["label"] for record in first + second]
+
+
+def test_an_evaluation_leaves_nothing_out(tmp_path):
+    dropping = classified().loader(classify_records(), CAPACITY, rows=4)
+    assert dropping.summary().left_out[1]
+    with pytest.raises(OptionError, match="an evaluation is of all sequences, and this loader leaves out"):
+        trainer(tmp_path).evaluate(dropping)
+
+
+def test_logits_of_minus_infinity_are_kept(tmp_path):
+    from nopad.tasks import Classification
+
+    task = Classification(tokenizer(), 5)
+    model = bert(task)
+    with torch.no_grad():
+        model.classifier.bias[1] = -torch.inf
+    made = [{"text": text, "label": 0} for text in ("is", "is it", "is it why not")]  # of fewer tokens than classes
+    found = trainer(tmp_path, model, made, task=task).predict(made).predictions
+    assert np.isneginf(found[:, 1]).all()
+    assert np.isfinite(found[:, [0, 2, 3, 4]]).all()
+    assert (found[:, [0, 2, 3, 4]] != -100).all()
+
+
+def test_what_is_kept_in_place_of_logits_has_an_entry_per_sequence(tmp_path):
+    def mean(logits, labels):
+        return logits.mean(0)
+
+    with pytest.raises(OptionError, match=r"preprocess_logits_for_metrics gave \[3\] for \d+ sequences"):
+        trainer(tmp_path, preprocess_logits_for_metrics=mean).predict(classify_records())
+
+
+def test_what_is_cut_is_said(tmp_path, caplog):
+    from nopad.tasks import Classification
+
+    task = Classification(tokenizer(), ["bad", "fair", "good"], max_length=6, over_long="drop")
+    transformers.utils.logging.get_logger("nopad").propagate = True
+    trainer(tmp_path, task=task)
+    assert "37 records: " in caplog.text
+    assert " dropped; training, evaluation and prediction are of these sequences" in caplog.text
 
 
 def test_a_stream_is_packed_as_it_comes(tmp_path):
@@ -262,6 +330,71 @@ def test_what_cannot_be_meant_is_refused(tmp_path):
     stream = nopad.PackedLoader(lambda: iter([{"input_ids": [1, 2]}]), CAPACITY, rows=2, exhausted="repeat")
     with pytest.raises(OptionError, match="an evaluation needs data that end"):
         trainer(tmp_path).evaluate(stream)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"batch_eval_metrics": True}, "batch_eval_metrics is not for packs"),
+        ({"eval_do_concat_batches": False}, "eval_do_concat_batches is not for packs"),
+        ({"dataloader_drop_last": True}, "dataloader_drop_last is the loader's business"),
+        ({"torch_compile": True, "torch_compile_backend": "eager"}, "torch_compile compiles calls of one shape"),
+    ],
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_options_are_looked_at_without_training_data_too(tmp_path, how, message, training):
+    data = {} if training else {"train_dataset": None, "eval_dataset": classify_records()}
+    with pytest.raises(OptionError, match=message):
+        trainer(tmp_path, how=how, **data)
+
+
+def test_a_trainer_without_data_is_ready_when_it_gets_some(tmp_path):
+    made = classify_records()
+    with torch.no_grad():
+        logits, losses = alone(bert(classified()).eval(), made)
+    found = trainer(tmp_path, train_dataset=None).predict(made)
+    assert np.abs(found.predictions - logits.numpy()).max() < 1e-12
+    assert abs(found.metrics["test_loss"] - losses.mean().item()) < 1e-12
+    many = arguments(tmp_path)
+    many._n_gpu = 2
+    with pytest.raises(OptionError, match="DataParallel would cut each batch into 2 pieces"):
+        PackedTrainer(bert(classified()), many, task=classified(), capacity=CAPACITY).predict(made)
+
+
+def test_data_that_are_given_later_are_packed_too(tmp_path):
+    made, later = trainer(tmp_path), trainer(tmp_path, train_dataset=None)
+    later.train_dataset = classify_records()
+    made.train()
+    later.train()
+    assert [entry.get("loss") for entry in later.state.log_history] == [
+        entry.get("loss") for entry in made.state.log_history
+    ]
+
+
+def test_a_model_of_other_labels_is_refused_before_anything_runs(tmp_path):
+    from nopad.tasks import CausalLM, Classification
+
+    turned = Classification(tokenizer(), ["good", "fair", "bad"])
+    for data in ({}, {"train_dataset": None, "eval_dataset": classify_records()}):
+        with pytest.raises(OptionError, match="the model has them as good, fair, bad; give them in the model's order"):
+            trainer(tmp_path, bert(turned), **data)
+        with pytest.raises(OptionError, match="needs a causal language model's"):
+            trainer(tmp_path, task=CausalLM(tokenizer()), **data)
+    run = PackedTrainer(
+        args=arguments(tmp_path),
+        task=classified(),
+        capacity=CAPACITY,
+        model_init=lambda: bert(turned, id2label={0: "a", 1: "b", 2: "c"}),
+        train_dataset=classify_records(),
+    )
+    assert run.model.config.id2label == {0: "bad", 1: "fair", 2: "good"}  # which its checkpoints say
+
+
+def test_ranks_without_ddp_are_refused(tmp_path, monkeypatch):
+    run = trainer(tmp_path)
+    monkeypatch.setattr(type(run.accelerator), "distributed_type", accelerate.DistributedType.MULTI_CPU)
+    with pytest.raises(OptionError, match="without DDP, so each rank would learn by itself"):
+        run.training_step(run.model, next(iter(run.train_dataset)))
 
 
 def test_a_trainer_that_divides_the_loss_again_is_refused(tmp_path):

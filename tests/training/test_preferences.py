@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import re
+
 import pytest
 
 pytest.importorskip("torch")
@@ -16,7 +19,7 @@ from tests.tasks.tiny import bert, llama, words
 
 import nopad
 from nopad.errors import OptionError
-from nopad.tasks import DPO, Chat, Contrastive, Pairs, reference_logprobs
+from nopad.tasks import DPO, CausalLM, Chat, Contrastive, Pairs, reference_logprobs
 from nopad.training import PackedRewardTrainer, PackedSFTTrainer, PackedTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -98,6 +101,44 @@ def test_rewards_need_a_task(tmp_path):
     made = nopad.PackedLoader([[1, 2], [3]], 8, rows=2, accumulation=2, last="fill")
     with pytest.raises(OptionError, match="rewards are learned from pairs"):
         PackedRewardTrainer(bert(Pairs(tokenizer())), how, train_dataset=made, processing_class=tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("rewards", "option", "value"),
+    [
+        (True, "center_rewards_coefficient", 0.5),
+        (True, "max_length", 8),
+        (False, "max_length", 8),
+        (False, "dataset_text_field", "words"),
+        (False, "eos_token", "[SEP]"),
+        (False, "pad_to_multiple_of", 8),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(tmp_path, rewards, option, value):
+    made = [{"prompt": a, "chosen": " " + b, "rejected": " " + c, "text": a} for a, b, c in texts()]
+    given = {"train_dataset": made, "capacity": CAPACITY, "quiet": True}
+    kind, config_kind = (PackedRewardTrainer, trl.RewardConfig) if rewards else (PackedSFTTrainer, trl.SFTConfig)
+    if not hasattr(config_kind, option):
+        pytest.skip(f"this TRL has no {option}")
+    other = copy.deepcopy(tokenizer())
+    how = config(tmp_path, config_kind, **{option: value})
+    task = Pairs(other) if rewards else CausalLM(other)
+    with pytest.raises(OptionError, match=re.escape(f"{option}={value!r} is of TRL's own data or loss, and")):
+        kind(llama(task), how, task=task, processing_class=copy.deepcopy(other), **given)
+    more = {option: value} if option in ("center_rewards_coefficient", "max_length") else {}
+    if more:  # the task does it
+        longer = {"over_long": "truncate"} if option == "max_length" else {}
+        task = (Pairs if rewards else CausalLM)(other, **more, **longer)
+        kind(llama(task), how, task=task, processing_class=copy.deepcopy(other), **given)
+
+
+def test_a_function_that_formats_records_is_refused(tmp_path):
+    task = CausalLM(tokenizer())
+    with pytest.raises(OptionError, match="formatting_func is for TRL's own data"):
+        PackedSFTTrainer(
+            llama(task), config(tmp_path, trl.SFTConfig), task=task, train_dataset=[{"text": "is it"}] * 9,
+            capacity=CAPACITY, formatting_func=str, processing_class=copy.deepcopy(tokenizer()),
+        )  # fmt: skip
 
 
 def test_dpo_begins_at_the_reference_and_learns(tmp_path):

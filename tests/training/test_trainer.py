@@ -135,6 +135,30 @@ def test_each_trial_of_a_search_begins_anew(whole, tmp_path, monkeypatch):
     assert made.seen.batches == 2 * first.seen.batches[: 3 * ACCUMULATION]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("micro_step", [1, 4, 7])
+def test_training_again_after_an_exception_loses_nothing(whole, tmp_path, micro_step, workers):
+    """What stops a step, in whichever micro-step, has not seen the step's sequences."""
+
+    class Fails(watched(PackedTrainer)):
+        fails = True
+
+        def compute_loss(self, *args, **kwargs):
+            if self.fails and self.seen.steps == micro_step:
+                raise KeyboardInterrupt
+            return super().compute_loss(*args, **kwargs)
+
+    made = Fails(model(), arguments(tmp_path, dataloader_num_workers=workers), train_dataset=loader(), quiet=True)
+    with pytest.raises(KeyboardInterrupt):
+        made.train()
+    taken = (micro_step - 1) // ACCUMULATION
+    assert made.train_dataset.steps_seen == made.state.global_step == taken
+    made.fails, before = False, made.seen.batches[: taken * ACCUMULATION]
+    made.seen.batches = []
+    made.train()
+    assert before + made.seen.batches == whole[0].seen.batches
+
+
 def test_an_epoch_that_a_callback_ends_is_over(tmp_path):
     class Short(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **_):

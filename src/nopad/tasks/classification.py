@@ -101,14 +101,7 @@ class Classification(_OfTexts):
 
     def target(self, value: Any, number: int) -> int:
         """Return the number of a class."""
-        if isinstance(value, str) and value in self.names:
-            return self.names.index(value)
-        if isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= value < len(self.names):
-            return int(value)
-        raise RecordError(
-            f"record {number}: {self.label} is {value!r}; it is a number from 0 to {len(self.names) - 1}, or one of "
-            f"{', '.join(self.names[:20])}"
-        )
+        return number_of(value, self.names, f"record {number}: {self.label}")
 
     def model_options(self) -> dict[str, Any]:
         """Return number and names of the classes."""
@@ -139,13 +132,16 @@ class SeveralLabels(_OfTexts):
 
     def target(self, value: Any, number: int) -> list[float]:
         """Return a 1 for each class that applies, else a 0."""
+        where = f"record {number}: {self.label}"
+        if not isinstance(value, list | tuple | np.ndarray):
+            raise RecordError(f"{where} is {value!r}; it is a list of classes, by name or number")
         found = [0.0] * len(self.names)
-        for one in value if isinstance(value, list | tuple | np.ndarray) else [None]:
-            at = self.names.index(one) if isinstance(one, str) and one in self.names else one
-            if isinstance(at, bool) or not isinstance(at, int | np.integer) or not 0 <= at < len(found):
+        for place, one in enumerate(value):
+            at = number_of(one, self.names, f"{where} is {value!r}: entry {place}")
+            if found[at]:
                 raise RecordError(
-                    f"record {number}: {self.label} is {value!r}; it is a list of numbers from 0 to {len(found) - 1}, "
-                    f"or of {', '.join(self.names[:20])}"
+                    f"{where} is {value!r}, which has the class {self.names[at]} twice; it is a list of the classes "
+                    "that apply, by name or number, and not a 0 or 1 for each class"
                 )
             found[at] = 1.0
         return found
@@ -203,6 +199,27 @@ def names_of(labels: Sequence[str] | int) -> list[str]:
     if len(names) < 2 or len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
         raise OptionError(f"labels are {labels!r}; give the different names of at least 2 classes, or their number")
     return names
+
+
+def number_of(value: Any, names: Sequence[str], where: str) -> int:
+    """Return the number of a class that is given by name, or by number from 0.
+
+    Raises:
+        RecordError: it is neither, or a number that is also the name of another class; `where` begins the message.
+    """
+    if isinstance(value, str) and value in names:
+        return names.index(value)
+    if isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= value < len(names):
+        number = int(value)
+        if str(number) in names and names[number] != str(number):
+            raise RecordError(
+                f"{where} is the number {number}, which is the class {names[number]!r} by number, and the class "
+                f"{str(number)!r} by name; give names, as strings"
+            )
+        return number
+    raise RecordError(
+        f"{where} is {value!r}; it is a number from 0 to {len(names) - 1}, or one of {', '.join(names[:20])}"
+    )
 
 
 def _named(names: Sequence[str], problem: str) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class OfTags(OfTokens):
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
-        self.names = list(names)
+        self.names, self.classes = list(names), len(names)
 
     def meter(self) -> Meter:
         """Return a meter of the accuracy per labelled token, and of precision, recall and F1 of entities."""

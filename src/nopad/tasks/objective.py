@@ -20,6 +20,7 @@ from torch import Tensor
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError
 from nopad.losses.checks import check_batch
+from nopad.tasks.fit import check_head, check_outputs
 
 __all__ = ["Meter", "Objective"]
 
@@ -47,11 +48,15 @@ class Objective(ABC):
         targets: the items of a batch that the loss reads, and the model does not get.
         reads: the model's outputs that are predictions.
         gives: whether these and the targets are per "token" or per "sequence".
+        heads: the heads that a model may have, by the names that `nopad.packed` has for them; none: any.
+        classes: how many logits there are of each; None: any number.
     """
 
     targets: tuple[str, ...] = ("labels",)
     reads: tuple[str, ...] = ("logits",)
     gives: Literal["token", "sequence"] = "sequence"
+    heads: tuple[str, ...] = ()
+    classes: int | None = None
 
     @abstractmethod
     def denominator(self, batch: PackedBatch) -> Tensor:
@@ -93,10 +98,13 @@ class Objective(ABC):
 
         Raises:
             BatchError: the batch lacks a target, or a target does not fit the batch.
+            OptionError: the model has another head, gives something else, or a loss of its own (`nopad.tasks.fit`).
         """
         counted = self.count(batch) if denominator is None else denominator
         self.check(batch)
+        check_head(self, model)
         outputs = self.outputs(model, batch)
+        check_outputs(self, outputs)
         if not batch.weight:
             return self.nothing(outputs, batch), outputs
         counted = torch.where(counted > 0, counted, torch.ones_like(counted))

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from nopad.batch import PackedBatch
-from nopad.errors import OptionError, UnsupportedModelError
+from nopad.errors import BatchError, OptionError, UnsupportedModelError
 from nopad.losses import (
     sequence_denominator,
     sequence_loss,
@@ -29,6 +29,13 @@ from nopad.tasks.perplexity import CausalMeter
 __all__ = ["OfSequences", "OfSpans", "OfTokens", "objective_of"]
 
 
+_LABELS = {
+    "classes": "one class per sequence, integers [S]",
+    "several": "several classes per sequence, floats [S, C]",
+    "numbers": "a number per sequence, floats [S]",
+}
+
+
 class OfTokens(Objective):
     """Cross-entropy per labelled token: masked and causal language models, token classification.
 
@@ -41,6 +48,7 @@ class OfTokens(Objective):
 
     def __init__(self, *, causal: bool = False, per: Per = "token") -> None:
         self.causal, self.per = causal, per
+        self.heads = ("causal",) if causal else ("tokens",)
 
     def denominator(self, batch: PackedBatch) -> Tensor:
         """Return the number of labelled tokens, or of sequences with one."""
@@ -58,11 +66,30 @@ class OfTokens(Objective):
 
 
 class OfSequences(Objective):
-    """One label per sequence: a class, several classes, or a number; the labels' type says which (`sequence_loss`)."""
+    """One label per sequence: a class, several classes, or a number (`sequence_loss`)."""
+
+    heads = ("classification",)
 
     def __init__(self, kind: str = "classes", classes: int = 2) -> None:
         """`kind`: "classes" (one of `classes`), "several" of them, or "numbers"."""
-        self.kind, self.classes = kind, classes
+        self.kind: str = kind
+        self.classes: int = classes
+
+    def check(self, batch: PackedBatch) -> None:
+        """Refuse what is no batch, a batch that lacks labels, and labels of another kind.
+
+        Raises:
+            BatchError: it is one of these.
+        """
+        super().check(batch)
+        labels = batch["labels"]
+        numbers, several = labels.is_floating_point(), labels.dim() > 1 and labels.shape[-1] > 1
+        if numbers != (self.kind != "classes") or several != (self.kind == "several"):
+            shape, wanted = list(labels.shape), _LABELS[self.kind]
+            raise BatchError(
+                f"labels are {labels.dtype} {shape}, and what is to be learned is {wanted}; give such labels, or say "
+                "what is to be learned by a task, an objective, or the model's config.problem_type"
+            )
 
     def denominator(self, batch: PackedBatch) -> Tensor:
         """Return the number of labelled sequences."""
@@ -84,6 +111,7 @@ class OfSpans(Objective):
 
     targets = ("start_positions", "end_positions")
     reads = ("start_logits", "end_logits")
+    heads = ("answers",)
 
     def denominator(self, batch: PackedBatch) -> Tensor:
         """Return the number of sequences that contain their answer."""

@@ -86,6 +86,7 @@ class OfRewards(_OfPairs):
     """
 
     targets = ("pair", "chosen", "margin")
+    heads = ("classification",)
 
     def __init__(self, *, center_rewards_coefficient: float | None = None) -> None:
         self.center = _number("center_rewards_coefficient", center_rewards_coefficient or 0.0, lambda one: one >= 0)
@@ -134,6 +135,7 @@ class OfPreferences(_OfPairs):
 
     targets = ("labels", "pair", "chosen", REFERENCE)
     gives = "token"
+    heads = ("causal",)
 
     def __init__(
         self, *, beta: float = 0.1, loss_type: PreferenceLoss = "sigmoid", label_smoothing: float = 0.0

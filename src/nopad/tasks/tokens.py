@@ -20,7 +20,7 @@ from nopad.corpus.options import OverLong
 from nopad.errors import OptionError, RecordError
 from nopad.losses.checks import IGNORED
 from nopad.options import BOOLEAN, Option
-from nopad.tasks.classification import names_of
+from nopad.tasks.classification import names_of, number_of
 from nopad.tasks.entities import OfTags, entities, f1_of, has_entities
 from nopad.tasks.examples import Examples, check_text, field_of, numbered, paired, stacked
 from nopad.tasks.pieces import aligned, check_offsets, cut, framed, trimmed, words_in
@@ -181,18 +181,9 @@ class TokenClassification(Task):
                 f"record {number} has {len(words)} {self.words} and {len(tags)} {self.tags}; expected a tag per word"
             )
         return _Words(
-            text, places, [self._tag(tag, f"record {number}: {self.tags}[{n}]") for n, tag in enumerate(tags)]
-        )
-
-    def _tag(self, tag: Any, where: str) -> int:
-        if isinstance(tag, str) and tag in self._number:
-            return self._number[tag]
-        whole = isinstance(tag, int | np.integer) and not isinstance(tag, bool)
-        if whole and 0 <= tag < len(self.names):
-            return int(tag)
-        raise RecordError(
-            f"{where} is {tag!r}; it is a number from 0 to {len(self.names) - 1}, or one of "
-            f"{', '.join(self.names[:20])}"
+            text,
+            places,
+            [number_of(tag, self.names, f"record {number}: {self.tags}[{n}]") for n, tag in enumerate(tags)],
         )
 
     def _of_text(self, number: int, record: Mapping[str, Any], labels: bool) -> _Words:

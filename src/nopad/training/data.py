@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any
+
+from transformers.utils import logging
 
 from nopad.errors import OptionError
 from nopad.loading import PackedLoader, causal
@@ -10,7 +13,9 @@ from nopad.loading.streams.opening import is_stream
 from nopad.loading.torch import TorchDataset, TorchLoader
 from nopad.tasks import Examples, Objective, OfTokens, Task
 
-__all__ = ["loader_of", "packable"]
+__all__ = ["loader_of", "packable", "same_records"]
+
+logger = logging.get_logger(__name__)
 
 
 def packable(data: Any, task: Task | None, capacity: int | None, *, collated: bool = False) -> bool:
@@ -48,7 +53,10 @@ def loader_of(
     if isinstance(data, PackedLoader):
         return data
     if task is not None:
-        return task.loader(data, capacity, **options)
+        made = data if isinstance(data, Examples) else task.encode(data)
+        if any(made.counts.values()):
+            logger.warning(f"{made}; training, evaluation and prediction are of these sequences")
+        return task.loader(made, capacity, **options)
     if isinstance(data, Examples):
         options.setdefault("groups", data.group if data.group > 1 else None)
         data = data.sequences
@@ -57,3 +65,10 @@ def loader_of(
     if isinstance(objective, OfTokens) and objective.causal:
         options.setdefault("collate", causal)
     return PackedLoader(data, capacity, **options)
+
+
+def same_records(data: Any, before: list[Any] | None) -> bool:
+    """Whether a list has the records that it had (`list(data)`); other data are taken to be what they were."""
+    return not isinstance(data, list) or (
+        before is not None and len(data) == len(before) and all(map(is_, data, before))
+    )

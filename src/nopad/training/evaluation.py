@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nopad.batch import PackedBatch
+from nopad.batch.columns import RECORDS
+from nopad.errors import OptionError
 from nopad.losses import over_ranks
 from nopad.tasks.meters import over_all_ranks
 from nopad.tasks.objective import Objective
@@ -88,13 +90,15 @@ class Evaluation:
                 for side in (logits, labels)
             ]
             found = self.reduced(*tensors)
-            logits = [list(one.cpu().numpy()) for one in (found if isinstance(found, tuple | list) else [found])]
-        self.kept.append((np.asarray(batch.records["seq_index"], np.int64), logits, labels))
+            logits = [
+                _listed(one, batch.layout.sequences) for one in (found if isinstance(found, tuple | list) else [found])
+            ]
+        self.kept.append((_numbers(batch), logits, labels))
 
     def _gathered(self) -> tuple[Any, Any]:
         """Return predictions and labels of all ranks, in the order of the input."""
         parts = [part for rank in over_all_ranks(self.kept) for part in rank]
-        order = np.argsort(np.concatenate([number for number, _, _ in parts]), kind="stable")
+        order = np.lexsort(np.concatenate([numbers for numbers, _, _ in parts], axis=1)[::-1])
         found = []
         for side in (1, 2):
             columns = []
@@ -116,12 +120,36 @@ def stacked_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
     return made
 
 
+def _numbers(batch: PackedBatch) -> NDArray[np.int64]:
+    """Return where in the input each sequence is: source, record, and where it begins there; int64 ``[3, S]``."""
+    source, record, start = ("seq_source", "seq_index", "seq_start")
+    assert {source, record, start} == set(RECORDS)
+    nothing = np.zeros(batch.layout.sequences, np.int64)
+    return np.stack([np.asarray(batch.records.get(name, nothing), np.int64) for name in (source, record, start)])
+
+
+def _listed(value: Tensor, sequences: int) -> list[NDArray[Any]]:
+    """Return one array per sequence of what ``preprocess_logits_for_metrics`` gave.
+
+    Raises:
+        OptionError: it has not one entry per sequence, so nobody could put them in the order of the input.
+    """
+    if not value.dim() or len(value) != sequences:
+        raise OptionError(
+            f"preprocess_logits_for_metrics gave {list(value.shape)} for {sequences} sequences; expected one entry for "
+            "each"
+        )
+    return list(value.cpu().numpy())
+
+
 def _split(value: Tensor, batch: PackedBatch, gives: str) -> list[NDArray[Any]]:
     """Return a value per token or per sequence as one array per sequence, in the order of the batch."""
     value = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
     if gives == "token" and tuple(value.shape[:2]) == batch.layout.shape:
         return [part.cpu().numpy() for part in batch.unpack_tokens(value)]
     rows = value.cpu().numpy()
-    if rows.dtype.kind == "f" and rows.ndim == 2 and np.isneginf(rows).any():  # positions behind a sequence's end
-        return [row[: int(length)] for row, length in zip(rows, batch.seq_lengths, strict=True)]
+    if rows.dtype.kind == "f" and rows.ndim == 2:
+        behind = np.arange(rows.shape[1]) >= np.asarray(batch.seq_lengths)[:, None]
+        if behind.any() and np.array_equal(np.isneginf(rows), behind):  # a logit per token, as for answers
+            return [row[: int(length)] for row, length in zip(rows, batch.seq_lengths, strict=True)]
     return list(rows)

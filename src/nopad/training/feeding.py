@@ -15,7 +15,7 @@ from nopad.loading import PackedLoader
 from nopad.loading.summary import Summary
 from nopad.loading.torch import TorchLoader
 
-__all__ = ["STATE_FILE", "Ahead", "FedLoader", "Progress", "check_step", "saved_state", "steps_of"]
+__all__ = ["STATE_FILE", "Ahead", "FedLoader", "Progress", "saved_state", "steps_of"]
 
 STATE_FILE = "nopad_loader.json"
 _TRAINER_STATE = "trainer_state.json"
@@ -104,53 +104,6 @@ class Progress(TrainerCallback):
         if self.loader.epoch != self.epoch:
             self.epoch, self.begun = self.loader.epoch, self.loader.steps_seen - 1
         state.epoch = self.epoch + (self.loader.steps_seen - self.begun) / self.ahead.whole
-
-
-def check_step(trainer: Any, loader: PackedLoader) -> None:
-    """Refuse options of a Trainer that contradict a loader, or would shuffle, batch or share out its batches anew.
-
-    Raises:
-        OptionError: there is such an option; the message names it.
-    """
-    args = trainer.args
-    if loader.is_stream and loader.ranks.world_size > 1:
-        raise OptionError(
-            "checkpoints of the Trainer hold one state, and on several ranks every rank of a stream has its own; "
-            "pack the source first (`nopad pack`), or save each rank's loader.state_dict() in a loop of your own"
-        )
-    ranks = args.world_size // trainer.get_tp_size()
-    same = {
-        "gradient_accumulation_steps": (args.gradient_accumulation_steps, "accumulation", loader.accumulation),
-        "per_device_train_batch_size": (
-            args.per_device_train_batch_size,
-            "number of rows or sequences per rank",
-            loader.per_rank,
-        ),
-        "number of processes with different data": (ranks, "world_size", loader.ranks.world_size),
-    }
-    if ranks == args.world_size:
-        same["process_index"] = (args.process_index, "rank", loader.ranks.rank)
-    odd = [
-        f"{name} is {theirs}, and the loader's {ours} is {value}"
-        for name, (theirs, ours, value) in same.items()
-        if theirs != value
-    ]
-    if odd:
-        raise OptionError(f"the Trainer and the loader disagree about a step: {'; '.join(odd)}; give both the same")
-    if args.n_gpu > 1:
-        raise OptionError(
-            f"DataParallel would cut each batch into {args.n_gpu} pieces; start one process per GPU with torchrun"
-        )
-    if trainer.get_cp_size() * trainer.get_sp_size() > 1:
-        raise OptionError("context and sequence parallelism would cut packed batches; leave them out")
-    for name, usual in (
-        ("auto_find_batch_size", False),
-        ("batch_eval_metrics", False),
-        ("dataloader_drop_last", False),
-        ("train_sampling_strategy", "random"),
-    ):
-        if getattr(args, name, usual) != usual:
-            raise OptionError(f"{name} is the loader's business; leave it out")
 
 
 def steps_of(folder: Path) -> int:

@@ -38,11 +38,13 @@ from nopad.loading.summary import Summary
 from nopad.losses import over_ranks
 from nopad.model.safety import is_packed, packed
 from nopad.tasks import Objective, Task, objective_of
+from nopad.tasks.fit import check_head, fit
 from nopad.training.checkpoint import check_same_model
-from nopad.training.data import loader_of, packable
+from nopad.training.checks import check_options, check_ranks, check_step, check_whole, forget_evaluation
+from nopad.training.data import loader_of, packable, same_records
 from nopad.training.effects import effects
 from nopad.training.evaluation import Evaluation
-from nopad.training.feeding import STATE_FILE, Ahead, FedLoader, Progress, check_step, saved_state, steps_of
+from nopad.training.feeding import STATE_FILE, Ahead, FedLoader, Progress, saved_state, steps_of
 from nopad.training.trouble import Watch, check_unscaled, enough_memory
 
 __all__ = ["PackedMixin", "each_dataset"]
@@ -101,11 +103,12 @@ class PackedMixin(_Base):
         self.objective = objective if task is None else task.objective
         self._progress: Progress | None = None
         self._evaluation: Evaluation | None = None
-        self._evaluated: dict[int, tuple[Any, PackedLoader]] = {}
+        self._evaluated: list[tuple[Any, Any, PackedLoader]] = []  # data, what they held, their loader
         self._watch, self._steps_done = Watch(), 0
         self._returned: list[Tensor] = []  # what `compute_loss` gave, until a step was seen to leave it as it is
-        self._looked = False
+        self._looked = self._ready = False
         self._begin: dict[str, Any] | None = None
+        self._before: tuple[int, PackedLoader] | None = None  # steps taken, and where the loader stood then
         data, evaluated = given.get("train_dataset"), given.get("eval_dataset")
         self.capacity = data.capacity if capacity is None and isinstance(data, PackedLoader) else capacity
         self._collates = given.get("data_collator") is not None
@@ -118,7 +121,7 @@ class PackedMixin(_Base):
         super().__init__(**given, **more)
         if packs or any(held_out):
             self.eval_dataset = evaluated
-            self._make_safe()
+            self._get_ready()
             self._check_metric()
         if packs:
             self.train_dataset = self._loader(data)
@@ -140,6 +143,13 @@ class PackedMixin(_Base):
                 "data_collator would do nothing: the loader makes the batches, by its own collate; leave it out"
             )
 
+    def _get_ready(self) -> None:
+        """Make the Trainer ready for packs, once: at the latest when there are data that are packed."""
+        if not self._ready:
+            check_options(self)
+            self._make_safe()
+            self._ready = True
+
     def _make_safe(self) -> None:
         """Make the model pack-safe, and find out what it learns.
 
@@ -147,14 +157,14 @@ class PackedMixin(_Base):
             UnsupportedModelError: its sequences cannot be kept apart, or nobody knows what it learns.
             OptionError: an option of the Trainer would change the loss.
         """
-        if not is_packed(self.model):
-            packed(self.model)
+        self._fitted(self.model)
         if self.compute_loss_func is not None:
             if self.task is not None or self.objective is not None:
                 raise OptionError("compute_loss_func and an objective are two losses; give one of them")
             return
         if self.objective is None:
             self.objective = objective_of(self.model)
+        check_head(self.objective, self.model)
         if self.args.label_smoothing_factor and not self._loss_is_theirs:
             raise OptionError("label_smoothing_factor would do nothing: the objective is the loss; leave it out")
         if not self._loss_is_theirs:
@@ -188,13 +198,23 @@ class PackedMixin(_Base):
         args = self.args
         options: dict[str, Any] = {"last": "fill", "seed": args.seed if args.data_seed is None else args.data_seed}
         options["rows"] = args.per_device_train_batch_size if training else args.per_device_eval_batch_size
-        options["accumulation"] = args.gradient_accumulation_steps if training else 1
-        return loader_of(data, self.capacity, task=self.task, objective=self.objective, **{**options, **self._loading})
+        options["accumulation"] = args.gradient_accumulation_steps
+        options |= self._loading
+        if not training:
+            options |= {"last": "fill", "accumulation": 1}
+        return loader_of(data, self.capacity, task=self.task, objective=self.objective, **options)
 
     def call_model_init(self, trial: Any = None) -> Any:
         """Return a new model of ``model_init``, pack-safe."""
-        model = super().call_model_init(trial)
-        return model if is_packed(model) else packed(model)
+        return self._fitted(super().call_model_init(trial))
+
+    def _fitted(self, model: Any) -> Any:
+        """Return a model after making it pack-safe, and holding it against the task."""
+        if not is_packed(model):
+            packed(model)
+        if self.task is not None:
+            fit(self.task, model)
+        return model
 
     def get_train_dataloader(self) -> Any:
         """Return the loader's own `DataLoader`, which accelerate leaves as it is.
@@ -237,13 +257,26 @@ class PackedMixin(_Base):
                     "batches, whatever they hold, and no loss of the same sequences in packs"
                 )
             return None
-        if id(data) not in self._evaluated:
-            self._evaluated[id(data)] = data, self._loader(data, training=False)
-        loader = copy(self._evaluated[id(data)][1])  # a given one stays where it stands, also if it is being trained on
+        self._get_ready()
+        loader = copy(self._loader_of(data))  # a given one stays where it stands, also if it is being trained on
         if loader.is_stream:
             raise OptionError("an evaluation needs data that end, and a stream may not; give a dataset")
         loader.rewind()
+        check_whole(loader)
         return self._fed(loader)
+
+    def _loader_of(self, data: Any) -> PackedLoader:
+        """Return the loader of data to evaluate, which is kept for as long as they are the Trainer's own."""
+        mine = each_dataset(self.eval_dataset)
+        self._evaluated = [one for one in self._evaluated if any(one[0] is other for other in mine)]
+        for given, before, loader in self._evaluated:
+            if given is data and same_records(data, before):
+                return loader
+        loader = self._loader(data, training=False)
+        if any(data is one for one in mine):
+            before = list(data) if isinstance(data, list) else None
+            self._evaluated = [one for one in self._evaluated if one[0] is not data] + [(data, before, loader)]
+        return loader
 
     def num_examples(self, dataloader: Any) -> int:
         """Return the number of sequences in an epoch."""
@@ -255,6 +288,8 @@ class PackedMixin(_Base):
         """Return the micro-batches of a step, and how much all ranks together have labelled in it."""
         if self.objective is None:
             return super().get_batch_samples(epoch_iterator, num_batches, device)
+        if isinstance(self.train_dataset, PackedLoader):
+            self._before = self.state.global_step, copy(self.train_dataset)
         batches = [batch for _, batch in zip(range(num_batches), epoch_iterator, strict=False)]
         if not all(isinstance(batch, PackedBatch) for batch in batches):
             return super().get_batch_samples(iter(batches), num_batches, device)
@@ -284,7 +319,10 @@ class PackedMixin(_Base):
         Raises:
             LossError: a loss is NaN or infinite; its batch is kept in the output folder.
             DeviceMemoryError: there is not enough memory; the message says what helps.
+            OptionError: there are several ranks, and nothing averages the gradients of this model.
         """
+        if isinstance(inputs, PackedBatch):
+            check_ranks(self, model)
         with enough_memory(inputs):
             loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
         if self._returned:
@@ -375,13 +413,17 @@ class PackedMixin(_Base):
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as transformers' Trainer does, with the loader where it stands, or where the checkpoint left it.
 
-        Each trial of a search for hyperparameters begins where the first one began.
+        Each trial of a search for hyperparameters begins where the first one began. After an exception the loader
+        stands before the step that it stopped, so training again loses no sequence.
 
         Raises:
             FormatError: the checkpoint holds no state of a loader.
             PlanMismatchError: its state is of other data, another plan, cost model or seed.
             OptionError: it is of a model with another configuration.
         """
+        if not isinstance(self.train_dataset, PackedLoader) and self._packs(self.train_dataset):
+            self._get_ready()
+            self.train_dataset = self._loader(self.train_dataset)  # given since this Trainer was made
         loader = self.train_dataset
         if not isinstance(loader, PackedLoader):
             return super().train(resume_from_checkpoint, trial, *args, **kwargs)
@@ -398,11 +440,21 @@ class PackedMixin(_Base):
         loader.load_state_dict(loader.state_dict())
         self._steps_done, self._watch = steps_of(Path(folder)) if folder else 0, Watch()
         self._tell(loader)
+        forget_evaluation(self)
         skips, self.args.ignore_data_skip = self.args.ignore_data_skip, True  # the loader is there already
+        self._before = None
         try:
             return super().train(resume_from_checkpoint, trial, *args, **kwargs)
+        except BaseException:
+            self._undo_step(loader)
+            raise
         finally:
             self.args.ignore_data_skip = skips
+
+    def _undo_step(self, loader: PackedLoader) -> None:
+        """Move the loader before the step under way, which changed nothing yet, so its sequences are not seen."""
+        if self._before is not None and self._before[0] == self.state.global_step:
+            loader.load_state_dict(self._before[1].state_dict())
 
     def _tell(self, loader: PackedLoader) -> None:
         """Print what packing changes."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
 import transformers
+from transformers import TrainingArguments
 
 from nopad.errors import OptionError
 from nopad.tasks import OfTokens
@@ -21,6 +23,45 @@ __all__ = ["PackedRewardTrainer", "PackedSFTTrainer"]
 
 # What TRL does to its own training data, and never to ours
 _PREPARES = ("packing", "padding_free", "assistant_only_loss", "completion_only_loss")
+# What it does to the model, or to how a step runs, whatever the data
+_DOES = frozenset(
+    {
+        "activation_offloading",
+        "dataset_num_proc",
+        "disable_dropout",
+        "loss_type",
+        "model_init_kwargs",
+        "router_aux_loss_coef",
+        "trust_remote_code",
+    }
+)
+# What it does to its tokenizer, which is the task's where the task has the same
+_TOKENIZER = frozenset({"chat_template_path", "eos_token", "pad_token"})
+
+
+def check_passed_over(trainer: Any, **same: Any) -> None:
+    """Refuse options of TRL's configuration that say how its own data are prepared, or its own loss is computed.
+
+    `same`: values, by option, with which the task says the same.
+
+    Raises:
+        OptionError: there is such an option, with another value than it has when nobody gives it.
+    """
+    args, task = trainer.args, trainer.task
+    kind = next((one for one in type(args).__mro__ if one.__module__.startswith("trl.")), None)
+    if kind is None:
+        return
+    does = _DOES | (_TOKENIZER if task is None or task.tokenizer is trainer.processing_class else frozenset())
+    general = {one.name for one in fields(TrainingArguments)}
+    for one in fields(kind):
+        value = getattr(args, one.name)
+        usual = one.default if one.default_factory is MISSING else one.default_factory()
+        if one.name in general | does or value in (usual, None) or value == same.get(one.name, MISSING):
+            continue
+        raise OptionError(
+            f"{one.name}={value!r} is of TRL's own data or loss, and would do nothing to packs; leave it out, and give "
+            "the task, or the loader, what it is to do (max_length, center_rewards_coefficient, a tokenizer, ...)"
+        )
 
 
 class _Packed(PackedMixin):
@@ -39,8 +80,14 @@ class PackedSFTTrainer(_Packed, _SFT):
     step is TRL's own (fused, or ``loss_type="dft"``), over the same labels and the same denominator.
 
     Raises:
-        OptionError: the configuration asks TRL to pack, or to choose labels; or as `PackedMixin`.
+        OptionError: the configuration asks TRL to pack, to choose labels, or for something else that it would do to
+            its own data; or as `PackedMixin`.
     """
+
+    def __init__(self, *args: Any, formatting_func: Any = None, **kwargs: Any) -> None:
+        """Take the arguments of TRL's, and those of `PackedMixin`."""
+        self._formats = formatting_func is not None
+        super().__init__(*args, **kwargs, **({"formatting_func": formatting_func} if self._formats else {}))
 
     @property
     def _loss_is_theirs(self) -> bool:
@@ -52,7 +99,17 @@ class PackedSFTTrainer(_Packed, _SFT):
             raise OptionError(
                 f"{asked[0]} is of TRL's own data; nopad packs, and nopad.tasks.Chat chooses labels: leave it out"
             )
+        if self._formats:
+            raise OptionError(
+                "formatting_func is for TRL's own data; a task turns records into sequences: leave it out"
+            )
+        check_passed_over(self, max_length=getattr(self.task, "max_length", None))
         super()._make_safe()
+        if self._loss_is_theirs and self.args.world_size > 1 and not self.args.average_tokens_across_devices:
+            raise OptionError(
+                "average_tokens_across_devices=False is a mean over ranks of means, and a step has one denominator; "
+                "leave it out"
+            )
 
 
 class PackedRewardTrainer(_Packed, _Reward):
@@ -61,7 +118,8 @@ class PackedRewardTrainer(_Packed, _Reward):
     Give it the task `nopad.tasks.Pairs`, whose loss is TRL's, by pairs over one denominator.
 
     Raises:
-        OptionError: there is no task, or as `PackedMixin`.
+        OptionError: there is no task, the configuration asks for what TRL would do to its own data or in its own loss;
+            or as `PackedMixin`.
     """
 
     def placeholder(self) -> Any:
@@ -73,4 +131,6 @@ class PackedRewardTrainer(_Packed, _Reward):
     def _make_safe(self) -> None:
         if self.objective is None:
             raise OptionError("rewards are learned from pairs; give task=nopad.tasks.Pairs(tokenizer)")
+        center, longest = getattr(self.objective, "center", None), getattr(self.task, "max_length", None)
+        check_passed_over(self, max_length=longest, center_rewards_coefficient=center)
         super()._make_safe()

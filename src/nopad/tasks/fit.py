@@ -1,0 +1,113 @@
+"""Whether a model is one for a task: its head, what it gives, and what its configuration says of labels.
+
+A model of another head, with more classes or with the classes in another order, trains all the same, and learns
+something else. So an objective's `step` holds every model against it, and a trainer holds the configuration against the
+task before the first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from nopad.errors import OptionError
+from nopad.model.safety import bare, state_of
+
+if TYPE_CHECKING:
+    from nopad.tasks.objective import Objective
+    from nopad.tasks.task import Task
+
+__all__ = ["check_head", "check_outputs", "fit"]
+
+_UNNAMED = "LABEL_"  # how transformers calls classes that nobody named
+_HEADS = {
+    "tokens": "one result per token (masked language models, token classification), or none",
+    "causal": "a causal language model's",
+    "classification": "one result per sequence",
+    "answers": "question answering's",
+}
+
+
+def check_head(objective: Objective, model: Any) -> None:
+    """Refuse a pack-safe model whose head is another one than the objective's; models that hide theirs pass.
+
+    Raises:
+        OptionError: it has another head.
+    """
+    try:
+        name = state_of(model).head.name
+    except OptionError:  # inside a wrapper that nopad does not know; the batch's guard says so if it is not pack-safe
+        return
+    if objective.heads and name not in objective.heads:
+        raise OptionError(
+            f"the head of this {type(bare(model)).__name__} is {_HEADS.get(name, name)}, and what is to be learned "
+            f"needs {' or '.join(_HEADS[one] for one in objective.heads)}; load the model by task.model(name)"
+        )
+
+
+def check_outputs(objective: Objective, outputs: Any) -> None:
+    """Refuse outputs that lack what the objective reads, have another number of classes, or a loss that it leaves out.
+
+    Raises:
+        OptionError: the outputs are one of these.
+    """
+    if not isinstance(outputs, Mapping):
+        raise OptionError(
+            f"the model gives a {type(outputs).__name__} without names; set model.config.return_dict = True"
+        )
+    missing = [name for name in objective.reads if name not in outputs]
+    if missing:
+        raise OptionError(
+            f"the model gives {', '.join(outputs)}, and what is to be learned reads {', '.join(missing)}; load the "
+            "model with its head: task.model(name)"
+        )
+    width = outputs[objective.reads[0]].shape[-1] if objective.reads else None
+    if objective.classes is not None and width != objective.classes:
+        raise OptionError(
+            f"the model gives {width} logits each, and there are {objective.classes} classes; load the model by "
+            f"task.model(name), or with num_labels={objective.classes}"
+        )
+    more = [name for name, value in outputs.items() if name.endswith("loss") and isinstance(value, Tensor)]
+    if more and torch.is_grad_enabled():
+        raise OptionError(
+            f"the model gives a loss of its own, {', '.join(more)}, which is no part of what is learned here; set "
+            "model.config.output_router_logits = False, or add it in an Objective of your own (PackedSFTTrainer adds "
+            "TRL's)"
+        )
+
+
+def fit(task: Task, model: Any) -> None:
+    """Hold a model's configuration against a task, and let it say what the task's classes are called.
+
+    So a checkpoint says what its model was trained on. Classes that were only counted leave the model's names.
+
+    Raises:
+        OptionError: the model has another number of labels, another kind of problem, or the same classes in another
+            order.
+    """
+    wanted, config = task.model_options(), bare(model).config
+    names = [*wanted.get("id2label", {}).values()]
+    number = len(names) or wanted.get("num_labels")
+    advice = "load it by task.model(name), which tells it the task's"
+    if number is not None and config.num_labels != number:
+        raise OptionError(f"the task {task.name} has {number} labels, and the model has {config.num_labels}; {advice}")
+    problem = wanted.get("problem_type")
+    if problem is not None and config.problem_type not in (None, problem):
+        raise OptionError(
+            f"the problem_type of the task {task.name} is {problem}, and the model's is {config.problem_type}; {advice}"
+        )
+    if problem is not None:
+        config.problem_type = problem
+    if not names or names == [str(one) for one in range(len(names))]:
+        return
+    theirs = [config.id2label[one] for one in sorted(config.id2label)]
+    one, other = ([str(name).casefold() for name in side] for side in (names, theirs))
+    if one != other and sorted(one) == sorted(other) and not all(str(name).startswith(_UNNAMED) for name in theirs):
+        raise OptionError(
+            f"the task's labels are {', '.join(names[:20])}, and the model has them as {', '.join(theirs[:20])}; give "
+            "them in the model's order"
+        )
+    config.id2label, config.label2id = dict(wanted["id2label"]), dict(wanted["label2id"])

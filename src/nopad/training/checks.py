@@ -1,0 +1,124 @@
+"""Whether a Trainer will do what was asked: options that contradict packs, and ranks that do not share gradients.
+
+`check_options` looks at what would cut, shuffle or weigh batches anew, in training and in evaluation alike;
+`check_step` at what a training step is; `check_ranks` at the model of a step, which must average gradients over ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from nopad.errors import OptionError
+from nopad.loading import PackedLoader
+
+__all__ = ["check_options", "check_ranks", "check_step", "check_whole", "forget_evaluation"]
+
+_PREPARED = "_is_accelerate_prepared"
+
+
+def check_options(trainer: Any) -> None:
+    """Refuse options of a Trainer that would do something else to packs than to padded batches, or nothing at all.
+
+    Raises:
+        OptionError: there is such an option; the message names it.
+    """
+    args = trainer.args
+    if args.n_gpu > 1:
+        raise OptionError(
+            f"DataParallel would cut each batch into {args.n_gpu} pieces; start one process per GPU with torchrun"
+        )
+    if trainer.get_cp_size() * trainer.get_sp_size() > 1:
+        raise OptionError("context and sequence parallelism would cut packed batches; leave them out")
+    for name, usual, whose in (
+        ("auto_find_batch_size", False, "the loader's business"),
+        ("dataloader_drop_last", False, "the loader's business"),
+        ("train_sampling_strategy", "random", "the loader's business"),
+        ("batch_eval_metrics", False, "not for packs, whose metrics get all predictions at once"),
+        ("eval_do_concat_batches", True, "not for packs, whose predictions come in the order of the input"),
+    ):
+        if getattr(args, name, usual) != usual:
+            raise OptionError(f"{name} is {whose}; leave it out")
+    if args.torch_compile:
+        raise OptionError(
+            "torch_compile compiles calls of one shape, and packed batches carry a layout that is looked at in Python; "
+            "leave it out, or compile the model in a loop of your own on nopad.model.static_inputs"
+        )
+
+
+def check_step(trainer: Any, loader: PackedLoader) -> None:
+    """Refuse options of a Trainer that contradict a loader, or would shuffle, batch or share out its batches anew.
+
+    Raises:
+        OptionError: there is such an option; the message names it.
+    """
+    args = trainer.args
+    if loader.is_stream and loader.ranks.world_size > 1:
+        raise OptionError(
+            "checkpoints of the Trainer hold one state, and on several ranks every rank of a stream has its own; "
+            "pack the source first (`nopad pack`), or save each rank's loader.state_dict() in a loop of your own"
+        )
+    ranks = args.world_size // trainer.get_tp_size()
+    same = {
+        "gradient_accumulation_steps": (args.gradient_accumulation_steps, "accumulation", loader.accumulation),
+        "per_device_train_batch_size": (
+            args.per_device_train_batch_size,
+            "number of rows or sequences per rank",
+            loader.per_rank,
+        ),
+        "number of processes with different data": (ranks, "world_size", loader.ranks.world_size),
+    }
+    if ranks == args.world_size:
+        same["process_index"] = (args.process_index, "rank", loader.ranks.rank)
+    odd = [
+        f"{name} is {theirs}, and the loader's {ours} is {value}"
+        for name, (theirs, ours, value) in same.items()
+        if theirs != value
+    ]
+    if odd:
+        raise OptionError(f"the Trainer and the loader disagree about a step: {'; '.join(odd)}; give both the same")
+    check_options(trainer)
+
+
+def check_whole(loader: PackedLoader) -> None:
+    """Refuse to evaluate a loader that leaves sequences out.
+
+    Raises:
+        OptionError: its epoch has units that make no whole step.
+    """
+    _, sequences, _ = getattr(loader.summary(), "left_out", (0, 0, 0))
+    if sequences:
+        raise OptionError(
+            f"an evaluation is of all sequences, and this loader leaves out {sequences} of them, which make no whole "
+            "step; make it with last='fill'"
+        )
+
+
+def forget_evaluation(trainer: Any) -> None:
+    """Let a model that was evaluated be prepared for training.
+
+    What evaluation does to a bare model is marked on it, and accelerate takes the mark as done with; so on several
+    ranks a training after an evaluation would go without DDP, each rank with gradients of its own.
+    """
+    model = trainer.model_wrapped
+    if model is trainer.model and _PREPARED in vars(model):
+        delattr(model, _PREPARED)
+
+
+def check_ranks(trainer: Any, model: Any) -> None:
+    """Refuse to train on several ranks with a model that nothing averages gradients of.
+
+    Raises:
+        OptionError: the model of this training step is not wrapped.
+    """
+    kind = trainer.accelerator.distributed_type.name
+    if not kind.startswith("MULTI_") or getattr(trainer, "is_distributed_loading_by_transformers", False):
+        return
+    model = getattr(model, "_orig_mod", model)
+    if trainer.get_tp_size() == 1 and not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise OptionError(
+            f"there are {trainer.accelerator.num_processes} ranks, and the model of this step is a "
+            f"{type(model).__name__} without DDP, so each rank would learn by itself; give the trainer a model that no "
+            "other trainer or accelerator has prepared"
+        )
