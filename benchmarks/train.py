@@ -75,7 +75,7 @@ def speed(_: argparse.Namespace) -> None:
         else:
             config = transformers.BertConfig(num_labels=2, **MINILM)
             model = transformers.BertForSequenceClassification(config)
-        factor = nopad.plan(nopad.Histogram.from_lengths(lengths), capacity).factor
+        factor = nopad.plan(nopad.Histogram.from_lengths(lengths), capacity).packing_factor
         print(f"\n{what}, capacity {capacity}: {len(ids)} sequences, mean {lengths.mean():.0f}, factor {factor:.3f}")
         found = _ways(model, ids, capacity, causal)
         for name, each in found.items():
@@ -212,11 +212,11 @@ def pairs(count: int) -> list[dict[str, Any]]:
 def finetune(options: argparse.Namespace) -> None:
     """Print accuracy and time of MiniLM on local pairs, packed and padded, seed by seed."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(_default_folder())
-    made = pairs(2304)
-    train, held_out = made[:1920], made[1920:]
+    made = pairs(1152)
+    train, held_out = made[:960], made[960:]
     task = Classification(tokenizer, 2, pair="second", max_length=128, over_long="truncate")
     examples, tested = task.encode(train), task.encode(held_out)
-    factor = nopad.plan(nopad.Histogram.from_lengths(examples.sequences.seq_lengths), 128).factor
+    factor = nopad.plan(nopad.Histogram.from_lengths(examples.sequences.seq_lengths), 128).packing_factor
     print(f"\nMiniLM on pairs of lines: {examples}; factor at 128: {factor:.3f}")
     found: dict[str, list[tuple[float, float]]] = {"packed": [], "padded to 128": [], "padded per batch": []}
     for seed in range(options.seeds):

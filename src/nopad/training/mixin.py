@@ -23,12 +23,11 @@ import json
 from collections.abc import Callable, Mapping
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.trainer_utils import EvalPrediction, get_last_checkpoint
-from transformers.utils import logging
+from transformers.trainer_utils import get_last_checkpoint
 
 from nopad.batch import PackedBatch
 from nopad.errors import OptionError
@@ -36,28 +35,18 @@ from nopad.files import write_atomic
 from nopad.loading import PackedLoader
 from nopad.loading.summary import Summary
 from nopad.losses import over_ranks
-from nopad.model.safety import is_packed, packed
-from nopad.tasks import Objective, Task, objective_of
-from nopad.tasks.fit import check_head, fit
+from nopad.tasks import Objective, Task
 from nopad.training.checkpoint import check_same_model
-from nopad.training.checks import check_options, check_ranks, check_step, check_whole, forget_evaluation
-from nopad.training.data import loader_of, packable, same_records
+from nopad.training.checks import check_ranks, check_step, forget_evaluation
 from nopad.training.effects import effects
-from nopad.training.evaluation import Evaluation
+from nopad.training.evaluating import EvaluatingMixin, each_dataset
 from nopad.training.feeding import STATE_FILE, Ahead, FedLoader, Progress, saved_state, steps_of
 from nopad.training.trouble import Watch, check_unscaled, enough_memory
 
-__all__ = ["PackedMixin", "each_dataset"]
-
-logger = logging.get_logger(__name__)
-
-if TYPE_CHECKING:
-    from transformers import Trainer as _Base
-else:
-    _Base = object
+__all__ = ["PackedMixin"]
 
 
-class PackedMixin(_Base):
+class PackedMixin(EvaluatingMixin):
     """Trains any transformers Trainer on packs: ``class Mine(PackedMixin, transformers.Trainer)``.
 
     Takes the arguments of the Trainer behind it, and:
@@ -80,11 +69,6 @@ class PackedMixin(_Base):
         UnsupportedModelError: sequences of this model cannot be kept apart, or it is not known what it learns.
     """
 
-    train_dataset: Any
-    eval_dataset: Any
-    task: Task | None
-    objective: Objective | None
-
     def __init__(
         self,
         *args: Any,
@@ -102,8 +86,8 @@ class PackedMixin(_Base):
         self.task, self.quiet, self._loading = task, quiet, dict(loading or {})
         self.objective = objective if task is None else task.objective
         self._progress: Progress | None = None
-        self._evaluation: Evaluation | None = None
-        self._evaluated: list[tuple[Any, Any, PackedLoader]] = []  # data, what they held, their loader
+        self._evaluation = None
+        self._evaluated = []
         self._watch, self._steps_done = Watch(), 0
         self._returned: list[Tensor] = []  # what `compute_loss` gave, until a step was seen to leave it as it is
         self._looked = self._ready = False
@@ -127,95 +111,6 @@ class PackedMixin(_Base):
             self.train_dataset = self._loader(data)
             check_step(self, self.train_dataset)
 
-    def placeholder(self) -> Any:
-        """Return what the constructor of the Trainer behind this class gets in place of data that are packed."""
-        import datasets
-
-        return datasets.Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]})
-
-    def _packs(self, data: Any) -> bool:
-        """Whether these data are trained or evaluated in packs."""
-        return packable(data, self.task, self.capacity, collated=self._collates)
-
-    def _check_collator(self, data: Any, held_out: list[bool]) -> None:
-        if self._collates and all(held_out):
-            raise OptionError(
-                "data_collator would do nothing: the loader makes the batches, by its own collate; leave it out"
-            )
-
-    def _get_ready(self) -> None:
-        """Make the Trainer ready for packs, once: at the latest when there are data that are packed."""
-        if not self._ready:
-            check_options(self)
-            self._make_safe()
-            self._ready = True
-
-    def _make_safe(self) -> None:
-        """Make the model pack-safe, and find out what it learns.
-
-        Raises:
-            UnsupportedModelError: its sequences cannot be kept apart, or nobody knows what it learns.
-            OptionError: an option of the Trainer would change the loss.
-        """
-        self._fitted(self.model)
-        if self.compute_loss_func is not None:
-            if self.task is not None or self.objective is not None:
-                raise OptionError("compute_loss_func and an objective are two losses; give one of them")
-            return
-        if self.objective is None:
-            self.objective = objective_of(self.model)
-        check_head(self.objective, self.model)
-        if self.args.label_smoothing_factor and not self._loss_is_theirs:
-            raise OptionError("label_smoothing_factor would do nothing: the objective is the loss; leave it out")
-        if not self._loss_is_theirs:
-            # The loss is over the step's denominator, and the Trainer must not divide it by the micro-steps again.
-            self.model_accepts_loss_kwargs = True
-            self.loss_is_scaled_for_ga = True
-
-    @property
-    def _loss_is_theirs(self) -> bool:
-        """Whether the Trainer behind this class computes the loss of a training step itself, over the same labels."""
-        return False
-
-    def _check_metric(self) -> None:
-        """Refuse to look for the best model by a metric that there will not be."""
-        wanted = self.args.metric_for_best_model
-        if not wanted or self.compute_metrics is not None or self.objective is None:
-            return
-        known = {"loss", "runtime", "samples_per_second", *self.objective.meter().values(), *self._scores()}
-        names = [f"{name}_" for name in self.eval_dataset] if isinstance(self.eval_dataset, Mapping) else [""]
-        if wanted.removeprefix("eval_") not in {f"{name}{one}" for name in names for one in known}:
-            raise OptionError(
-                f"metric_for_best_model is {wanted!r}, and an evaluation gives {', '.join(sorted(known))}; choose one, "
-                "or give compute_metrics"
-            )
-
-    def _scores(self) -> list[str]:
-        return []
-
-    def _loader(self, data: Any, *, training: bool = True) -> PackedLoader:
-        """Return the loader of data that are packed."""
-        args = self.args
-        options: dict[str, Any] = {"last": "fill", "seed": args.seed if args.data_seed is None else args.data_seed}
-        options["rows"] = args.per_device_train_batch_size if training else args.per_device_eval_batch_size
-        options["accumulation"] = args.gradient_accumulation_steps
-        options |= self._loading
-        if not training:
-            options |= {"last": "fill", "accumulation": 1}
-        return loader_of(data, self.capacity, task=self.task, objective=self.objective, **options)
-
-    def call_model_init(self, trial: Any = None) -> Any:
-        """Return a new model of ``model_init``, pack-safe."""
-        return self._fitted(super().call_model_init(trial))
-
-    def _fitted(self, model: Any) -> Any:
-        """Return a model after making it pack-safe, and holding it against the task."""
-        if not is_packed(model):
-            packed(model)
-        if self.task is not None:
-            fit(self.task, model)
-        return model
-
     def get_train_dataloader(self) -> Any:
         """Return the loader's own `DataLoader`, which accelerate leaves as it is.
 
@@ -227,62 +122,6 @@ class PackedMixin(_Base):
             return super().get_train_dataloader()
         check_step(self, loader)
         return self._fed(loader)
-
-    def _fed(self, loader: PackedLoader) -> FedLoader:
-        args = self.args
-        options = {
-            name: getattr(args, f"dataloader_{name}")
-            for name in ("in_order", "multiprocessing_context", "persistent_workers", "prefetch_factor")
-            if hasattr(args, f"dataloader_{name}")
-        }
-        pinned = args.dataloader_pin_memory and args.device.type != "cpu"
-        return FedLoader(loader, num_workers=args.dataloader_num_workers, pin_memory=pinned, **options)
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the packs of an evaluation dataset, or the Trainer's own DataLoader where it is not packed."""
-        named = self.eval_dataset[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
-        return self._packs_of(named) or super().get_eval_dataloader(eval_dataset)
-
-    def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Return the packs of a dataset, or the Trainer's own DataLoader where it is not packed."""
-        return self._packs_of(test_dataset) or super().get_test_dataloader(test_dataset)
-
-    def _packs_of(self, data: Any) -> FedLoader | None:
-        """Return the packs of a dataset (None: of `eval_dataset`), from their beginning; None: it is not packed."""
-        data = self.eval_dataset if data is None else data
-        if not self._packs(data):
-            if isinstance(self.train_dataset, PackedLoader) and data is not None:
-                logger.warning_once(
-                    "evaluation is not packed, since a data_collator was given: its loss is transformers' mean over "
-                    "batches, whatever they hold, and no loss of the same sequences in packs"
-                )
-            return None
-        self._get_ready()
-        loader = copy(self._loader_of(data))  # a given one stays where it stands, also if it is being trained on
-        if loader.is_stream:
-            raise OptionError("an evaluation needs data that end, and a stream may not; give a dataset")
-        loader.rewind()
-        check_whole(loader)
-        return self._fed(loader)
-
-    def _loader_of(self, data: Any) -> PackedLoader:
-        """Return the loader of data to evaluate, which is kept for as long as they are the Trainer's own."""
-        mine = each_dataset(self.eval_dataset)
-        self._evaluated = [one for one in self._evaluated if any(one[0] is other for other in mine)]
-        for given, before, loader in self._evaluated:
-            if given is data and same_records(data, before):
-                return loader
-        loader = self._loader(data, training=False)
-        if any(data is one for one in mine):
-            before = list(data) if isinstance(data, list) else None
-            self._evaluated = [one for one in self._evaluated if one[0] is not data] + [(data, before, loader)]
-        return loader
-
-    def num_examples(self, dataloader: Any) -> int:
-        """Return the number of sequences in an epoch."""
-        if isinstance(dataloader, FedLoader):
-            return dataloader.summary.sequences
-        return int(super().num_examples(dataloader))
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
         """Return the micro-batches of a step, and how much all ranks together have labelled in it."""
@@ -334,52 +173,6 @@ class PackedMixin(_Base):
                 where = f"step {self.state.global_step + 1}"
                 self._watch.end_step(Path(self.args.output_dir or "."), where, self.args.process_index)
         return loss
-
-    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate a batch."""
-        if self._evaluation is None or not isinstance(inputs, PackedBatch):
-            return super().prediction_step(model, inputs, *args, **kwargs)
-        with torch.no_grad(), self.compute_loss_context_manager(), enough_memory(inputs):
-            loss = self._evaluation.run(model, inputs.to(self.args.device))
-        return loss.detach().float(), None, None
-
-    def evaluation_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> Any:
-        """Evaluate or predict; of packs, with one denominator, and predictions in the order of the input."""
-        if not isinstance(dataloader, FedLoader):
-            return super().evaluation_loop(
-                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
-            )
-        if self.objective is None:
-            raise OptionError("an evaluation over packs needs an objective in place of compute_loss_func")
-        if self.args.include_for_metrics:
-            raise OptionError(
-                "include_for_metrics is not for packs, whose metrics get predictions and labels; leave it out"
-            )
-        only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        self._evaluation = Evaluation(self.objective, keep=not only, reduced=self.preprocess_logits_for_metrics)
-        try:
-            found = super().evaluation_loop(dataloader, description, True, ignore_keys, metric_key_prefix)
-            ours = self._evaluation.finished()
-        finally:
-            self._evaluation = None
-        metrics = {f"{metric_key_prefix}_loss": ours.loss}
-        own = dict(ours.metrics)
-        if self.compute_metrics is not None and not only:
-            own |= self.compute_metrics(EvalPrediction(predictions=ours.predictions, label_ids=ours.labels))
-        metrics |= {_prefixed(name, metric_key_prefix): value for name, value in own.items()}
-        return found._replace(
-            predictions=ours.predictions,
-            label_ids=ours.labels,
-            metrics={**(found.metrics or {}), **metrics},
-            num_samples=ours.sequences,
-        )
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
         """Return the Trainer's numbers of epochs and steps, counted from where the loader stands.
@@ -482,19 +275,8 @@ class PackedMixin(_Base):
             write_atomic(Path(output_dir) / STATE_FILE, json.dumps(loader.state_dict(), indent=1).encode() + b"\n")
 
 
-def each_dataset(datasets: Any) -> list[Any]:
-    """Return the evaluation datasets, of which there may be one, several by name, or none."""
-    if isinstance(datasets, Mapping):
-        return list(datasets.values())
-    return [] if datasets is None else [datasets]
-
-
 def _map(datasets: Any, function: Callable[[Any], Any]) -> Any:
     """Return evaluation datasets, one or several by name, after a function."""
     if isinstance(datasets, Mapping):
         return {name: function(one) for name, one in datasets.items()}
     return function(datasets)
-
-
-def _prefixed(name: str, prefix: str) -> str:
-    return name if name.startswith(f"{prefix}_") else f"{prefix}_{name}"

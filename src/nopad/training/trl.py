@@ -10,7 +10,8 @@ from transformers import TrainingArguments
 
 from nopad.errors import OptionError
 from nopad.tasks import OfTokens
-from nopad.training.mixin import PackedMixin, each_dataset
+from nopad.training.evaluating import each_dataset
+from nopad.training.mixin import PackedMixin
 
 if TYPE_CHECKING:  # all that is used of TRL's classes here is also in transformers'
     from transformers import Trainer as _Reward

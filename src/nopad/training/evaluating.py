@@ -1,0 +1,135 @@
+"""Evaluation and prediction over packs, in the Trainer's own loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from typing import Any
+
+import torch
+from transformers.trainer_utils import EvalPrediction
+from transformers.utils import logging
+
+from nopad.batch import PackedBatch
+from nopad.errors import OptionError
+from nopad.loading import PackedLoader
+from nopad.training.checks import check_whole
+from nopad.training.data import same_records
+from nopad.training.evaluation import Evaluation
+from nopad.training.feeding import FedLoader
+from nopad.training.preparing import PreparingMixin
+from nopad.training.trouble import enough_memory
+
+__all__ = ["EvaluatingMixin", "each_dataset"]
+
+logger = logging.get_logger(__name__)
+
+
+class EvaluatingMixin(PreparingMixin):
+    """The evaluations of `PackedMixin`."""
+
+    _evaluation: Evaluation | None
+    _evaluated: list[tuple[Any, Any, PackedLoader]]  # data, what they held, their loader
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return the packs of an evaluation dataset, or the Trainer's own DataLoader where it is not packed."""
+        named = self.eval_dataset[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
+        return self._packs_of(named) or super().get_eval_dataloader(eval_dataset)
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Return the packs of a dataset, or the Trainer's own DataLoader where it is not packed."""
+        return self._packs_of(test_dataset) or super().get_test_dataloader(test_dataset)
+
+    def _packs_of(self, data: Any) -> FedLoader | None:
+        """Return the packs of a dataset (None: of `eval_dataset`), from their beginning; None: it is not packed."""
+        data = self.eval_dataset if data is None else data
+        if not self._packs(data):
+            if isinstance(self.train_dataset, PackedLoader) and data is not None:
+                logger.warning_once(
+                    "evaluation is not packed, since a data_collator was given: its loss is transformers' mean over "
+                    "batches, whatever they hold, and no loss of the same sequences in packs"
+                )
+            return None
+        self._get_ready()
+        loader = copy(self._loader_of(data))  # a given one stays where it stands, also if it is being trained on
+        if loader.is_stream:
+            raise OptionError("an evaluation needs data that end, and a stream may not; give a dataset")
+        loader.rewind()
+        check_whole(loader)
+        return self._fed(loader)
+
+    def _loader_of(self, data: Any) -> PackedLoader:
+        """Return the loader of data to evaluate, which is kept for as long as they are the Trainer's own."""
+        mine = each_dataset(self.eval_dataset)
+        self._evaluated = [one for one in self._evaluated if any(one[0] is other for other in mine)]
+        for given, before, loader in self._evaluated:
+            if given is data and same_records(data, before):
+                return loader
+        loader = self._loader(data, training=False)
+        if any(data is one for one in mine):
+            before = list(data) if isinstance(data, list) else None
+            self._evaluated = [one for one in self._evaluated if one[0] is not data] + [(data, before, loader)]
+        return loader
+
+    def num_examples(self, dataloader: Any) -> int:
+        """Return the number of sequences in an epoch."""
+        if isinstance(dataloader, FedLoader):
+            return dataloader.summary.sequences
+        return int(super().num_examples(dataloader))
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate a batch."""
+        if self._evaluation is None or not isinstance(inputs, PackedBatch):
+            return super().prediction_step(model, inputs, *args, **kwargs)
+        with torch.no_grad(), self.compute_loss_context_manager(), enough_memory(inputs):
+            loss = self._evaluation.run(model, inputs.to(self.args.device))
+        return loss.detach().float(), None, None
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:
+        """Evaluate or predict; of packs, with one denominator, and predictions in the order of the input."""
+        if not isinstance(dataloader, FedLoader):
+            return super().evaluation_loop(
+                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+            )
+        if self.objective is None:
+            raise OptionError("an evaluation over packs needs an objective in place of compute_loss_func")
+        if self.args.include_for_metrics:
+            raise OptionError(
+                "include_for_metrics is not for packs, whose metrics get predictions and labels; leave it out"
+            )
+        only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        self._evaluation = Evaluation(self.objective, keep=not only, reduced=self.preprocess_logits_for_metrics)
+        try:
+            found = super().evaluation_loop(dataloader, description, True, ignore_keys, metric_key_prefix)
+            ours = self._evaluation.finished()
+        finally:
+            self._evaluation = None
+        metrics = {f"{metric_key_prefix}_loss": ours.loss}
+        own = dict(ours.metrics)
+        if self.compute_metrics is not None and not only:
+            own |= self.compute_metrics(EvalPrediction(predictions=ours.predictions, label_ids=ours.labels))
+        metrics |= {_prefixed(name, metric_key_prefix): value for name, value in own.items()}
+        return found._replace(
+            predictions=ours.predictions,
+            label_ids=ours.labels,
+            metrics={**(found.metrics or {}), **metrics},
+            num_samples=ours.sequences,
+        )
+
+
+def each_dataset(datasets: Any) -> list[Any]:
+    """Return the evaluation datasets, of which there may be one, several by name, or none."""
+    if isinstance(datasets, Mapping):
+        return list(datasets.values())
+    return [] if datasets is None else [datasets]
+
+
+def _prefixed(name: str, prefix: str) -> str:
+    return name if name.startswith(f"{prefix}_") else f"{prefix}_{name}"

@@ -1,0 +1,134 @@
+"""What a Trainer needs before packs go through it: a model that is safe and of the task, an objective, loaders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from nopad.errors import OptionError
+from nopad.loading import PackedLoader
+from nopad.model.safety import is_packed, packed
+from nopad.tasks import Objective, Task, objective_of
+from nopad.tasks.fit import check_head, fit
+from nopad.training.checks import check_options
+from nopad.training.data import loader_of, packable
+from nopad.training.feeding import FedLoader
+
+__all__ = ["PreparingMixin"]
+
+if TYPE_CHECKING:
+    from transformers import Trainer as _Base
+else:
+    _Base = object
+
+
+class PreparingMixin(_Base):
+    """The preparations of `PackedMixin`."""
+
+    train_dataset: Any
+    eval_dataset: Any
+    task: Task | None
+    objective: Objective | None
+    capacity: int | None
+    _collates: bool
+    _ready: bool
+    _loading: dict[str, Any]
+
+    def placeholder(self) -> Any:
+        """Return what the constructor of the Trainer behind this class gets in place of data that are packed."""
+        import datasets
+
+        return datasets.Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]})
+
+    def _packs(self, data: Any) -> bool:
+        """Whether these data are trained or evaluated in packs."""
+        return packable(data, self.task, self.capacity, collated=self._collates)
+
+    def _check_collator(self, data: Any, held_out: list[bool]) -> None:
+        if self._collates and all(held_out):
+            raise OptionError(
+                "data_collator would do nothing: the loader makes the batches, by its own collate; leave it out"
+            )
+
+    def _get_ready(self) -> None:
+        """Make the Trainer ready for packs, once: at the latest when there are data that are packed."""
+        if not self._ready:
+            check_options(self)
+            self._make_safe()
+            self._ready = True
+
+    def _make_safe(self) -> None:
+        """Make the model pack-safe, and find out what it learns.
+
+        Raises:
+            UnsupportedModelError: its sequences cannot be kept apart, or nobody knows what it learns.
+            OptionError: an option of the Trainer would change the loss.
+        """
+        self._fitted(self.model)
+        if self.compute_loss_func is not None:
+            if self.task is not None or self.objective is not None:
+                raise OptionError("compute_loss_func and an objective are two losses; give one of them")
+            return
+        if self.objective is None:
+            self.objective = objective_of(self.model)
+        check_head(self.objective, self.model)
+        if self.args.label_smoothing_factor and not self._loss_is_theirs:
+            raise OptionError("label_smoothing_factor would do nothing: the objective is the loss; leave it out")
+        if not self._loss_is_theirs:
+            # The loss is over the step's denominator, and the Trainer must not divide it by the micro-steps again.
+            self.model_accepts_loss_kwargs = True
+            self.loss_is_scaled_for_ga = True
+
+    @property
+    def _loss_is_theirs(self) -> bool:
+        """Whether the Trainer behind this class computes the loss of a training step itself, over the same labels."""
+        return False
+
+    def _check_metric(self) -> None:
+        """Refuse to look for the best model by a metric that there will not be."""
+        wanted = self.args.metric_for_best_model
+        if not wanted or self.compute_metrics is not None or self.objective is None:
+            return
+        known = {"loss", "runtime", "samples_per_second", *self.objective.meter().values(), *self._scores()}
+        names = [f"{name}_" for name in self.eval_dataset] if isinstance(self.eval_dataset, Mapping) else [""]
+        if wanted.removeprefix("eval_") not in {f"{name}{one}" for name in names for one in known}:
+            raise OptionError(
+                f"metric_for_best_model is {wanted!r}, and an evaluation gives {', '.join(sorted(known))}; choose one, "
+                "or give compute_metrics"
+            )
+
+    def _scores(self) -> list[str]:
+        return []
+
+    def _loader(self, data: Any, *, training: bool = True) -> PackedLoader:
+        """Return the loader of data that are packed."""
+        args = self.args
+        options: dict[str, Any] = {"last": "fill", "seed": args.seed if args.data_seed is None else args.data_seed}
+        options["rows"] = args.per_device_train_batch_size if training else args.per_device_eval_batch_size
+        options["accumulation"] = args.gradient_accumulation_steps
+        options |= self._loading
+        if not training:
+            options |= {"last": "fill", "accumulation": 1}
+        return loader_of(data, self.capacity, task=self.task, objective=self.objective, **options)
+
+    def call_model_init(self, trial: Any = None) -> Any:
+        """Return a new model of ``model_init``, pack-safe."""
+        return self._fitted(super().call_model_init(trial))
+
+    def _fitted(self, model: Any) -> Any:
+        """Return a model after making it pack-safe, and holding it against the task."""
+        if not is_packed(model):
+            packed(model)
+        if self.task is not None:
+            fit(self.task, model)
+        return model
+
+    def _fed(self, loader: PackedLoader) -> FedLoader:
+        args = self.args
+        options = {
+            name: getattr(args, f"dataloader_{name}")
+            for name in ("in_order", "multiprocessing_context", "persistent_workers", "prefetch_factor")
+            if hasattr(args, f"dataloader_{name}")
+        }
+        pinned = args.dataloader_pin_memory and args.device.type != "cpu"
+        return FedLoader(loader, num_workers=args.dataloader_num_workers, pin_memory=pinned, **options)
