@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 
 import numpy as np
 import pytest
@@ -189,6 +190,9 @@ def test_trl(how, tmp_path):
     trainer = trl.SFTTrainer(model, args, train_dataset=data, processing_class=tokenizer, **more)
     metrics = copy.deepcopy(trainer._metrics)
     verdict = nopad.audit_step(trainer=trainer)
+    if how == "padded" and "_loss_shifts_labels" not in inspect.getsource(transformers.Trainer):
+        assert "first token counted" in str(verdict)  # older ones do count it, and the audit says so
+        return
     assert verdict.passed, str(verdict)
     assert {check.name: check.limit for check in verdict.checks}["float64 gradients"] == 1e-12
     assert trainer._metrics == metrics

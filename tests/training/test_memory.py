@@ -56,7 +56,7 @@ def test_activations_follow_the_sizes(tmp_path):
     assert estimate(model(), slots=(ROWS, 4 * CAPACITY), args=args).activations == pytest.approx(4 * small, rel=0.01)
     logits = ROWS * CAPACITY * 500
     assert found(model("Llama"), tmp_path).activations > 12 * logits
-    assert found(model(), tmp_path, activation_checkpointing=True).activations < 0.6 * small
+    assert found(model(), tmp_path, gradient_checkpointing=True).activations < 0.6 * small
 
 
 def test_the_model_is_as_before(tmp_path):
