@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-__all__ = ["Bars"]
+__all__ = ["Bars", "Drawn"]
 
 
 class _Rate(ProgressColumn):
@@ -31,7 +32,24 @@ class _Share(ProgressColumn):
         return Text(f"{task.percentage:3.0f} %" if task.total else "")
 
 
-class Bars:
+class Drawn:
+    """Progress that is drawn inside a ``with``, and cleared behind it."""
+
+    _progress: Progress
+
+    def __enter__(self) -> Self:
+        """Start drawing."""
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop drawing and clear what is drawn."""
+        self._progress.stop()
+
+
+class Bars(Drawn):
     """A `nopad.store.Monitor` that draws progress bars; use it as a context manager."""
 
     def __init__(self) -> None:
@@ -48,17 +66,6 @@ class Bars:
             transient=True,
         )
         self._task: TaskID | None = None
-
-    def __enter__(self) -> Bars:
-        """Start drawing."""
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop drawing and clear the bars."""
-        self._progress.stop()
 
     def stage(self, name: str, total: int | None, unit: str) -> None:
         """Begin a bar for the stage `name` with `total` units (None: not known), in place of the last stage's bar."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from nopad.cli.monitor import Drawn
 
 __all__ = ["Bar"]
 
 
-class Bar:
+class Bar(Drawn):
     """A bar of optimiser steps; use it as a context manager."""
 
     def __init__(self, *, shown: bool) -> None:
@@ -26,17 +26,6 @@ class Bar:
             transient=True,
         )
         self._task: TaskID | None = None
-
-    def __enter__(self) -> Bar:
-        """Start drawing."""
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop drawing and clear the bar."""
-        self._progress.stop()
 
     def step(self, done: int, total: int) -> None:
         """Show that `done` of `total` steps are taken."""
