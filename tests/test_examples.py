@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import os
 import re
+import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -19,12 +21,28 @@ LONGER = {"lightning_module.py": 64, "own_loop.py": 40}  # than 30 lines
 RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
-def run(*words, cwd=ROOT):
+def on_ranks(*words, cwd=ROOT):
+    """Run in processes of their own, and return the lines of stdout."""
     command = [sys.executable, "-W", "ignore", *words]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """A function that runs a script in this process, in an empty folder: what it imports is here already."""
+
+    def run(name):
+        monkeypatch.chdir(tmp_path)
+        capsys.readouterr()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+        return capsys.readouterr().out.splitlines()
+
+    return run
 
 
 def metrics(lines):
@@ -50,10 +68,8 @@ def test_the_examples_are_short_and_all_here():
         assert f" examples/{path.name}`: " in lines[0]
 
 
-def test_balance():
-    found = {
-        line.split()[0]: [float(one) for one in re.findall(r"([\d.]+)%", line)] for line in run("examples/balance.py")
-    }
+def test_balance(run):
+    found = {line.split()[0]: [float(one) for one in re.findall(r"([\d.]+)%", line)] for line in run("balance")}
     assert list(found) == ["none", "quantile_node", "karmarkar_karp", "sorted_windows"]
     assert all(floor <= waste + 0.01 for waste, floor in found.values())
     assert found["none"][0] > 20
@@ -62,9 +78,9 @@ def test_balance():
 
 
 @pytest.mark.slow
-def test_stream():
+def test_stream(run):
     pytest.importorskip("torch")
-    lines = run("examples/stream.py")
+    lines = run("stream")
     assert "a stream in packs of at most 64 tokens" in lines[0]
     assert "12 steps seen" in lines[0]
     assert lines[1] == "5 and 7 batches are equal to 12 of one run: True"
@@ -73,7 +89,7 @@ def test_stream():
 @pytest.mark.slow
 def test_training_on_two_ranks():
     pytest.importorskip("transformers")
-    lines = run(*RANKS, "2", "examples/training.py")
+    lines = on_ranks(*RANKS, "2", "examples/training.py")
     found = [re.fullmatch(r"epoch (\d): loss ([\d.]+), (\d+) sequences in (\d+) steps", line) for line in lines]
     assert [int(one[1]) for one in found] == [0, 1, 2]
     assert [int(one[3]) for one in found] == [201, 402, 603]
@@ -83,29 +99,29 @@ def test_training_on_two_ranks():
 
 
 @pytest.mark.slow
-def test_sft_on_chats_in_fifteen_lines(tmp_path):
+def test_sft_on_chats_in_fifteen_lines(run):
     pytest.importorskip("trl")
     source = (ROOT / "examples" / "sft_chats.py").read_text()
     assert sum(bool(line) for line in source.splitlines()[1:]) <= 15
-    lines = run(ROOT / "examples" / "sft_chats.py", cwd=tmp_path)
+    lines = run("sft_chats")
     assert "rate     0.01 stays as it is" in "\n".join(lines)
     [*_, found] = metrics(lines)
     assert found["eval_perplexity"] < 200  # of 30,522 tokens; without training about as many
 
 
 @pytest.mark.slow
-def test_pairs_are_classified(tmp_path):
+def test_pairs_are_classified(run):
     pytest.importorskip("accelerate")
-    *_, found, predicted = metrics(run(ROOT / "examples" / "classify_pairs.py", cwd=tmp_path))
+    *_, found, predicted = metrics(run("classify_pairs"))
     assert found["eval_accuracy"] > 0.9
     assert predicted["label"] == "yes"
 
 
 @pytest.mark.slow
-def test_lora_is_trained_and_saved(tmp_path):
+def test_lora_is_trained_and_saved(run, tmp_path):
     pytest.importorskip("accelerate")
     pytest.importorskip("peft")
-    lines = run(ROOT / "examples" / "peft_lora.py", cwd=tmp_path)
+    lines = run("peft_lora")
     *_, found, predicted = metrics(lines)
     assert found["eval_accuracy"] > 0.9
     assert predicted["label"] == "colour"
@@ -116,12 +132,14 @@ def test_lora_is_trained_and_saved(tmp_path):
 
 
 @pytest.mark.slow
-def test_own_loop_and_lightning_learn_the_same_on_one_rank_and_two():
+def test_own_loop_and_lightning_learn_the_same_on_one_rank_and_two(run, monkeypatch):
     pytest.importorskip("transformers")
     pytest.importorskip("lightning", reason="Lightning is not installed")
-    losses = []
-    for script, ranks in (("own_loop", "1"), ("own_loop", "2"), ("lightning_module", "2")):
-        last = run(*RANKS, ranks, f"examples/{script}.py")[-1]
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    losses, lasts = [], [run("own_loop")[-1]]
+    lasts += [on_ranks(*RANKS, "2", f"examples/{script}.py")[-1] for script in ("own_loop", "lightning_module")]
+    for last in lasts:
         loss, sequences = re.search(r"last loss ([\d.]+), (\d+) sequences$", last).groups()
         assert sequences == "1200"
         losses.append(float(loss))

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
-import os
 import re
+import runpy
 import shlex
-import subprocess
-import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
+from nopad.cli import main
+
 PAGE = Path(__file__).parent.parent / "docs" / "tutorial.md"
-PROGRAMS = {"python": [sys.executable, "-W", "ignore"], "nopad": [sys.executable, "-W", "ignore", "-m", "nopad"]}
+
+
+def ran_here(words):
+    """Run one command in this process, where most of what it imports is already; return what it printed."""
+    program, *rest = words
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()) as printed:
+        warnings.simplefilter("ignore")
+        if program == "python":
+            runpy.run_path(*rest, run_name="__main__")
+        else:
+            with pytest.raises(SystemExit) as stop:
+                main(rest)
+            assert stop.value.code == 0, f"{words}: {printed.getvalue()}"
+    return printed.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -24,15 +40,12 @@ def ran(tmp_path_factory):
     folder, page, printed = tmp_path_factory.mktemp("tutorial"), PAGE.read_text(), {}
     for name, body in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
         (folder / name).write_text(body)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}
-    for block in re.findall(r"^```console\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
-        for line in block.splitlines():
-            program, *words = shlex.split(line.removeprefix("$ "))
-            done = subprocess.run(
-                [*PROGRAMS[program], *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-            )
-            assert done.returncode == 0, f"{line}: {done.stderr}"
-            printed[line.removeprefix("$ ")] = done.stdout
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("COLUMNS", "120")
+        for block in re.findall(r"^```console\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
+            for line in block.splitlines():
+                printed[line.removeprefix("$ ")] = ran_here(shlex.split(line)[1:])
     return printed, folder
 
 
