@@ -73,7 +73,7 @@ class Summary:
             left, sequences, tokens = self.left_out
             lines.append(f"left out {left:,} {units} ({sequences:,} sequences, {tokens:,} tokens): no whole step")
         if self.empty:
-            lines.append(f"filled   {self.empty:,} places of the last step stay empty")
+            lines.append(f"filled   places of the last step that stay empty: {self.empty:,}")
         where = "micro-step" if self.balance.wait == "micro" else "step"
         b = self.balanced
         lines.append(

@@ -101,8 +101,8 @@ def field_of(record: Mapping[str, Any], name: str, number: int, kind: type | tup
     """
     if name not in record:
         raise RecordError(
-            f"record {number} has no {name!r}, only {', '.join(map(str, record)) or 'nothing'}; name the columns that "
-            "the task reads when you make it"
+            f"record {number} has no {name!r}, only {', '.join(map(str, record)) or 'nothing'}; the task's options "
+            "name the columns that it reads (text='review', ...), or rename the column"
         )
     value = record[name]
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):

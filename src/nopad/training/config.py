@@ -331,7 +331,8 @@ def _trainer_fields() -> Mapping[str, Any]:
         from transformers import TrainingArguments
     except ImportError as error:
         raise MissingExtraError(f"training needs {error.name}: pip install 'nopad[train]'") from error
-    return {one.name: one.type for one in fields(TrainingArguments) if one.init and one.name not in _ELSEWHERE}
+    found = {one.name: one.type for one in fields(TrainingArguments) if one.init and one.name not in _ELSEWHERE}
+    return found | {"report_to": str | list[str]}  # where "none" is a value, and not the absence of one
 
 
 @cache

@@ -99,6 +99,7 @@ class PackedMixin(EvaluatingMixin):
         packs, held_out = self._packs(data), [self._packs(one) for one in each_dataset(evaluated)]
         if packs:
             self._check_collator(data, held_out)
+            self._look_at(given)
             given["train_dataset"] = self.placeholder()
         if any(held_out):
             given["eval_dataset"] = _map(evaluated, lambda one: self.placeholder() if self._packs(one) else one)
@@ -110,6 +111,9 @@ class PackedMixin(EvaluatingMixin):
         if packs:
             self.train_dataset = self._loader(data)
             check_step(self, self.train_dataset)
+
+    def _look_at(self, given: dict[str, Any]) -> None:
+        """Check or complete the arguments that the Trainer behind this class is about to get; `given` is changed."""
 
     def get_train_dataloader(self) -> Any:
         """Return the loader's own `DataLoader`, which accelerate leaves as it is.
