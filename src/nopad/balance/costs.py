@@ -28,7 +28,10 @@ _PROBED = 1024  # lengths of a fingerprint
 
 
 class CostModel(ABC):
-    """Costs of sequences by their lengths. A subclass defines `of`."""
+    """What a sequence costs, by its length. A subclass defines `of`.
+
+    A cost is an integer in a unit of the model's own choice: only ratios of costs matter.
+    """
 
     @abstractmethod
     def of(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:

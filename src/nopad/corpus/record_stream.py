@@ -134,7 +134,7 @@ def open_records(inputs: Any, *, strings: Collection[str] = ()) -> RecordStream:
 
     Raises:
         SourceError: a path is missing, unreadable, given twice, or of a kind that is not read; files of two kinds.
-        OptionError: `strings` are given, and these are no CSV or TSV files.
+        OptionError: `strings` are given, and these are not CSV or TSV files.
 
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.csv"

@@ -287,7 +287,7 @@ class PackedLoader:
         """Go to the beginning of epoch number `epoch`; nothing happens if it is the one under way.
 
         Raises:
-            OptionError: `epoch` is no number from 0.
+            OptionError: `epoch` is not a number from 0.
         """
         if _NUMBER.check("epoch", epoch) != self._at.epoch:
             self._at = self._supply.epoch_begin(self._at, epoch)
@@ -324,7 +324,7 @@ class PackedLoader:
         that were there, as a list.
 
         Raises:
-            FormatError: this is no state of a loader, or one of a newer nopad, or states of ranks are missing.
+            FormatError: this is not a state of a loader, or one of a newer nopad, or states of ranks are missing.
             PlanMismatchError: the state is of other data, another plan, cost model or seed; the message names it.
         """
         self._at = self._supply.placed(state)

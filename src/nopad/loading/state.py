@@ -89,7 +89,7 @@ def read_state(state: Any) -> tuple[Position, dict[str, Any]]:
     """Return the position and the facts in a state.
 
     Raises:
-        FormatError: it is no state of a loader, of a newer version, or has values that cannot be.
+        FormatError: it is not a state of a loader, of a newer version, or has values that cannot be.
     """
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
         raise FormatError("this is no state of a nopad.PackedLoader; give what its state_dict() returned")

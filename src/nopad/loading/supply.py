@@ -143,7 +143,7 @@ class Supply(ABC):
         """Return the place of a state.
 
         Raises:
-            FormatError: this is no state of such a loader.
+            FormatError: this is not a state of such a loader.
             PlanMismatchError: it is of other data, or other options.
         """
 

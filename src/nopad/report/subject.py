@@ -111,7 +111,7 @@ def read_subject(path: Path, *, comparison: Sequence[Mapping[str, Any]] | None =
     `comparison`: `Plan.summary` rows to show for a dataset; None: several algorithms and depths are compared now.
 
     Raises:
-        FormatError: the path is no histogram, plan or packed dataset.
+        FormatError: the path is not a histogram, plan or packed dataset.
         OptionError: a histogram states no capacity, or is empty.
     """
     if path.is_dir():

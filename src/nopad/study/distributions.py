@@ -74,7 +74,7 @@ class Distribution:
         return np.bincount(place, weights=self.histogram.counts, minlength=bins) / self.histogram.sequences
 
     def summary(self) -> dict[str, Any]:
-        """Return everything but the histogram itself, JSON-ready."""
+        """Return everything but the histogram itself as a dict, ready for JSON."""
         return {
             "name": self.name,
             "capacity": self.capacity,

@@ -12,8 +12,8 @@ even share; each rank packs its own into as many micro-batches as it takes. So r
 micro-batches: this is only for ranks that wait once per step.
 *Packs drawn by cost* keeps fixed packs: those of a window of steps are sorted by cost, each micro-step takes its packs
 from one place of that order, and each step has one micro-step from each quarter of it. The packs of a micro-step are
-then alike, wherever ranks wait. What it costs: a micro-step is no random sample of the window, though every pack still
-comes exactly once, and steps differ more in cost (`spread`).
+then alike, wherever ranks wait. What it costs: a micro-step is not a random sample of the window, though every pack
+still comes exactly once, and steps differ more in cost (`spread`).
 
 The published schedulers are re-built from their descriptions: next-fit in order of arrival (Megatron-LM's
 ``dp_balanced``), worst-fit decreasing over the sequences of a step (NeMo AutoModel), and first-fit into eight open

@@ -71,12 +71,15 @@ class InBatch(Vectors):
         self.same: Same = check_choice("same", same, Same)
 
     def denominator(self, batch: PackedBatch) -> Tensor:
-        """Return the number of anchors."""
+        """Return the number of anchors in this rank's batch; a float64 scalar."""
         found: Tensor = (batch["roles"] == ANCHOR).sum().double()
         return found
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return the sum over this rank's anchors, against the candidates of all ranks, divided by `denominator`."""
+        """Return the sum of the losses of this rank's anchors, divided by `denominator`; a scalar.
+
+        The candidates of an anchor are those of all ranks.
+        """
         table, where = gathered(torch.stack([batch[name] for name in self.targets], 1), self.group)
         vectors = gathered_rows(outputs["embeddings"], self.group)
         found = paired(table[:, 0], table[:, 1], where)
@@ -278,7 +281,7 @@ class Contrastive(Task):
         return tokenised(self.tokenizer, texts, max_length=self.max_length, over_long=self.over_long)
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return the vector of each sequence."""
+        """Return, per sequence, ``embedding``: its vector, a list of H floats in single precision."""
         return [{"embedding": vector} for vector in outputs["embeddings"].float().tolist()]
 
     def model(self, name: Any, **options: Any) -> Any:

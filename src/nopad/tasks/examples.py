@@ -81,7 +81,7 @@ def numbered(records: Iterable[Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield the records with their numbers, from 0.
 
     Raises:
-        RecordError: a record is no mapping of columns.
+        RecordError: a record is not a mapping of columns.
         LengthError: there is no record.
     """
     number = -1
@@ -133,7 +133,7 @@ def paired(
     """Yield each record's number, the record, and the prediction for it.
 
     Raises:
-        RecordError: a record is no mapping, or there are more or fewer predictions than records.
+        RecordError: a record is not a mapping, or there are more or fewer predictions than records.
     """
     count = 0
     for number, record in numbered(records):

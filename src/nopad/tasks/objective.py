@@ -118,7 +118,7 @@ class Objective(ABC):
         return _nothing(outputs)
 
     def check(self, batch: PackedBatch) -> None:
-        """Refuse what is no batch, and a batch that lacks a target.
+        """Refuse what is not a batch, and a batch that lacks a target.
 
         Raises:
             BatchError: it is one of these.

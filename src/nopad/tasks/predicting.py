@@ -125,7 +125,7 @@ class Predictor:
         """Return the predictions of records, with what was counted.
 
         Raises:
-            RecordError: a record has not what the task reads; the message gives its number.
+            RecordError: a record lacks a column that the task reads; the message gives its number.
             LengthError: a record is too long.
             OptionError: the model is in training mode.
         """
@@ -162,7 +162,7 @@ class Predictor:
         )
 
     def _refuse_nan(self, outputs: Any, batch: PackedBatch, record: NDArray[np.int64]) -> None:
-        """Refuse outputs that are no numbers: the largest of them, such as a class, would be any.
+        """Refuse outputs that are not numbers: the largest of them, such as a class, would be any.
 
         Raises:
             RecordError: a record's outputs have NaN; `record` is the number of that of each sequence.
@@ -265,12 +265,13 @@ def predict(
         batch_records: records of a chunk; more make better packs, and take more memory.
 
     Returns:
-        An iterator of one prediction per record; None: the task left it out, and `Predictions.counts` says why.
+        An iterator over one prediction per record, a dict; None where the task left the record out, which
+        `Predictions.counts` counts by reason.
 
     Raises:
         OptionError, UnsupportedModelError: as for `Predictor`.
-        RecordError, LengthError: while iterating: a record has not what the task reads, or is too long; the message
-            gives its number in the input.
+        RecordError, LengthError: while iterating: a record lacks a column that the task reads, or is too long;
+            the message gives its number in the input.
         SourceError: the input cannot be read.
 
     >>> import nopad

@@ -98,7 +98,7 @@ def predict_files(
         monitor: receives the progress.
 
     Raises:
-        RecordError: a record is bad, or has not what the task reads.
+        RecordError: a record is bad, or lacks a column that the task reads.
         LengthError: a record is too long.
         OptionError: an option has an invalid value; `out` is a URL, or lies in a folder that is read.
         OutputExistsError: `out` holds something else, or predictions made with other settings.

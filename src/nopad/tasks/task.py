@@ -131,7 +131,7 @@ def check_tokenizer(tokenizer: Any) -> Any:
     """Return a tokenizer of transformers, or refuse what is none.
 
     Raises:
-        OptionError: it is no tokenizer of transformers.
+        OptionError: it is not a tokenizer of transformers.
     """
     from transformers import PreTrainedTokenizerBase
 

@@ -138,7 +138,7 @@ class Embedding(Task):
     objective: Vectors
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return the vector of each sequence."""
+        """Return, per sequence, ``embedding``: its vector, a list of H floats in single precision."""
         return [{"embedding": vector} for vector in outputs["embeddings"].float().tolist()]
 
     def model(self, name: Any, **options: Any) -> Any:

@@ -217,7 +217,7 @@ def read_config(path: str | Path, overrides: Sequence[str] = (), *, init_from: s
 
     Raises:
         SourceError: there is no such file.
-        OptionError: it is no TOML; a table or field is unknown, of another type, or missing; or an override is.
+        OptionError: it is not TOML; a table or field is unknown, of another type, or missing; or an override is.
         MissingExtraError: transformers is not installed.
     """
     document: dict[str, dict[str, Any]] = {}

@@ -49,7 +49,7 @@ def loader_of(
 
     Raises:
         RecordError, LengthError, OptionError: as the task, or the loader.
-        SourceError: without a task, `data` are no tokens.
+        SourceError: without a task, `data` are not tokens.
     """
     if isinstance(data, PackedLoader):
         return data

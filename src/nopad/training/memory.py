@@ -58,7 +58,7 @@ class Estimate:
         return self.parameters + self.gradients + self.optimizer + (self.activations or 0)
 
     def __str__(self) -> str:
-        """Return one line for people."""
+        """Return the estimate as one line of text."""
         parts = [f"{_size(getattr(self, name))} {name}" for name in ("parameters", "gradients", "optimizer")]
         parts.append("activations not known" if self.activations is None else f"{_size(self.activations)} activations")
         return f"about {_size(self.peak)} per rank: {', '.join(parts)}"

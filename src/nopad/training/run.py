@@ -74,7 +74,7 @@ class Prepared:
         return loader.capacity * loader.per_rank * loader.accumulation * loader.ranks.world_size
 
     def __str__(self) -> str:
-        """Return what training will be, for people."""
+        """Return what training will be, as a few lines of text."""
         lines = [*self.notes]
         summary = self.train.summary()
         if isinstance(summary, Summary):

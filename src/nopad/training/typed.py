@@ -39,7 +39,7 @@ def fitted(name: str, value: Any, hint: Any) -> Any:
 
     >>> fitted("trainer.learning_rate", 1, float), fitted("packing.depth", "none", int | None)
     (1.0, None)
-    >>> fitted("task.pair", "none", str | None) is None  # "none" is no name of a column, file, or model
+    >>> fitted("task.pair", "none", str | None) is None  # "none" is not a name of a column, file, or model
     True
     >>> fitted("trainer.run_name", Given(5, "5"), str)
     '5'

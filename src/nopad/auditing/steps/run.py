@@ -76,7 +76,7 @@ def audit_step(
 
     Raises:
         OptionError: arguments contradict each other, there are too few sequences, or none has a label.
-        BatchError: a sequence is no dict with ``input_ids``, or the model gives no loss of a sequence alone.
+        BatchError: a sequence is not a dict with ``input_ids``, or the model gives no loss of a sequence alone.
     """
     ranks = _RANKS.check("ranks", ranks)
     check_per(per)

@@ -189,7 +189,7 @@ class StreamSupply(Supply):
         """Return the place of one rank's state, or of the states of all ranks, in any order.
 
         Raises:
-            FormatError: these are no states of a stream, not of all ranks, or not of one moment.
+            FormatError: these are not states of a stream, not of all ranks, or not of one moment.
             PlanMismatchError: they are of other data, another tokenizer, or other options.
         """
         states = [state] if isinstance(state, Mapping) or not isinstance(state, Sequence) else list(state)
