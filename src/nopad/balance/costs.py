@@ -43,7 +43,7 @@ class CostModel(ABC):
         """
 
     def checked(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
-        """Return what `of` returns, after checking it; whoever has a model of somebody else asks this.
+        """Return what `of` returns, after checking it: call this on a cost model that is not nopad's own.
 
         Raises:
             BalanceError: it is not one integer of at least 0 for each length, or one does not fit into 64 bits.

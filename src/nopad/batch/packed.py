@@ -55,7 +55,7 @@ class PackedBatch(MutableMapping[str, Any]):
         max_seqlen: length of the longest sequence.
         records: where each sequence of a packed dataset comes from: ``seq_index``, and ``seq_start`` and ``seq_source``
             if the dataset has them; ``[S]`` each, on the host, but ``[0]`` in a stand-in (`weight` 0), whose sequence
-            is none of the data's. Records are not items, so a model never gets them.
+            is not one of the data. Records are not items, so a model never gets them.
         position_ids, sequence_ids: one number per slot, see `Layout`.
         weight: 1, or 0 for a stand-in: a loader's batch for a rank that has no sequence left in the last step of an
             epoch. Its labels are -100 (NaN where they are not integers), and its sequence counts nowhere.
@@ -352,8 +352,8 @@ class PackedBatch(MutableMapping[str, Any]):
     def as_stand_in(self) -> PackedBatch:
         """Return this batch with weight 0, with nothing to learn from it; its `records` are empty.
 
-        It keeps a rank in step that has no sequence left. Labels become -100, or NaN where they are not integers, so
-        that a loss that does not know of stand-ins becomes NaN, and not a little wrong.
+        A rank that has no sequence left takes it, so that all ranks take part in the step. Labels become -100, or NaN
+        where they are not integers, so that a loss that does not know of stand-ins becomes NaN, and not a little wrong.
         """
         records = {name: values[:0] for name, values in self.records.items()}
         layout = self.layout.marked(stand_in=True, records=records)

@@ -93,7 +93,7 @@ class Block:
 
 
 class Source(ABC):
-    """Base class of sources. Only `blocks` must be written; the other members improve progress bars and messages."""
+    """Base class of sources. A subclass must define `blocks`; the other members improve progress bars and messages."""
 
     kind: Kind | None = None
     """What every record holds, "text" or "ids"; None if that is not known before reading."""

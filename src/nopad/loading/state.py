@@ -45,7 +45,7 @@ class Position:
         return replace(self, epoch=epoch, past=(), leg=replace(self.leg, steps=0), batches=0)
 
     def after_step(self, sequences: int, tokens: int) -> Position:
-        """Return the position after a whole step with so many sequences and tokens on all ranks."""
+        """Return the position after a whole step, with the sequences and tokens that it has on all ranks."""
         return Position(
             epoch=self.epoch,
             past=self.past,

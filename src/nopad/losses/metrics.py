@@ -205,7 +205,7 @@ def best_spans(start_logits: Tensor, end_logits: Tensor, longest: int = 30) -> t
         First and last position of each answer, int64 ``[S]`` each.
 
     Raises:
-        OptionError: `longest` is not an integer from 1.
+        OptionError: `longest` is not an integer of at least 1.
         BatchError: the logits differ in shape, or are not floats ``[S, L]``.
 
     >>> import torch

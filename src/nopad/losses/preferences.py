@@ -64,7 +64,7 @@ def reward_loss(
     center: float | None = None,
     denominator: Denominator = None,
 ) -> Tensor:
-    """Bradley-Terry: how unlikely it is, by the rewards of both, that the chosen answer is the better one.
+    """Bradley-Terry loss: minus the log-probability, by both rewards, that the chosen answer is the better one.
 
     Args:
         chosen: rewards of the chosen answers, ``[P]``.
@@ -73,6 +73,9 @@ def reward_loss(
         center: weight of the squared sum of both rewards, which keeps their mean near 0 (TRL's
             ``center_rewards_coefficient``); None: 0.
         denominator: divide by this number, and not by P.
+
+    Returns:
+        The sum of the pairs' losses, divided; a scalar, in float32 or wider.
 
     Raises:
         BatchError: the shapes differ.
@@ -107,10 +110,13 @@ def preference_loss(
         chosen: log-probability of each chosen answer minus that of the reference model, ``[P]``.
         rejected: the same of the rejected ones.
         counts: tokens of the chosen answers, and of the rejected ones, ``[P]`` each; "ipo" divides by them.
-        beta: how much moving away from the reference costs.
+        beta: how strongly the model is held to the reference.
         kind: "sigmoid", "ipo" or "robust".
         label_smoothing: share of pairs whose answers are taken to be swapped; below 0.5, and 0 with "ipo".
         denominator: divide by this number, and not by P.
+
+    Returns:
+        The sum of the pairs' losses, divided; a scalar, in float32 or wider.
 
     Raises:
         BatchError: the shapes differ.

@@ -39,7 +39,7 @@ class Subject:
     """A histogram, plan or packed dataset to report on.
 
     Attributes:
-        name: name for the reader.
+        name: name, as it is shown.
         kind: "histogram", "plan" or "dataset".
         plan: the plan of its packs; for a histogram the default plan.
         comparison: rows of `compare` for several algorithms and depths.

@@ -109,7 +109,7 @@ def studied() -> tuple[Studied, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class BalanceRow:
-    """How even one method is on so many GPUs.
+    """How evenly one method loads a number of GPUs.
 
     Attributes:
         gpus: number of ranks.
@@ -282,7 +282,7 @@ def _row(method: Studied, shape: Shape, by_tokens: Report, by_cost: Report, seco
 def _steps(
     costs: NDArray[np.int64], shape: Shape, balance: Balance, steps: int
 ) -> Iterator[tuple[NDArray[Any], float]]:
-    """Yield the units of so many steps, and the time that drawing took for each; over several epochs if need be."""
+    """Yield the units of this many steps, and the time that drawing took for each; over several epochs if need be."""
     whole = whole_steps(costs, shape, balance)
     if not whole:
         raise BalanceError(

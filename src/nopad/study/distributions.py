@@ -26,7 +26,7 @@ class Distribution:
     """Lengths and speed-ups of one corpus.
 
     Attributes:
-        name: name for the reader.
+        name: name, as it is shown.
         capacity: capacity in tokens.
         histogram: histogram of its lengths.
         theoretical: the speed-up without any padding.

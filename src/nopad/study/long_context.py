@@ -69,7 +69,7 @@ class Workload:
     parts: tuple[tuple[float, float, float], ...]
 
     def lengths(self, sequences: int) -> NDArray[np.int32]:
-        """Return so many lengths in tokens; int32 ``[sequences]``, the same at each call.
+        """Return `sequences` lengths in tokens; int32 ``[sequences]``, the same at each call.
 
         >>> WORKLOADS[0].lengths(3).size
         3
@@ -92,7 +92,7 @@ WORKLOADS = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class LongRow(BalanceRow):
-    """How even one method is on one workload.
+    """How evenly one method loads the ranks on one workload.
 
     Attributes:
         workload: name of the workload.
@@ -132,7 +132,7 @@ def long_context_rows(
     """Simulate each way to pack and deal on a workload; yield a row for each, and for each place where ranks wait.
 
     Args:
-        workload: what lengths there are.
+        workload: the distribution of lengths.
         cost: cost model; None: tokens and attention of a model with hidden size 4,096.
         ranks: number of ranks.
         node: ranks of a node.

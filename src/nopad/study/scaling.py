@@ -58,7 +58,7 @@ _POINTS = 1 << 17  # of the integrals: three digits after the point
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingRow:
-    """Expected speed-up over padding on so many devices.
+    """Expected speed-up over padding on a number of devices.
 
     Attributes:
         devices: number of devices.

@@ -119,9 +119,9 @@ class Answers(Task):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn records into windows, with the columns ``start_positions`` and ``end_positions``; see `Task.encode`.
 
-        A column ``context`` has where the context begins and ends (exclusive) in each sequence, and the position of
-        ``[CLS]``. The details of a window are ``context``, the record's, and ``offsets``, first and last character
-        (exclusive) of its tokens.
+        A column ``context``, int64 ``[n, 3]``, holds where the context begins and ends (exclusive) in each sequence,
+        and the position of ``[CLS]``. The details of a window are ``context``, the record's text, and ``offsets``, the
+        first and last character (exclusive) of each of its tokens.
         """
         questions, contexts, spans = self._read(records, labels)
         ids: list[list[int]] = []
@@ -268,7 +268,7 @@ class Answers(Task):
     def scores(
         self, predictions: Sequence[dict[str, Any] | None], records: Iterable[Mapping[str, Any]]
     ) -> dict[str, float]:
-        """Return exact matches and F1 of texts, as SQuAD's script compares them (`nopad.tasks.squad`), up to 1.
+        """Return exact matches and F1 of texts, as SQuAD's script compares them (`nopad.tasks.squad`), from 0 to 1.
 
         Where only some questions have answers, there are those of each kind as well. A record without a prediction is
         wrong.

@@ -183,7 +183,7 @@ class Regression(_OfTexts):
         return {"num_labels": 1, "problem_type": "regression"}
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, per sequence, ``score``: its number."""
+        """Return, per sequence, ``score``: the predicted number."""
         return [{"score": score} for score in outputs["logits"].double().reshape(-1).tolist()]
 
 

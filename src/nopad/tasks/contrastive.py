@@ -41,9 +41,9 @@ class InBatch(Vectors):
         pooling: see `nopad.tasks.embed`.
         normalize: similarities are cosines; else dot products.
         scale: factor of the similarities: 1 / temperature.
-        symmetric: the mean of anchors against candidates, and positives against anchors.
-        same: "mask" leaves candidates out of an anchor's negatives that equal it or its positive, or answer an equal
-            anchor; "keep" takes them for negatives.
+        symmetric: average the loss of anchors against candidates with that of positives against anchors.
+        same: what becomes of candidates that equal an anchor or its positive, or are the positive of an equal anchor:
+            "mask" leaves them out of its negatives, "keep" takes them for negatives.
         group: the process group whose ranks share negatives; None: all.
 
     Every rank must call `step` as often as the others, and run the backward pass where one does.
@@ -95,7 +95,7 @@ class InBatch(Vectors):
         return total / denominator.to(total)
 
     def nothing(self, outputs: Any, batch: PackedBatch) -> Tensor:
-        """Return a loss of 0 of a stand-in, which takes part in the gathering, and in that of the gradients."""
+        """Return the loss of a stand-in, 0; its rank takes part in the exchange of vectors and of their gradients."""
         gathered(torch.stack([batch[name] for name in self.targets], 1)[:0], self.group)
         vectors = gathered_rows(outputs["embeddings"][:0], self.group)
         return super().nothing({**outputs, "gathered": vectors}, batch)

@@ -21,10 +21,11 @@ class Examples:
 
     Attributes:
         sequences: the sequences, with ``input_ids`` and the task's columns; `nopad.PackedLoader` reads them.
-        record: number of the record of each sequence, rising; int64 ``[n]``.
+        record: number of the record of each sequence, ascending; int64 ``[n]``.
         records: number of records, r.
-        group: every so many sequences belong together (2: a chosen and a rejected answer), and stay in one step.
-        counts: how many records were cut, dropped or skipped, by name; what is not in there did not happen.
+        group: number of consecutive sequences that belong together (2: a chosen and a rejected answer), and stay in one
+            step.
+        counts: how many records were cut, dropped or skipped, by name; names without a count are left out.
         details: what a task keeps for its predictions, one entry per sequence, by name (where words begin in texts).
     """
 

@@ -82,14 +82,14 @@ class MaskedLM(Task):
 
     @property
     def collate(self) -> Collate:
-        """What masks sequences that are not masked yet."""
+        """The `Masking` that masks sequences which have no masks yet."""
         return self.masking
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn records into sequences; see `Task.encode`.
 
         With `labels` they are masked and have a column ``labels`` (`copies`), or have a column ``maskable``, by which
-        `collate` masks them. Without, ``[MASK]`` in a text is what is to be filled in.
+        `collate` masks them. Without `labels`, for predictions, ``[MASK]`` in a text is what is to be filled in.
         """
         texts = [field_of(record, self.text, number) for number, record in numbered(records)]
         ids: list[list[int]] = []

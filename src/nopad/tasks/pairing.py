@@ -82,7 +82,7 @@ class OfRewards(_OfPairs):
         center_rewards_coefficient: weight of the squared sum of both rewards, as in TRL's `RewardConfig`; None: 0.
 
     Raises:
-        OptionError: the coefficient is not a number from 0.
+        OptionError: the coefficient is not a number of at least 0.
     """
 
     targets = ("pair", "chosen", "margin")

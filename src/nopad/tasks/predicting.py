@@ -69,7 +69,7 @@ class Predictor:
         task: the task.
         model: the model with the task's head (`Task.model`); it is made pack-safe and put into evaluation mode.
         capacity: most tokens of a pack; None: about 4,096, but no more than the model's positions.
-        rows: packs run at a time; None: so many that they hold about 4,096 tokens.
+        rows: packs run at a time; None: as many as hold about 4,096 tokens.
         form: how a batch lies in memory; None: one flat row without padding where the model's attention skips what is
             between sequences, else rows of the capacity.
         fast: run float32 linear layers on CPUs by a faster kernel (`nopad.model.fast_linear`), whose results differ in
@@ -134,7 +134,11 @@ class Predictor:
         return self.forward(self.encode(records))
 
     def encode(self, records: Sequence[Mapping[str, Any]]) -> Examples:
-        """Turn records, one at least, into sequences; only one thread at a time is in a tokenizer."""
+        """Turn at least one record into sequences (`Task.encode` without labels); threads take turns at a tokenizer.
+
+        Raises:
+            RecordError, LengthError: as `Task.encode`.
+        """
         with _locks.setdefault(self.task.tokenizer, Lock()):
             return self.task.encode(records, labels=False)
 

@@ -83,13 +83,13 @@ def predict_files(
     part_records: int = PART_RECORDS.default,
     monitor: Monitor | None = None,
 ) -> PredictionFiles:
-    """Predict records into a folder, or resume or reuse what an equal call left there.
+    """Predict records into a folder, or resume or reuse what the same call left there.
 
     Args:
         task: the task.
         model: the model with the task's head; it is made pack-safe and put into evaluation mode.
         inputs: whatever `nopad.corpus.open_records` opens, except an iterator, which cannot be read again.
-        out: the folder: new, empty, or left by an equal call.
+        out: the folder: new, empty, or left by the same call.
         keep: columns of the input that are written beside the predictions, by the names that they get.
         capacity: see `nopad.tasks.Predictor`.
         rows: see `nopad.tasks.Predictor`.

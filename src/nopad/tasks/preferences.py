@@ -212,7 +212,7 @@ class DPO(Likely):
         return _paired(answered(found, kept, number + 1, counts, group=2))
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, per answer, its log-probability (as `Chat` does), and ``reward`` where the reference is known."""
+        """Return, per answer, ``logprob``, ``mean_logprob`` and ``tokens``; with a reference also ``reward``."""
         found = super().results(outputs, batch)
         if REFERENCE in batch:
             objective = self.objective

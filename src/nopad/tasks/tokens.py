@@ -289,7 +289,7 @@ class TokenClassification(Task):
     ) -> dict[str, float]:
         """Return the accuracy per word, and precision, recall and F1 of entities; a word without a tag is wrong.
 
-        Records that were left out have only wrong words, and no entity is found in them.
+        A record that was left out counts as one in which every word is wrong and no entity was found.
         """
         right, words = 0, 0
         counts = np.zeros(3)

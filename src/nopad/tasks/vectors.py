@@ -118,7 +118,7 @@ class Embedding(Task):
 
     @classmethod
     def found_options(cls, folder: Path) -> dict[str, Any]:
-        """Return pooling, normalisation, prompts and length, where it is a folder of sentence-transformers."""
+        """Return what a folder of sentence-transformers says of pooling, normalisation, prompts and length."""
         found = read_folder(folder, None)
         most = found.pop("max_tokens", None)
         return found if most is None else {**found, "max_length": most}

@@ -128,7 +128,7 @@ class PackedMixin(EvaluatingMixin):
         return self._fed(loader)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
-        """Return the micro-batches of a step, and how much all ranks together have labelled in it."""
+        """Return the micro-batches of a step, and its denominator: the sum of `Objective.count` over all ranks."""
         if self.objective is None:
             return super().get_batch_samples(epoch_iterator, num_batches, device)
         if isinstance(self.train_dataset, PackedLoader):

@@ -69,7 +69,7 @@ def audit_step(
         per: the mean that is right: "token", over all labelled items of the step; "sequence", over each sequence's
             items first.
         causal: whether labels are of the next token; None: as the model's own loss.
-        seed: of what the model draws, dropout left out.
+        seed: of the random numbers that the model draws (dropout is off).
 
     Returns:
         A verdict; whatever the user's code raises is in it.

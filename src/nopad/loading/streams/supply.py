@@ -246,7 +246,7 @@ class StreamSupply(Supply):
                     return
 
     def _goes_on(self, units: int, exchange: Exchange) -> bool:
-        """Return whether all ranks take one more step; this rank has so many units for it."""
+        """Return whether all ranks take one more step, given how many units this rank has for it."""
         every, full = list(exchange(units)), self.serving.accumulation * self.serving.per_rank
         if min(every) == full:
             return True

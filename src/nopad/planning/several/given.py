@@ -167,7 +167,7 @@ def check_depth(depth: Any, kinds: int) -> int | None:
     """Return the depth as a Python integer.
 
     Raises:
-        OptionError: it is not an integer from 1 up, or given with two kinds.
+        OptionError: it is not an integer of at least 1, or given with two kinds.
     """
     if depth is None:
         return None

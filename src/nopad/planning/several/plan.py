@@ -34,7 +34,7 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SeveralPlan:
-    """What is packed together how often, and in which capacity; every sequence is covered exactly once.
+    """Which sizes are packed together, how often, and in which capacity; it covers every sequence exactly once.
 
     A strategy is the content of a pack, as sizes of sequences; it stands for `counts` equal packs. Plans are made by
     `plan_several` and read by `load`; plans are equal if their files are.
