@@ -85,8 +85,8 @@ def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: in
 
     Keeps the cost of the costliest rank low: units are dealt from the costliest on, each to the rank of the lowest cost
     that has room; then units of the costliest rank are moved or swapped while that helps, until it is within 1 in 4,096
-    of the least possible. Where the cap is so tight that this finds no place for a unit, units are dealt by tokens first. Every rank
-    gets a unit.
+    of the least possible. Where the cap is so tight that this finds no place for a unit, units are dealt by tokens
+    first. Every rank gets a unit.
 
     Args:
         costs: cost of each unit, integers; ``[n]``.
