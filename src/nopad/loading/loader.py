@@ -24,7 +24,7 @@ from nopad.batch import Flat, PackedBatch, Rows
 from nopad.batch.form import Form, check_form
 from nopad.errors import OptionError
 from nopad.loading.agreement import check_agreement, exchange_of
-from nopad.loading.arguments import aligned, fitting, groups_per_rank, per_rank, refuse_dealing
+from nopad.loading.arguments import aligned, fitting, groups_per_rank, per_rank, refuse_dealing, refuse_torchs
 from nopad.loading.epochs import Epochs
 from nopad.loading.feeds import Feed
 from nopad.loading.finite import EpochSupply
@@ -137,6 +137,7 @@ class PackedLoader:
         **options: Any,
     ) -> None:
         self.ranks = Ranks.found(rank=rank, world_size=world_size, node_size=node_size, group=group)
+        refuse_torchs(options)
         taken = per_rank(rows, tokens, sequences, capacity)
         prefetch = _PREFETCH.check("prefetch", prefetch)
         self._per_rank = taken
