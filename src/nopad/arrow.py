@@ -47,7 +47,7 @@ def read_arrow(path: str | os.PathLike[str], *, sha256: str | None = None) -> pa
 
     Raises:
         OSError: the file cannot be read.
-        pa.ArrowException, ValueError: the file is no Arrow file, is damaged, or has another SHA-256.
+        pa.ArrowException, ValueError: the file is not an Arrow file, is damaged, or has another SHA-256.
     """
     import pyarrow as pa
 

@@ -37,8 +37,8 @@ class Histogram:
         counts: number of sequences of each length, each >= 1; int64 ``[k]``.
 
     Raises:
-        LengthError: a length or count is no integer or out of range, lengths do not ascend, or there is not one count
-            for each length.
+        LengthError: a length or count is not an integer or out of range, lengths do not ascend, or there are more or
+            fewer counts than lengths.
 
     >>> h = Histogram.from_lengths([3, 5, 3]) + Histogram.from_lengths([5])
     >>> h.lengths.tolist(), h.counts.tolist(), h.sequences, h.tokens

@@ -211,7 +211,7 @@ class Packs:
         `check(lengths)`.
 
         Raises:
-            FormatError: the file is missing, damaged, or no packs file.
+            FormatError: the file is missing, damaged, or not written by `save`.
         """
         import pyarrow as pa
 

@@ -94,7 +94,7 @@ def test_refusals(call, write, tmp_path):
         (["1 / 0"], "it raised ZeroDivisionError: division by zero, line 1"),
         (["def model(:"], "it raised SyntaxError"),
         (["def model(): return 1"], "defines no examples(); a step needs model()"),
-        ([MODEL, "collate = 3"], "collate is int; define it as a function, def collate(...)"),
+        ([MODEL, "collate = 3"], "collate is int; define it as a function, def collate(examples)"),
         ([MODEL, "def examples():\n    raise KeyError('text')"], "examples() raised KeyError: 'text', line"),
         ([MODEL, "def model(): pass"], "model() returned nothing; return the model"),
         ([MODEL, "def trainer(): return None"], "defines trainer() and model(); the trainer has its own"),

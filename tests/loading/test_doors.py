@@ -85,3 +85,11 @@ def test_one_label_per_sequence_is_none_per_token():
     data = [{"input_ids": [7, 8, 9], "label": 1}, {"input_ids": [5, 6], "label": 0}]
     with pytest.raises(BatchError, match="label has one value per sequence; a causal language model has a label per"):
         list(PackedLoader(data, 6, rows=1, rank=0, world_size=1, collate=causal))
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"), [("batch_size", "rows="), ("shuffle", "seed="), ("num_workers", "dataloader")]
+)
+def test_options_of_torchs_loader_are_told_their_names_here(name, ours):
+    with pytest.raises(OptionError, match=rf"{name} is an option of torch's DataLoader.*{ours}"):
+        PackedLoader(DATA, 40, **{name: 2})

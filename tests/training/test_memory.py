@@ -30,9 +30,9 @@ def model(kind="Bert", **options):
         return getattr(transformers, auto).from_config(config)
 
 
-def found(made, tmp_path, **options):
+def found(made, tmp_path, slots=(ROWS, CAPACITY), **options):
     args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], **options)
-    return estimate(made, slots=(ROWS, CAPACITY), args=args)
+    return estimate(made, slots=slots, args=args)
 
 
 def test_parameters_are_counted(tmp_path):
@@ -91,3 +91,10 @@ def test_what_a_process_takes(tmp_path, kind):
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["measured"] > 100e6
     assert 0.9 < told["estimated"] / told["measured"] < 1.1
+
+
+def test_rows_may_have_more_slots_than_the_model_has_positions(tmp_path):
+    made = model()
+    positions = made.config.max_position_embeddings
+    inside, beyond = (found(made, tmp_path, slots=(1, slots)).activations for slots in (positions, 2 * positions))
+    assert 1.9 < beyond / inside < 2.1

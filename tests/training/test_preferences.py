@@ -123,7 +123,9 @@ def test_options_that_would_do_nothing_are_refused(tmp_path, rewards, option, va
     other = copy.deepcopy(tokenizer())
     how = config(tmp_path, config_kind, **{option: value})
     task = Pairs(other) if rewards else CausalLM(other)
-    with pytest.raises(OptionError, match=re.escape(f"{option}={value!r} is of TRL's own data or loss, and")):
+    with pytest.raises(
+        OptionError, match=re.escape(f"{option}={value!r} is about how TRL prepares data or computes its loss")
+    ):
         kind(llama(task), how, task=task, processing_class=copy.deepcopy(other), **given)
     more = {option: value} if option in ("center_rewards_coefficient", "max_length") else {}
     if more:  # the task does it
@@ -134,7 +136,7 @@ def test_options_that_would_do_nothing_are_refused(tmp_path, rewards, option, va
 
 def test_a_function_that_formats_records_is_refused(tmp_path):
     task = CausalLM(tokenizer())
-    with pytest.raises(OptionError, match="formatting_func is for TRL's own data"):
+    with pytest.raises(OptionError, match="formatting_func is about how TRL prepares data"):
         PackedSFTTrainer(
             llama(task), config(tmp_path, trl.SFTConfig), task=task, train_dataset=[{"text": "is it"}] * 9,
             capacity=CAPACITY, formatting_func=str, processing_class=copy.deepcopy(tokenizer()),

@@ -17,7 +17,7 @@ import transformers
 from runs import ACCUMULATION, EPOCHS, LENGTHS, ROWS, Seen, arguments, loader, model, tokenizer, watched
 
 import nopad
-from nopad.errors import FormatError, OptionError, PlanMismatchError
+from nopad.errors import FormatError, OptionError, PlanMismatchError, SourceError
 from nopad.loading.torch import TorchDataset
 from nopad.training import PackedTrainer
 
@@ -297,5 +297,25 @@ def test_trl_does_not_pack_or_label_a_loader(tmp_path):
 
     for asked in ("packing", "completion_only_loss"):
         how = arguments(tmp_path, kind=trl.SFTConfig, bf16=False, **{asked: True})
-        with pytest.raises(OptionError, match=f"{asked} is of TRL's own data"):
+        with pytest.raises(OptionError, match=f"{asked} is about how TRL prepares data"):
             PackedSFTTrainer(model(), how, train_dataset=loader(), processing_class=tokenizer())
+    how = arguments(tmp_path, kind=trl.SFTConfig, bf16=False, assistant_only_loss=True)
+    with pytest.raises(OptionError, match="assistant_only_loss is about how TRL prepares data"):  # before TRL looks
+        PackedSFTTrainer(model(), how, train_dataset=loader(), processing_class=tokenizer())
+
+
+def test_trl_gets_the_tokenizer_of_the_task(tmp_path):
+    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    from nopad.tasks import CausalLM
+    from nopad.training import PackedSFTTrainer
+
+    task, records = CausalLM(tokenizer()), [{"text": "is it red ?"}] * 4
+    how = arguments(tmp_path, kind=trl.SFTConfig, bf16=False)
+    made = PackedSFTTrainer(model(), how, task=task, train_dataset=records, capacity=64, quiet=True)
+    assert made.processing_class is task.tokenizer
+
+
+def test_records_without_a_task_are_told_of_tasks(tmp_path):
+    chats = [{"messages": [{"role": "user", "content": "hi"}]}] * 4
+    with pytest.raises(SourceError, match=r'columns "messages".* by a task: task=nopad.tasks.Chat'):
+        PackedTrainer(model(), arguments(tmp_path), train_dataset=chats, capacity=64)

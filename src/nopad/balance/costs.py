@@ -28,7 +28,10 @@ _PROBED = 1024  # lengths of a fingerprint
 
 
 class CostModel(ABC):
-    """Costs of sequences by their lengths. A subclass defines `of`."""
+    """What a sequence costs, by its length. A subclass defines `of`.
+
+    A cost is an integer in a unit of the model's own choice: only ratios of costs matter.
+    """
 
     @abstractmethod
     def of(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
@@ -40,7 +43,7 @@ class CostModel(ABC):
         """
 
     def checked(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
-        """Return what `of` returns, after checking it; whoever has a model of somebody else asks this.
+        """Return what `of` returns, after checking it: call this on a cost model that is not nopad's own.
 
         Raises:
             BalanceError: it is not one integer of at least 0 for each length, or one does not fit into 64 bits.

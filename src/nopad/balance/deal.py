@@ -27,7 +27,7 @@ def deal(costs: ArrayLike, shape: Shape, balance: Balance) -> NDArray[np.int64]:
 
     The result holds indices into `costs`, each exactly once. Where ranks wait at each micro-step, the units are sorted
     and cut into micro-steps of similar cost, and each micro-step is dealt by itself; the order of micro-steps within a
-    step does not change what is learnt. Where ranks wait once a step, a rank's units are balanced in sum, and spread
+    step does not change what is learnt. Where ranks wait once per step, a rank's units are balanced in sum, and spread
     over its micro-steps.
 
     Args:
@@ -83,10 +83,10 @@ def _into_micro_steps(parts: NDArray[np.int64], shape: Shape) -> NDArray[np.int6
 def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: int) -> NDArray[np.int64]:
     """Deal units to ranks in any numbers, with no rank above `cap` tokens; return the rank of each unit, int64 ``[n]``.
 
-    Looks for the lowest largest cost: units from the costliest on, each to the rank of the lowest cost that has room;
-    then units of the costliest rank are moved or swapped while that helps, until it is within 1 in 4,096 of the least
-    possible. Where the cap is so tight that this finds no place for a unit, units are dealt by tokens first. Every rank
-    gets a unit.
+    Keeps the cost of the costliest rank low: units are dealt from the costliest on, each to the rank of the lowest cost
+    that has room; then units of the costliest rank are moved or swapped while that helps, until it is within 1 in 4,096
+    of the least possible. Where the cap is so tight that this finds no place for a unit, units are dealt by tokens
+    first. Every rank gets a unit.
 
     Args:
         costs: cost of each unit, integers; ``[n]``.

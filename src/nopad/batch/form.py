@@ -53,7 +53,7 @@ class Rows:
         depth: most sequences per row; None: unlimited.
         packs: which sequences share a row, and in which order; replaces best fit decreasing.
         rows: number of rows; missing ones are added empty at the end. None: as many as are needed.
-        align: every sequence takes a multiple of so many slots, the last of them padding, as context parallelism (2 x
+        align: every sequence takes a multiple of this many slots, the last of them padding, as context parallelism (2 x
             its ranks) and FP8 kernels want it; `Layout.cu_seqlens_padded` says where each begins.
         end_to_end: fill every row to its end, so that a sequence may go on in the next row (PopRT's fixed grid).
 

@@ -77,7 +77,7 @@ class Layout:
         """Return the layout of rows of `width` slots, with `per_row` sequences in each and padding at their ends.
 
         `order`: numbers of the sequences, first row first; None: the order given. `align`: every sequence takes a
-        multiple of so many slots, the last of them padding. Raises LengthError where a row takes more than `width`.
+        multiple of this many slots, the last of them padding. Raises LengthError where a row takes more than `width`.
 
         >>> Layout.rows(np.array([3, 1, 2]), np.array([2, 1]), 4).sequence_ids.tolist()
         [[1, 1, 1, 2], [3, 3, 0, 0]]

@@ -55,10 +55,10 @@ class PackedBatch(MutableMapping[str, Any]):
         max_seqlen: length of the longest sequence.
         records: where each sequence of a packed dataset comes from: ``seq_index``, and ``seq_start`` and ``seq_source``
             if the dataset has them; ``[S]`` each, on the host, but ``[0]`` in a stand-in (`weight` 0), whose sequence
-            is none of the data's. Records are not items, so a model never gets them.
+            is not one of the data. Records are not items, so a model never gets them.
         position_ids, sequence_ids: one number per slot, see `Layout`.
         weight: 1, or 0 for a stand-in: a loader's batch for a rank that has no sequence left in the last step of an
-            epoch. Its labels are -100 (NaN where they are no integers), and its sequence counts nowhere.
+            epoch. Its labels are -100 (NaN where they are not integers), and its sequence counts nowhere.
 
     >>> from nopad import PackedBatch, Rows
     >>> batch = PackedBatch.from_sequences([[7, 8, 9], [5], [1, 2]], Rows(4))
@@ -203,7 +203,7 @@ class PackedBatch(MutableMapping[str, Any]):
         Raises:
             LengthError: a row has more tokens than the capacity.
             OptionError: `form` is invalid or would move sequences to other rows, or `fill` names no column.
-            BatchError: there is no sequence, there are no ``input_ids``, or a column has not one value per token.
+            BatchError: there is no sequence, there are no ``input_ids``, or a column does not have one value per token.
         """
         form = check_form(form)
         stacked, records = from_columns(sequences)
@@ -312,8 +312,9 @@ class PackedBatch(MutableMapping[str, Any]):
     def segment_ids(self) -> NDArray[np.int32]:
         """Number of each slot's sequence in its row, from 1; 0 in padding; int32 ``[R, L]``, on the host.
 
-        Some models read such numbers as their mask. They are no item, so no model gets them by mistake: a stock model
-        would take 1, 2, 3 for "no padding", and let sequences see each other. Less 1, they are `seq_idx`.
+        Some models read such numbers as their mask. They are not an item of the batch, so no model gets them by
+        mistake: a stock model would take 1, 2, 3 for "no padding", and let sequences see each other. Minus 1, they are
+        `seq_idx`.
 
         Raises:
             BatchError: rows are filled end to end.
@@ -351,8 +352,8 @@ class PackedBatch(MutableMapping[str, Any]):
     def as_stand_in(self) -> PackedBatch:
         """Return this batch with weight 0, with nothing to learn from it; its `records` are empty.
 
-        It keeps a rank in step that has no sequence left. Labels become -100, or NaN where they are no integers, so
-        that a loss that does not know of stand-ins becomes NaN, and not a little wrong.
+        A rank that has no sequence left takes it, so that all ranks take part in the step. Labels become -100, or NaN
+        where they are not integers, so that a loss that does not know of stand-ins becomes NaN, and not a little wrong.
         """
         records = {name: values[:0] for name, values in self.records.items()}
         layout = self.layout.marked(stand_in=True, records=records)
@@ -381,7 +382,7 @@ class PackedBatch(MutableMapping[str, Any]):
         """Return this batch on a torch device.
 
         Raises:
-            OptionError: `device` is no torch device, or it is a dtype: the items keep their dtypes.
+            OptionError: `device` is not a torch device, or it is a dtype: the items keep their dtypes.
         """
         import torch
 
@@ -412,7 +413,7 @@ class PackedBatch(MutableMapping[str, Any]):
             One array ``[length, ...]`` per sequence.
 
         Raises:
-            BatchError: `values` is no array, its shape does not begin with ``[R, L]``, or it has the shape of the
+            BatchError: `values` is not an array, its shape does not begin with ``[R, L]``, or it has the shape of the
                 targets, whose batch is `batch.targets`.
         """
         at = self.layout
@@ -442,7 +443,7 @@ class PackedBatch(MutableMapping[str, Any]):
             values: ``[S, ...]``, one value per sequence; NumPy or torch.
 
         Raises:
-            BatchError: `values` is no array, or its shape does not begin with ``[S]``.
+            BatchError: `values` is not an array, or its shape does not begin with ``[S]``.
         """
         if tuple(shape_of(values)[:1]) != (self.layout.sequences,):
             raise BatchError(
@@ -459,9 +460,9 @@ class PackedBatch(MutableMapping[str, Any]):
         sequence and its target must be in the same row.
 
         Raises:
-            BatchError: there is not one target per sequence, or a target is no list of ids or has padding.
+            BatchError: there is not one target per sequence, or a target is not a list of ids or has padding.
             LengthError: a target is empty or longer than the capacity.
-            OptionError: `start_id` is no token id, or `form` is invalid or does not fit these targets.
+            OptionError: `start_id` is not a token id, or `form` is invalid or does not fit these targets.
         """
         stacked = from_sequences(targets, {}, name="targets")
         lens = stacked.seq_lengths
@@ -522,7 +523,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
         Raises:
             BatchError: rows are filled end to end.
-            OptionError: `names` has what is no column, or two columns would have one name.
+            OptionError: `names` names a column that the batch lacks, or gives two columns the same name.
 
         >>> from nopad import PackedBatch, Rows
         >>> batch = PackedBatch.from_sequences([[7, 8, 9], [5], [1, 2]], Rows(4))

@@ -26,7 +26,7 @@ def shape_of(values: Any) -> Any:
     """Return the shape of an array.
 
     Raises:
-        BatchError: `values` is no array.
+        BatchError: `values` is not an array.
     """
     if isinstance(values, Mapping):
         names = ", ".join(f".{name}" for name, value in values.items() if hasattr(value, "shape"))
@@ -40,7 +40,7 @@ def shape_of(values: Any) -> Any:
 
 
 def ignored(labels: Any) -> Any:
-    """Return labels of the same shape and dtype that losses leave out: -100, or NaN where they are no integers."""
+    """Return labels of the same shape and dtype that losses leave out: -100, or NaN where they are not integers."""
     if isinstance(labels, np.ndarray):
         return np.full_like(labels, -100 if labels.dtype.kind in "iu" else np.nan)
     import torch
@@ -52,7 +52,7 @@ def named(what: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Return `given`, or an empty dict if it is None; `what` names the argument in messages.
 
     Raises:
-        OptionError: `given` is no dict.
+        OptionError: `given` is not a dict.
     """
     if given is not None and not isinstance(given, Mapping):
         raise OptionError(f"{what} are of type {type(given).__name__}; expected a dict by the names of columns")
@@ -63,7 +63,7 @@ def check_fill(name: str, value: Any, dtype: np.dtype[Any]) -> None:
     """Refuse a padding value that a column of this dtype cannot hold.
 
     Raises:
-        OptionError: `value` is no number, or not within the dtype.
+        OptionError: `value` is not a number, or not within the dtype.
     """
     if type(value) is int and value == 0:
         return

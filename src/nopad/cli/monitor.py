@@ -1,4 +1,4 @@
-"""Progress on stderr: one bar per stage, with tokens per second and time left; silent if stderr is no terminal."""
+"""Progress on stderr: one bar per stage, with tokens per second and time left; silent if stderr is not a terminal."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def parse_share(text: str | None) -> float:
     """Parse a share such as ``1%`` or ``0.01``; None gives 0.
 
     Raises:
-        OptionError: the text is no number.
+        OptionError: the text is not a number.
 
     >>> parse_share("1%"), parse_share("0.01"), parse_share(None)
     (0.01, 0.01, 0.0)

@@ -25,8 +25,8 @@ def predict(
         list[str],
         typer.Argument(
             metavar="INPUT...",
-            help="Records: files (JSON Lines, JSON, Parquet, Arrow, CSV, TSV, text lines), folders or URLs of them, "
-            "hf:NAME.",
+            help="Records: files (JSON Lines, JSON, Parquet, Arrow, CSV, TSV, text: a record per line), folders or "
+            "URLs of them, hf:NAME.",
         ),
     ],
     out: Annotated[
@@ -172,7 +172,8 @@ def _as_trained(task: str | None, model: str, options: dict[str, Any]) -> tuple[
 
     stored = stored_task(model)
     if task is None and stored is None:
-        raise OptionError(f"--task is missing, and {model} does not say what it was trained for; give --task")
+        why = "does not say what it was trained for" if Path(model).is_dir() else "is no folder here that could tell"
+        raise OptionError(f"--task is missing, and {model} {why}; give --task, such as --task classify")
     if stored is None or task not in (None, stored[0]):
         assert task is not None
         return task, options

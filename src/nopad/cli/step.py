@@ -15,6 +15,7 @@ from nopad.errors import MissingExtraError, NopadError, OptionError
 __all__ = ["audited", "parts_of"]
 
 PARTS = ("collate", "loss", "alone")
+_TAKES = {"collate": "examples", "loss": "model, batch, step", "alone": "model, inputs"}
 
 
 def audited(path: str, *, ranks: int, accumulation: int | None, per: str, seed: int) -> Any:
@@ -61,7 +62,9 @@ def parts_of(path: str) -> dict[str, Any]:
     found: dict[str, Any] = {name: getattr(module, name, None) for name in ("model", "examples", "trainer", *PARTS)}
     for name, value in found.items():
         if value is not None and not callable(value):
-            raise OptionError(f"{path}: {name} is {type(value).__name__}; define it as a function, def {name}(...)")
+            raise OptionError(
+                f"{path}: {name} is {type(value).__name__}; define it as a function, def {name}({_TAKES.get(name, '')})"
+            )
     more = [name for name in PARTS if found[name] is not None]
     if found["trainer"] is not None:
         odd = [name for name in ("model", "examples", *more) if found[name] is not None and name != "alone"]

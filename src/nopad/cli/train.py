@@ -18,7 +18,13 @@ __all__ = ["train"]
 
 
 def train(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The configuration: see docs.")],
+    config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CONFIG.toml",
+            help="A TOML file with the tables model, data, task, packing, trainer, output: docs/train-command.md.",
+        ),
+    ],
     changes: Annotated[
         list[str] | None,
         typer.Option(

@@ -1,4 +1,4 @@
-"""The bar of `nopad train` on stderr: steps, and the time left; nothing if stderr is no terminal."""
+"""The bar of `nopad train` on stderr: steps, and the time left; nothing if stderr is not a terminal."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class ArrayFolder(TableSource):
         self._carried_per_token = [column.name for column in self.carried if column.per == "token"]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield batches of as many whole sequences as hold about half a million tokens (by default)."""
+        """Yield batches of whole sequences, of about `block_bytes` / 8 tokens each (by default half a million)."""
         with ExitStack() as stack:
             columns = {name: stack.enter_context(self._arrays[name].opened()) for name in self.selection.columns}
             for begin, offsets in self._cuts(stack.enter_context(self._offsets.opened())):

@@ -1,7 +1,7 @@
 """CSV and TSV files as runs of records: the first line names the columns; numbers are told from text by column.
 
 A column is one of numbers if all its cells in the first thousand rows are numbers as a program writes them (``12``,
-``-0.5``, ``1e-3``; not ``007``, ``+1``, ``nan``) or empty; then an empty cell is None, and a later cell that is no
+``-0.5``, ``1e-3``; not ``007``, ``+1``, ``nan``) or empty; then an empty cell is None, and a later cell that is not a
 number is an error, never a text among numbers. All other columns are text, where an empty cell is "". CSV quotes as in
 RFC 4180; in TSV a quote is a character like any other, as in GLUE's files. A quote that is never closed is an error.
 """

@@ -1,7 +1,7 @@
 """Find the files that a user's paths and URLs name, in reading order, without opening them.
 
 A folder is walked recursively, including links to folders, in the byte order of relative paths; hidden files and
-folders are skipped. Files of kinds that are not read, datasets packed by nopad, Arrow files that are no part of the
+folders are skipped. Files of kinds that are not read, datasets packed by nopad, Arrow files that are not a part of the
 saved dataset beside them, and files that links reach a second time are listed in `Finder.ignored`. O(files).
 """
 
@@ -191,7 +191,7 @@ _PACKED_FOLDER = "a packed dataset already; open it with nopad.open_packed, or g
 
 
 def _no_part(names: Sequence[str], opened: Callable[[str], InputFile], place: Path | str) -> set[str]:
-    """Return the Arrow files among `names` that lie beside a saved dataset and are no part of it.
+    """Return the Arrow files among `names` that lie beside a saved dataset and are not a part of it.
 
     Which files are part of a saved dataset is stated in its state.json. The others are caches of `datasets.map`, and
     shards of an earlier `save_to_disk`. `opened` returns the file with a name; `place` is for messages.

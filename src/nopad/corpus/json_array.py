@@ -25,7 +25,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def is_array(file: InputFile) -> bool:
-    """Whether the first character of a file that is no space begins a JSON array."""
+    """Whether the first character of a file that is not a space begins a JSON array."""
     for line in file.lines():
         if rest := line.removeprefix(b"\xef\xbb\xbf").strip():
             return rest.startswith(b"[")
@@ -36,7 +36,7 @@ def array_runs(file: InputFile) -> Iterator[Run]:
     """Yield runs of the objects of a JSON array.
 
     Raises:
-        RecordError: the file is no array of objects, or is broken or cut short; the message names the line.
+        RecordError: the file is not an array of objects, or is broken or cut short; the message names the line.
     """
     part: list[dict[str, Any]] = []
     try:
@@ -81,12 +81,12 @@ class _Window:
         return len(parts) > 1
 
     def error(self, at: int, reason: str) -> RecordError:
-        """Return the error of a file that is no array of objects."""
+        """Return the error of a file that is not an array of objects."""
         line = self.line + self.text.count("\n", 0, at)
         return RecordError(f"{self.file.path}, line {line}: {reason}; repair it, or leave it out")
 
     def after_space(self, at: int) -> int:
-        """Return the place of the next character that is no space; more text is read where there is none."""
+        """Return the place of the next character that is not a space; more text is read where there is none."""
         while True:
             match = _SPACE.match(self.text, at)
             at = match.end() if match else at

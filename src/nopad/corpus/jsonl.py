@@ -209,7 +209,7 @@ def json_lines(data: bytes, first_line: int) -> Iterator[tuple[int, Any]]:
 
 
 def no_object(value: Any, line: int) -> BadRecord:
-    """Return why the value of a line is no record, if it is no JSON object."""
+    """Return why the value of a line is not a record, if it is not JSON object."""
     if isinstance(value, BadRecord):
         return value
     return BadRecord(line=line, reason=f"not a JSON object but {_described(value)}")

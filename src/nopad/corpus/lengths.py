@@ -23,7 +23,7 @@ class LengthsFile(Source):
     """An ``.npy`` file of integer lengths ``[n]``; record i has ``lengths[i]`` tokens.
 
     Raises:
-        FormatError: the file is missing, no ``.npy`` file, or not a one-dimensional array.
+        FormatError: the file is missing, not an ``.npy`` file, or not a one-dimensional array.
     """
 
     def __init__(self, path: str | Path) -> None:

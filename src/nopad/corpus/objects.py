@@ -115,7 +115,7 @@ class DictSource(TableSource):
     A function that returns a new iterator lets a job resume; an iterator can be read only once.
 
     Raises:
-        SourceError: there is no item, an item is no dict, or an iterator is read a second time.
+        SourceError: there is no item, an item is not a dict, or an iterator is read a second time.
     """
 
     def __init__(

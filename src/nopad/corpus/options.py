@@ -135,12 +135,12 @@ class Counts:
     """Counts of what happened to the records; `a + b` are the counts of reading both sources together.
 
     Attributes:
-        records: all records, skipped ones included (empty lines of a JSONL file are no records).
+        records: all records, skipped ones included (empty lines of a JSONL file are not records).
         sequences, tokens: sequences made of the records, and their tokens, special tokens included.
         truncated, split, dropped: records with more tokens than `CorpusOptions.content_capacity`, by what was done.
         truncated_tokens, dropped_tokens: content tokens that were lost by truncating and by dropping records.
         empty_skipped, bad_skipped: records that were skipped because they were empty, or could not be decoded.
-        stripped, stripped_tokens: records that had padding, and tokens of this padding, which is no content.
+        stripped, stripped_tokens: records that had padding, and tokens of this padding, which is not content.
         other_split, other_split_tokens: records that are in the other dataset (training or held out), and their
             tokens, special tokens included.
     """
@@ -169,7 +169,7 @@ class Counts:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, int]) -> Counts:
-        """Return the counts in a dict. Raises FormatError for other keys, and for values that are no counts."""
+        """Return the counts in a dict. Raises FormatError for other keys, and for values that are not counts."""
         names = {field.name for field in fields(cls)}
         if set(values) != names:
             raise FormatError(f"counts have the keys {sorted(values)}; they must be {sorted(names)}")

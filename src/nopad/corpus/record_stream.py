@@ -41,7 +41,7 @@ class RecordStream:
     Iterating begins at the first record, every time; where the input is an iterator, it can be read once.
 
     Attributes:
-        kind: what the records lie in: "jsonl", "json", "parquet", "arrow", "csv", "tsv", "text" or "objects".
+        kind: the format of the records: "jsonl", "json", "parquet", "arrow", "csv", "tsv", "text" or "objects".
         folders: the folders that were walked.
         ignored: names of files in them that are not read.
     """
@@ -88,7 +88,7 @@ class RecordStream:
         return sum(run.count for run in self._runs())
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the content, in hex, as the files are stored; it reads everything, 1 GB/s.
+        """Return the SHA-256 of the content, in hex, as the files are stored; it reads everything, at about 1 GB/s.
 
         Objects of Python are taken as JSON. What JSON does not have counts by its `repr`.
 
@@ -106,7 +106,7 @@ class RecordStream:
         return [(file.name, file.size) for file, _ in self._parts if file is not None]
 
     def settings(self) -> dict[str, Any]:
-        """Return how the bytes are read, which is part of what the records are."""
+        """Return how the bytes are read, which is part of the input's identity."""
         return {"kind": self.kind, "strings": list(self._strings)}
 
     def read_again(self) -> bool:
@@ -134,7 +134,7 @@ def open_records(inputs: Any, *, strings: Collection[str] = ()) -> RecordStream:
 
     Raises:
         SourceError: a path is missing, unreadable, given twice, or of a kind that is not read; files of two kinds.
-        OptionError: `strings` are given, and these are no CSV or TSV files.
+        OptionError: `strings` are given, and these are not CSV or TSV files.
 
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.csv"

@@ -241,7 +241,7 @@ def text_record(text: str, line: int, label: str) -> Record | BadRecord:
 
 
 def ids_record(values: list[Any], line: int, label: str) -> Record | BadRecord:
-    """Return a record of ready-made ids, or a bad record that names the first value that is no id.
+    """Return a record of ready-made ids, or a bad record that names the first value that is not an id.
 
     An id is an integer from 0 to `MAX_ID`. `label` is what messages call the ids.
     """

@@ -51,7 +51,8 @@ class Block:
         path: path of the file in messages, as the user knows it.
         whole: whether the block is one document, so that line numbers mean nothing.
         source: name of the named source that the block belongs to; "" if sources are not named.
-        at: where the source begins again with this block (`Source.blocks_from`); (): only its number says.
+        at: what `Source.blocks_from` takes to begin with this block again; (): the source has none, and takes the
+            block's number.
     """
 
     name: str
@@ -92,7 +93,7 @@ class Block:
 
 
 class Source(ABC):
-    """Base class of sources. Only `blocks` must be written; the other members improve progress bars and messages."""
+    """Base class of sources. A subclass must define `blocks`; the other members improve progress bars and messages."""
 
     kind: Kind | None = None
     """What every record holds, "text" or "ids"; None if that is not known before reading."""
@@ -196,7 +197,7 @@ def chain(digest: bytes, block: Block) -> bytes:
 
 
 def _plain(ids: Any, name: str, record: int) -> list[Any]:
-    """Return ids as a list for JSON; a value that is no integer stays, and makes a bad record later."""
+    """Return ids as a list for JSON; a value that is not an integer stays, and makes a bad record later."""
     values = ids.tolist() if hasattr(ids, "tolist") else ids
     if not isinstance(values, list | tuple):
         raise SourceError(f"{name}: record {record} is {type(ids).__name__}, neither text nor a list of ids")

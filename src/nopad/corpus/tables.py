@@ -136,7 +136,7 @@ def parquet_footer(file: InputFile) -> tuple[Any, pa.Schema]:
     """Return the metadata and the schema of a Parquet file.
 
     Raises:
-        SourceError: it is no whole Parquet file.
+        SourceError: it is not a whole Parquet file.
     """
     with file.random() as opened, library_errors(file, "Parquet"):
         metadata = pq.read_metadata(opened)

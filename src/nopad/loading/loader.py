@@ -24,7 +24,7 @@ from nopad.batch import Flat, PackedBatch, Rows
 from nopad.batch.form import Form, check_form
 from nopad.errors import OptionError
 from nopad.loading.agreement import check_agreement, exchange_of
-from nopad.loading.arguments import aligned, fitting, groups_per_rank, per_rank, refuse_dealing
+from nopad.loading.arguments import aligned, fitting, groups_per_rank, per_rank, refuse_dealing, refuse_torchs
 from nopad.loading.epochs import Epochs
 from nopad.loading.feeds import Feed
 from nopad.loading.finite import EpochSupply
@@ -72,14 +72,14 @@ class PackedLoader:
         last: what happens with units that make no whole step: "drop" them (counted in `summary`), "fill" the step with
             empty rows (a rank without any sequence gets a stand-in of weight 0), or "refuse".
         balance: how units are drawn and dealt to ranks; a `Balance` or the name of one.
-        cost: the work that a sequence is, which is balanced among ranks, as a `nopad.balance.CostModel`; None: tokens.
+        cost: how much work a sequence is, which is what ranks share evenly: a `nopad.balance.CostModel`; None: tokens.
         seed: the seed of all random choices.
-        align: every sequence takes a multiple of so many slots of its row, the last of them padding (2 x the ranks of
+        align: every sequence takes a multiple of this many slots of its row, the last of them padding (2 x the ranks of
             context parallelism; FP8 kernels). Packs are planned for it.
         groups: the group of each sequence, integers ``[n]``, for sequences that stay together (preference pairs,
             answers to one prompt); or a number k: every k sequences are a group.
         together: what the sequences of a group share. In packs: always a "pack", whatever is given. Not packed: a
-            "rank", in the same micro-step; or no more than the "step".
+            "rank", in the same micro-step; or only the "step".
         form: how a batch lies in memory; None: `Rows` for packs of a capacity, `Flat` for others.
         collate: a function that makes the `PackedBatch`; it gets the sequences (`nopad.sequences.Sequences`), `form`,
             and how many of the sequences lie in each row, int64 ``[rows]``; or `nopad.loading.EpochCollate`, which
@@ -137,6 +137,7 @@ class PackedLoader:
         **options: Any,
     ) -> None:
         self.ranks = Ranks.found(rank=rank, world_size=world_size, node_size=node_size, group=group)
+        refuse_torchs(options)
         taken = per_rank(rows, tokens, sequences, capacity)
         prefetch = _PREFETCH.check("prefetch", prefetch)
         self._per_rank = taken
@@ -270,7 +271,7 @@ class PackedLoader:
         return self._supply.length(self._at)
 
     def summary(self) -> Summary | StreamSummary:
-        """Return what the epoch under way is: steps, sequences, tokens, what is left out, how evenly ranks work.
+        """Return a summary of the epoch under way: steps, sequences, tokens, what is left out, how evenly ranks work.
 
         >>> import nopad
         >>> data = [[1, 2, 3], [4], [5, 6], [7, 8]]
@@ -287,7 +288,7 @@ class PackedLoader:
         """Go to the beginning of epoch number `epoch`; nothing happens if it is the one under way.
 
         Raises:
-            OptionError: `epoch` is no number from 0.
+            OptionError: `epoch` is not an integer of at least 0.
         """
         if _NUMBER.check("epoch", epoch) != self._at.epoch:
             self._at = self._supply.epoch_begin(self._at, epoch)
@@ -324,7 +325,7 @@ class PackedLoader:
         that were there, as a list.
 
         Raises:
-            FormatError: this is no state of a loader, or one of a newer nopad, or states of ranks are missing.
+            FormatError: this is not a state of a loader, or one of a newer nopad, or states of ranks are missing.
             PlanMismatchError: the state is of other data, another plan, cost model or seed; the message names it.
         """
         self._at = self._supply.placed(state)

@@ -34,7 +34,7 @@ def open_feed(
     """Return what deals `data`: stored rows, virtual packs of `capacity`, or, if `unpacked`, single sequences.
 
     Raises:
-        OptionError: `data` is no packed dataset and no capacity is given; options of a plan are given without one;
+        OptionError: `data` is not a packed dataset and no capacity is given; options of a plan are given without one;
             groups cannot stay together in this way.
     """
     checked, _ = check_sizes(1 if capacity is None else capacity, None, seed)

@@ -90,7 +90,7 @@ class Ranks:
             group: a torch process group or a `DeviceMesh` of one dimension.
 
         Raises:
-            OptionError: only one of `rank` and `world_size` is given, a number is invalid, or `group` is no group.
+            OptionError: only one of `rank` and `world_size` is given, a number is invalid, or `group` is not a group.
         """
         if (rank is None) != (world_size is None):
             raise OptionError("rank and world_size go together; give both, or neither")

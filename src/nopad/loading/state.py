@@ -45,7 +45,7 @@ class Position:
         return replace(self, epoch=epoch, past=(), leg=replace(self.leg, steps=0), batches=0)
 
     def after_step(self, sequences: int, tokens: int) -> Position:
-        """Return the position after a whole step with so many sequences and tokens on all ranks."""
+        """Return the position after a whole step, with the sequences and tokens that it has on all ranks."""
         return Position(
             epoch=self.epoch,
             past=self.past,
@@ -89,7 +89,7 @@ def read_state(state: Any) -> tuple[Position, dict[str, Any]]:
     """Return the position and the facts in a state.
 
     Raises:
-        FormatError: it is no state of a loader, of a newer version, or has values that cannot be.
+        FormatError: it is not a state of a loader, of a newer version, or has values that cannot be.
     """
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
         raise FormatError("this is no state of a nopad.PackedLoader; give what its state_dict() returned")

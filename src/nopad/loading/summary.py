@@ -31,7 +31,7 @@ class Summary:
         steps: optimiser steps.
         sequences, tokens: in these steps, on all ranks.
         slots: places for tokens in these steps; None: as many as tokens.
-        steps_not_packed: optimiser steps of the same sequences, one per row; None: rows are no measure.
+        steps_not_packed: optimiser steps of the same sequences, one per row; None: rows are not a measure.
         left_out: (units, sequences, tokens) that make no whole step in this epoch.
         empty: places for units that stay empty in the last step.
         balanced: how even the ranks' costs are, between two points where they wait; over up to 32 steps.
@@ -57,7 +57,7 @@ class Summary:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return a few lines for people."""
+        """Return the summary as a few lines of text."""
         s, units = self.shape, f"{self.unit}s"
         lines = [
             f"step     {s.world_size:,} ranks x {s.accumulation:,} micro-steps x {self.takes}: "
@@ -73,7 +73,7 @@ class Summary:
             left, sequences, tokens = self.left_out
             lines.append(f"left out {left:,} {units} ({sequences:,} sequences, {tokens:,} tokens): no whole step")
         if self.empty:
-            lines.append(f"filled   {self.empty:,} places of the last step stay empty")
+            lines.append(f"filled   places of the last step that stay empty: {self.empty:,}")
         where = "micro-step" if self.balance.wait == "micro" else "step"
         b = self.balanced
         lines.append(

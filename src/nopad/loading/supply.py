@@ -29,13 +29,13 @@ Collate = Callable[[Sequences, Form, NDArray[np.int64]], PackedBatch]
 class EpochCollate(ABC):
     """A `Collate` that makes other batches of the same sequences in every epoch, such as masks drawn anew.
 
-    What it draws is to be a function of the epoch and of the numbers of the sequences (``seq_index`` in their values)
+    What it draws must be a function of the epoch and of the numbers of the sequences (``seq_index`` in their values)
     alone. Then ranks, worker processes and resuming change nothing.
     """
 
     @abstractmethod
     def at(self, epoch: int) -> Collate:
-        """Return what makes the batches of an epoch; of a stream, of a pass over its source."""
+        """Return the `Collate` of an epoch; of a stream, that of a pass over its source."""
 
     def __call__(self, sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:
         """Make a batch as in epoch 0."""
@@ -143,7 +143,7 @@ class Supply(ABC):
         """Return the place of a state.
 
         Raises:
-            FormatError: this is no state of such a loader.
+            FormatError: this is not a state of such a loader.
             PlanMismatchError: it is of other data, or other options.
         """
 

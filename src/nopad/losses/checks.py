@@ -29,10 +29,10 @@ IGNORED = -100
 
 
 def check_tensors(**given: Any) -> None:
-    """Refuse arguments that are no tensors, or not all on one device; their names are used in messages.
+    """Refuse arguments that are not tensors, or not all on one device; their names are used in messages.
 
     Raises:
-        BatchError: an argument is no tensor, or is on another device than the others.
+        BatchError: an argument is not a tensor, or is on another device than the others.
     """
     for name, value in given.items():
         if not isinstance(value, Tensor):
@@ -43,7 +43,7 @@ def check_tensors(**given: Any) -> None:
 
 
 def check_floating(**given: Tensor) -> None:
-    """Refuse logits that are no floating-point numbers.
+    """Refuse logits that are not floating-point numbers.
 
     Raises:
         BatchError: an argument has another dtype.
@@ -54,7 +54,7 @@ def check_floating(**given: Tensor) -> None:
 
 
 def check_batch(batch: Any) -> None:
-    """Refuse a batch that is no `PackedBatch`, or has targets: sources and targets have a layout each.
+    """Refuse a batch that is not a `PackedBatch`, or has targets: sources and targets have a layout each.
 
     Raises:
         BatchError: the batch has another type, or has targets.
@@ -79,12 +79,12 @@ def check_per(per: str) -> None:
 
 
 def check_classes(labels: Tensor, classes: int, name: str = "labels", *, anywhere: bool = False) -> None:
-    """Refuse labels that are no classes; -100, which losses ignore, is allowed.
+    """Refuse labels that are not classes; -100, which losses ignore, is allowed.
 
     `anywhere`: check the values on an accelerator too.
 
     Raises:
-        BatchError: labels are no integers, or one is below 0 or above the last class.
+        BatchError: labels are not integers, or one is below 0 or above the last class.
     """
     if labels.is_floating_point() or labels.dtype == torch.bool:
         raise BatchError(f"{name} are {labels.dtype}; expected numbers of classes, integers")
@@ -102,7 +102,7 @@ def check_classes(labels: Tensor, classes: int, name: str = "labels", *, anywher
 
 
 def check_places(**given: Tensor) -> None:
-    """Refuse positions of tokens that are no integers.
+    """Refuse positions of tokens that are not integers.
 
     Raises:
         BatchError: an argument does not hold integers.
@@ -113,10 +113,10 @@ def check_places(**given: Tensor) -> None:
 
 
 def check_denominator(denominator: Any) -> None:
-    """Refuse a denominator that is no number.
+    """Refuse a denominator that is not a number.
 
     Raises:
-        BatchError: the denominator is no number.
+        BatchError: the denominator is not a number.
     """
     single = isinstance(denominator, Tensor) and denominator.numel() == 1
     if not (denominator is None or single or isinstance(denominator, int | float)):

@@ -5,7 +5,7 @@ ranks: cross-entropy of scaled similarities (multiple negatives ranking, InfoNCE
 their vectors meet here. Ranks may hold different numbers of sequences. Vectors are gathered with gradients: that of a
 vector is the sum over what all ranks' losses make of it.
 
-Two equal texts in a batch are no negatives of each other: `contents`, a number per text, says which are equal, and
+Two equal texts in a batch are not negatives of each other: `contents`, a number per text, says which are equal, and
 these are left out of the sums of an anchor (`same="mask"`).
 """
 
@@ -94,7 +94,7 @@ def contrastive_sum(
         mine: whose cross-entropies are summed, among the pairs; bool ``[p]``.
         scale: factor of the similarities, which are dot products.
         symmetric: the mean of both directions: positives against all anchors too.
-        same: what happens to candidates that are no negatives, since they equal the anchor, its positive, or are the
+        same: what happens to candidates that are not negatives, since they equal the anchor, its positive, or are the
             positive of an equal anchor: "mask" leaves them out, "keep" takes them for negatives.
     """
     vectors = vectors.float() if vectors.dtype.itemsize < 4 else vectors

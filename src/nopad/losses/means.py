@@ -77,7 +77,7 @@ def token_loss(
         A scalar, in float32 or wider; NaN if no token is labelled.
 
     Raises:
-        BatchError: a shape does not fit the batch, or a label is no class.
+        BatchError: a shape does not fit the batch, or a label is not a class.
         OptionError: `per` is neither "token" nor "sequence".
 
     >>> import nopad, torch
@@ -134,7 +134,7 @@ def sequence_loss(
         A scalar, in float32 or wider; NaN if no sequence has a label.
 
     Raises:
-        BatchError: shapes do not fit each other, or a label is no class.
+        BatchError: shapes do not fit each other, or a label is not a class.
 
     >>> import torch
     >>> from nopad.losses import sequence_loss
@@ -341,7 +341,7 @@ def check_logits(logits: Tensor, labels: Tensor, batch: PackedBatch) -> None:
     """Refuse logits that are not ``[R, L, C]``, and labels that are none of C classes.
 
     Raises:
-        BatchError: the logits have another shape, or a label is no class.
+        BatchError: the logits have another shape, or a label is not a class.
     """
     check_tensors(logits=logits, labels=labels)
     rows, width = batch.layout.shape

@@ -101,7 +101,7 @@ class Confusion(_Counts):
         """Add a batch: logits ``[..., C]``, integer labels ``[...]``; labels of -100 are ignored.
 
         Raises:
-            BatchError: shapes do not fit each other, or a label is no class.
+            BatchError: shapes do not fit each other, or a label is not a class.
         """
         check_tensors(logits=logits, labels=labels)
         classes = len(self.counts)
@@ -205,7 +205,7 @@ def best_spans(start_logits: Tensor, end_logits: Tensor, longest: int = 30) -> t
         First and last position of each answer, int64 ``[S]`` each.
 
     Raises:
-        OptionError: `longest` is no integer from 1.
+        OptionError: `longest` is not an integer of at least 1.
         BatchError: the logits differ in shape, or are not floats ``[S, L]``.
 
     >>> import torch

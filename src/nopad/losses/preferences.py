@@ -26,7 +26,7 @@ Denominator = float | Tensor | None
 
 
 def label_logprobs(logits: Tensor, labels: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-    """Return how likely a causal language model finds the labelled tokens of each sequence.
+    """Return, for each sequence, the log-probability of its labelled tokens under a causal language model.
 
     Args:
         logits: ``[R, L, C]``; those of a token predict the next token's label.
@@ -38,7 +38,7 @@ def label_logprobs(logits: Tensor, labels: Tensor, batch: PackedBatch) -> tuple[
         float32 or wider.
 
     Raises:
-        BatchError: a shape does not fit the batch, or a label is no class.
+        BatchError: a shape does not fit the batch, or a label is not a class.
 
     >>> import nopad, torch
     >>> from nopad.losses import label_logprobs
@@ -64,7 +64,7 @@ def reward_loss(
     center: float | None = None,
     denominator: Denominator = None,
 ) -> Tensor:
-    """Bradley-Terry: how unlikely it is, by the rewards of both, that the chosen answer is the better one.
+    """Bradley-Terry loss: minus the log-probability, by both rewards, that the chosen answer is the better one.
 
     Args:
         chosen: rewards of the chosen answers, ``[P]``.
@@ -73,6 +73,9 @@ def reward_loss(
         center: weight of the squared sum of both rewards, which keeps their mean near 0 (TRL's
             ``center_rewards_coefficient``); None: 0.
         denominator: divide by this number, and not by P.
+
+    Returns:
+        The sum of the pairs' losses, divided; a scalar, in float32 or wider.
 
     Raises:
         BatchError: the shapes differ.
@@ -104,13 +107,16 @@ def preference_loss(
     """DPO: how far the model has moved from the reference towards chosen and away from rejected answers.
 
     Args:
-        chosen: log-probability of each chosen answer, less that of the reference model, ``[P]``.
+        chosen: log-probability of each chosen answer minus that of the reference model, ``[P]``.
         rejected: the same of the rejected ones.
         counts: tokens of the chosen answers, and of the rejected ones, ``[P]`` each; "ipo" divides by them.
-        beta: how much moving away from the reference costs.
+        beta: how strongly the model is held to the reference.
         kind: "sigmoid", "ipo" or "robust".
-        label_smoothing: share of pairs that are the wrong way round; below 0.5, and 0 with "ipo".
+        label_smoothing: share of pairs whose answers are taken to be swapped; below 0.5, and 0 with "ipo".
         denominator: divide by this number, and not by P.
+
+    Returns:
+        The sum of the pairs' losses, divided; a scalar, in float32 or wider.
 
     Raises:
         BatchError: the shapes differ.

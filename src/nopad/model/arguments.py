@@ -42,8 +42,8 @@ def check_inputs(model: Any, takes: Sequence[str], stock: bool, named: Mapping[s
         layout: the batch's layout.
 
     Raises:
-        BatchError: an argument is no tensor, has a wrong shape, is on another device, or holds values beyond what the
-            model has; positions are not the layout's; or a decoder would have to make its ids from its labels.
+        BatchError: an argument is not a tensor, has a wrong shape, is on another device, or holds values beyond what
+            the model has; positions are not the layout's; or a decoder would have to make its ids from its labels.
     """
     _check_devices(model, takes, named)
     _check_side(model, takes, named, "", layout)
@@ -178,7 +178,7 @@ def check_labels(model: Any, by_token: bool, named: dict[str, Any]) -> None:
     Integer labels in `named` are replaced by int64. `by_token`: whether there is one label per token.
 
     Raises:
-        BatchError: labels are no tensor, are no integers although they must be classes, or are no valid class.
+        BatchError: labels are not a tensor, are not integers although they must be classes, or are not a valid class.
     """
     for name in ("labels", "next_sentence_label", "sentence_order_label", "start_positions", "end_positions"):
         value = named.get(name)
@@ -211,7 +211,7 @@ def _check_sequence_labels(config: Any, labels: Tensor) -> None:
     `problem_type` of the configuration says which of these; if it is None, the number of classes and the dtype do.
 
     Raises:
-        BatchError: labels are no valid class, or have a wrong shape or dtype.
+        BatchError: labels are not a valid class, or have a wrong shape or dtype.
     """
     classes, problem = config.num_labels, config.problem_type
     if problem == "regression" or (problem is None and classes == 1):

@@ -26,7 +26,7 @@ def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside:
         config: the model's configuration.
         ids: token ids ``[R, L]``, or None.
         placed: the batch's layout.
-        pads_inside: whether pad ids may stand before a sequence's last token that is no pad id.
+        pads_inside: whether pad ids may stand before a sequence's last token that is not a pad id.
 
     Raises:
         BatchError: a pad id stands inside a sequence, and `pads_inside` is False.

@@ -31,9 +31,10 @@ _linear = nn.functional.linear
 
 @contextmanager
 def fast_linear(model: nn.Module) -> Iterator[None]:
-    """Inside this context, the model's float32 linear layers without gradients run on the faster kernel.
+    """Inside this context, float32 linear layers of the model run on oneDNN's kernel where it is the faster one.
 
-    Do not train, load or swap the model's weights inside. Each scope reorders the weights again, which costs about as
+    It is for inference on a CPU: calls that need gradients run on PyTorch's own kernel. Do not train, load or swap the
+    model's weights inside. Each time the context is entered, the weights are reordered, which costs about as
     much as running a few hundred tokens. Where PyTorch's own kernel is faster, or the model is not in float32 on a CPU,
     the context does nothing and costs nothing.
 

@@ -30,8 +30,8 @@ def pooled(states: Tensor, batch: PackedBatch, how: str = "mean") -> Tensor:
         ``[S, ...]``, same dtype and device, in the order in which the sequences were given.
 
     Raises:
-        BatchError: the states are no tensor, their shape does not begin with ``[R, L]``, or the batch has targets or is
-            no `PackedBatch`.
+        BatchError: the states are not a tensor, their shape does not begin with ``[R, L]``, or the batch has targets or
+            is not a `PackedBatch`.
         OptionError: `how` is none of these.
 
     >>> import nopad, torch

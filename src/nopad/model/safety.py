@@ -47,8 +47,8 @@ def packed(model: Any, *, backend: str = "auto", max_sequences: int | None = Non
 
     Raises:
         UnsupportedModelError: sequences of this model cannot be kept apart, or nopad does not know the model.
-        OptionError: there is no such backend or head, the class is known to have another head, `max_sequences` is no
-            integer from 1, or the model is already pack-safe.
+        OptionError: there is no such backend or head, the class is known to have another head, `max_sequences` is
+            not an integer of at least 1, or the model is already pack-safe.
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel

@@ -49,8 +49,7 @@ class StreamPacker:
         depth: most sequences a pack may hold; None: unlimited.
         buffer: most sequences held back; more give fuller packs, up to a point.
         patience: a sequence leaves at the latest when this many have arrived after it; None: 64 times `buffer`.
-        buffer_tokens: fewer tokens than this are held back, where that is less than `buffer` sequences; None: as many
-            as these have.
+        buffer_tokens: fewer tokens than this are held back, a limit beside `buffer`; None: no limit on tokens.
 
     Raises:
         OptionError: an option has an invalid value.

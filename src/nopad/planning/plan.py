@@ -38,7 +38,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Plan:
-    """What is packed together how often, so that every sequence of a histogram is covered exactly once.
+    """Which lengths are packed together, and how often, so that each sequence of a histogram is covered exactly once.
 
     A strategy is the content of a pack, as lengths of sequences; it stands for `counts` equal packs.
 

@@ -39,7 +39,7 @@ class Subject:
     """A histogram, plan or packed dataset to report on.
 
     Attributes:
-        name: name for the reader.
+        name: name, as it is shown.
         kind: "histogram", "plan" or "dataset".
         plan: the plan of its packs; for a histogram the default plan.
         comparison: rows of `compare` for several algorithms and depths.
@@ -111,7 +111,7 @@ def read_subject(path: Path, *, comparison: Sequence[Mapping[str, Any]] | None =
     `comparison`: `Plan.summary` rows to show for a dataset; None: several algorithms and depths are compared now.
 
     Raises:
-        FormatError: the path is no histogram, plan or packed dataset.
+        FormatError: the path is not a histogram, plan or packed dataset.
         OptionError: a histogram states no capacity, or is empty.
     """
     if path.is_dir():

@@ -26,7 +26,7 @@ def check_share(validation: float) -> None:
     """Refuse a share to hold out that is not from 0 to below 1.
 
     Raises:
-        OptionError: it is not, or is no number.
+        OptionError: it is not, or is not a number.
     """
     if not (isinstance(validation, float | int) and 0 <= validation < 1):
         raise OptionError(f"the share to hold out is {validation!r}; it must be at least 0 and below 1, such as 0.01")

@@ -53,14 +53,14 @@ def pack_corpus(
     monitor: Monitor | None = None,
     commit_every_s: float = 2.0,
 ) -> Manifest:
-    """Pack a corpus into a dataset folder, or resume or reuse what an equal call left there.
+    """Pack a corpus into a dataset folder, or resume or reuse what the same call left there.
 
     If a share is held out, two datasets are written, ``OUT/train`` and ``OUT/validation``, and the manifest of
     ``train`` is returned.
 
     Args:
         source: where the records come from; see `nopad.corpus`.
-        out: the dataset folder: new, empty, or left by an equal call.
+        out: the dataset folder: new, empty, or left by the same call.
         corpus: capacity and policies.
         tokenizer: for text; ready-made ids need none.
         packing: algorithm, depth, seed, order; the share to hold out.

@@ -115,7 +115,7 @@ class Manifest:
         """Read the manifest of a packed dataset.
 
         Raises:
-            FormatError: the folder is no packed dataset, or has an unknown format version.
+            FormatError: the folder is not a packed dataset, or has an unknown format version.
             CorruptError: the job that writes it has not finished, or the manifest is damaged.
             StorageError: the manifest cannot be read.
         """
@@ -248,7 +248,7 @@ def _document(path: Path) -> dict[str, Any]:
     """Return what a manifest holds, of whatever version.
 
     Raises:
-        FormatError: the file is no manifest of a packed dataset.
+        FormatError: the file is not a manifest of a packed dataset.
         CorruptError: it is damaged.
         StorageError: it cannot be read.
     """

@@ -51,7 +51,7 @@ def open_packed(path: str | Path, *, cached_row_groups: int = 16) -> PackedDatas
     not the SHA-256 of files; `nopad.verify` does.
 
     Raises:
-        FormatError: the folder is no packed dataset, or has an unknown format version.
+        FormatError: the folder is not a packed dataset, or has an unknown format version.
         CorruptError: the job that writes it has not finished, or the manifest is damaged.
     """
     return PackedDataset(path, cached_row_groups=cached_row_groups)
@@ -205,7 +205,9 @@ class PackedDataset:
         return self._read(self._numbers(numbers))
 
     def gather(self, numbers: ArrayLike) -> tuple[Sequences, NDArray[np.int64]]:
-        """Return the sequences of the packs with these numbers, in this order, and how many each pack has; ``[packs]``.
+        """Return the sequences of the packs with these numbers, in this order, and how many each pack has.
+
+        The second result is int64 ``[packs]``.
 
         Row groups come from the cache where they are there; nothing is read ahead.
 

@@ -109,7 +109,7 @@ def studied() -> tuple[Studied, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class BalanceRow:
-    """How even one method is on so many GPUs.
+    """How evenly one method loads a number of GPUs.
 
     Attributes:
         gpus: number of ranks.
@@ -144,7 +144,7 @@ class BalanceRow:
     steps: int
 
     def summary(self) -> dict[str, Any]:
-        """Return the row for JSON."""
+        """Return the row as a dict of plain values, ready for JSON."""
         return asdict(self)
 
 
@@ -173,7 +173,7 @@ def balance_rows(
 
     Raises:
         OptionError: a number is not allowed, or the node does not divide the GPUs.
-        BalanceError: the histogram has not enough sequences, or packs, for one step.
+        BalanceError: the histogram holds fewer sequences, or packs, than one step takes.
 
     >>> histogram = Histogram.from_counts({n: 50 for n in range(1, 65)})
     >>> rows = balance_rows(histogram, [8], steps=20, methods=[Studied(name="ours", balance=Balance())])
@@ -282,7 +282,7 @@ def _row(method: Studied, shape: Shape, by_tokens: Report, by_cost: Report, seco
 def _steps(
     costs: NDArray[np.int64], shape: Shape, balance: Balance, steps: int
 ) -> Iterator[tuple[NDArray[Any], float]]:
-    """Yield the units of so many steps, and the time that drawing took for each; over several epochs if need be."""
+    """Yield the units of this many steps, and the time that drawing took for each; over several epochs if need be."""
     whole = whole_steps(costs, shape, balance)
     if not whole:
         raise BalanceError(
@@ -316,7 +316,7 @@ def _shuffled(counts: NDArray[np.int64], stream: int) -> NDArray[np.int32]:
 
 
 def published_range(row: BalanceRow, histogram: Histogram) -> tuple[int, int] | None:
-    """Return the least and most tokens that Table 5 prints for a row; None if it is no row of this table."""
+    """Return the least and most tokens that Table 5 prints for a row; None if it is not a row of this table."""
     same = (row.gpus, row.node, row.batch) == TOKENS_PER_GPU_ARE_OF
     known = any(table.name == FIGURES_ARE_OF for table in tables_for(histogram, histogram.max_length))
     return TOKENS_PER_GPU.get(row.method) if same and known else None

@@ -26,7 +26,7 @@ class Distribution:
     """Lengths and speed-ups of one corpus.
 
     Attributes:
-        name: name for the reader.
+        name: name, as it is shown.
         capacity: capacity in tokens.
         histogram: histogram of its lengths.
         theoretical: the speed-up without any padding.
@@ -74,7 +74,7 @@ class Distribution:
         return np.bincount(place, weights=self.histogram.counts, minlength=bins) / self.histogram.sequences
 
     def summary(self) -> dict[str, Any]:
-        """Return everything but the histogram itself, JSON-ready."""
+        """Return everything but the histogram itself as a dict, ready for JSON."""
         return {
             "name": self.name,
             "capacity": self.capacity,

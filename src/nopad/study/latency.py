@@ -80,8 +80,8 @@ class LatencyRow:
         gpus: number of GPUs.
         batch: sequences per GPU.
         method: name of the method.
-        compute: the rank with the mean number of tokens.
-        waiting: what the rank with the most tokens takes longer; padding waits for none.
+        compute: computing, on a rank with the mean number of tokens.
+        waiting: how much longer the rank with the most tokens computes; 0 where batches are padded.
         launch: launching kernels.
         reduce: the part of the all-reduce that nothing hides.
         exchange: exchanging and sorting samples.
@@ -99,7 +99,7 @@ class LatencyRow:
     seconds: float
 
     def summary(self) -> dict[str, Any]:
-        """Return the row for JSON."""
+        """Return the row as a dict of plain values, ready for JSON."""
         return asdict(self)
 
 
@@ -110,9 +110,9 @@ def latency_rows(
     batches: Sequence[int] = BATCHES,
     constants: Constants | None = None,
 ) -> Iterator[LatencyRow]:
-    """Yield what a step takes by padding, by the methods of Figure 7, and by ours.
+    """Yield how long a step takes with padded batches, with each method of Figure 7, and with nopad's.
 
-    Numbers of GPUs for which the histogram has not two steps, or not one of packs, are left out.
+    Numbers of GPUs for which the histogram holds fewer than two steps of sequences, or one step of packs, are left out.
     """
     constants = constants or Constants()
     packs = plan(histogram, histogram.max_length, algorithm="lpfhp").packs

@@ -12,8 +12,8 @@ even share; each rank packs its own into as many micro-batches as it takes. So r
 micro-batches: this is only for ranks that wait once per step.
 *Packs drawn by cost* keeps fixed packs: those of a window of steps are sorted by cost, each micro-step takes its packs
 from one place of that order, and each step has one micro-step from each quarter of it. The packs of a micro-step are
-then alike, wherever ranks wait. What it costs: a micro-step is no random sample of the window, though every pack still
-comes exactly once, and steps differ more in cost (`spread`).
+then alike, wherever ranks wait. What it costs: a micro-step is not a random sample of the window, though every pack
+still comes exactly once, and steps differ more in cost (`spread`).
 
 The published schedulers are re-built from their descriptions: next-fit in order of arrival (Megatron-LM's
 ``dp_balanced``), worst-fit decreasing over the sequences of a step (NeMo AutoModel), and first-fit into eight open
@@ -69,7 +69,7 @@ class Workload:
     parts: tuple[tuple[float, float, float], ...]
 
     def lengths(self, sequences: int) -> NDArray[np.int32]:
-        """Return so many lengths in tokens; int32 ``[sequences]``, the same at each call.
+        """Return `sequences` lengths in tokens; int32 ``[sequences]``, the same at each call.
 
         >>> WORKLOADS[0].lengths(3).size
         3
@@ -92,7 +92,7 @@ WORKLOADS = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class LongRow(BalanceRow):
-    """How even one method is on one workload.
+    """How evenly one method loads the ranks on one workload.
 
     Attributes:
         workload: name of the workload.
@@ -132,7 +132,7 @@ def long_context_rows(
     """Simulate each way to pack and deal on a workload; yield a row for each, and for each place where ranks wait.
 
     Args:
-        workload: what lengths there are.
+        workload: the distribution of lengths.
         cost: cost model; None: tokens and attention of a model with hidden size 4,096.
         ranks: number of ranks.
         node: ranks of a node.

@@ -58,14 +58,14 @@ _POINTS = 1 << 17  # of the integrals: three digits after the point
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingRow:
-    """Expected speed-up over padding on so many devices.
+    """Expected speed-up over padding on a number of devices.
 
     Attributes:
         devices: number of devices.
         printed: un-padding, by the printed constants.
         corrected: un-padding, by the constants that satisfy the equations.
         by_time: un-padding, by a Gumbel distribution of times.
-        simulated: un-padding with batches at random, simulated from the histogram; None: it has not enough sequences.
+        simulated: un-padding with batches at random, simulated from the histogram; None: it has too few.
         balanced: un-padding with balance (equal-count Karmarkar-Karp on indices), simulated; None as above.
         packing: the packing factor, the same on any number of devices.
     """
@@ -79,7 +79,7 @@ class ScalingRow:
     packing: float
 
     def summary(self) -> dict[str, Any]:
-        """Return the row for JSON."""
+        """Return the row as a dict of plain values, ready for JSON."""
         return asdict(self)
 
 

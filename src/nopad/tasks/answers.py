@@ -63,8 +63,8 @@ class Answers(Task):
         n_best: how many candidates of each window are kept.
 
     Predictions are per record: ``text``, ``start`` (its first character in the context; None without an answer),
-    ``score`` (its probability among the candidates) and, with a threshold, ``no_answer``: by how much no answer scores
-    higher than the best one.
+    ``score`` (its probability among the candidates) and, with a threshold, ``no_answer``: the score for the absence of
+    an answer minus that of the best span.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -119,9 +119,9 @@ class Answers(Task):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn records into windows, with the columns ``start_positions`` and ``end_positions``; see `Task.encode`.
 
-        A column ``context`` has where the context begins and ends (exclusive) in each sequence, and the position of
-        ``[CLS]``. The details of a window are ``context``, the record's, and ``offsets``, first and last character
-        (exclusive) of its tokens.
+        A column ``context``, int64 ``[n, 3]``, holds where the context begins and ends (exclusive) in each sequence,
+        and the position of ``[CLS]``. The details of a window are ``context``, the record's text, and ``offsets``, the
+        first and last character (exclusive) of each of its tokens.
         """
         questions, contexts, spans = self._read(records, labels)
         ids: list[list[int]] = []
@@ -192,10 +192,11 @@ class Answers(Task):
         return questions, contexts, spans
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return the best spans of each window, and the score of no answer.
+        """Return, per window, its best ``spans``, and ``null``, the score for the absence of an answer.
 
-        ``spans`` are lists of first and last token, counted from the context's first token in the window, and the sum
-        of their logits; ``null`` is that sum of ``[CLS]``.
+        A span is a list of its first token, its last token (inclusive) and its score. Tokens count from the context's
+        first one in the window, and a score is the start logit of the first plus the end logit of the last token;
+        ``null`` is that sum at ``[CLS]``.
 
         Raises:
             BatchError: the logits are NaN; or the batch was not made by this task.
@@ -233,8 +234,8 @@ class Answers(Task):
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
         """Return the answer to each question, of the best spans of its windows; see the class.
 
-        A span that two windows have counts once, with the higher score; no answer scores as in the window where it
-        scores lowest.
+        A span that two windows have counts once, with the higher score. The score for the absence of an answer is the
+        lowest of all windows.
         """
         spans: dict[int, dict[tuple[int, int], float]] = {}
         nulls: dict[int, float] = {}
@@ -267,7 +268,7 @@ class Answers(Task):
     def scores(
         self, predictions: Sequence[dict[str, Any] | None], records: Iterable[Mapping[str, Any]]
     ) -> dict[str, float]:
-        """Return exact matches and F1 of texts, as SQuAD's script compares them (`nopad.tasks.squad`), up to 1.
+        """Return exact matches and F1 of texts, as SQuAD's script compares them (`nopad.tasks.squad`), from 0 to 1.
 
         Where only some questions have answers, there are those of each kind as well. A record without a prediction is
         wrong.

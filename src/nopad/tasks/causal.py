@@ -2,7 +2,7 @@
 
 `CausalLM` turns each text into one sequence with the tokenizer's special tokens before it and its end-of-sequence token
 behind it, or into several (``over_long="split"``). `Chat` takes the formats of `nopad.corpus.conversations`, and learns
-what `nopad.corpus.chats` says. What a prediction says of a record is how likely the model finds what would be learned.
+what `nopad.corpus.chats` says. A prediction holds the log-probability of what would be learned from the record.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Likely(Task):
         return causal
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return how likely the model finds each sequence.
+        """Return, per sequence, its log-probability under the model.
 
         ``logprob`` is the sum over its labelled tokens (in a batch without labels: all tokens but the first),
         ``tokens`` their number, and ``mean_logprob`` the mean; None without any.

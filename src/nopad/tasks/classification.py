@@ -67,7 +67,7 @@ class _OfTexts(Task):
         """Return the label of record `number` as the loss reads it.
 
         Raises:
-            RecordError: it is no label of this task.
+            RecordError: it is not a label of this task.
         """
         raise NotImplementedError
 
@@ -108,7 +108,7 @@ class Classification(_OfTexts):
         return _named(self.names, "single_label_classification")
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return the most likely class of each sequence, and the probabilities of all."""
+        """Return, per sequence, ``label`` (name of the likeliest class) and ``probabilities`` (of all classes)."""
         each = torch.softmax(outputs["logits"].double(), -1).tolist()
         return [{"label": self.names[max(range(len(one)), key=one.__getitem__)], "probabilities": one} for one in each]
 
@@ -151,7 +151,7 @@ class SeveralLabels(_OfTexts):
         return _named(self.names, "multi_label_classification")
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return the classes of each sequence with a probability above a half, and the probabilities of all."""
+        """Return, per sequence, ``labels`` (classes with a probability above 0.5) and ``probabilities`` (of all)."""
         each = torch.sigmoid(outputs["logits"].double()).tolist()
         return [
             {
@@ -183,7 +183,7 @@ class Regression(_OfTexts):
         return {"num_labels": 1, "problem_type": "regression"}
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return each sequence's number."""
+        """Return, per sequence, ``score``: the predicted number."""
         return [{"score": score} for score in outputs["logits"].double().reshape(-1).tolist()]
 
 

@@ -41,9 +41,9 @@ class InBatch(Vectors):
         pooling: see `nopad.tasks.embed`.
         normalize: similarities are cosines; else dot products.
         scale: factor of the similarities: 1 / temperature.
-        symmetric: the mean of anchors against candidates, and positives against anchors.
-        same: "mask" leaves candidates out of an anchor's negatives that equal it or its positive, or answer an equal
-            anchor; "keep" takes them for negatives.
+        symmetric: average the loss of anchors against candidates with that of positives against anchors.
+        same: what becomes of candidates that equal an anchor or its positive, or are the positive of an equal anchor:
+            "mask" leaves them out of its negatives, "keep" takes them for negatives.
         group: the process group whose ranks share negatives; None: all.
 
     Every rank must call `step` as often as the others, and run the backward pass where one does.
@@ -71,12 +71,15 @@ class InBatch(Vectors):
         self.same: Same = check_choice("same", same, Same)
 
     def denominator(self, batch: PackedBatch) -> Tensor:
-        """Return the number of anchors."""
+        """Return the number of anchors in this rank's batch; a float64 scalar."""
         found: Tensor = (batch["roles"] == ANCHOR).sum().double()
         return found
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return the sum over this rank's anchors, against the candidates of all ranks, divided by `denominator`."""
+        """Return the sum of the losses of this rank's anchors, divided by `denominator`; a scalar.
+
+        The candidates of an anchor are those of all ranks.
+        """
         table, where = gathered(torch.stack([batch[name] for name in self.targets], 1), self.group)
         vectors = gathered_rows(outputs["embeddings"], self.group)
         found = paired(table[:, 0], table[:, 1], where)
@@ -92,7 +95,7 @@ class InBatch(Vectors):
         return total / denominator.to(total)
 
     def nothing(self, outputs: Any, batch: PackedBatch) -> Tensor:
-        """Return a loss of 0 of a stand-in, which takes part in the gathering, and in that of the gradients."""
+        """Return the loss of a stand-in, 0; its rank takes part in the exchange of vectors and of their gradients."""
         gathered(torch.stack([batch[name] for name in self.targets], 1)[:0], self.group)
         vectors = gathered_rows(outputs["embeddings"][:0], self.group)
         return super().nothing({**outputs, "gathered": vectors}, batch)
@@ -278,7 +281,7 @@ class Contrastive(Task):
         return tokenised(self.tokenizer, texts, max_length=self.max_length, over_long=self.over_long)
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return the vector of each sequence."""
+        """Return, per sequence, ``embedding``: its vector, a list of H floats in single precision."""
         return [{"embedding": vector} for vector in outputs["embeddings"].float().tolist()]
 
     def model(self, name: Any, **options: Any) -> Any:

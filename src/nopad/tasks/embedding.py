@@ -60,7 +60,7 @@ def embed(
         OptionError: the pooling is unknown, `skip` is below 0 or used with another pooling than the mean, or the model
             has a head or is not pack-safe.
         LengthError: a sequence has no more than `skip` tokens.
-        BatchError: the batch is no `PackedBatch`, or one with targets.
+        BatchError: the batch is not a `PackedBatch`, or one with targets.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertModel

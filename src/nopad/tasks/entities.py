@@ -30,7 +30,7 @@ def has_entities(names: Sequence[str]) -> bool:
 
 
 def entities(tags: Sequence[str | None]) -> list[tuple[str, int, int]]:
-    """Return type, first and last word (exclusive) of each entity; None is no entity.
+    """Return type, first and last word (exclusive) of each entity; None is not an entity.
 
     >>> entities(["B-PER", "I-PER", "O", "I-LOC", "B-LOC", "I-PER"])
     [('PER', 0, 2), ('LOC', 3, 4), ('LOC', 4, 5), ('PER', 5, 6)]

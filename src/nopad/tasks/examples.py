@@ -21,10 +21,11 @@ class Examples:
 
     Attributes:
         sequences: the sequences, with ``input_ids`` and the task's columns; `nopad.PackedLoader` reads them.
-        record: number of the record of each sequence, rising; int64 ``[n]``.
+        record: number of the record of each sequence, ascending; int64 ``[n]``.
         records: number of records, r.
-        group: every so many sequences belong together (2: a chosen and a rejected answer), and stay in one step.
-        counts: how many records were cut, dropped or skipped, by name; what is not in there did not happen.
+        group: number of consecutive sequences that belong together (2: a chosen and a rejected answer), and stay in one
+            step.
+        counts: how many records were cut, dropped or skipped, by name; names without a count are left out.
         details: what a task keeps for its predictions, one entry per sequence, by name (where words begin in texts).
     """
 
@@ -81,7 +82,7 @@ def numbered(records: Iterable[Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield the records with their numbers, from 0.
 
     Raises:
-        RecordError: a record is no mapping of columns.
+        RecordError: a record is not a mapping of columns.
         LengthError: there is no record.
     """
     number = -1
@@ -101,8 +102,8 @@ def field_of(record: Mapping[str, Any], name: str, number: int, kind: type | tup
     """
     if name not in record:
         raise RecordError(
-            f"record {number} has no {name!r}, only {', '.join(map(str, record)) or 'nothing'}; name the columns that "
-            "the task reads when you make it"
+            f"record {number} has no {name!r}, only {', '.join(map(str, record)) or 'nothing'}; the task's options "
+            "name the columns that it reads (text='review', ...), or rename the column"
         )
     value = record[name]
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -133,7 +134,7 @@ def paired(
     """Yield each record's number, the record, and the prediction for it.
 
     Raises:
-        RecordError: a record is no mapping, or there are more or fewer predictions than records.
+        RecordError: a record is not a mapping, or there are more or fewer predictions than records.
     """
     count = 0
     for number, record in numbered(records):

@@ -33,7 +33,7 @@ class Texts:
         lowercase: convert prompt and text to lower case.
 
     Raises:
-        OptionError: `default_prompt_name` is none of the `prompts`, or a prompt is no text.
+        OptionError: `default_prompt_name` is none of the `prompts`, or a prompt is not text.
 
     >>> texts = Texts(prompts={"query": "query: "}, default_prompt_name="query")
     >>> texts.prompt(), texts.prompt(prompt="find: "), texts.prompt(prompt="")

@@ -82,14 +82,14 @@ class MaskedLM(Task):
 
     @property
     def collate(self) -> Collate:
-        """What masks sequences that are not masked yet."""
+        """The `Masking` that masks sequences which have no masks yet."""
         return self.masking
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn records into sequences; see `Task.encode`.
 
         With `labels` they are masked and have a column ``labels`` (`copies`), or have a column ``maskable``, by which
-        `collate` masks them. Without, ``[MASK]`` in a text is what is to be filled in.
+        `collate` masks them. Without `labels`, for predictions, ``[MASK]`` in a text is what is to be filled in.
         """
         texts = [field_of(record, self.text, number) for number, record in numbered(records)]
         ids: list[list[int]] = []
@@ -138,7 +138,7 @@ class MaskedLM(Task):
         return replace(every, values={})
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return the best tokens for each ``[MASK]`` of each sequence."""
+        """Return, per sequence, ``fill``: for each ``[MASK]`` its likeliest tokens, with token, id and score."""
         logits = outputs["logits"]
         slots = (batch["input_ids"].reshape(-1) == self.masking.mask_id).nonzero()[:, 0]
         shares = torch.softmax(logits.reshape(-1, logits.shape[-1])[slots.to(logits.device)].double(), -1)
@@ -155,7 +155,7 @@ class MaskedLM(Task):
         return found
 
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
-        """Return what fills each record's masks, over all its sequences in order."""
+        """Return, per record, ``fill``: the tokens of all masks of its sequences, in order (`results`)."""
         found: list[dict[str, Any] | None] = [None] * examples.records
         for number, result in zip(examples.record.tolist(), results, strict=True):
             mine = found[number] or {"fill": []}

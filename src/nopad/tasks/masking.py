@@ -63,7 +63,7 @@ class Masking(EpochCollate):
         self.marked = marked
 
     def at(self, epoch: int) -> Collate:
-        """Return what masks the sequences of an epoch."""
+        """Return the `Collate` that masks the sequences of an epoch."""
         return partial(self._collated, epoch)
 
     def _collated(self, epoch: int, sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:
@@ -97,7 +97,7 @@ class Masking(EpochCollate):
         return replace(whole, tokens={**columns, "input_ids": ids, "labels": labels})
 
     def maskable(self, ids: NDArray[Any]) -> NDArray[np.int8]:
-        """Return for each id whether it may be chosen, as a word of its own; int8."""
+        """Return 2 for each id that may be chosen, as a word of its own, and 0 for special tokens; int8, same shape."""
         return np.where(np.isin(ids, self.special), NEVER, BEGINS).astype(np.int8)
 
 

@@ -49,7 +49,7 @@ class Objective(ABC):
         reads: the model's outputs that are predictions.
         gives: whether these and the targets are per "token" or per "sequence".
         heads: the heads that a model may have, by the names that `nopad.packed` has for them; none: any.
-        classes: how many logits there are of each; None: any number.
+        classes: number of logits per token or sequence; None: any number.
     """
 
     targets: tuple[str, ...] = ("labels",)
@@ -64,7 +64,7 @@ class Objective(ABC):
 
     @abstractmethod
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return the sum over what the batch has labelled, divided by `denominator`; a scalar, float32 or wider."""
+        """Return the sum of the losses of what is labelled, divided by `denominator`; a scalar, float32 or wider."""
 
     @abstractmethod
     def meter(self) -> Meter:
@@ -111,14 +111,14 @@ class Objective(ABC):
         return self.loss(outputs, batch, counted), outputs
 
     def nothing(self, outputs: Any, batch: PackedBatch) -> Tensor:
-        """Return the loss of a stand-in, 0, of which all outputs are part, so that its rank has gradients of 0.
+        """Return the loss of a stand-in: 0, computed from all outputs, so that every parameter gets a gradient, of 0.
 
         An objective whose loss communicates with other ranks overrides this, to do its part there.
         """
         return _nothing(outputs)
 
     def check(self, batch: PackedBatch) -> None:
-        """Refuse what is no batch, and a batch that lacks a target.
+        """Refuse what is not a batch, and a batch that lacks a target.
 
         Raises:
             BatchError: it is one of these.

@@ -51,11 +51,11 @@ class OfTokens(Objective):
         self.heads = ("causal",) if causal else ("tokens",)
 
     def denominator(self, batch: PackedBatch) -> Tensor:
-        """Return the number of labelled tokens, or of sequences with one."""
+        """Return the number of labelled tokens, or, per sequence, of sequences that have one; a float64 scalar."""
         return token_denominator(batch["labels"], batch, per=self.per, causal=self.causal)
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return the sum of the cross-entropies, divided by `denominator`."""
+        """Return the sum of the tokens' cross-entropies, divided by `denominator`; a scalar (`token_loss`)."""
         return token_loss(
             outputs["logits"], batch["labels"], batch, per=self.per, causal=self.causal, denominator=denominator
         )
@@ -76,7 +76,7 @@ class OfSequences(Objective):
         self.classes: int = classes
 
     def check(self, batch: PackedBatch) -> None:
-        """Refuse what is no batch, a batch that lacks labels, and labels of another kind.
+        """Refuse what is not a batch, a batch that lacks labels, and labels of another kind.
 
         Raises:
             BatchError: it is one of these.
@@ -92,11 +92,11 @@ class OfSequences(Objective):
             )
 
     def denominator(self, batch: PackedBatch) -> Tensor:
-        """Return the number of labelled sequences."""
+        """Return the number of labelled sequences; a float64 scalar."""
         return sequence_denominator(batch["labels"])
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return the sum over sequences, divided by `denominator`."""
+        """Return the sum of the sequences' losses, divided by `denominator`; a scalar (`sequence_loss`)."""
         return sequence_loss(outputs["logits"], batch["labels"], denominator=denominator)
 
     def meter(self) -> Meter:
@@ -114,11 +114,11 @@ class OfSpans(Objective):
     heads = ("answers",)
 
     def denominator(self, batch: PackedBatch) -> Tensor:
-        """Return the number of sequences that contain their answer."""
+        """Return the number of sequences that contain their answer; a float64 scalar."""
         return span_denominator(batch["start_positions"], batch["end_positions"], batch)
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return the sum over sequences of the mean of both cross-entropies, divided by `denominator`."""
+        """Return the sum of the sequences' losses, divided by `denominator`; a scalar (`span_loss`)."""
         return span_loss(
             outputs["start_logits"],
             outputs["end_logits"],

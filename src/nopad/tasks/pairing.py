@@ -82,7 +82,7 @@ class OfRewards(_OfPairs):
         center_rewards_coefficient: weight of the squared sum of both rewards, as in TRL's `RewardConfig`; None: 0.
 
     Raises:
-        OptionError: the coefficient is no number from 0.
+        OptionError: the coefficient is not a number of at least 0.
     """
 
     targets = ("pair", "chosen", "margin")
@@ -92,7 +92,7 @@ class OfRewards(_OfPairs):
         self.center = _number("center_rewards_coefficient", center_rewards_coefficient or 0.0, lambda one: one >= 0)
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return the sum over pairs, divided by `denominator`."""
+        """Return the sum of the pairs' losses, divided by `denominator`; a scalar."""
         rewards, (chosen, rejected) = self.rewards(outputs, batch), pairs_in(batch)
         margin = batch["margin"][chosen]
         return reward_loss(
@@ -100,7 +100,7 @@ class OfRewards(_OfPairs):
         )
 
     def rewards(self, outputs: Any, batch: PackedBatch) -> Tensor:
-        """Return the reward of each sequence, ``[S]``.
+        """Return the reward of each sequence, in the dtype of the logits; ``[S]``.
 
         Raises:
             BatchError: the model gives another number of results.
@@ -121,13 +121,14 @@ class OfRewards(_OfPairs):
 class OfPreferences(_OfPairs):
     """DPO: a causal language model against a reference (`nopad.losses.preference_loss`).
 
-    What counts of a sequence is what ``labels`` has, its answer. The reference's log-probabilities are a value per
-    sequence, ``reference_logp`` (`nopad.tasks.reference_logprobs`).
+    Only the tokens that ``labels`` has count: those of the answer. The reference's log-probabilities are a value per
+    sequence, ``reference_logp`` (`nopad.tasks.reference_logprobs`). Source: arXiv 2305.18290 ("sigmoid"), 2310.12036
+    ("ipo").
 
     Args:
-        beta: how much moving away from the reference costs.
+        beta: how strongly the model is held to the reference.
         loss_type: "sigmoid", "ipo" or "robust".
-        label_smoothing: share of pairs that are the wrong way round; from 0 to below 0.5.
+        label_smoothing: share of pairs whose answers are taken to be swapped; from 0 to below 0.5.
 
     Raises:
         OptionError: an option has an invalid value, or "ipo" gets a `label_smoothing`.
@@ -149,7 +150,7 @@ class OfPreferences(_OfPairs):
         self.loss_type: PreferenceLoss = loss_type
 
     def check(self, batch: PackedBatch) -> None:
-        """Refuse what is no batch, and a batch that lacks a target.
+        """Refuse what is not a batch, and a batch that lacks a target.
 
         Raises:
             BatchError: it is one of these.
@@ -162,12 +163,15 @@ class OfPreferences(_OfPairs):
         super().check(batch)
 
     def moved(self, outputs: Any, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        """Return each sequence's log-probability less the reference's, and its number of labelled tokens; ``[S]``."""
+        """Return, for each sequence, its log-probability minus the reference's, and how many tokens it has labelled.
+
+        Both are ``[S]``, in the order of the batch; log-probabilities are float32 or wider.
+        """
         sums, counts = label_logprobs(outputs["logits"], batch["labels"], batch)
         return sums - batch[REFERENCE].to(sums), counts
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return the sum over pairs, divided by `denominator`."""
+        """Return the sum of the pairs' losses, divided by `denominator`; a scalar."""
         moved, counts = self.moved(outputs, batch)
         chosen, rejected = pairs_in(batch)
         return preference_loss(

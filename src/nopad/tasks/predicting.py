@@ -69,7 +69,7 @@ class Predictor:
         task: the task.
         model: the model with the task's head (`Task.model`); it is made pack-safe and put into evaluation mode.
         capacity: most tokens of a pack; None: about 4,096, but no more than the model's positions.
-        rows: packs run at a time; None: so many that they hold about 4,096 tokens.
+        rows: packs run at a time; None: as many as hold about 4,096 tokens.
         form: how a batch lies in memory; None: one flat row without padding where the model's attention skips what is
             between sequences, else rows of the capacity.
         fast: run float32 linear layers on CPUs by a faster kernel (`nopad.model.fast_linear`), whose results differ in
@@ -125,7 +125,7 @@ class Predictor:
         """Return the predictions of records, with what was counted.
 
         Raises:
-            RecordError: a record has not what the task reads; the message gives its number.
+            RecordError: a record lacks a column that the task reads; the message gives its number.
             LengthError: a record is too long.
             OptionError: the model is in training mode.
         """
@@ -134,7 +134,11 @@ class Predictor:
         return self.forward(self.encode(records))
 
     def encode(self, records: Sequence[Mapping[str, Any]]) -> Examples:
-        """Turn records, one at least, into sequences; only one thread at a time is in a tokenizer."""
+        """Turn at least one record into sequences (`Task.encode` without labels); threads take turns at a tokenizer.
+
+        Raises:
+            RecordError, LengthError: as `Task.encode`.
+        """
         with _locks.setdefault(self.task.tokenizer, Lock()):
             return self.task.encode(records, labels=False)
 
@@ -162,7 +166,7 @@ class Predictor:
         )
 
     def _refuse_nan(self, outputs: Any, batch: PackedBatch, record: NDArray[np.int64]) -> None:
-        """Refuse outputs that are no numbers: the largest of them, such as a class, would be any.
+        """Refuse outputs that are not numbers: the largest of them, such as a class, would be any.
 
         Raises:
             RecordError: a record's outputs have NaN; `record` is the number of that of each sequence.
@@ -265,12 +269,13 @@ def predict(
         batch_records: records of a chunk; more make better packs, and take more memory.
 
     Returns:
-        An iterator of one prediction per record; None: the task left it out, and `Predictions.counts` says why.
+        An iterator over one prediction per record, a dict; None where the task left the record out, which
+        `Predictions.counts` counts by reason.
 
     Raises:
         OptionError, UnsupportedModelError: as for `Predictor`.
-        RecordError, LengthError: while iterating: a record has not what the task reads, or is too long; the message
-            gives its number in the input.
+        RecordError, LengthError: while iterating: a record lacks a column that the task reads, or is too long;
+            the message gives its number in the input.
         SourceError: the input cannot be read.
 
     >>> import nopad

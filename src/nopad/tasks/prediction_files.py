@@ -83,13 +83,13 @@ def predict_files(
     part_records: int = PART_RECORDS.default,
     monitor: Monitor | None = None,
 ) -> PredictionFiles:
-    """Predict records into a folder, or resume or reuse what an equal call left there.
+    """Predict records into a folder, or resume or reuse what the same call left there.
 
     Args:
         task: the task.
         model: the model with the task's head; it is made pack-safe and put into evaluation mode.
         inputs: whatever `nopad.corpus.open_records` opens, except an iterator, which cannot be read again.
-        out: the folder: new, empty, or left by an equal call.
+        out: the folder: new, empty, or left by the same call.
         keep: columns of the input that are written beside the predictions, by the names that they get.
         capacity: see `nopad.tasks.Predictor`.
         rows: see `nopad.tasks.Predictor`.
@@ -98,7 +98,7 @@ def predict_files(
         monitor: receives the progress.
 
     Raises:
-        RecordError: a record is bad, or has not what the task reads.
+        RecordError: a record is bad, or lacks a column that the task reads.
         LengthError: a record is too long.
         OptionError: an option has an invalid value; `out` is a URL, or lies in a folder that is read.
         OutputExistsError: `out` holds something else, or predictions made with other settings.

@@ -124,13 +124,13 @@ class Pairs(Task):
         return {"num_labels": 1}
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return the reward of each sequence."""
+        """Return, per sequence, ``reward``."""
         objective = self.objective
         assert isinstance(objective, OfRewards)
         return [{"reward": one} for one in objective.rewards(outputs, batch).double().tolist()]
 
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
-        """Return the reward of each record; of pairs, those of both, and the margin."""
+        """Return, per record, ``reward``; per pair ``chosen``, ``rejected``, and ``margin``, their difference."""
         if examples.group == 1:
             return super().merged(results, examples)
         found = _by_pair(results, examples)
@@ -212,7 +212,7 @@ class DPO(Likely):
         return _paired(answered(found, kept, number + 1, counts, group=2))
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return how likely the model finds each answer (`Chat`), and its reward where the reference is known."""
+        """Return, per answer, ``logprob``, ``mean_logprob`` and ``tokens``; with a reference also ``reward``."""
         found = super().results(outputs, batch)
         if REFERENCE in batch:
             objective = self.objective

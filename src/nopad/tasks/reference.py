@@ -32,7 +32,7 @@ _ROWS = Option(default=1, help="packs at once")
 
 
 def reference_logprobs(model: Any, examples: Examples, capacity: int | None = None, *, rows: int = 1) -> Examples:
-    """Return the examples with ``reference_logp``: how likely the model finds what is labelled of each sequence.
+    """Return the examples with ``reference_logp``: the model's log-probability of the labelled tokens of each sequence.
 
     With a process group, every rank calls this, each runs its share, and all get all numbers. Nothing is dropped out,
     and no gradient is computed. The reference of a model with adapters is the model without them: call it in
@@ -46,9 +46,9 @@ def reference_logprobs(model: Any, examples: Examples, capacity: int | None = No
         rows: packs at once.
 
     Raises:
-        OptionError: the model is not pack-safe, or is no causal language model; or the examples have no ``labels``.
+        OptionError: the model is not pack-safe, or is not a causal language model; or the examples have no ``labels``.
         LengthError: a sequence is longer than the capacity.
-        BatchError: the model gives what is no number for a sequence.
+        BatchError: the model's log-probability of a sequence is NaN or infinite.
     """
     if not isinstance(state_of(model).head, Causal):
         raise OptionError(f"{type(bare(model)).__name__} is no causal language model, so it predicts no next token")

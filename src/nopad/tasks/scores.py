@@ -23,8 +23,8 @@ def sequence_logprobs(model: Any, batch: PackedBatch, *, mean: bool = False) -> 
     of one token); with `mean`, the sum is divided by the number of predicted tokens.
 
     Raises:
-        OptionError: the model is not pack-safe, or is no causal language model.
-        BatchError: the batch is no `PackedBatch`.
+        OptionError: the model is not pack-safe, or is not a causal language model.
+        BatchError: the batch is not a `PackedBatch`.
 
     >>> import nopad
     >>> from transformers import LlamaConfig, LlamaForCausalLM

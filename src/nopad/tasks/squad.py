@@ -33,7 +33,7 @@ def read_squad(source: str | os.PathLike[str] | Mapping[str, Any]) -> list[dict[
 
     Raises:
         SourceError: the file cannot be read.
-        FormatError: it is no such file; the message says where.
+        FormatError: it is not a file of SQuAD; the message says where.
 
     >>> from nopad.tasks import read_squad
     >>> asked = {"id": "7", "question": "Where?", "answers": [{"text": "Rome", "answer_start": 3}]}

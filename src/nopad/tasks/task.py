@@ -35,8 +35,8 @@ class Task(ABC):
         max_length: most tokens of a sequence; None: any number.
         over_long: what happens to longer ones: "error", "truncate", "drop"; some tasks "split" them.
         objective: what is learned.
-        dtypes: NumPy's names of the types in which predictions are stored that are numbers, or lists of numbers, and
-            neither int64 nor float64; by name.
+        dtypes: for predictions of numbers that are stored neither as int64 nor as float64, NumPy's name of the type in
+            which they are, by the prediction's name.
     """
 
     name: ClassVar[str]
@@ -58,7 +58,7 @@ class Task(ABC):
 
     @abstractmethod
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn records into sequences; none, where the task leaves out every record.
+        """Turn records into sequences; there are none where the task leaves out every record.
 
         Args:
             records: dicts of columns.
@@ -74,7 +74,7 @@ class Task(ABC):
         """Return the prediction for each sequence of a batch, in the order of the batch; values as JSON has them."""
 
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
-        """Return one prediction per record, of those per sequence (in the order of `examples`); None: left out."""
+        """Combine the predictions per sequence, in the order of `examples`, into one per record; None: left out."""
         found: list[dict[str, Any] | None] = [None] * examples.records
         for record, result in zip(examples.record.tolist(), results, strict=True):
             found[record] = result
@@ -107,7 +107,7 @@ class Task(ABC):
 
     @property
     def collate(self) -> Collate | None:
-        """What makes a batch of sequences, for `nopad.PackedLoader`; None: its own."""
+        """The `collate` of the task's loader (`nopad.PackedLoader`); None: the loader's own."""
         return None
 
     def loader(
@@ -131,7 +131,7 @@ def check_tokenizer(tokenizer: Any) -> Any:
     """Return a tokenizer of transformers, or refuse what is none.
 
     Raises:
-        OptionError: it is no tokenizer of transformers.
+        OptionError: it is not a tokenizer of transformers.
     """
     from transformers import PreTrainedTokenizerBase
 

@@ -250,7 +250,7 @@ class TokenClassification(Task):
         return [tag("BI"), *[tag("I")] * (count - 2), tag("EI")]
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return the tag of each token of each sequence, and its probability; `merged` has those of words."""
+        """Return, per sequence, ``tags`` and ``scores`` (probabilities), one per token; see `merged` for words."""
         scores, tags = torch.softmax(outputs["logits"].double(), -1).max(-1)
         return [
             {"tags": [self.names[tag] for tag in mine.tolist()], "scores": share.tolist()}
@@ -289,7 +289,7 @@ class TokenClassification(Task):
     ) -> dict[str, float]:
         """Return the accuracy per word, and precision, recall and F1 of entities; a word without a tag is wrong.
 
-        Records that were left out have only wrong words, and no entity is found in them.
+        A record that was left out counts as one in which every word is wrong and no entity was found.
         """
         right, words = 0, 0
         counts = np.zeros(3)
@@ -309,7 +309,7 @@ def _listed(record: Mapping[str, Any], name: str, number: int) -> list[Any]:
     """Return a list of a record, of whatever type.
 
     Raises:
-        RecordError: there is no such column, or it is no list.
+        RecordError: there is no such column, or it is not a list.
     """
     found = field_of(record, name, number, (list, tuple, np.ndarray))
     return found.tolist() if isinstance(found, np.ndarray) else list(found)

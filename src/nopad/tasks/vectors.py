@@ -118,7 +118,7 @@ class Embedding(Task):
 
     @classmethod
     def found_options(cls, folder: Path) -> dict[str, Any]:
-        """Return pooling, normalisation, prompts and length, where it is a folder of sentence-transformers."""
+        """Return what a folder of sentence-transformers says of pooling, normalisation, prompts and length."""
         found = read_folder(folder, None)
         most = found.pop("max_tokens", None)
         return found if most is None else {**found, "max_length": most}
@@ -138,7 +138,7 @@ class Embedding(Task):
     objective: Vectors
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return the vector of each sequence."""
+        """Return, per sequence, ``embedding``: its vector, a list of H floats in single precision."""
         return [{"embedding": vector} for vector in outputs["embeddings"].float().tolist()]
 
     def model(self, name: Any, **options: Any) -> Any:

@@ -217,7 +217,7 @@ def read_config(path: str | Path, overrides: Sequence[str] = (), *, init_from: s
 
     Raises:
         SourceError: there is no such file.
-        OptionError: it is no TOML; a table or field is unknown, of another type, or missing; or an override is.
+        OptionError: it is not TOML; a table or field is unknown, of another type, or missing; or an override is.
         MissingExtraError: transformers is not installed.
     """
     document: dict[str, dict[str, Any]] = {}
@@ -331,7 +331,8 @@ def _trainer_fields() -> Mapping[str, Any]:
         from transformers import TrainingArguments
     except ImportError as error:
         raise MissingExtraError(f"training needs {error.name}: pip install 'nopad[train]'") from error
-    return {one.name: one.type for one in fields(TrainingArguments) if one.init and one.name not in _ELSEWHERE}
+    found = {one.name: one.type for one in fields(TrainingArguments) if one.init and one.name not in _ELSEWHERE}
+    return found | {"report_to": str | list[str]}  # where "none" is a value, and not the absence of one
 
 
 @cache

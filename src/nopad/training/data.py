@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers.utils import logging
 
-from nopad.errors import OptionError
+from nopad.errors import OptionError, SourceError
 from nopad.loading import PackedLoader, causal
 from nopad.loading.streams.opening import is_stream
 from nopad.loading.torch import TorchDataset, TorchLoader
@@ -49,6 +49,7 @@ def loader_of(
 
     Raises:
         RecordError, LengthError, OptionError: as the task, or the loader.
+        SourceError: without a task, `data` are not tokens.
     """
     if isinstance(data, PackedLoader):
         return data
@@ -64,7 +65,13 @@ def loader_of(
         options.pop("seed", None)  # a stream is dealt as it comes
     if isinstance(objective, OfTokens) and objective.causal:
         options.setdefault("collate", causal)
-    return PackedLoader(data, capacity, **options)
+    try:
+        return PackedLoader(data, capacity, **options)
+    except SourceError as error:
+        raise SourceError(
+            f"{error}. Records become sequences by a task: task=nopad.tasks.Chat(tokenizer) for chats, CausalLM for "
+            "texts, Classification, ..."
+        ) from error
 
 
 def same_records(data: Any, before: list[Any] | None) -> bool:

@@ -12,7 +12,7 @@ _WORTH_SAYING = 1.05  # times as many sequences per step
 
 
 def effects(summary: Summary, args: Any) -> str:
-    """Return a few lines for people.
+    """Return what packing changes as a few lines of text.
 
     Args:
         summary: of the epoch in which training begins.

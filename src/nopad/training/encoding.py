@@ -111,7 +111,7 @@ def encoded(
 
 
 def _write(task: Task, records: Iterator[tuple[int, Mapping[str, Any]]], place: Path, at_once: int) -> dict[str, Any]:
-    """Encode records, each with its number, into files; return the facts that are no arrays."""
+    """Encode records, each with its number, into files; return the facts that are not arrays."""
     counts: Counter[str] = Counter()
     group, seen, ends = 1, 0, 0
     tokens: list[str] = []

@@ -132,7 +132,7 @@ def _listed(value: Tensor, sequences: int) -> list[NDArray[Any]]:
     """Return one array per sequence of what ``preprocess_logits_for_metrics`` gave.
 
     Raises:
-        OptionError: it has not one entry per sequence, so nobody could put them in the order of the input.
+        OptionError: it does not have one entry per sequence, so they cannot be put in the order of the input.
     """
     if not value.dim() or len(value) != sequences:
         raise OptionError(

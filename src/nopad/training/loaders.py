@@ -142,11 +142,15 @@ def widest(loader: PackedLoader) -> int:
 
 
 @contextmanager
-def about(field: str) -> Iterator[None]:
-    """Put the field that data came from before what is said about them."""
+def about(field: str, why: str = "") -> Iterator[None]:
+    """Put the field that data came from before what is said about them, and name options as the file does.
+
+    `why`: what to add where sequences are longer than ``max_length``.
+    """
     try:
         yield
     except InputError as error:
         if str(error).startswith("packing."):
             raise
-        raise type(error)(f"{field}: {error}") from error
+        said = str(error).replace("over_long=", "task.over_long = ")
+        raise type(error)(f"{field}: {said}{why if 'max_length is' in said else ''}") from error

@@ -19,6 +19,7 @@ CPU, it is within a tenth of what is allocated (``tests/training/test_memory.py`
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class Estimate:
         return self.parameters + self.gradients + self.optimizer + (self.activations or 0)
 
     def __str__(self) -> str:
-        """Return one line for people."""
+        """Return the estimate as one line of text."""
         parts = [f"{_size(getattr(self, name))} {name}" for name in ("parameters", "gradients", "optimizer")]
         parts.append("activations not known" if self.activations is None else f"{_size(self.activations)} activations")
         return f"about {_size(self.peak)} per rank: {', '.join(parts)}"
@@ -117,7 +118,9 @@ def _activations(model: Any, slots: tuple[int, int], checkpointing: bool) -> int
         with _counted_attention(model):
             model.train()
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
-                outputs = model(input_ids=ids, **({"use_cache": False} if hasattr(config, "use_cache") else {}))
+                # Positions begin again at each sequence: a row may have more slots than the model has positions.
+                more = {"position_ids": ids} if "position_ids" in inspect.signature(model.forward).parameters else {}
+                outputs = model(input_ids=ids, **more, **({"use_cache": False} if hasattr(config, "use_cache") else {}))
     except Exception:  # routing by values, kernels without shapes: whatever a foreign model does
         return None
     finally:

@@ -99,6 +99,7 @@ class PackedMixin(EvaluatingMixin):
         packs, held_out = self._packs(data), [self._packs(one) for one in each_dataset(evaluated)]
         if packs:
             self._check_collator(data, held_out)
+            self._look_at(given)
             given["train_dataset"] = self.placeholder()
         if any(held_out):
             given["eval_dataset"] = _map(evaluated, lambda one: self.placeholder() if self._packs(one) else one)
@@ -110,6 +111,9 @@ class PackedMixin(EvaluatingMixin):
         if packs:
             self.train_dataset = self._loader(data)
             check_step(self, self.train_dataset)
+
+    def _look_at(self, given: dict[str, Any]) -> None:
+        """Check or complete the arguments that the Trainer behind this class is about to get; `given` is changed."""
 
     def get_train_dataloader(self) -> Any:
         """Return the loader's own `DataLoader`, which accelerate leaves as it is.
@@ -124,7 +128,7 @@ class PackedMixin(EvaluatingMixin):
         return self._fed(loader)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
-        """Return the micro-batches of a step, and how much all ranks together have labelled in it."""
+        """Return the micro-batches of a step, and its denominator: the sum of `Objective.count` over all ranks."""
         if self.objective is None:
             return super().get_batch_samples(epoch_iterator, num_batches, device)
         if isinstance(self.train_dataset, PackedLoader):

@@ -43,7 +43,7 @@ class Logged:
     left: float | None = None
 
     def __str__(self) -> str:
-        """Return one line for people."""
+        """Return the log as one line of text."""
         said = [f"step {self.step:,}/{self.steps:,}"]
         values = {name: value for name, value in self.values.items() if isinstance(value, int | float)}
         if "epoch" in values:

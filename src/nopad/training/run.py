@@ -74,7 +74,7 @@ class Prepared:
         return loader.capacity * loader.per_rank * loader.accumulation * loader.ranks.world_size
 
     def __str__(self) -> str:
-        """Return what training will be, for people."""
+        """Return what training will be, as a few lines of text."""
         lines = [*self.notes]
         summary = self.train.summary()
         if isinstance(summary, Summary):
@@ -107,13 +107,16 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
     auto = None if kind is None else kind.auto
     model_config = read_model_config(config.model, task)
     shape = outline(config.model, model_config, auto)
+    why = ""
     if task is not None:
+        if task.max_length is None:
+            why = " (max_length is not given, so it is the capacity, or the model's positions if these are fewer)"
         config, task = _with_length(config, task, longest(shape))
     objective = objective_of(shape) if task is None else task.objective
     made = Loaders(config, args, task, tokenizer, objective, cache)
-    with about("data.train"):
+    with about("data.train", why):
         train = made.loader(records["train"], "train")
-    with about("data.held_out" if config.data.held_out else "data.eval"):
+    with about("data.held_out" if config.data.held_out else "data.eval", why):
         evaluation = made.loader(records["eval"], "eval") if records["eval"] is not None else None
     width = train.capacity or widest(train)
     rows = train.per_rank if config.packing.rows is not None else 1

@@ -6,7 +6,7 @@ from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
 import transformers
-from transformers import TrainingArguments
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from nopad.errors import OptionError
 from nopad.tasks import OfTokens
@@ -60,12 +60,19 @@ def check_passed_over(trainer: Any, **same: Any) -> None:
         if one.name in general | does or value in (usual, None) or value == same.get(one.name, MISSING):
             continue
         raise OptionError(
-            f"{one.name}={value!r} is of TRL's own data or loss, and would do nothing to packs; leave it out, and give "
-            "the task, or the loader, what it is to do (max_length, center_rewards_coefficient, a tokenizer, ...)"
+            f"{one.name}={value!r} is about how TRL prepares data or computes its loss, and would do nothing on packs: "
+            "leave it out; what it asks for is an option of the task, such as nopad.tasks.Chat(tokenizer, "
+            "max_length=..., over_long='truncate'), or of the loader"
         )
 
 
 class _Packed(PackedMixin):
+    def _look_at(self, given: dict[str, Any]) -> None:
+        """Give TRL the task's tokenizer where there is none: it would look for one by the name of the model."""
+        tokenizer = getattr(self.task, "tokenizer", None)
+        if given.get("processing_class") is None and isinstance(tokenizer, PreTrainedTokenizerBase):
+            given["processing_class"] = tokenizer
+
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate as transformers' Trainer does: TRL would tokenise again what a task packs."""
         if any(self._packs(one) for one in each_dataset(eval_dataset)):
@@ -78,7 +85,8 @@ class PackedSFTTrainer(_Packed, _SFT):
 
     The sequences are trained on as the task or the loader gives them: TRL applies no chat template, cuts nothing
     (`max_length`), and chooses no labels; that is `nopad.tasks.Chat`, or the loader's `collate`. The loss of a training
-    step is TRL's own (fused, or ``loss_type="dft"``), over the same labels and the same denominator.
+    step is TRL's own (fused, or ``loss_type="dft"``), over the same labels and the same denominator. Without a
+    `processing_class`, the task's tokenizer is taken, and saved with the model.
 
     Raises:
         OptionError: the configuration asks TRL to pack, to choose labels, or for something else that it would do to
@@ -90,19 +98,24 @@ class PackedSFTTrainer(_Packed, _SFT):
         self._formats = formatting_func is not None
         super().__init__(*args, **kwargs, **({"formatting_func": formatting_func} if self._formats else {}))
 
+    def _look_at(self, given: dict[str, Any]) -> None:
+        asked = [name for name in _PREPARES if getattr(given.get("args"), name, None)]
+        if asked:
+            raise OptionError(
+                f"{asked[0]} is about how TRL prepares data, and here nopad packs and nopad.tasks.Chat chooses labels: "
+                "leave it out"
+            )
+        super()._look_at(given)
+
     @property
     def _loss_is_theirs(self) -> bool:
         return isinstance(self.objective, OfTokens) and self.objective.causal and self.objective.per == "token"
 
     def _make_safe(self) -> None:
-        asked = [name for name in _PREPARES if getattr(self.args, name, None)]
-        if asked:
-            raise OptionError(
-                f"{asked[0]} is of TRL's own data; nopad packs, and nopad.tasks.Chat chooses labels: leave it out"
-            )
         if self._formats:
             raise OptionError(
-                "formatting_func is for TRL's own data; a task turns records into sequences: leave it out"
+                "formatting_func is about how TRL prepares data, and here a task turns records into sequences: "
+                "leave it out"
             )
         check_passed_over(self, max_length=getattr(self.task, "max_length", None))
         super()._make_safe()

@@ -121,7 +121,7 @@ def load_batch(path: str | Path) -> PackedBatch:
     """Return a batch that training kept because its loss was not finite, as the model got it.
 
     Raises:
-        FormatError: the file is none of these.
+        FormatError: the file does not hold such a batch.
     """
     from safetensors import SafetensorError, safe_open
 

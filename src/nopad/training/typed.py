@@ -39,6 +39,8 @@ def fitted(name: str, value: Any, hint: Any) -> Any:
 
     >>> fitted("trainer.learning_rate", 1, float), fitted("packing.depth", "none", int | None)
     (1.0, None)
+    >>> fitted("task.pair", "none", str | None) is None  # "none" is not a name of a column, file, or model
+    True
     >>> fitted("trainer.run_name", Given(5, "5"), str)
     '5'
     """
@@ -78,7 +80,7 @@ def _fit(value: Any, hint: Any) -> Any:
         if any(type(value) is type(one) and value == one for one in inner):
             return value
     elif hint is type(None):
-        if value == "none":
+        if value in (None, "none"):
             return None
     elif hint is float:
         if type(value) in (int, float):
@@ -101,6 +103,8 @@ def _fit(value: Any, hint: Any) -> Any:
 
 def _fit_one_of(value: Any, hints: tuple[Any, ...]) -> Any:
     """Return `value` as the first of these types that takes it; a text is no way around the names of an Enum."""
+    if value in (None, "none") and type(None) in hints:
+        return None
     chosen = [one for one in hints if isinstance(one, type) and issubclass(one, Enum)]
     for hint in [one for one in hints if not (chosen and one is str)]:
         try:

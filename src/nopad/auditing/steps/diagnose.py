@@ -79,7 +79,7 @@ def diagnosed(case: Case) -> list[Finding]:
 
 
 def _not_finite(case: Case) -> list[Finding]:
-    """Name a micro-batch whose loss is no number."""
+    """Name a micro-batch whose loss is not a number."""
     assert case.truth is not None
     begin = 0
     for micro, loss in zip(case.micros, case.losses, strict=True):

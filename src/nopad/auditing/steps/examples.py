@@ -82,10 +82,10 @@ class Example:
 def examples_of(features: Sequence[Mapping[str, Any]]) -> list[Example]:
     """Return the sequences of dicts as a dataset holds them; a dict with ``seq_lengths`` holds several.
 
-    Columns that are no numbers are left out. A column is per token if it has a value per token in every dict.
+    Columns that are not numbers are left out. A column is per token if it has a value per token in every dict.
 
     Raises:
-        BatchError: a dict has no ``input_ids``, or is no dict.
+        BatchError: a dict has no ``input_ids``, or is not a dict.
         LengthError: a sequence is empty.
     """
     rows = [_tensors(number, feature) for number, feature in enumerate(features)]

@@ -93,7 +93,7 @@ class Micro:
 def looked_up(micro: Micro, causal: bool) -> Micro:
     """Find the sequences of a micro-batch in it, and what the collator did to them; returns the micro-batch.
 
-    Batches that are no mapping with ``input_ids`` ``[R, L]`` are left as they are, with a note.
+    Batches that are not a mapping with ``input_ids`` ``[R, L]`` are left as they are, with a note.
     """
     batch, examples = micro.batch, micro.examples
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None

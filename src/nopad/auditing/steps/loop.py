@@ -50,7 +50,7 @@ class Loop:
         """Compute and differentiate the loss of one micro-batch.
 
         Raises:
-            BatchError: the loss is no number.
+            BatchError: the loss is not a number.
         """
         parameter = next(model.parameters())
         mine = [moved(one.batch, parameter) for one in self.micros if one.rank == micro.rank]

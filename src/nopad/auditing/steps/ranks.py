@@ -114,11 +114,11 @@ class Step:
     """What a training loop knows while it computes the loss of one micro-batch: the third argument of a `loss`.
 
     Attributes:
-        rank, ranks: whose turn it is, and how many ranks there are.
+        rank, ranks: number of the rank that computes this loss, from 0, and how many ranks there are.
         micro, accumulation: number of the micro-batch, and how many there are in a step on each rank.
         batches: all micro-batches of this rank in this step.
-        num_items_in_batch: labels in the step, counted as transformers' Trainer does: over all micro-batches and ranks,
-            those that a causal model's loss shifts away left out, along rows; None: batches have no labels.
+        num_items_in_batch: labels in the step, over all micro-batches and ranks, counted as transformers' Trainer does:
+            of a causal model without the first label of each row; None: batches have no labels.
     """
 
     rank: int

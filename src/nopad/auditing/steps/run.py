@@ -69,14 +69,14 @@ def audit_step(
         per: the mean that is right: "token", over all labelled items of the step; "sequence", over each sequence's
             items first.
         causal: whether labels are of the next token; None: as the model's own loss.
-        seed: of what the model draws, dropout left out.
+        seed: of the random numbers that the model draws (dropout is off).
 
     Returns:
         A verdict; whatever the user's code raises is in it.
 
     Raises:
         OptionError: arguments contradict each other, there are too few sequences, or none has a label.
-        BatchError: a sequence is no dict with ``input_ids``, or the model gives no loss of a sequence alone.
+        BatchError: a sequence is not a dict with ``input_ids``, or the model gives no loss of a sequence alone.
     """
     ranks = _RANKS.check("ranks", ranks)
     check_per(per)

@@ -43,7 +43,7 @@ class Usual:
         kind: name of the mistake; "": none.
         text: which mean it is.
         value: the loss.
-        weights: the weight of each sequence's sum in it; None: it is no weighting of these.
+        weights: the weight of each sequence's sum in it; None: it is not a weighting of these.
         denominator: the one number by which the sum is divided; None: there is no such.
         oddities: how many things are wrong.
     """
@@ -159,7 +159,7 @@ def _groupings(sequences: Sequence[Counted]) -> Iterator[tuple[str, str, Callabl
 def _mean(way: _Way, groups: list[object]) -> tuple[float, list[float] | None, float | None] | None:
     """Return the mean over groups of the mean in a group, the weights of sequences in it, and the one denominator.
 
-    The group None is no mean but a sum. A group without items counts as 0.
+    The group None is not a mean but a sum. A group without items counts as 0.
     """
     if groups[0] is None:
         return math.fsum(way.values), way.scales, 1.0 if way.sums else None

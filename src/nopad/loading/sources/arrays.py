@@ -48,7 +48,7 @@ class ArrayTokens(TokenSource):
     """Flat columns and the offsets of the sequences in them, mapped or in memory.
 
     Raises:
-        SourceError: there are no ids, or they are no integers; offsets fall, or rise by more than a sequence can hold.
+        SourceError: there are no ids, or they are not integers; offsets fall, or rise by more than a sequence can hold.
         LengthError: a sequence has no token, and `empty` is "refuse".
     """
 

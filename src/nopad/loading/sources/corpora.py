@@ -37,7 +37,10 @@ def corpus_tokens(
         StorageError: the copy cannot be written.
     """
     if source.kind == "text":
-        raise SourceError(f"{name}: holds text, and no ids; tokenise it first, or name the column with ids_field")
+        raise SourceError(
+            f"{name}: holds text, and no ids; tokenise it first, or name the column of ids with ids_field; a "
+            "PackedLoader also takes tokenizer=, with which it reads text as a stream"
+        )
     options = CorpusOptions(capacity=MAX_ID)
     strings = tuple(column.name for column in source.carried if column.type == "string")
     files = source.files()

@@ -30,7 +30,7 @@ def packed_tokens(path: Path, *, spool: str | os.PathLike[str] | None = None) ->
     """Return the sequences of a packed dataset, in the order in which they are stored, with their record numbers.
 
     Raises:
-        FormatError, CorruptError: the folder is no packed dataset, is unfinished or damaged.
+        FormatError, CorruptError: the folder is not a packed dataset, is unfinished or damaged.
         SourceError: it is an index only; give its source too.
         StorageError: the copy cannot be written.
     """

@@ -210,8 +210,8 @@ class TokenSource(ABC):
         saves a second copy.
 
         Raises:
-            OptionError: a number is no integer or out of range.
-            SourceError: a file changed since it was opened, or what it holds is no sequence of ids without padding.
+            OptionError: a number is not an integer or out of range.
+            SourceError: a file changed since it was opened, or what it holds is not a sequence of ids without padding.
         """
         chosen = self._chosen(numbers)
         for file in self._files:

@@ -63,7 +63,7 @@ def open_stream(
 
     Raises:
         OptionError: an option is unknown or invalid, there is no tokenizer for texts, or one for ready-made ids.
-        SourceError: `data` is no source, or can be read only once.
+        SourceError: `data` is not a source, or can be read only once.
     """
     unknown = [name for name in options if name not in (*_OWN, "depth")]
     if unknown:

@@ -105,7 +105,7 @@ def read_state(state: Any, packing: Packing) -> tuple[StreamPlace, dict[str, Any
     """Return the place and the facts in a state.
 
     Raises:
-        FormatError: it is no state of a loader over a stream, of a newer version, or has values that cannot be.
+        FormatError: it is not a state of a loader over a stream, of a newer version, or has values that cannot be.
     """
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
         raise FormatError("this is no state of a nopad.PackedLoader over a stream; give what its state_dict() returned")

@@ -42,7 +42,7 @@ class StreamSummary:
     counts: Counts
 
     def __str__(self) -> str:
-        """Return a few lines for people."""
+        """Return the summary as a few lines of text."""
         share = f" ({self.tokens / self.slots:.2%} of the slots)" if self.slots else ""
         known = "" if self.records is None else f", {self.records:,} records each"
         end = "begins again at its end" if self.exhausted == "repeat" else "stops at its end"

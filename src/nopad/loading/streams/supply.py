@@ -189,7 +189,7 @@ class StreamSupply(Supply):
         """Return the place of one rank's state, or of the states of all ranks, in any order.
 
         Raises:
-            FormatError: these are no states of a stream, not of all ranks, or not of one moment.
+            FormatError: these are not states of a stream, not of all ranks, or not of one moment.
             PlanMismatchError: they are of other data, another tokenizer, or other options.
         """
         states = [state] if isinstance(state, Mapping) or not isinstance(state, Sequence) else list(state)
@@ -246,7 +246,7 @@ class StreamSupply(Supply):
                     return
 
     def _goes_on(self, units: int, exchange: Exchange) -> bool:
-        """Return whether all ranks take one more step; this rank has so many units for it."""
+        """Return whether all ranks take one more step, given how many units this rank has for it."""
         every, full = list(exchange(units)), self.serving.accumulation * self.serving.per_rank
         if min(every) == full:
             return True

@@ -62,7 +62,7 @@ class Budget:
 
     @contextmanager
     def at_most(self, operations: int) -> Iterator[None]:
-        """Leave at most so many operations to the body of a ``with``; the others come back after it."""
+        """Leave at most this many operations to the body of a ``with``; the others come back after it."""
         aside = max(0, self.left - operations)
         self.left -= aside
         try:

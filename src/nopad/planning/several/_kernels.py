@@ -76,7 +76,7 @@ def patterns_with(
 ) -> None:
     """Read the best pattern within ``limits[p]`` that contains class ``first[p]``: ``out[p, :used[p]]``, for each p.
 
-    A negative ``first[p]`` is no class. A pattern longer than a row of `out` is cut off.
+    A negative ``first[p]`` is not a class. A pattern longer than a row of `out` is cut off.
     """
     for p in range(first.shape[0]):
         room, place, at = limits[p, 0], limits[p, 1], 0

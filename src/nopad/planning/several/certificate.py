@@ -48,7 +48,7 @@ class PriceCertificate:
         units: what both sizes are counted in, rounded down, in the table of the check; two integers from 1 to 2^31.
 
     Raises:
-        ValueError: a number is no integer or out of range, or extras do not ascend.
+        ValueError: a number is not an integer or out of range, or extras do not ascend.
 
     >>> proof = PriceCertificate((1, 0), ((5, 0, 2),))  # a token is worth 1, a sequence of 5 tokens or more 2 beyond
     >>> proof.best([(8, 0), (16, 0)])

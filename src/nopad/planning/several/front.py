@@ -69,7 +69,7 @@ def plan_several(
         The cheapest plan that was found, with a proven lower bound on the price of any plan.
 
     Raises:
-        LengthError: a size or count is no integer or out of range, or a sequence fits into no capacity.
+        LengthError: a size or count is not an integer or out of range, or a sequence fits into no capacity.
         OptionError: a value of capacities, prices, depth or effort is not allowed, or they do not go together.
 
     Source: Gilmore and Gomory 1961 (column generation); `docs/algorithms.md` tells the rest.

@@ -43,7 +43,7 @@ def two_columns(sizes: ArrayLike, name: str = "sizes") -> tuple[NDArray[np.int64
     """Return sizes as int64 ``[n, 2]`` (the second 0 where there is one kind), and the number of kinds.
 
     Raises:
-        LengthError: they are no integers, of another shape, or out of range; the message gives the index.
+        LengthError: they are not integers, of another shape, or out of range; the message gives the index.
     """
     array = np.ma.asarray(sizes) if isinstance(sizes, np.ma.MaskedArray) else _array(sizes, name)
     if array.ndim == 2 and array.shape[1] == 2:
@@ -99,7 +99,7 @@ def check_capacities(capacities: Any) -> tuple[Capacity, ...]:
     """Return capacities as tuples of one limit or two.
 
     Raises:
-        OptionError: a limit is no integer or out of range, a capacity comes twice, or there are none or too many.
+        OptionError: a limit is not an integer or out of range, a capacity comes twice, or there are none or too many.
     """
     given = _listed(capacities, "capacities")
     held = [tuple(_listed(one, "a capacity")) for one in given]
@@ -140,7 +140,7 @@ def check_prices(prices: Any, capacities: tuple[Capacity, ...]) -> tuple[Price, 
     """Return one price for each capacity; by default 1 for a single one, else the capacities themselves.
 
     Raises:
-        OptionError: there is not one for each, one is no positive number, or they are too far apart.
+        OptionError: there is not one for each, one is not a positive number, or they are too far apart.
     """
     if prices is None:
         if len(capacities) > 1 and len(capacities[0]) > 1:
@@ -167,7 +167,7 @@ def check_depth(depth: Any, kinds: int) -> int | None:
     """Return the depth as a Python integer.
 
     Raises:
-        OptionError: it is no integer from 1 up, or given with two kinds.
+        OptionError: it is not an integer of at least 1, or given with two kinds.
     """
     if depth is None:
         return None

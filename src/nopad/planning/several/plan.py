@@ -34,7 +34,7 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SeveralPlan:
-    """What is packed together how often, and in which capacity; every sequence is covered exactly once.
+    """Which sizes are packed together, how often, and in which capacity; it covers every sequence exactly once.
 
     A strategy is the content of a pack, as sizes of sequences; it stands for `counts` equal packs. Plans are made by
     `plan_several` and read by `load`; plans are equal if their files are.
@@ -279,7 +279,7 @@ class SeveralPlan:
         Raises:
             PlanMismatchError: the plan does not cover exactly these sizes.
             LengthError: a size is out of range.
-            OptionError: `seed` is no integer from 0 to 2^64 - 1.
+            OptionError: `seed` is not an integer from 0 to 2^64 - 1.
 
         >>> import nopad
         >>> plan = nopad.plan_several([7, 5, 3, 1], capacities=[8, 16], prices=[1, 2.1])
@@ -306,7 +306,8 @@ class SeveralPlan:
         """Read a plan file.
 
         Raises:
-            FormatError: the file is missing, not JSON, no such plan, or its numbers contradict each other.
+            FormatError: the file is missing, not JSON, not a plan of several capacities, or its numbers contradict each
+                other.
         """
         from nopad.planning.several.plan_file import parsed
 

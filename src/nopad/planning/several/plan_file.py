@@ -66,7 +66,8 @@ def parsed(text: str, name: str) -> dict[str, Any]:
     """Return the fields of a plan; `name` is used in messages.
 
     Raises:
-        FormatError: the text is not JSON, no such plan, of an unknown version, or its numbers contradict each other.
+        FormatError: the text is not JSON, not a plan of several capacities, of an unknown version, or its numbers
+            contradict each other.
     """
     from nopad.planning.several.plan import SeveralPlan
 

@@ -96,7 +96,7 @@ class Task:
         return sum(self.prices[j] * packing[pack] for j, pack in zip(used, packs, strict=True))
 
     def part(self, chosen: NDArray[np.int64], counts: NDArray[np.int64]) -> Task:
-        """Return the task of packing so many sequences of the chosen sizes, all others left out."""
+        """Return the task of packing this many sequences of each chosen size, all others left out."""
         return Task(
             self.sizes[chosen], counts, self.capacities, self.prices, self.unit, kinds=self.kinds, depth=self.depth
         )

@@ -49,7 +49,7 @@ def verify(
     Raises:
         FormatError: `path` is neither a plan nor a dataset.
         SourceError: `source` cannot be read.
-        OptionError: `source` is no `Source`, or `tokenizer` is no `Tokenizer`.
+        OptionError: `source` is not a `Source`, or `tokenizer` is not a `Tokenizer`.
 
     >>> import tempfile, nopad
     >>> from nopad.corpus import CorpusOptions, IterableSource
