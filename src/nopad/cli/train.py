@@ -12,6 +12,7 @@ import typer
 
 from nopad.cli.render import console
 from nopad.cli.train_progress import Bar
+from nopad.cli.wording import worded
 from nopad.errors import MissingExtraError, NopadError, OptionError
 
 __all__ = ["train"]
@@ -115,9 +116,9 @@ def _per_step(config: Any) -> str:
 
 
 def _say(screen: Any, text: str) -> None:
-    """Print text as it is, on the first rank."""
+    """Print a text of the library, on the first rank."""
     if screen is not None:
-        screen.print(text, style=None, markup=False, soft_wrap=True)
+        screen.print(worded(text, "train"), style=None, markup=False, soft_wrap=True)
 
 
 @contextmanager
