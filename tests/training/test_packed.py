@@ -15,7 +15,7 @@ import transformers
 from runs import LENGTHS, arguments, classified, classify_records
 from runs import loader as causal_loader
 from runs import model as causal_model
-from tests.tasks.tiny import bert, tokenizer
+from tests.tasks.tiny import bert, llama, tokenizer
 
 import nopad
 from nopad.errors import DeviceMemoryError, FormatError, LossError, OptionError, UnsupportedModelError
@@ -451,3 +451,16 @@ def test_evaluations_of_the_same_weights_are_the_same_to_the_last_bit(tmp_path):
     losses = {run.evaluate(made)["eval_loss"] for _ in range(4)}
     assert len(losses) == 1
     assert trainer(tmp_path, model, made).evaluate(made)["eval_loss"] in losses
+
+
+def test_a_decoder_without_a_pad_id_is_refused_before_any_step(tmp_path):
+    def made():
+        return llama(classified(), "LlamaForSequenceClassification", pad_token_id=None)
+
+    with pytest.raises(OptionError, match=r"LlamaForSequenceClassification has no pad id, .* batches have 2"):
+        trainer(tmp_path, made())
+    assert trainer(tmp_path, made(), how={"per_device_train_batch_size": 1}).train_dataset.rows == 1
+    trainer(tmp_path, made(), processing_class=tokenizer())  # transformers gives the model its pad id
+    evaluated = trainer(tmp_path, made(), how={"per_device_train_batch_size": 1, "per_device_eval_batch_size": 2})
+    with pytest.raises(OptionError, match="has no pad id"):
+        evaluated.evaluate(classify_records())

@@ -46,7 +46,9 @@ SETTABLE = {"predict": _TASK}  # by `--set NAME=VALUE`
 # Where the configuration of `nopad train` has them
 FIELDS = {
     **{name: f"task.{name}" for name in (*_TASK, "max_length", "over_long")},
-    **{name: f"packing.{name}" for name in ("accumulation", "algorithm", "align", "capacity", "last", "rows")},
+    **{
+        name: f"packing.{name}" for name in ("accumulation", "algorithm", "align", "capacity", "last", "rows", "tokens")
+    },
     **{name: f"packing.options.{name}" for name in ("even", "granularity", "max_squares", "pack_multiple")},
     **{name: f"model.{name}" for name in ("backend", "tokenizer")},
     **{name: f"trainer.{name}" for name in ("bf16", "gradient_checkpointing", "max_steps")},

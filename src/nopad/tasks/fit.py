@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nopad.tasks.objective import Objective
     from nopad.tasks.task import Task
 
-__all__ = ["check_head", "check_outputs", "fit"]
+__all__ = ["check_head", "check_outputs", "check_rows", "fit"]
 
 _UNNAMED = "LABEL_"  # how transformers calls classes that nobody named
 _HEADS = {
@@ -76,6 +76,26 @@ def check_outputs(objective: Objective, outputs: Any) -> None:
             f"the model gives a loss of its own, {', '.join(more)}, which is no part of what is learned here; set "
             "model.config.output_router_logits = False, or add it in an Objective of your own (PackedSFTTrainer adds "
             "TRL's)"
+        )
+
+
+def check_rows(model: Any, rows: int, tokenizer: Any = None) -> None:
+    """Refuse batches of several rows for a pack-safe model that runs on one row at a time only.
+
+    Args:
+        model: the model.
+        rows: most rows of a batch.
+        tokenizer: whose pad id the model will get before it runs; None: none.
+
+    Raises:
+        OptionError: the model classifies by a row's last token, and has no pad id.
+    """
+    if rows > 1 and getattr(tokenizer, "pad_token_id", None) is None and state_of(model).head.one_row:
+        raise OptionError(
+            f"this {type(bare(model)).__name__} has no pad id, without which transformers runs it on one row at a "
+            f"time, and batches have {rows}: take flat batches, which need none (tokens= in place of rows=); or set "
+            "model.config.pad_token_id to the id of a token that no text has (at the end of a text it would not be "
+            "read)"
         )
 
 

@@ -12,6 +12,7 @@ import torch
 
 from nopad.errors import OptionError
 from nopad.loading import PackedLoader
+from nopad.tasks.fit import check_rows
 
 __all__ = ["check_options", "check_ranks", "check_step", "check_whole", "forget_evaluation"]
 
@@ -79,6 +80,8 @@ def check_step(trainer: Any, loader: PackedLoader) -> None:
     if odd:
         raise OptionError(f"the Trainer and the loader disagree about a step: {'; '.join(odd)}; give both the same")
     check_options(trainer)
+    if trainer.model is not None:  # else model_init makes one for each training
+        check_rows(trainer.model, loader.rows, trainer.processing_class)
 
 
 def check_whole(loader: PackedLoader) -> None:

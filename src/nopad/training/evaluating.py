@@ -13,6 +13,7 @@ from transformers.utils import logging
 from nopad.batch import PackedBatch
 from nopad.errors import OptionError
 from nopad.loading import PackedLoader
+from nopad.tasks.fit import check_rows
 from nopad.training.checks import check_whole
 from nopad.training.data import same_records
 from nopad.training.evaluation import Evaluation
@@ -56,6 +57,7 @@ class EvaluatingMixin(PreparingMixin):
             raise OptionError("an evaluation needs data that end, and a stream may not; give a dataset")
         loader.rewind()
         check_whole(loader)
+        check_rows(self.model, loader.rows)
         return self._fed(loader)
 
     def _loader_of(self, data: Any) -> PackedLoader:

@@ -20,6 +20,7 @@ from nopad.loading.ranks import Ranks
 from nopad.loading.summary import Summary
 from nopad.model.safety import unpacked
 from nopad.tasks import Objective, Task, objective_of
+from nopad.tasks.fit import check_rows
 from nopad.tasks.registry import task_class
 from nopad.tasks.settings import write_task
 from nopad.training.config import TrainConfig
@@ -115,6 +116,9 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
         train = made.loader(records["train"], "train")
     with about("data.held_out" if config.data.held_out else "data.eval"):
         evaluation = made.loader(records["eval"], "eval") if records["eval"] is not None else None
+    for field, loader in (("packing.rows", train), ("trainer.per_device_eval_batch_size", evaluation)):
+        with about(field):
+            check_rows(shape, 1 if loader is None else loader.rows, tokenizer)
     width = train.capacity or widest(train)
     rows = train.per_rank if config.packing.rows is not None else 1
     memory = estimate(unpacked(shape), slots=(rows, width), args=args)
