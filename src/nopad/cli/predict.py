@@ -144,8 +144,6 @@ def predict(
 
         task, options = _as_trained(task, model, options)
         records = open_records(inputs)
-        if records.kind in ("csv", "tsv"):  # a text may look like a number
-            records = open_records(inputs, strings=[options[name] for name in ("text", "pair") if name in options])
         made, loaded = load_task(task, model, options)
         try:
             loaded = loaded.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -40,7 +40,7 @@ FLAGS = {
     "study glue": ("tokenizer",),
 }
 
-_TASK = ("end_of_turn", "last_only", "negative", "prompt", "rewriting", "roles", "template")
+_TASK = ("end_of_turn", "labels_as", "last_only", "negative", "prompt", "rewriting", "roles", "template")
 SETTABLE = {"predict": _TASK}  # by `--set NAME=VALUE`
 
 # Where the configuration of `nopad train` has them

@@ -81,6 +81,10 @@ class Answers(Task):
 
     name = "answer"
     auto: ClassVar[str] = "AutoModelForQuestionAnswering"
+    texts_by: ClassVar[tuple[str, ...]] = (
+        "question",
+        "context",
+    )
     policies: ClassVar[tuple[OverLong, ...]] = ("split", "error", "truncate", "drop")
 
     def __init__(

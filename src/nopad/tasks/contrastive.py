@@ -196,6 +196,11 @@ class Contrastive(Task):
 
     name = "contrast"
     auto = "AutoModel"
+    texts_by: ClassVar[tuple[str, ...]] = (
+        "anchor",
+        "positive",
+        "negative",
+    )
     dtypes: ClassVar[Mapping[str, str]] = {"embedding": "float32"}
 
     def __init__(

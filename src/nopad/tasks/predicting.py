@@ -287,7 +287,7 @@ def predict(
     ([['score'], None], {'dropped': 1})
     """
     predictor = Predictor(task, model, capacity=capacity, rows=rows, form=form, fast=fast)
-    return Predictions(predictor, open_records(records), batch_records)
+    return Predictions(predictor, task.read(open_records(records)), batch_records)
 
 
 def _encoded(

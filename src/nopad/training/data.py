@@ -53,7 +53,7 @@ def loader_of(
     if isinstance(data, PackedLoader):
         return data
     if task is not None:
-        made = data if isinstance(data, Examples) else task.encode(data)
+        made = data if isinstance(data, Examples) else task.encode(task.read(data))
         if any(made.counts.values()):
             logger.warning(f"{made}; training, evaluation and prediction are of these sequences")
         return task.loader(made, capacity, **options)
