@@ -217,7 +217,7 @@ def test_labels_that_mean_two_things_are_refused_until_it_is_said_which():
     assert flags.target([0, 1], 0) == flags.target((False, True), 0) == flags.target(np.array([0.0, 1.0]), 0) == [0, 1]
     assert SeveralLabels(tokenizer(), 3).target([0, 1], 0) == [1.0, 1.0, 0.0]
     for wrong in ([0], [0, 2], ["a", "b"], [0, 1, 0], [0.5, 1]):
-        with pytest.raises(RecordError, match="record 0: labels is .* 0 or 1"):
+        with pytest.raises(RecordError, match=r"record 0: labels is .* 0 or 1"):
             flags.target(wrong, 0)
     with pytest.raises(OptionError, match="labels_as is 'hot'"):
         SeveralLabels(tokenizer(), 2, labels_as="hot")

@@ -131,8 +131,8 @@ class SeveralLabels(_OfTexts):
     Args as in `Classification`, and:
 
     Args:
-        labels_as: what a record's label is: a list of the "classes" that apply, by name or number, or a list of "flags",
-            a 0 or 1 for each class. None: classes; with two classes, ``[0, 1]`` and ``[1, 0]``, which could be either,
+        labels_as: what a record's label is: a list of the "classes" that apply, by name or number, or of "flags", a 0
+            or 1 for each class. None: classes; with two classes, ``[0, 1]`` and ``[1, 0]``, which could be either,
             are refused.
 
     Raises:

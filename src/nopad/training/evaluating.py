@@ -14,6 +14,7 @@ from nopad.batch import PackedBatch
 from nopad.errors import OptionError
 from nopad.loading import PackedLoader
 from nopad.tasks.fit import check_rows
+from nopad.tasks.objective import Objective
 from nopad.training.checks import check_whole
 from nopad.training.data import same_records
 from nopad.training.evaluation import Evaluation
@@ -73,6 +74,11 @@ class EvaluatingMixin(PreparingMixin):
             self._evaluated = [one for one in self._evaluated if one[0] is not data] + [(data, before, loader)]
         return loader
 
+    def evaluated_objective(self) -> Objective:
+        """Return what an evaluation's loss is: what is learned."""
+        assert self.objective is not None
+        return self.objective
+
     def num_examples(self, dataloader: Any) -> int:
         """Return the number of sequences in an epoch."""
         if isinstance(dataloader, FedLoader):
@@ -107,7 +113,9 @@ class EvaluatingMixin(PreparingMixin):
                 "include_for_metrics is not for packs, whose metrics get predictions and labels; leave it out"
             )
         only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        self._evaluation = Evaluation(self.objective, keep=not only, reduced=self.preprocess_logits_for_metrics)
+        self._evaluation = Evaluation(
+            self.evaluated_objective(), keep=not only, reduced=self.preprocess_logits_for_metrics
+        )
         try:
             found = super().evaluation_loop(dataloader, description, True, ignore_keys, metric_key_prefix)
             ours = self._evaluation.finished()
