@@ -8,7 +8,10 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
+import copy
+
 import accelerate
+import datasets
 import numpy as np
 import torch
 import transformers
@@ -21,6 +24,7 @@ import nopad
 from nopad.errors import DeviceMemoryError, FormatError, LossError, OptionError, UnsupportedModelError
 from nopad.tasks import Examples, OfTokens
 from nopad.training import PackedMixin, PackedTrainer, load_batch
+from nopad.training.data import fingerprint_of
 from nopad.training.effects import effects
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -464,3 +468,47 @@ def test_a_decoder_without_a_pad_id_is_refused_before_any_step(tmp_path):
     evaluated = trainer(tmp_path, made(), how={"per_device_train_batch_size": 1, "per_device_eval_batch_size": 2})
     with pytest.raises(OptionError, match="has no pad id"):
         evaluated.evaluate(classify_records())
+
+
+def test_records_that_change_in_place_are_seen(tmp_path):
+    """A label, a text, a list inside a record: an evaluation is of what is there now."""
+    records = classify_records()
+    run = trainer(tmp_path, eval_dataset=records)
+    before = run.evaluate()["eval_loss"]
+    kept = run._evaluated[0][2]
+    assert run.evaluate()["eval_loss"] == before
+    assert run._evaluated[0][2] is kept
+    for name, value in (("label", (records[0]["label"] + 1) % 2), ("text", "yes why not")):
+        was = records[0][name]
+        records[0][name] = value
+        changed = run.evaluate()["eval_loss"]
+        assert changed == run.evaluate(copy.deepcopy(records))["eval_loss"] != before
+        records[0][name] = was
+        assert run.evaluate()["eval_loss"] == before
+
+
+@pytest.mark.parametrize(
+    ("data", "change"),
+    [
+        ([{"a": [1, 2]}], lambda data: data[0]["a"].append(3)),
+        ([{"a": np.zeros(9)}], lambda data: data[0]["a"].__setitem__(3, 1)),
+        ([[1, 2], [3]], lambda data: data[1].__setitem__(0, 4)),
+        ([{"a": {"b": ["x"]}}], lambda data: data[0]["a"]["b"].clear()),
+        (classified().encode(classify_records()), lambda data: data.sequences.values["labels"].__setitem__(0, 1)),
+    ],
+)
+def test_a_fingerprint_is_of_the_content(data, change):
+    before = fingerprint_of(data)
+    assert before == fingerprint_of(copy.deepcopy(data)) is not None
+    if isinstance(data, Examples):
+        data.sequences.values["labels"][0] = 0
+        before = fingerprint_of(data)
+    change(data)
+    assert fingerprint_of(data) != before
+
+
+def test_what_cannot_be_told_apart_is_not_kept():
+    assert fingerprint_of([lambda: 1]) is None
+    assert fingerprint_of(datasets.Dataset.from_list([{"a": 1}])) == fingerprint_of(
+        datasets.Dataset.from_list([{"a": 1}])
+    )

@@ -129,9 +129,10 @@ class PackedSFTTrainer(_Packed, _SFT):
                 "leave it out"
             )
         if self._loss_is_theirs and getattr(self, "aux_loss_enabled", False):
+            share = getattr(self, "router_aux_loss_coef", 1.0)
             logger.warning(
-                f"training adds {self.router_aux_loss_coef} times the loss of the routers, a mean over each "
-                "micro-batch; eval_loss leaves it out, since it depends on which sequences share a batch"
+                f"training adds {share} times the loss of the routers, a mean over each micro-batch; eval_loss leaves "
+                "it out, since it depends on which sequences share a batch"
             )
 
 
