@@ -27,6 +27,7 @@ from nopad.training.config import TrainConfig
 from nopad.training.effects import effects
 from nopad.training.folder import CACHE, METRICS_FILE, RunFolder, kept_lines, last_checkpoint
 from nopad.training.loaders import Loaders, about, find_data, has_evaluation, widest
+from nopad.training.longer import Longer
 from nopad.training.memory import Estimate, estimate
 from nopad.training.models import load_model, load_tokenizer, longest, outline, read_model_config
 from nopad.training.progress import Logged, Metrics
@@ -219,7 +220,8 @@ def train(
         prepared: what `prepare` returned.
         folder: of the run, taken by the first rank.
         resume: go on from the last complete checkpoint, or from the beginning if the run was stopped before the first.
-        begin: called on the first rank when all is well and the first step is next.
+        begin: called on the first rank when all is well and the first step is next, also that of a run that goes on
+            and was made longer.
         say: called with lines for people, on the first rank.
         tell: called with each log, on the first rank.
         step: called after each step with its number and that of the last one, on the first rank.
@@ -245,6 +247,7 @@ def train(
         tell=tell,
         step=step,
     )
+    callbacks = [metrics, *([Longer(checkpoint, say if first else _silent)] if checkpoint else [])]
     learned: dict[str, Any] = {"task": prepared.task} if prepared.task else {"objective": prepared.objective}
     with _refused():
         trainer = PackedTrainer(
@@ -253,7 +256,7 @@ def train(
             train_dataset=prepared.train,
             eval_dataset=prepared.evaluation,
             processing_class=prepared.tokenizer,
-            callbacks=[metrics],
+            callbacks=callbacks,
             quiet=True,
             **learned,
         )
@@ -273,6 +276,10 @@ def train(
     if first:
         folder.note(finished=trainer.state.global_step)
     return found
+
+
+def _silent(line: str) -> None:
+    """Say nothing."""
 
 
 def _begin(folder: RunFolder, config: TrainConfig, checkpoint: Path | None, begin: Callable[[], None] | None) -> None:
