@@ -23,6 +23,7 @@ from nopad.tasks import Objective, Task, objective_of
 from nopad.tasks.fit import check_rows
 from nopad.tasks.registry import task_class
 from nopad.tasks.settings import write_task
+from nopad.training.checks import check_arguments
 from nopad.training.config import TrainConfig
 from nopad.training.effects import effects
 from nopad.training.folder import CACHE, METRICS_FILE, RunFolder, kept_lines, last_checkpoint
@@ -102,6 +103,8 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
     """
     _quiet()
     args = arguments(config)
+    with about("[trainer]"):
+        check_arguments(args)
     records = find_data(config)
     kind = None if config.task.name is None else task_class(config.task.name)
     tokenizer = _tokenizer(config, needed=kind is not None)
