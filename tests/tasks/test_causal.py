@@ -87,7 +87,11 @@ def test_packs_change_neither_loss_nor_gradients_nor_metrics(name):
 
 def test_the_loss_of_weighted_chats_is_that_of_the_turns_that_count():
     """The loss over both turns is that over the first and that over the second, each by how much is learned of it."""
-    model, both, sums = llama(Chat(tokenizer())), [one for one in chats() if len(one["messages"]) == 4], {}
+    model, both, sums = (
+        nopad.packed(llama(Chat(tokenizer()))),
+        [one for one in chats() if len(one["messages"]) == 4],
+        {},
+    )
     for name, silent in (("both", None), ("first", 3), ("second", 1)):
         given = [
             {"messages": [{**one, "train": at != silent} if at % 2 else one for at, one in enumerate(chat["messages"])]}
@@ -97,7 +101,7 @@ def test_the_loss_of_weighted_chats_is_that_of_the_turns_that_count():
         batch = next(iter(task.loader(task.encode(given), 256, rows=1)))
         count = task.objective.count(batch)
         with torch.no_grad():
-            sums[name] = (task.objective.step(nopad.packed(model), batch)[0] * count, count)
+            sums[name] = (task.objective.step(model, batch)[0] * count, count)
     for side in (0, 1):
         assert abs(sums["both"][side] - sums["first"][side] - sums["second"][side]) < 1e-9
     assert sums["first"][0] != sums["second"][0]
