@@ -93,9 +93,9 @@ def check_rows(model: Any, rows: int, tokenizer: Any = None) -> None:
     if rows > 1 and getattr(tokenizer, "pad_token_id", None) is None and state_of(model).head.one_row:
         raise OptionError(
             f"this {type(bare(model)).__name__} has no pad id, without which transformers runs it on one row at a "
-            f"time, and batches have {rows}: take flat batches, which need none (tokens= in place of rows=); or set "
-            "model.config.pad_token_id to the id of a token that no text has (at the end of a text it would not be "
-            "read)"
+            f"time, and batches have {rows}: take flat batches, which need none (a loader with tokens=, without "
+            "rows= and capacity=); or set model.config.pad_token_id to the id of a token that no text has (at the end "
+            "of a text it would not be read)"
         )
 
 
