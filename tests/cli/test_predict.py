@@ -86,8 +86,10 @@ def test_csv_and_text(folder, tmp_path, call):
     path, *_ = folder("regress")
     (tmp_path / "a.csv").write_text("text,n\n1,2\n3,4\n")
     out = tmp_path / "out"
-    assert call("predict", str(tmp_path / "a.csv"), "-o", str(out), "--task", "regress", "-m", path).code == 2
-    options = ("--text", "text", "--keep", "n")
+    options = ("--text", "n", "--keep", "text")  # what is not the task's text is a number
+    assert call("predict", str(tmp_path / "a.csv"), "-o", str(out), "--task", "regress", "-m", path, *options).code == 0
+    assert pq.read_table(out)["text"].to_pylist() == [1, 3]
+    out, options = tmp_path / "other", ("--keep", "n")
     assert call("predict", str(tmp_path / "a.csv"), "-o", str(out), "--task", "regress", "-m", path, *options).code == 0
     assert pq.read_table(out)["n"].to_pylist() == [2, 4]
     (tmp_path / "a.txt").write_text("why\nnot\n")

@@ -360,8 +360,11 @@ def test_adapters(call, config, tmp_path):
     assert (ran.code, ran.err) == (0, "")
     assert "of them trained" in ran
     assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
+    text = config.read_text()
+    config.write_text(text.replace('name = "', 'tokenizer = "', 1))
     ran = call("train", config, "--init-from", tmp_path / "out", *sets(output__folder=tmp_path / "b"))
-    assert "holds adapters and no model" in ran.error()
+    assert "holds adapters and no model; give the model that they are of as model.name" in ran.error()
+    config.write_text(text)
     ran = call("train", config, *sets(model__lora="{rank=2}", output__folder=tmp_path / "b"))
     assert "model.lora has no 'rank'; did you mean " in ran.error()
 

@@ -61,6 +61,53 @@ def test_a_template_that_rewrites_earlier_turns_is_found_out(template):
     ]
 
 
+@pytest.mark.parametrize("template", ["PLAIN", "CHATML", "MARKED", "TOOLS"])
+@pytest.mark.parametrize("key", [{"weight": 0}, {"train": False}, {"weight": 0.0, "train": 0}])
+def test_messages_that_are_not_to_be_learned(template, key):
+    def said(*numbers, **more):
+        return [{**one, **key, **more} if at in numbers else one for at, one in enumerate(TWO)]
+
+    ((words, learned),) = encoded(template, TWO)
+    assert encoded(template, said(1)) == [(words, "blue when red [EOS]")]
+    assert encoded(template, said(3)) == [(words, "yes [EOS]")]
+    assert encoded(template, said(0, 2)) == [(words, learned)]  # a user's is not learned anyway
+    assert encoded(template, said(1), last_only=True) == [(words, "blue when red [EOS]")]
+    filled = [{"weight": None, "train": None, **one} for one in said(1)]  # as tables have them
+    assert encoded(template, filled) == [(words, "blue when red [EOS]")]
+    ones = [{**one, "weight": 1, "train": True} if one["role"] == "assistant" else one for one in TWO]
+    assert encoded(template, ones) == [(words, learned)]
+    for given, options in ((said(1, 3), {}), (said(3), {"last_only": True})):
+        with pytest.raises(RecordError, match="record 3 has the weight 0, or train false, for all that would be"):
+            encoded(template, given, **options)
+    assert conversation_of({"messages": said(1)}, 0).messages == TWO  # no template gets the keys
+
+
+def test_turns_that_are_not_learned_give_no_example():
+    silent = [{**one, "weight": 0} if at == 1 else one for at, one in enumerate(THOUGHT)]
+    assert encoded("REWRITING", silent, rewriting="expand") == [
+        (
+            "<|user|> is it ? [EOS] <|assistant|> no [EOS] <|user|> why ? [EOS] <|assistant|> blue when red [EOS]",
+            "blue when red [EOS]",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("at", "keys", "message"),
+    [
+        (1, {"weight": 0.5}, r"message 1 of messages has the weight 0.5; a message is learned or not: 0 or 1"),
+        (1, {"weight": "0"}, r"has the weight '0'; a message is learned or not"),
+        (1, {"weight": 2}, r"has the weight 2;"),
+        (0, {"weight": 1}, r"message 0 of messages \(user\) has the weight 1, and only what the assistant says"),
+        (2, {"train": True}, r"message 2 of messages \(user\) has the train True"),
+        (1, {"weight": 1, "train": False}, r"has weight 1 and train False; remove one of them"),
+    ],
+)
+def test_weights_that_are_none_are_refused(at, keys, message):
+    with pytest.raises(RecordError, match=message):
+        encoded("PLAIN", [{**one, **keys} if n == at else one for n, one in enumerate(TWO)])
+
+
 def test_formats_of_chats_are_one():
     wanted = encoded("PLAIN", TWO)
     names = {"user": "human", "assistant": "gpt"}

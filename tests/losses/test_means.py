@@ -322,3 +322,29 @@ class TestTensorsThatDoNotFit:
         logits = torch.zeros(1, 4, 8)
         wanted = token_loss(logits, self.labels, self.batch, denominator=3.0)
         assert torch.equal(token_loss(logits, self.labels, self.batch, denominator=torch.tensor([[3.0]])), wanted)
+
+
+@pytest.mark.parametrize("options", [{"smoothing": 0.3}, {"dynamic": True}])
+def test_smoothed_and_dynamic_losses_by_their_formulas(data, options):
+    """Of sequences one by one, in value and gradient."""
+    logits, labels = data
+    batch = nopad.PackedBatch.from_sequences([[1] * n for n in LENGTHS])
+    joined = torch.cat(logits)[None].requires_grad_()
+    token_loss(joined, torch.cat(labels)[None], batch, causal=True, **options).backward()
+    alone = torch.cat(logits).requires_grad_()
+    total, count, begin = 0, 0, 0
+    for n, label in zip(LENGTHS, labels, strict=True):
+        shares = torch.log_softmax(alone[begin : begin + n], -1)
+        for at in range(1, n):
+            if label[at] >= 0:
+                mine = shares[at - 1]
+                if "dynamic" in options:
+                    total = total - mine[label[at]] * mine[label[at]].exp().detach()
+                else:
+                    total = total - 0.7 * mine[label[at]] - 0.3 * mine.mean()
+                count += 1
+        begin += n
+    (total / count).backward()
+    assert (joined.grad[0] - alone.grad).abs().max() < 1e-14
+    found = token_loss(joined, torch.cat(labels)[None], batch, causal=True, **options)
+    assert abs(found.item() - (total / count).item()) < 1e-12

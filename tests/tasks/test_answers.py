@@ -14,7 +14,7 @@ from torchmetrics.functional.text import squad as torchmetrics_squad
 import nopad
 from nopad.errors import BatchError, FormatError, LengthError, OptionError, RecordError
 from nopad.tasks import Answers, read_squad
-from nopad.tasks.squad import squad_scores
+from nopad.tasks.squad import best_thresholds, exact_and_f1, squad_scores
 
 COUNT = 17
 
@@ -185,7 +185,61 @@ def test_answers_are_the_best_spans_of_single_windows(threshold):
     if threshold is not None:
         assert 0 < empty < COUNT
     scores = task.scores(predictions, given)
-    assert set(scores) == {f"{kind}{name}" for kind in ("", "has_answer_", "no_answer_") for name in ("exact", "f1")}
+    names = {f"{kind}{name}" for kind in ("", "has_answer_", "no_answer_") for name in ("exact", "f1")}
+    best = {f"best_{name}{what}" for name in ("exact", "f1") for what in ("", "_threshold")}
+    assert set(scores) == names | (best if threshold is not None else set())
+    if threshold is None:
+        return
+    tried = {}  # what each threshold really gives
+    for limit in [-1e9, *sorted(one["no_answer"] for one in predictions)]:
+        task.threshold = limit
+        tried[limit] = task.scores(run(task, given, model), given)
+    for name in ("exact", "f1"):
+        assert scores[f"best_{name}"] == pytest.approx(max(one[name] for one in tried.values()), abs=1e-12)
+        task.threshold = scores[f"best_{name}_threshold"]
+        assert task.scores(run(task, given, model), given)[name] == pytest.approx(scores[f"best_{name}"], abs=1e-12)
+
+
+def official(texts, scores, no_answer, has_answer):
+    """SQuAD 2.0's search for the best threshold, as its script has it (find_best_thresh), by question."""
+    current = best = sum(1 for one in has_answer if not one)
+    found = 0.0
+    for at in sorted(range(len(texts)), key=lambda at: no_answer[at]):
+        current += scores[at] if has_answer[at] else -1 if texts[at] else 0
+        if current > best:
+            best, found = current, no_answer[at]
+    return best / len(texts), found
+
+
+def test_best_thresholds_are_those_of_squads_script():
+    generator = np.random.default_rng(0)
+    for count in (1, 7, 60):
+        texts = [" ".join(generator.choice(["red", "dog", "cat"], 2)) for _ in range(count)]
+        right = [[" ".join(generator.choice(["red", "dog", "cat"], 2))] if n % 3 else [] for n in range(count)]
+        limits = generator.normal(size=count).tolist()
+        found = best_thresholds(list(zip(texts, limits, strict=True)), right)
+        each = [exact_and_f1(text, one) for text, one in zip(texts, right, strict=True)]
+        for side, name in enumerate(("exact", "f1")):
+            best, limit = official(texts, [one[side] for one in each], limits, right)
+            assert found[f"best_{name}"] == pytest.approx(best, abs=1e-12)
+            if any(limit == one for one in limits):  # else nothing is answered
+                assert found[f"best_{name}_threshold"] == limit
+
+
+def test_best_thresholds_are_of_scores_that_a_threshold_gives():
+    """Questions of one margin are answered together; without any answer the threshold is below all of them."""
+    tied = [("red", 1.0), ("dog", 1.0), ("cat", 2.0)]
+    found = best_thresholds(tied, [["red"], [], ["cat"]])
+    assert (found["best_exact"], found["best_exact_threshold"]) == (
+        2 / 3,
+        2.0,
+    )  # the script says 1.0, which gives 1 / 3
+    none = best_thresholds([("red", 1.0), ("dog", 2.0)], [[], []])
+    assert none["best_f1"] == 1.0
+    assert 0.99 < none["best_f1_threshold"] < 1.0
+    odd = best_thresholds([None, ("", None), ("", None), ("the", 0.0)], [[], [], ["cat"], []])
+    assert (odd["best_exact"], odd["best_f1"]) == (0.5, 0.5)  # no prediction is wrong, "the" is as good as nothing
+    assert best_thresholds([None], [["cat"]])["best_exact"] == 0.0
 
 
 def test_spans_never_leave_their_sequence():

@@ -31,11 +31,20 @@ def chats(count=11, seed=0):
     ]
 
 
+def weighted():
+    """Chats of two turns, of which the first is read and not learned."""
+    made = [one for one in chats() if len(one["messages"]) == 4]
+    for one in made:
+        one["messages"][1]["weight"] = 0
+    return made
+
+
 def cases():
     yield "texts", CausalLM(tokenizer()), texts()
     yield "split", CausalLM(tokenizer(), max_length=7, over_long="split"), texts()
     yield "chats", Chat(tokenizer()), chats()
     yield "last", Chat(tokenizer(templates.MARKED), last_only=True), chats()
+    yield "weights", Chat(tokenizer()), weighted()
 
 
 def nll(examples, number, logits):
@@ -49,7 +58,7 @@ def nll(examples, number, logits):
     return -sum((each[at - 1, labels[at]] for at in known), start=logits.sum() * 0), len(known)
 
 
-@pytest.mark.parametrize("name", ["texts", "split", "chats", "last"])
+@pytest.mark.parametrize("name", ["texts", "split", "chats", "last", "weights"])
 def test_packs_change_neither_loss_nor_gradients_nor_metrics(name):
     task, records = next((task, made) for one, task, made in cases() if one == name)
     examples = task.encode(records)
@@ -74,6 +83,28 @@ def test_packs_change_neither_loss_nor_gradients_nor_metrics(name):
         check_equal(alone, (value, gradients))
         assert meter.values()["perplexity"] == pytest.approx(math.exp(alone[0]), rel=1e-12)
         assert meter.values()["accuracy"] == pytest.approx(sum(right) / count, rel=1e-12)
+
+
+def test_the_loss_of_weighted_chats_is_that_of_the_turns_that_count():
+    """The loss over both turns is that over the first and that over the second, each by how much is learned of it."""
+    model, both, sums = (
+        nopad.packed(llama(Chat(tokenizer()))),
+        [one for one in chats() if len(one["messages"]) == 4],
+        {},
+    )
+    for name, silent in (("both", None), ("first", 3), ("second", 1)):
+        given = [
+            {"messages": [{**one, "train": at != silent} if at % 2 else one for at, one in enumerate(chat["messages"])]}
+            for chat in both
+        ]
+        task = Chat(tokenizer())
+        batch = next(iter(task.loader(task.encode(given), 256, rows=1)))
+        count = task.objective.count(batch)
+        with torch.no_grad():
+            sums[name] = (task.objective.step(model, batch)[0] * count, count)
+    for side in (0, 1):
+        assert abs(sums["both"][side] - sums["first"][side] - sums["second"][side]) < 1e-9
+    assert sums["first"][0] != sums["second"][0]
 
 
 @pytest.mark.parametrize("name", ["split", "chats"])

@@ -203,3 +203,21 @@ def test_glue_has_the_columns_of_the_nine_sets():
     assert (made.sequences.values["labels"].tolist(), len(task.names)) == ([2], 3)
     with pytest.raises(OptionError, match="no set 'snli'"):
         glue("snli", tokenizer())
+
+
+def test_labels_that_mean_two_things_are_refused_until_it_is_said_which():
+    two = SeveralLabels(tokenizer(), ["a", "b"])
+    for given in ([0, 1], [1, 0], np.array([0, 1])):
+        with pytest.raises(RecordError, match=r"record 3: labels is \[.*say which: labels_as='classes' or 'flags'"):
+            two.target(given, 3)
+    assert two.target(["b", "a"], 0) == two.target(["a", 1], 0) == [1.0, 1.0]
+    assert [two.target(given, 0) for given in ([], [0], [1])] == [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
+    assert SeveralLabels(tokenizer(), 2, labels_as="classes").target([0, 1], 0) == [1.0, 1.0]
+    flags = SeveralLabels(tokenizer(), 2, labels_as="flags")
+    assert flags.target([0, 1], 0) == flags.target((False, True), 0) == flags.target(np.array([0.0, 1.0]), 0) == [0, 1]
+    assert SeveralLabels(tokenizer(), 3).target([0, 1], 0) == [1.0, 1.0, 0.0]
+    for wrong in ([0], [0, 2], ["a", "b"], [0, 1, 0], [0.5, 1]):
+        with pytest.raises(RecordError, match=r"record 0: labels is .* 0 or 1"):
+            flags.target(wrong, 0)
+    with pytest.raises(OptionError, match="labels_as is 'hot'"):
+        SeveralLabels(tokenizer(), 2, labels_as="hot")

@@ -22,7 +22,7 @@ from nopad.tasks import (
     SeveralLabels,
     TokenClassification,
 )
-from nopad.tasks.fit import fit
+from nopad.tasks.fit import check_rows, fit
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -111,3 +111,45 @@ def test_a_model_is_told_what_its_classes_are():
 def test_a_model_of_other_labels_is_refused(other, message):
     with pytest.raises(OptionError, match=message):
         fit(other, bert(task(Classification, NAMES)))
+
+
+def padless():
+    """A decoder that classifies, without a pad id; what it gives each text alone; and packs of these texts."""
+    one = task(Classification, 3)
+    model = llama(one, "LlamaForSequenceClassification", pad_token_id=None)
+    texts = [{"text": text, "label": 1} for text in ("is it why not", "yes", "one two three four five", "no dog")]
+    with torch.no_grad():
+        alone = [model(**tokenizer()(text["text"], return_tensors="pt")).logits[0] for text in texts]
+    return one, nopad.packed(model), texts, alone
+
+
+def test_a_decoder_without_a_pad_id_runs_on_flat_batches_as_alone():
+    one, model, texts, alone = padless()
+    loader = one.loader(texts, tokens=64, capacity=None)
+    assert loader.rows == 1
+    [batch] = loader
+    with torch.no_grad():
+        _, outputs = one.objective.step(model, batch)
+    wanted = [alone[number] for number in batch.records["seq_index"]]
+    assert (outputs["logits"] - torch.stack(wanted)).abs().max() < 1e-12
+
+
+def test_a_decoder_without_a_pad_id_is_refused_several_rows():
+    _, model, _, _ = padless()
+    check_rows(model, 1)
+    check_rows(model, 2, tokenizer())  # which gives the model its pad id
+    with pytest.raises(OptionError, match=r"has no pad id, .* batches have 2: take flat batches"):
+        check_rows(model, 2)
+    model.config.pad_token_id = 0
+    check_rows(model, 2)
+    check_rows(nopad.packed(bert(task(Classification, 3), pad_token_id=None)), 2)  # which reads its first token
+
+
+def test_it_predicts_in_rows_of_one():
+    one, model, texts, alone = padless()
+    predictor = nopad.tasks.Predictor(one, model, capacity=16, form=nopad.Rows(16))
+    assert predictor.rows == 1
+    found = [prediction["probabilities"] for prediction in predictor(texts)]
+    assert (torch.tensor(found, dtype=torch.double) - torch.softmax(torch.stack(alone), -1)).abs().max() < 1e-12
+    with pytest.raises(OptionError, match="has no pad id"):
+        nopad.tasks.Predictor(one, model, capacity=16, form=nopad.Rows(16), rows=2)

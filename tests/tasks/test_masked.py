@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from types import FunctionType
 
 import numpy as np
@@ -13,8 +14,8 @@ from tests.tasks.tiny import bert, tokenizer, wordpieces, words
 
 import nopad
 from nopad import PackedLoader, random
-from nopad.errors import BatchError, LengthError, OptionError, RecordError
-from nopad.loading import EpochCollate
+from nopad.errors import BatchError, LengthError, OptionError, PlanMismatchError, RecordError
+from nopad.loading import EpochCollate, causal
 from nopad.tasks import MaskedLM, Masking, _kernels
 
 COUNT = 40
@@ -307,6 +308,32 @@ def test_parts_of_a_record_have_masks_of_their_own():
     )
     first, second = np.split(Masking(tokenizer()).masked(made, 0).tokens["labels"], 2)
     assert (first != second).any()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [({"seed": 4}, "mask_seed is 4 and was 3"), ({"rate": 0.25}, "mask_rate is 0.25 and was 0.15"), (None, "mask_ids")],
+)
+def test_a_run_goes_on_with_the_same_masks_or_not_at_all(stream, other, message):
+    def made(masking):
+        how = {"exhausted": "repeat"} if stream else {"rows": 1}
+        data = [[int(one) for one in ORDINARY[:9]]] * 20
+        more = {"rows": 1, **how}
+        return PackedLoader(data, 32, collate=masking, rank=0, world_size=1, **more)
+
+    loader = made(Masking(tokenizer(), seed=3))
+    batches = iter(loader)
+    next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    wanted = next(batches)
+    again = made(Masking(tokenizer(), seed=3))
+    again.load_state_dict(state)
+    found = next(iter(again))
+    assert torch.equal(found["input_ids"], wanted["input_ids"])
+    assert torch.equal(found["labels"], wanted["labels"])
+    with pytest.raises(PlanMismatchError, match=message):
+        made(causal if other is None else Masking(tokenizer(), **{"seed": 3, **other})).load_state_dict(state)
 
 
 def test_an_epoch_collate_by_itself_is_epoch_0():

@@ -8,19 +8,23 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
+import copy
+
 import accelerate
+import datasets
 import numpy as np
 import torch
 import transformers
 from runs import LENGTHS, arguments, classified, classify_records
 from runs import loader as causal_loader
 from runs import model as causal_model
-from tests.tasks.tiny import bert, tokenizer
+from tests.tasks.tiny import bert, llama, tokenizer
 
 import nopad
 from nopad.errors import DeviceMemoryError, FormatError, LossError, OptionError, UnsupportedModelError
 from nopad.tasks import Examples, OfTokens
 from nopad.training import PackedMixin, PackedTrainer, load_batch
+from nopad.training.data import fingerprint_of
 from nopad.training.effects import effects
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -338,7 +342,10 @@ def test_what_cannot_be_meant_is_refused(tmp_path):
         ({"batch_eval_metrics": True}, "batch_eval_metrics is not for packs"),
         ({"eval_do_concat_batches": False}, "eval_do_concat_batches is not for packs"),
         ({"dataloader_drop_last": True}, "dataloader_drop_last is the loader's business"),
-        ({"torch_compile": True, "torch_compile_backend": "eager"}, "torch_compile compiles calls of one shape"),
+        (
+            {"torch_compile": True, "torch_compile_backend": "eager"},
+            r"torch_compile compiles calls of one shape .*layer.compile\(\)",
+        ),
     ],
 )
 @pytest.mark.parametrize("training", [True, False])
@@ -451,3 +458,74 @@ def test_evaluations_of_the_same_weights_are_the_same_to_the_last_bit(tmp_path):
     losses = {run.evaluate(made)["eval_loss"] for _ in range(4)}
     assert len(losses) == 1
     assert trainer(tmp_path, model, made).evaluate(made)["eval_loss"] in losses
+
+
+def test_a_decoder_without_a_pad_id_is_refused_before_any_step(tmp_path):
+    def made():
+        return llama(classified(), "LlamaForSequenceClassification", pad_token_id=None)
+
+    with pytest.raises(OptionError, match=r"LlamaForSequenceClassification has no pad id, .* batches have 2"):
+        trainer(tmp_path, made())
+    assert trainer(tmp_path, made(), how={"per_device_train_batch_size": 1}).train_dataset.rows == 1
+    trainer(tmp_path, made(), processing_class=tokenizer())  # transformers gives the model its pad id
+    evaluated = trainer(tmp_path, made(), how={"per_device_train_batch_size": 1, "per_device_eval_batch_size": 2})
+    with pytest.raises(OptionError, match="has no pad id"):
+        evaluated.evaluate(classify_records())
+
+
+def test_records_that_change_in_place_are_seen(tmp_path):
+    """A label, a text, a list inside a record: an evaluation is of what is there now."""
+    records = classify_records()
+    run = trainer(tmp_path, eval_dataset=records)
+    before = run.evaluate()["eval_loss"]
+    kept = run._evaluated[0][2]
+    assert run.evaluate()["eval_loss"] == before
+    assert run._evaluated[0][2] is kept
+    for name, value in (("label", (records[0]["label"] + 1) % 2), ("text", "yes why not")):
+        was = records[0][name]
+        records[0][name] = value
+        changed = run.evaluate()["eval_loss"]
+        assert changed == run.evaluate(copy.deepcopy(records))["eval_loss"] != before
+        records[0][name] = was
+        assert run.evaluate()["eval_loss"] == before
+
+
+@pytest.mark.parametrize(
+    ("data", "change"),
+    [
+        ([{"a": [1, 2]}], lambda data: data[0]["a"].append(3)),
+        ([{"a": np.zeros(9)}], lambda data: data[0]["a"].__setitem__(3, 1)),
+        ([[1, 2], [3]], lambda data: data[1].__setitem__(0, 4)),
+        ([{"a": {"b": ["x"]}}], lambda data: data[0]["a"]["b"].clear()),
+        (classified().encode(classify_records()), lambda data: data.sequences.values["labels"].__setitem__(0, 1)),
+    ],
+)
+def test_a_fingerprint_is_of_the_content(data, change):
+    before = fingerprint_of(data)
+    assert before == fingerprint_of(copy.deepcopy(data)) is not None
+    if isinstance(data, Examples):
+        data.sequences.values["labels"][0] = 0
+        before = fingerprint_of(data)
+    change(data)
+    assert fingerprint_of(data) != before
+
+
+def test_what_cannot_be_told_apart_is_not_kept():
+    assert fingerprint_of([lambda: 1]) is None
+    assert fingerprint_of(datasets.Dataset.from_list([{"a": 1}])) == fingerprint_of(
+        datasets.Dataset.from_list([{"a": 1}])
+    )
+
+
+def test_layers_may_be_compiled_where_the_trainer_may_not(tmp_path):
+    """The way out that the refusal of torch_compile names."""
+    losses = []
+    for compiled in (False, True):
+        model = bert(classified())
+        for layer in model.bert.encoder.layer if compiled else ():
+            layer.compile(backend="eager")
+        run = trainer(tmp_path / str(compiled), model, how={"num_train_epochs": 1, "max_steps": 2})
+        run.train()
+        losses.append([entry["loss"] for entry in run.state.log_history if "loss" in entry])
+    assert losses[0]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-9)

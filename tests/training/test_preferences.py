@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import re
 
 import pytest
@@ -12,6 +13,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("trl", reason="TRL is not installed")
 
 import torch
+import transformers
 import trl
 from runs import arguments
 from tests.tasks.templates import chat, tokenizer
@@ -182,3 +184,58 @@ def test_embeddings_are_trained_on_pairs(tmp_path):
     assert after["eval_loss"] < 0.7 * before["eval_loss"]
     assert after["eval_mrr"] > before["eval_mrr"]
     assert trainer.predict(records).predictions.shape == (2 * COUNT, 32)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"loss_type": "dft"}, {"label_smoothing_factor": 0.2}, {"loss_type": "dft", "label_smoothing_factor": 0.2}],
+)
+def test_an_evaluation_of_sft_is_of_the_loss_that_is_learned(tmp_path, options):
+    """As TRL's own evaluation of the same chats in one padded batch, and as the first step of training."""
+    records = [{"messages": chat(one, other)} for one, other, _ in texts()]
+    task = Chat(tokenizer())
+    model, made = llama(task), task.encode(records).sequences
+    rows = [{name: column[begin : begin + length].tolist() for name, column in made.tokens.items()}
+            for begin, length in zip(made.begins, made.seq_lengths, strict=True)]  # fmt: skip
+    import datasets
+
+    same = {"num_train_epochs": 1, "gradient_accumulation_steps": 24, "per_device_train_batch_size": 1, **options}
+    how = config(tmp_path / "theirs", trl.SFTConfig, per_device_eval_batch_size=COUNT, **same)
+    theirs = trl.SFTTrainer(
+        copy.deepcopy(model), how, train_dataset=datasets.Dataset.from_list(rows), processing_class=tokenizer(),
+        eval_dataset=datasets.Dataset.from_list(rows),
+    )  # fmt: skip
+    wanted = theirs.evaluate()["eval_loss"]
+    ours = PackedSFTTrainer(
+        model, config(tmp_path / "ours", trl.SFTConfig, **same), task=task, train_dataset=records,
+        eval_dataset=records, capacity=CAPACITY, quiet=True, processing_class=tokenizer(),
+    )  # fmt: skip
+    found = ours.evaluate()
+    assert found["eval_loss"] == pytest.approx(wanted, rel=1e-6)
+    plain = torch.log(torch.tensor(found["eval_perplexity"])).item()
+    assert abs(found["eval_loss"] - plain) > 1e-3  # the metric is of the plain loss
+    ours.train()
+    losses = [entry["loss"] for entry in ours.state.log_history if "loss" in entry]
+    assert losses[0] == pytest.approx(found["eval_loss"], rel=1e-5)
+
+
+def test_what_an_evaluation_leaves_out_is_said_before(tmp_path):
+    """A router's loss depends on which sequences share a batch, so no evaluation has it."""
+    sizes = {"vocab_size": 96, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 2, "pad_token_id": 0}
+    torch.manual_seed(0)
+    mixture = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **heads)).double()
+    how, said = config(tmp_path, trl.SFTConfig, router_aux_loss_coef=0.25), []
+    records = [{"text": one[0]} for one in texts()]
+    logger = transformers.utils.logging.get_logger("nopad.training.trl")
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logger.addHandler(handler)
+    try:
+        PackedSFTTrainer(
+            mixture, how, task=CausalLM(tokenizer()), train_dataset=records, capacity=64, quiet=True,
+            processing_class=tokenizer(),
+        )  # fmt: skip
+    finally:
+        logger.removeHandler(handler)
+    assert [one for one in said if "0.25 times the loss of the routers" in one and "eval_loss leaves it out" in one]

@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 import warnings
+from functools import partial
 from typing import Any
 
 import typer
@@ -23,7 +24,7 @@ from nopad.cli.strict import make_strict, sturdy_streams
 from nopad.cli.study import study
 from nopad.cli.train import train
 from nopad.cli.verify import verify
-from nopad.cli.wording import as_flags
+from nopad.cli.wording import verb_of, worded
 from nopad.errors import NopadError, StorageError
 
 __all__ = ["app", "main"]
@@ -75,14 +76,15 @@ def main(argv: list[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     sturdy_streams()
-    warnings.showwarning = _warned
+    verb = verb_of(arguments)
+    warnings.showwarning = partial(_warned, verb)
     try:
         code = app([a for a in arguments if a != "--debug"], prog_name="nopad", standalone_mode=False) or 0
         if code == INTERRUPTED:  # typer turns a KeyboardInterrupt into this exit code
             raise KeyboardInterrupt
         sys.stdout.flush()
     except NopadError as error:
-        code = _failed(as_flags(str(error)), error.exit_code, debug)
+        code = _failed(worded(str(error), verb), error.exit_code, debug)
     except KeyboardInterrupt:
         code = _failed("interrupted", INTERRUPTED, debug)
     except BrokenPipeError:  # `nopad plan ... | head`
@@ -103,10 +105,10 @@ def main(argv: list[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _warned(message: Warning | str, *where: Any, **more: Any) -> None:
+def _warned(verb: str, message: Warning | str, *where: Any, **more: Any) -> None:
     """Print a warning as one line to stderr."""
     Console(stderr=True, soft_wrap=True, highlight=False, emoji=False).print(
-        f"[bold yellow]nopad:[/] {escape(as_flags(str(message)))}"
+        f"[bold yellow]nopad:[/] {escape(worded(str(message), verb))}"
     )
 
 

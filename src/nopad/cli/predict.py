@@ -13,101 +13,108 @@ from nopad.cli.render import console
 from nopad.errors import MissingExtraError, OptionError
 
 if TYPE_CHECKING:
-    from nopad.tasks import PredictionFiles
+    from nopad.corpus.record_stream import RecordStream
+    from nopad.tasks import PredictionFiles, Task
 
 __all__ = ["predict"]
 
 TASK = "Task"
+Inputs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="INPUT...",
+        help="Records: files (JSON Lines, JSON, Parquet, Arrow, CSV, TSV, text: a record per line), folders or "
+        "URLs of them, hf:NAME.",
+    ),
+]
+Out = Annotated[
+    Path,
+    typer.Option("--out", "-o", metavar="FOLDER", help="A new or empty folder, or that of an interrupted equal call."),
+]
+Model = Annotated[str, typer.Option("--model", "-m", metavar="MODEL", help="A folder with the model, or a hub name.")]
+TaskName = Annotated[
+    str | None,
+    typer.Option(
+        "--task", metavar="NAME", help="What for: classify, tag, embed, answer, ... Default: what it was trained for."
+    ),
+]
+Text = Annotated[str | None, typer.Option("--text", metavar="COLUMN", help="Column of the text.", rich_help_panel=TASK)]
+Pair = Annotated[
+    str | None, typer.Option("--pair", metavar="COLUMN", help="Column of the second text.", rich_help_panel=TASK)
+]
+Labels = Annotated[
+    str | None,
+    typer.Option(
+        "--labels",
+        metavar="A,B,...",
+        help="Names of the classes, in the model's order. Default: the model's.",
+        rich_help_panel=TASK,
+    ),
+]
+MaxLength = Annotated[
+    int | None,
+    typer.Option(
+        "--max-length",
+        metavar="N",
+        help="Most tokens of a sequence. Default: the model's positions.",
+        rich_help_panel=TASK,
+    ),
+]
+OverLong = Annotated[
+    str | None,
+    typer.Option(
+        "--over-long",
+        metavar="POLICY",
+        help="Longer ones: error (default), truncate, drop; some tasks split.",
+        rich_help_panel=TASK,
+    ),
+]
+More = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Any other option of the task. Repeatable.", rich_help_panel=TASK),
+]
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--keep", metavar="COLUMN", help="An input column to write too, or NEW=COLUMN to rename it. Repeatable."
+    ),
+]
+Capacity = Annotated[
+    int | None,
+    typer.Option("--capacity", "-c", metavar="N", help="Most tokens of a pack. Default: by the model's positions."),
+]
+RowsAtATime = Annotated[
+    int | None,
+    typer.Option("--rows", metavar="N", help="Packs run at a time. Default: about 4,096 tokens of them."),
+]
+BatchRecords = Annotated[
+    int, typer.Option("--batch-records", metavar="N", help="Records read, packed and run at a time.")
+]
+PartRecords = Annotated[
+    int, typer.Option("--part-records", metavar="N", help="Records of a file, after which a killed job goes on.")
+]
+Device = Annotated[
+    str | None, typer.Option("--device", metavar="NAME", help="Such as cuda:0. Default: a GPU if there is one.")
+]
 
 
 def predict(
-    inputs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="INPUT...",
-            help="Records: files (JSON Lines, JSON, Parquet, Arrow, CSV, TSV, text: a record per line), folders or "
-            "URLs of them, hf:NAME.",
-        ),
-    ],
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out", "-o", metavar="FOLDER", help="A new or empty folder, or that of an interrupted equal call."
-        ),
-    ],
-    model: Annotated[
-        str, typer.Option("--model", "-m", metavar="MODEL", help="A folder with the model, or a hub name.")
-    ],
-    task: Annotated[
-        str | None,
-        typer.Option(
-            "--task",
-            metavar="NAME",
-            help="What for: classify, tag, embed, answer, ... Default: what it was trained for.",
-        ),
-    ] = None,
-    text: Annotated[
-        str | None, typer.Option("--text", metavar="COLUMN", help="Column of the text.", rich_help_panel=TASK)
-    ] = None,
-    pair: Annotated[
-        str | None, typer.Option("--pair", metavar="COLUMN", help="Column of the second text.", rich_help_panel=TASK)
-    ] = None,
-    labels: Annotated[
-        str | None,
-        typer.Option(
-            "--labels",
-            metavar="A,B,...",
-            help="Names of the classes, in the model's order. Default: the model's.",
-            rich_help_panel=TASK,
-        ),
-    ] = None,
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            "--max-length",
-            metavar="N",
-            help="Most tokens of a sequence. Default: the model's positions.",
-            rich_help_panel=TASK,
-        ),
-    ] = None,
-    over_long: Annotated[
-        str | None,
-        typer.Option(
-            "--over-long",
-            metavar="POLICY",
-            help="Longer ones: error (default), truncate, drop; some tasks split.",
-            rich_help_panel=TASK,
-        ),
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="NAME=VALUE", help="Any other option of the task. Repeatable.", rich_help_panel=TASK
-        ),
-    ] = None,
-    keep: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--keep", metavar="COLUMN", help="An input column to write too, or NEW=COLUMN to rename it. Repeatable."
-        ),
-    ] = None,
-    capacity: Annotated[
-        int | None,
-        typer.Option("--capacity", "-c", metavar="N", help="Most tokens of a pack. Default: by the model's positions."),
-    ] = None,
-    rows: Annotated[
-        int | None,
-        typer.Option("--rows", metavar="N", help="Packs run at a time. Default: about 4,096 tokens of them."),
-    ] = None,
-    batch_records: Annotated[
-        int, typer.Option("--batch-records", metavar="N", help="Records read, packed and run at a time.")
-    ] = 1000,
-    part_records: Annotated[
-        int, typer.Option("--part-records", metavar="N", help="Records of a file, after which a killed job goes on.")
-    ] = 10_000,
-    device: Annotated[
-        str | None, typer.Option("--device", metavar="NAME", help="Such as cuda:0. Default: a GPU if there is one.")
-    ] = None,
+    inputs: Inputs,
+    out: Out,
+    model: Model,
+    task: TaskName = None,
+    text: Text = None,
+    pair: Pair = None,
+    labels: Labels = None,
+    max_length: MaxLength = None,
+    over_long: OverLong = None,
+    option: More = None,
+    keep: Keep = None,
+    capacity: Capacity = None,
+    rows: RowsAtATime = None,
+    batch_records: BatchRecords = 1000,
+    part_records: PartRecords = 10_000,
+    device: Device = None,
 ) -> None:
     r"""Predict records of any number on packs, in input order, into Parquet files; run it again to go on.
 
@@ -125,45 +132,57 @@ def predict(
       nopad predict new.jsonl -o out --model what/nopad/train/wrote
     """
     given = {"text": text, "pair": pair, "labels": _labels(labels), "max_length": max_length, "over_long": over_long}
+    options, kept = _options(given, option), _kept(keep or [])
+    sizes: dict[str, Any] = {"capacity": capacity, "rows": rows}
+    sizes |= {"batch_records": batch_records, "part_records": part_records}
+    with Bars() as monitor:
+        monitor.stage("loading the model", None, "")
+        records, made, loaded = _loaded(inputs, model, task, options, device)
+        from nopad.tasks import predict_files
+
+        found = predict_files(made, loaded, records, out, keep=kept, monitor=monitor, **sizes)
+    _say(found)
+
+
+def _options(given: dict[str, Any], option: list[str] | None) -> dict[str, Any]:
+    """Return the options of the task: those with a flag of their own that are given, and those of ``--set``.
+
+    Raises:
+        OptionError: one is given both ways.
+    """
     options = {name: value for name, value in given.items() if value is not None}
     for name, value in parse_pairs("--set", "prompt_name=query", option).items():
         if name in options:
             raise OptionError(f"{name} is given twice, as --{name.replace('_', '-')} and by --set")
         options[name] = value
-    kept = _kept(keep or [])
-    with Bars() as monitor:
-        monitor.stage("loading the model", None, "")
-        try:
-            import torch
-            import transformers  # noqa: F401
-        except ImportError as error:
-            raise MissingExtraError(f"running models needs {error.name}: pip install 'nopad[torch]'") from error
-        from nopad.corpus import open_records
-        from nopad.tasks import predict_files
-        from nopad.tasks.registry import load_task
+    return options
 
-        task, options = _as_trained(task, model, options)
-        records = open_records(inputs)
-        if records.kind in ("csv", "tsv"):  # a text may look like a number
-            records = open_records(inputs, strings=[options[name] for name in ("text", "pair") if name in options])
-        made, loaded = load_task(task, model, options)
-        try:
-            loaded = loaded.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        except (RuntimeError, ValueError, AssertionError) as error:
-            raise OptionError(f"the model cannot be put on {device!r} ({str(error).splitlines()[0]})") from error
-        found = predict_files(
-            made,
-            loaded,
-            records,
-            out,
-            keep=kept,
-            capacity=capacity,
-            rows=rows,
-            batch_records=batch_records,
-            part_records=part_records,
-            monitor=monitor,
-        )
-    _say(found)
+
+def _loaded(
+    inputs: list[str], model: str, task: str | None, options: dict[str, Any], device: str | None
+) -> tuple[RecordStream, Task, Any]:
+    """Return the records, the task, and the model on its device.
+
+    Raises:
+        MissingExtraError: torch or transformers is not installed.
+        OptionError: the model cannot be put on the device; or as `nopad.tasks.registry.load_task`.
+    """
+    try:
+        import torch
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(f"running models needs {error.name}: pip install 'nopad[torch]'") from error
+    from nopad.corpus import open_records
+    from nopad.tasks.registry import load_task
+
+    name, options = _as_trained(task, model, options)
+    records = open_records(inputs)
+    made, loaded = load_task(name, model, options)
+    try:
+        loaded = loaded.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except (RuntimeError, ValueError, AssertionError) as error:
+        raise OptionError(f"the model cannot be put on {device!r} ({str(error).splitlines()[0]})") from error
+    return records, made, loaded
 
 
 def _as_trained(task: str | None, model: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -12,6 +12,7 @@ import typer
 
 from nopad.cli.render import console
 from nopad.cli.train_progress import Bar
+from nopad.cli.wording import worded
 from nopad.errors import MissingExtraError, NopadError, OptionError
 
 __all__ = ["train"]
@@ -87,9 +88,10 @@ def train(
         with _once(first):
             if first:
                 folder.take(found, resume=resume, per_step=_per_step(found))
-                if resume and (steps := folder.facts().get("finished")) is not None:
-                    _say(screen, f"the run in {folder.path} is over, after {steps:,} steps; its model is there")
-                    return
+            longer = resume and folder.is_longer(found)
+            if resume and not longer and (steps := folder.facts().get("finished")) is not None:
+                _say(screen, f"the run in {folder.path} is over, after {steps:,} steps; its model is there")
+                return
             prepared = prepare(found, cache_of(folder.path))
         _say(screen, str(prepared))
         with Bar(shown=first) as bar:
@@ -97,7 +99,7 @@ def train(
                 prepared,
                 folder,
                 resume=resume,
-                begin=None if resume else lambda: folder.begin(found, per_step=_per_step(found)),
+                begin=None if resume and not longer else lambda: folder.begin(found, per_step=_per_step(found)),
                 say=lambda line: _say(screen, line),
                 tell=lambda logged: _say(screen, str(logged)),
                 step=bar.step,
@@ -121,9 +123,9 @@ def _per_step(config: Any) -> str:
 
 
 def _say(screen: Any, text: str) -> None:
-    """Print text as it is, on the first rank."""
+    """Print a text of the library, on the first rank."""
     if screen is not None:
-        screen.print(text, style=None, markup=False, soft_wrap=True)
+        screen.print(worded(text, "train"), style=None, markup=False, soft_wrap=True)
 
 
 @contextmanager

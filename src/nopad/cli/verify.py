@@ -13,7 +13,7 @@ from nopad.cli.inputs import open_inputs
 from nopad.cli.monitor import Bars
 from nopad.cli.options import TokenizerSpec
 from nopad.cli.render import console, counted
-from nopad.cli.wording import as_flags
+from nopad.cli.wording import worded
 from nopad.corpus import load_tokenizer
 from nopad.corpus.options import ReaderOptions
 from nopad.errors import CorruptError, FormatError, OptionError
@@ -53,7 +53,7 @@ def verify(
     """
     if not path.exists():
         raise OptionError(f"{path} does not exist; give a packed dataset folder or a plan file")
-    problems = [as_flags(problem) for problem in _problems(path, source or [], tokenizer)]
+    problems = [worded(problem, "verify") for problem in _problems(path, source or [], tokenizer)]
     if as_json:
         print(json.dumps({"ok": not problems, "problems": problems}, indent=1))
     else:

@@ -1,46 +1,134 @@
-"""Messages name options as Python does; on the command line they are flags. This is the one place that translates."""
+"""Messages name options as Python does; each verb has flags, or fields. This is the one place that translates.
+
+An option that the verb has is its flag (``--over-long truncate``), for `nopad train` a field of its configuration
+(``task.over_long = "truncate"``). One that only `nopad pack` has is named with it, for that is where it can be given.
+What a call in Python has between its parentheses stays as it is, and so does what no verb has.
+"""
 
 from __future__ import annotations
 
 import re
+from functools import cache
 
-__all__ = ["OPTIONS", "as_flags"]
+__all__ = ["FIELDS", "FLAGS", "OPTIONS", "SETTABLE", "verb_of", "worded"]
 
-# The options that messages of the library name, as `name=`, with or without a value.
-OPTIONS = (
+# Options of `nopad pack` that say what is read, and how; messages of the library name them, with or without a value.
+_READING = (
     "carry",
     "empty",
     "ids_field",
-    "index_only",
     "mask_field",
     "on_bad_record",
     "over_long",
     "pad_id",
-    "shard_tokens",
     "special_tokens",
     "text_field",
     "text_unit",
     "tokenizer",
 )
-_WORD = r"""(?:"\w+"|'\w+')"""
-_NAMED = re.compile(rf"\b({'|'.join(OPTIONS)})=({_WORD}(?:(?:, | or ){_WORD})*|True|False|None|\[\])?(?![\w=])")
+_PACK = (*_READING, "algorithm", "even", "index_only", "shard_tokens")
+
+# The options that are flags, by verb
+FLAGS = {
+    "demo": ("tokenizer",),
+    "plan": (*_READING, "algorithm", "even"),
+    "pack": _PACK,
+    "verify": ("source", "tokenizer"),
+    "audit": ("accumulation", "backend", "ranks"),
+    "predict": ("capacity", "max_length", "over_long", "rows"),
+    "study distributions": ("over_long", "text_unit", "tokenizer"),
+    "study glue": ("tokenizer",),
+}
+
+_TASK = ("end_of_turn", "labels_as", "last_only", "negative", "prompt", "rewriting", "roles", "template")
+SETTABLE = {"predict": _TASK}  # by `--set NAME=VALUE`
+
+# Where the configuration of `nopad train` has them
+FIELDS = {
+    **{name: f"task.{name}" for name in (*_TASK, "max_length", "over_long")},
+    **{
+        name: f"packing.{name}" for name in ("accumulation", "algorithm", "align", "capacity", "last", "rows", "tokens")
+    },
+    **{name: f"packing.options.{name}" for name in ("even", "granularity", "max_squares", "pack_multiple")},
+    **{name: f"model.{name}" for name in ("backend", "tokenizer")},
+    **{name: f"trainer.{name}" for name in ("bf16", "gradient_checkpointing", "max_steps")},
+    "gradient_accumulation_steps": "packing.accumulation",
+    "num_labels": "model.config.num_labels",
+}
+
+# Every name that is translated for some verb
+OPTIONS = tuple(sorted({*_PACK, *_TASK, *FIELDS, *(name for names in FLAGS.values() for name in names)}))
+
+_CODE = r"\w\((?:[^()]|\([^()]*\))*\)"
+_WORD = r"""(?:"[^"\n]*"|'[^'\n]*')"""
+_VALUE = rf"{_WORD}(?:(?:, | or ){_WORD})*|True|False|None|\[\]|\{{[^{{}}\n]*\}}|-?\d+(?:\.\d+)?(?!\w)"
+_NAMED = re.compile(rf"{_CODE}|(?<![\w.-])({'|'.join(OPTIONS)})=({_VALUE})?(?!\w|[={{\[(]|\.\.)")
+_KEY = re.compile(r'"([^"]*)": ')
 
 
-def as_flags(message: str) -> str:
-    """Return a message in which options of Python are the flags of the command line.
+def verb_of(arguments: list[str]) -> str:
+    """Return which verb a command line has, empty without one.
 
-    >>> as_flags('choose over_long="truncate" or "drop", special_tokens=False, or another tokenizer=')
-    'choose --over-long truncate or drop, --no-special-tokens, or another --tokenizer'
-    >>> as_flags("choose over_long='truncate'")
-    'choose --over-long truncate'
+    >>> verb_of(["--debug", "study", "glue", "folder"]), verb_of(["pack", "texts"])
+    ('study glue', 'pack')
     """
-    return _NAMED.sub(_flag, message)
+    words = [one for one in arguments if not one.startswith("-")]
+    return " ".join(words[: 2 if words[:1] == ["study"] else 1])
 
 
-def _flag(found: re.Match[str]) -> str:
-    name, value = found[1].replace("_", "-"), found[2]
+def worded(message: str, verb: str) -> str:
+    """Return a message in which options of Python are those of a verb.
+
+    >>> said = 'choose over_long="truncate" or "drop", or another tokenizer='
+    >>> worded(said, "pack")
+    'choose --over-long truncate or drop, or another --tokenizer'
+    >>> worded(said, "train")
+    'choose task.over_long = "truncate" or "drop", or another model.tokenizer'
+    >>> worded('skip them with empty="skip"', "train")
+    'skip them with nopad pack --empty skip'
+    """
+    return _NAMED.sub(lambda found: _shown(found, verb), message)
+
+
+@cache
+def _named(name: str, verb: str) -> str | None:
+    """Return what a verb calls an option, "FLAG" or "FIELD =", "--set NAME="; None: it does not have it."""
+    flag = f"--{name.replace('_', '-')}"
+    if verb == "train" and name in FIELDS:
+        return f"{FIELDS[name]} ="
+    if name in FLAGS.get(verb, ()):
+        return flag
+    if name in SETTABLE.get(verb, ()):
+        return f"--set {name}="
+    return f"nopad pack {flag}" if name in _PACK and verb != "pack" else None
+
+
+def _shown(found: re.Match[str], verb: str) -> str:
+    name, value = found[1], found[2]
+    called = _named(name, verb) if name else None
+    if called is None:
+        return found[0]
+    if called.endswith(" ="):
+        return _field(called.removesuffix(" ="), value)
+    if called.endswith("="):
+        return called + ("..." if value is None else value if value[0] == "{" else _plain(value) or '""')
     if value in (None, "True"):
-        return f"--{name}"
+        return called
     if value == "False":
-        return f"--no-{name}"
-    return f"--{name} {'none' if value in ('None', '[]') else value.replace(chr(34), '').replace(chr(39), '')}"
+        before, flag = called.rsplit("--", 1)
+        return f"{before}--no-{flag}"
+    return f"{called} {'none' if value in ('None', '[]') else _plain(value)}"
+
+
+def _field(field: str, value: str | None) -> str:
+    """Return a field as a configuration has it."""
+    if value is None:
+        return field
+    if value == "None":
+        return f"no {field}"
+    made = {"True": "true", "False": "false"}.get(value, value.replace("'", '"'))
+    return f"{field} = {_KEY.sub(lambda key: f'{key[1]} = ', made) if made[0] == '{' else made}"
+
+
+def _plain(value: str) -> str:
+    return value.replace('"', "").replace("'", "")

@@ -1,5 +1,7 @@
 """Chats as token ids, and which of them a model learns: those that the assistant says, and none else.
 
+A message that the record says is not to be learned (``weight`` 0) is read like a user's.
+
 Of a chat template with ``{% generation %}``, the marked tokens; marks must not reach into other turns, and each turn
 that is learned must have one. Of others, what an assistant's turn adds to the prompt that asks for it: from the end of
 ``template(messages[:i], add_generation_prompt=True)`` to the end of turn in ``template(messages[:i + 1])``, without the
@@ -120,7 +122,11 @@ class ChatEncoder:
                 f"record {number} has no assistant's turn{' in its completion' if given.begin else ''}, so there is "
                 "nothing to learn; leave it out"
             )
-        answers = answers[-1:] if self.last_only else answers
+        answers = [turn for turn in (answers[-1:] if self.last_only else answers) if turn not in given.silent]
+        if not answers:
+            raise RecordError(
+                f"record {number} has the weight 0, or train false, for all that would be learned; leave it out"
+            )
         try:
             return [self._chat(given, answers, number)]
         except _RewrittenError as rewritten:

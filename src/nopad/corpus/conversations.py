@@ -3,7 +3,8 @@
 A chat is ``messages`` of ``{"role", "content"}``, or ``conversations`` of ``{"from", "value"}`` (ShareGPT); or
 ``prompt`` and ``completion``, both strings, or both such lists. A pair is ``chosen`` and ``rejected``, both strings, or
 both lists, with or without a ``prompt`` of the same kind. ``tools`` (a list, or its JSON) and ``chat_template_kwargs``
-go to the chat template. A column that is None is not there. No torch, no transformers.
+go to the chat template. A column that is None is not there. What an assistant's message with ``weight`` 0, or ``train``
+false, says is not learned. No torch, no transformers.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from nopad.errors import OptionError, RecordError
 
 __all__ = ["ROLES", "Conversation", "Passage", "conversation_of", "pair_of", "roles_of"]
 
+_WEIGHTS = ("weight", "train")  # whether a message is learned, as other trainers have it
+_SILENT = "nopad: not learned"
 CHATS = ("messages", "conversations")
 # Names of roles, as data sets have them, to those that chat templates know
 ROLES: Mapping[str, str] = {
@@ -40,12 +43,14 @@ class Conversation:
         messages: dicts with ``role``, one of system, developer, user, assistant, tool, ``content``, and whatever else
             the template reads.
         begin: nothing is learned from the messages before this one: the prompt.
+        silent: numbers of the assistant's messages that are not learned, as the record says.
         tools: what the template gets as tools; None: none.
         options: further arguments of the template.
     """
 
     messages: Sequence[Mapping[str, Any]]
     begin: int = 0
+    silent: frozenset[int] = frozenset()
     tools: Sequence[Any] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -185,7 +190,27 @@ def _message(given: Any, what: str, roles: Mapping[str, str]) -> dict[str, Any]:
             f"{what} has a {type(content).__name__} as content; expected a string: parts (images, audio) are not "
             "packed, and parts of text are to be joined"
         )
-    return message
+    return _weighted(message, what)
+
+
+def _weighted(message: dict[str, Any], what: str) -> dict[str, Any]:
+    """Return a message with one key in place of ``weight`` and ``train``, if it is not to be learned.
+
+    Raises:
+        RecordError: they are not 0 or 1, contradict each other, or want something else learned than the assistant's.
+    """
+    given = {name: message.pop(name) for name in _WEIGHTS if name in message}
+    for name, value in given.items():
+        if not isinstance(value, bool | int | float | np.bool_ | np.number) or value not in (0, 1):
+            raise RecordError(f"{what} has the {name} {value!r}; a message is learned or not: 0 or 1, false or true")
+        if value and message["role"] != "assistant":
+            raise RecordError(
+                f"{what} ({message['role']}) has the {name} {value!r}, and only what the assistant says is learned; "
+                f"remove the {name}"
+            )
+    if len({bool(value) for value in given.values()}) > 1:
+        raise RecordError(f"{what} has {' and '.join(f'{n} {v!r}' for n, v in given.items())}; remove one of them")
+    return message | ({_SILENT: True} if given and not any(given.values()) else {})
 
 
 def _answered(record: Mapping[str, Any], name: str, number: int, roles: Mapping[str, str]) -> Conversation | Passage:
@@ -216,9 +241,11 @@ def _conversation(
     if options is not None and not isinstance(options, Mapping):
         raise RecordError(f"record {number}: chat_template_kwargs is a {type(options).__name__}; expected a dict")
     given = {name: entry for name, entry in (options or {}).items() if entry is not None}
+    messages = [*before, *after]
     return Conversation(
-        messages=[*before, *after],
+        messages=[{name: entry for name, entry in one.items() if name != _SILENT} for one in messages],
         begin=len(before),
+        silent=frozenset(at for at, one in enumerate(messages) if _SILENT in one),
         tools=list(tools) if tools is not None and len(tools) else None,
         options=given,
     )

@@ -80,7 +80,7 @@ def _records(
             except ValueError:
                 raise RecordError(
                     f"{file.path}, line {line}: {name} is {shown(cell)}, and the column's first cells are numbers; "
-                    "repair it, or say that this column is text (strings, --text)"
+                    "repair it, or let the task read this column as text (open_records: strings)"
                 ) from None
         yield record
     yield from _raised(broken)

@@ -109,6 +109,17 @@ class RecordStream:
         """Return how the bytes are read, which is part of the input's identity."""
         return {"kind": self.kind, "strings": list(self._strings)}
 
+    def as_text(self, columns: Collection[str]) -> RecordStream:
+        """Return the same records with further columns of CSV and TSV files as text, whatever their cells look like.
+
+        Of other inputs, whose values have types, nothing changes; columns that are not there are passed over.
+        """
+        if self.kind not in ("csv", "tsv") or set(columns) <= set(self._strings):
+            return self
+        strings = {*self._strings, *columns}
+        parts = [(file, partial(delimited_runs, file, strings)) for file, _ in self._parts if file is not None]
+        return RecordStream(parts, self.kind, strings=strings, folders=self.folders, ignored=self.ignored)
+
     def read_again(self) -> bool:
         """Whether the records can be read more than once: not those of an iterator."""
         return self._left is None

@@ -60,8 +60,8 @@ class EpochSupply(Supply):
         return f"{feed.sequences:,} sequences{packs}, {self._serving.takes(feed.unit)} per rank and micro-step"
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts of the feed, and the cost model."""
-        return {**self._epochs.feed.facts(), "cost": self._cost}
+        """Return the facts of the feed and of what makes batches, and the cost model."""
+        return {**self._serving.facts(), **self._epochs.feed.facts(), "cost": self._cost}
 
     def agreed(self, at: Position) -> dict[str, Any]:
         """Return the facts, how many units a step takes, the method of balance, and the position."""

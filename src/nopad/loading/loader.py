@@ -147,11 +147,11 @@ class PackedLoader:
         capacity = capacity if tokens is None else tokens
         align = aligned(align, capacity, options)
         form = None if form is None else fitting(check_form(form), align, packed=capacity is not None)
+        flat = rows is None and align == 1 if form is None else isinstance(form, Flat)
+        self._rows = 1 if flat else taken
 
         def serving(capacity: int, group_size: int = 1) -> Serving:
-            usual: Form = Flat()
-            if rows is not None or align > 1:
-                usual = Rows(capacity, rows=taken, align=align)
+            usual = Flat() if flat else Rows(capacity, rows=taken, align=align)
             return Serving(
                 ranks=self.ranks,
                 accumulation=accumulation,
@@ -243,6 +243,11 @@ class PackedLoader:
     def per_rank(self) -> int:
         """Rows or sequences per rank and micro-step; 1 where a step is a number of tokens."""
         return self._per_rank
+
+    @property
+    def rows(self) -> int:
+        """Most rows of a batch: 1 where all its sequences lie in one flat row."""
+        return self._rows
 
     def __repr__(self) -> str:
         """Return in one line what is loaded, for which rank, and where the loader stands."""

@@ -7,7 +7,7 @@ may be built ahead of the training loop, and the loader alone says how far the l
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,6 +36,10 @@ class EpochCollate(ABC):
     @abstractmethod
     def at(self, epoch: int) -> Collate:
         """Return the `Collate` of an epoch; of a stream, that of a pass over its source."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return what its batches depend on, by name, as JSON values; a saved run goes on only with the same."""
+        return {}
 
     def __call__(self, sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:
         """Make a batch as in epoch 0."""
@@ -85,6 +89,10 @@ class Serving:
     def takes(self, unit: str) -> str:
         """Return what a rank takes in a micro-step, in words; `unit` is what a unit is called."""
         return f"{self.per_rank:,} {unit}s" if self.tokens is None else f"{self.tokens:,} tokens"
+
+    def facts(self) -> dict[str, Any]:
+        """Return what batches depend on beside the sequences in them, by name; JSON values."""
+        return dict(self.collate.facts()) if isinstance(self.collate, EpochCollate) else {}
 
     def batch(self, sequences: Sequences, per_row: NDArray[np.int64], epoch: int) -> PackedBatch:
         """Make a batch of sequences in rows, in an epoch.

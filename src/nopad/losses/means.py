@@ -57,6 +57,8 @@ def token_loss(
     *,
     per: Per = "token",
     causal: bool = False,
+    smoothing: float = 0.0,
+    dynamic: bool = False,
     weights: Tensor | None = None,
     denominator: float | Tensor | None = None,
 ) -> Tensor:
@@ -69,6 +71,9 @@ def token_loss(
         per: "token": all labelled tokens have the same weight; "sequence": all sequences have the same weight (see
             the module).
         causal: the logits of a token predict the label of the next token; a sequence's first label is not predicted.
+        smoothing: the share of a label that goes to all classes alike, as transformers' ``label_smoothing_factor``.
+        dynamic: weigh each token's loss by the probability that its label has, which gets no gradient: dynamic
+            fine-tuning (arXiv 2508.05629), TRL's ``loss_type="dft"``.
         weights: weights of sequences, ``[S]``, in the order in which sequences were given; None: all 1.
         denominator: divide by this number, and not by `token_denominator` of this batch; compute it with the same
             `per`, `causal` and `weights`.
@@ -92,7 +97,9 @@ def token_loss(
     flat = logits.reshape(-1, logits.shape[-1])
     if causal:
         flat = flat.roll(1, 0)  # a token is predicted by the slot before it, which is in the same sequence
-    each = cross_entropy(wide(flat), wanted, ignore_index=IGNORED, reduction="none")
+    each = cross_entropy(wide(flat), wanted, ignore_index=IGNORED, reduction="none", label_smoothing=smoothing)
+    if dynamic:
+        each = each * torch.exp(-each.detach())
     scale = slot_weights(number, wanted, batch, per, weights)
     return _mean(each, scale, denominator)
 

@@ -47,6 +47,11 @@ class Head:
         self.model, self.family, self.stock = model, family, stock
 
     @property
+    def one_row(self) -> bool:
+        """Whether the model runs on one row at a time only."""
+        return False
+
+    @property
     def by_token(self) -> bool:
         """Whether the logits, and so the labels, are per token."""
         return self.gives == "token"
@@ -193,14 +198,15 @@ class _LastToken(Head):
             call.seen["last"] = last_tokens(
                 self.model.config, named.get("input_ids"), call.placed, self.family.pads_inside
             )
-        if (
-            self.pooling() == "last"
-            and self.model.config.get_text_config().pad_token_id is None
-            and call.placed.layout.shape[0] > 1
-        ):
+        if self.one_row and call.placed.layout.shape[0] > 1:
             raise BatchError(
                 "this model classifies several rows only with config.pad_token_id set; set it, or use flat"
             )
+
+    @property
+    def one_row(self) -> bool:
+        """Whether transformers refuses several rows, since it could not tell where they end."""
+        return self.pooling() == "last" and self.model.config.get_text_config().pad_token_id is None
 
     def leave(self, call: Call, output: Any) -> Any:
         from transformers.loss.loss_utils import ForSequenceClassificationLoss

@@ -23,7 +23,7 @@ from nopad.options import Option, check_choice
 from nopad.tasks.examples import Examples, field_of, numbered, paired, stacked
 from nopad.tasks.objectives import OfSpans
 from nopad.tasks.pieces import Framed, check_offsets, cut, framed, trimmed
-from nopad.tasks.squad import answers_of, squad_scores
+from nopad.tasks.squad import answers_of, best_thresholds, squad_scores
 from nopad.tasks.task import Task
 
 __all__ = ["Answers"]
@@ -64,7 +64,7 @@ class Answers(Task):
 
     Predictions are per record: ``text``, ``start`` (its first character in the context; None without an answer),
     ``score`` (its probability among the candidates) and, with a threshold, ``no_answer``: the score for the absence of
-    an answer minus that of the best span.
+    an answer minus that of the best span, and ``best_text``, the best span's text, whatever the threshold.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -81,6 +81,10 @@ class Answers(Task):
 
     name = "answer"
     auto: ClassVar[str] = "AutoModelForQuestionAnswering"
+    texts_by: ClassVar[tuple[str, ...]] = (
+        "question",
+        "context",
+    )
     policies: ClassVar[tuple[OverLong, ...]] = ("split", "error", "truncate", "drop")
 
     def __init__(
@@ -257,10 +261,11 @@ class Answers(Task):
         ranked = sorted(spans.items(), key=lambda one: (-one[1], one[0]))[: self.n_best]
         scores = [score for _, score in ranked] + ([null] if self.threshold is not None else [])
         if not ranked:  # the model's best spans are spaces
-            return {"text": "", "start": None, "score": 0.0} | ({} if self.threshold is None else {"no_answer": None})
+            nothing = {} if self.threshold is None else {"no_answer": None, "best_text": ""}
+            return {"text": "", "start": None, "score": 0.0} | nothing
         shares = [math.exp(score - max(scores)) for score in scores]
         (begin, end), best = ranked[0]
-        none = {} if self.threshold is None else {"no_answer": null - best}
+        none = {} if self.threshold is None else {"no_answer": null - best, "best_text": context[begin:end]}
         if self.threshold is not None and null - best > self.threshold:
             return {"text": "", "start": None, "score": shares[-1] / sum(shares), **none}
         return {"text": context[begin:end], "start": begin, "score": shares[0] / sum(shares), **none}
@@ -271,14 +276,19 @@ class Answers(Task):
         """Return exact matches and F1 of texts, as SQuAD's script compares them (`nopad.tasks.squad`), from 0 to 1.
 
         Where only some questions have answers, there are those of each kind as well. A record without a prediction is
-        wrong.
+        wrong. With a threshold, also the best scores that any threshold gives, and the smallest that gives them
+        (``best_exact``, ``best_exact_threshold``, ``best_f1``, ``best_f1_threshold``).
         """
         texts, right = [], []
         for number, record, prediction in paired(predictions, records):
             context = field_of(record, self.context, number)
             right.append([text for text, _ in answers_of(record, self.answers, number, context)])
             texts.append(None if prediction is None else prediction["text"])
-        return squad_scores(texts, right)
+        found = squad_scores(texts, right)
+        if self.threshold is None:
+            return found
+        kept = [None if one is None else (one["best_text"], one["no_answer"]) for one in predictions]
+        return found | best_thresholds(kept, right)
 
 
 def _tokens(piece: Framed, span: tuple[int, int] | None, context: str, number: int) -> tuple[int, int] | None:

@@ -88,6 +88,7 @@ class CausalLM(Likely):
     """
 
     name = "causal"
+    texts_by: ClassVar[tuple[str, ...]] = ("text",)
     policies: ClassVar[tuple[OverLong, ...]] = ("error", "truncate", "drop", "split")
 
     def __init__(self, tokenizer: Any, *, text: str = "text", **options: Any) -> None:
@@ -147,6 +148,10 @@ class Chat(Likely):
     """
 
     name = "chat"
+    texts_always: ClassVar[tuple[str, ...]] = (
+        "prompt",
+        "completion",
+    )
 
     def __init__(
         self,

@@ -7,9 +7,10 @@ as transformers' own examples build it. The columns of GLUE: `glue`.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ import torch
 from nopad.batch import PackedBatch
 from nopad.corpus.glue import GLUE
 from nopad.errors import OptionError, RecordError
+from nopad.options import check_choice
 from nopad.tasks.examples import Examples, field_of, numbered, stacked
 from nopad.tasks.objectives import OfSequences
 from nopad.tasks.task import Task
@@ -25,10 +27,15 @@ from nopad.tasks.texts import tokenised
 __all__ = ["GLUE", "Classification", "Regression", "SeveralLabels", "glue"]
 
 
+LabelsAs = Literal["classes", "flags"]
+_NUMERIC = re.compile(r"[-+.0-9].*")
+
+
 class _OfTexts(Task):
     """What the three tasks share: the text, or two, and the label of a record."""
 
     auto: ClassVar[str] = "AutoModelForSequenceClassification"
+    texts_by: ClassVar[tuple[str, ...]] = ("text", "pair")
 
     def __init__(
         self, tokenizer: Any, *, text: str = "text", pair: str | None = None, label: str = "label", **options: Any
@@ -103,6 +110,11 @@ class Classification(_OfTexts):
         """Return the number of a class."""
         return number_of(value, self.names, f"record {number}: {self.label}")
 
+    def text_columns(self) -> tuple[str, ...]:
+        """Return the columns of texts; names of classes that look like numbers, and are not, are texts too."""
+        odd = any(_NUMERIC.fullmatch(name) for name in self.names) and self.names != names_of(len(self.names))
+        return (*super().text_columns(), *([self.label] if odd else []))
+
     def model_options(self) -> dict[str, Any]:
         """Return number and names of the classes."""
         return _named(self.names, "single_label_classification")
@@ -114,9 +126,14 @@ class Classification(_OfTexts):
 
 
 class SeveralLabels(_OfTexts):
-    """Any number of classes per text; a record's label is a list of names or numbers of classes.
+    """Any number of classes per text.
 
-    Args as in `Classification`.
+    Args as in `Classification`, and:
+
+    Args:
+        labels_as: what a record's label is: a list of the "classes" that apply, by name or number, or of "flags", a 0
+            or 1 for each class. None: classes; with two classes, ``[0, 1]`` and ``[1, 0]``, which could be either,
+            are refused.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -125,9 +142,18 @@ class SeveralLabels(_OfTexts):
     name = "tag"
     dtype = np.float32
 
-    def __init__(self, tokenizer: Any, labels: Sequence[str] | int, *, label: str = "labels", **options: Any) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        labels: Sequence[str] | int,
+        *,
+        label: str = "labels",
+        labels_as: LabelsAs | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(tokenizer, label=label, **options)
         self.names = names_of(labels)
+        self.labels_as = None if labels_as is None else check_choice("labels_as", labels_as, LabelsAs)
         self.objective = OfSequences("several", len(self.names))
 
     def target(self, value: Any, number: int) -> list[float]:
@@ -135,16 +161,31 @@ class SeveralLabels(_OfTexts):
         where = f"record {number}: {self.label}"
         if not isinstance(value, list | tuple | np.ndarray):
             raise RecordError(f"{where} is {value!r}; it is a list of classes, by name or number")
+        if self.labels_as == "flags":
+            return self._flags(list(value), where)
+        both = len(self.names) == 2 and [str(one) for one in value] in (["0", "1"], ["1", "0"])
+        if self.labels_as is None and both and not all(isinstance(one, str) for one in value):
+            raise RecordError(
+                f"{where} is {list(value)!r}, which with two classes is either both of them by number, or a 0 or 1 for "
+                "each; say which: labels_as='classes' or 'flags'"
+            )
         found = [0.0] * len(self.names)
         for place, one in enumerate(value):
             at = number_of(one, self.names, f"{where} is {value!r}: entry {place}")
             if found[at]:
                 raise RecordError(
                     f"{where} is {value!r}, which has the class {self.names[at]} twice; it is a list of the classes "
-                    "that apply, by name or number, and not a 0 or 1 for each class"
+                    "that apply, by name or number, and not a 0 or 1 for each class (labels_as='flags')"
                 )
             found[at] = 1.0
         return found
+
+    def _flags(self, value: list[Any], where: str) -> list[float]:
+        if len(value) != len(self.names) or not all(isinstance(one, int | float | np.number | bool) for one in value):
+            raise RecordError(f"{where} is {value!r}; it is {len(self.names)} flags, a 0 or 1 for each class")
+        if not all(one in (0, 1) for one in value):
+            raise RecordError(f"{where} is {value!r}; each flag is 0 or 1")
+        return [float(one) for one in value]
 
     def model_options(self) -> dict[str, Any]:
         """Return number and names of the classes."""

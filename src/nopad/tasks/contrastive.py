@@ -199,6 +199,11 @@ class Contrastive(Task):
 
     name = "contrast"
     auto = "AutoModel"
+    texts_by: ClassVar[tuple[str, ...]] = (
+        "anchor",
+        "positive",
+        "negative",
+    )
     dtypes: ClassVar[Mapping[str, str]] = {"embedding": "float32"}
 
     def __init__(

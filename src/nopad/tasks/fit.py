@@ -17,10 +17,11 @@ from nopad.errors import OptionError
 from nopad.model.safety import bare, state_of
 
 if TYPE_CHECKING:
+    from nopad.model.heads import Head
     from nopad.tasks.objective import Objective
     from nopad.tasks.task import Task
 
-__all__ = ["check_head", "check_outputs", "fit"]
+__all__ = ["check_head", "check_outputs", "check_rows", "fit"]
 
 _UNNAMED = "LABEL_"  # how transformers calls classes that nobody named
 _HEADS = {
@@ -37,15 +38,20 @@ def check_head(objective: Objective, model: Any) -> None:
     Raises:
         OptionError: it has another head.
     """
-    try:
-        name = state_of(model).head.name
-    except OptionError:  # inside a wrapper that nopad does not know; the batch's guard says so if it is not pack-safe
-        return
-    if objective.heads and name not in objective.heads:
+    head = _head(model)
+    if head is not None and objective.heads and (name := head.name) not in objective.heads:
         raise OptionError(
             f"the head of this {type(bare(model)).__name__} is {_HEADS.get(name, name)}, and what is to be learned "
             f"needs {' or '.join(_HEADS[one] for one in objective.heads)}; load the model by task.model(name)"
         )
+
+
+def _head(model: Any) -> Head | None:
+    """Return a pack-safe model's head; None: it hides it."""
+    try:
+        return state_of(model).head
+    except OptionError:  # inside a wrapper that nopad does not know; the batch's guard says so if it is not pack-safe
+        return None
 
 
 def check_outputs(objective: Objective, outputs: Any) -> None:
@@ -76,6 +82,29 @@ def check_outputs(objective: Objective, outputs: Any) -> None:
             f"the model gives a loss of its own, {', '.join(more)}, which is no part of what is learned here; set "
             "model.config.output_router_logits = False, or add it in an Objective of your own (PackedSFTTrainer adds "
             "TRL's)"
+        )
+
+
+def check_rows(model: Any, rows: int, tokenizer: Any = None) -> None:
+    """Refuse batches of several rows for a pack-safe model that runs on one row at a time only; others pass.
+
+    Args:
+        model: the model.
+        rows: most rows of a batch.
+        tokenizer: whose pad id the model will get before it runs; None: none.
+
+    Raises:
+        OptionError: the model classifies by a row's last token, and has no pad id.
+    """
+    if rows < 2 or getattr(tokenizer, "pad_token_id", None) is not None:
+        return
+    head = _head(model)
+    if head is not None and head.one_row:
+        raise OptionError(
+            f"this {type(bare(model)).__name__} has no pad id, without which transformers runs it on one row at a "
+            f"time, and batches have {rows}: take flat batches, which need none (a loader with tokens=, without "
+            "rows= and capacity=); or set model.config.pad_token_id to the id of a token that no text has (at the end "
+            "of a text it would not be read)"
         )
 
 

@@ -58,6 +58,7 @@ class MaskedLM(Task):
 
     name = "mask"
     auto: ClassVar[str] = "AutoModelForMaskedLM"
+    texts_by: ClassVar[tuple[str, ...]] = ("text",)
     policies: ClassVar[tuple[OverLong, ...]] = ("error", "truncate", "drop", "split")
 
     def __init__(

@@ -8,6 +8,7 @@ and resuming change nothing.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -59,8 +60,14 @@ class Masking(EpochCollate):
             raise OptionError(f"rate is {rate!r}; it is the share of tokens to be predicted, above 0, and at most 1")
         self.seed = _SEED.check("seed", seed)
         self.mask_id, self.special, self.ordinary = _vocabulary(tokenizer)
+        self.rate = float(rate)
         self.below = min(int(float(rate) * 2**64), 2**64 - 1)
         self.marked = marked
+
+    def facts(self) -> dict[str, Any]:
+        """Return what masks depend on beside the sequences: seed, rate, and ids."""
+        ids = hashlib.sha256(np.concatenate([[self.mask_id], self.special, [-1], self.ordinary]).tobytes())
+        return {"mask_seed": self.seed, "mask_rate": self.rate, "mask_ids": ids.hexdigest()}
 
     def at(self, epoch: int) -> Collate:
         """Return the `Collate` that masks the sequences of an epoch."""

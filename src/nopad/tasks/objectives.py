@@ -42,12 +42,20 @@ class OfTokens(Objective):
     Args:
         causal: the logits of a token predict the next token's label.
         per: "token" or "sequence" (`nopad.losses`).
+        smoothing, dynamic: as `nopad.losses.token_loss` has them; metrics are of the plain cross-entropy.
+
+    Raises:
+        OptionError: both `smoothing` and `dynamic` are given.
     """
 
     gives = "token"
 
-    def __init__(self, *, causal: bool = False, per: Per = "token") -> None:
-        self.causal, self.per = causal, per
+    def __init__(
+        self, *, causal: bool = False, per: Per = "token", smoothing: float = 0.0, dynamic: bool = False
+    ) -> None:
+        if smoothing and dynamic:
+            raise OptionError("smoothing and dynamic are two losses; give one of them")
+        self.causal, self.per, self.smoothing, self.dynamic = causal, per, smoothing, dynamic
         self.heads = ("causal",) if causal else ("tokens",)
 
     def denominator(self, batch: PackedBatch) -> Tensor:
@@ -56,9 +64,8 @@ class OfTokens(Objective):
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
         """Return the sum of the tokens' cross-entropies, divided by `denominator`; a scalar (`token_loss`)."""
-        return token_loss(
-            outputs["logits"], batch["labels"], batch, per=self.per, causal=self.causal, denominator=denominator
-        )
+        how: dict[str, Any] = {"per": self.per, "smoothing": self.smoothing, "dynamic": self.dynamic}
+        return token_loss(outputs["logits"], batch["labels"], batch, causal=self.causal, denominator=denominator, **how)
 
     def meter(self) -> Meter:
         """Return a meter of the accuracy per token; of causal models, of the perplexity too."""

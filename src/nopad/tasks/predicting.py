@@ -31,6 +31,7 @@ from nopad.model.linear import fast_linear, is_worth_it
 from nopad.model.safety import bare, is_packed, packed, state_of
 from nopad.options import MAX_LENGTH, Option
 from nopad.tasks.examples import Examples
+from nopad.tasks.fit import check_rows
 from nopad.tasks.task import Task
 
 __all__ = ["BATCH_RECORDS", "Predicted", "Predictions", "Predictor", "predict"]
@@ -109,10 +110,13 @@ class Predictor:
         given = CAPACITY.check("capacity", capacity)
         self.capacity = given or min(positions or TOKENS, TOKENS)
         self._grows = None if given else positions or MAX_LENGTH  # how far a longer sequence may raise the capacity
-        self.rows = ROWS.check("rows", rows) or max(TOKENS // self.capacity, 1)
         kernel = device_of(inner).type == "cpu" or next(inner.parameters()).dtype in (torch.half, torch.bfloat16)
         flat = kernel and not family.narrow
         self._form: Form | None = check_form(form) if form is not None else Flat() if flat else None
+        by_row = not isinstance(self._form, Flat) and state_of(model).head.one_row
+        self.rows = ROWS.check("rows", rows) or (1 if by_row else max(TOKENS // self.capacity, 1))
+        if by_row:
+            check_rows(self.model, self.rows)
         if fast not in (None, True, False):
             raise OptionError(f"fast is {fast!r}; it is True, False or None")
         self.fast = is_worth_it(inner) if fast is None else fast
@@ -288,7 +292,7 @@ def predict(
     ([['score'], None], {'dropped': 1})
     """
     predictor = Predictor(task, model, capacity=capacity, rows=rows, form=form, fast=fast)
-    return Predictions(predictor, open_records(records), batch_records)
+    return Predictions(predictor, task.read(open_records(records)), batch_records)
 
 
 def _encoded(

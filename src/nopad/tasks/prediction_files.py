@@ -117,7 +117,7 @@ def predict_files(
     ...     pyarrow.parquet.read_table(made.folder / made.parts[0]).column_names
     ['record', 'id', 'score']
     """
-    records = open_records(inputs)
+    records = open_records(inputs).as_text(task.text_columns())
     if not records.read_again():
         raise OptionError("an iterator can be read once, and a job must be able to go on; give a function, or a list")
     workspace = Workspace(local_path(out))

@@ -56,6 +56,12 @@ class Pairs(Task):
     """
 
     name = "reward"
+    texts_by: ClassVar[tuple[str, ...]] = ("text",)
+    texts_always: ClassVar[tuple[str, ...]] = (
+        "prompt",
+        "chosen",
+        "rejected",
+    )
     auto: ClassVar[str] = "AutoModelForSequenceClassification"
 
     def __init__(
@@ -172,6 +178,12 @@ class DPO(Likely):
     """
 
     name = "dpo"
+    texts_always: ClassVar[tuple[str, ...]] = (
+        "prompt",
+        "chosen",
+        "rejected",
+        "completion",
+    )
 
     def __init__(
         self,

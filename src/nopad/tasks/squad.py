@@ -15,9 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nopad.errors import FormatError, RecordError, SourceError
 
-__all__ = ["exact_and_f1", "normalised", "read_squad", "squad_scores"]
+__all__ = ["best_thresholds", "exact_and_f1", "normalised", "read_squad", "squad_scores"]
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _SIGNS = str.maketrans("", "", string.punctuation)
@@ -168,3 +170,43 @@ def squad_scores(texts: Sequence[str | None], answers: Sequence[Sequence[str]]) 
         for kind, found in kinds.items()
         for side, name in enumerate(("exact", "f1"))
     }
+
+
+def best_thresholds(
+    predictions: Sequence[tuple[str, float | None] | None], answers: Sequence[Sequence[str]]
+) -> dict[str, float]:
+    """Return the best exact and f1 of all thresholds, and the smallest threshold of each.
+
+    As SQuAD's script for 2.0 looks for them, but only among scores that a threshold really gives: questions of one
+    ``no_answer`` are answered together or not at all, and where answering nothing is best, the threshold is just below
+    all of them.
+
+    Args:
+        predictions: per question, the best text, and by how much no answer scores higher (None: there is no text); a
+            question has no answer where that is above the threshold. None: no prediction, which is wrong.
+        answers: the right texts of each question.
+
+    >>> best_thresholds([("red", -2.0), ("dog", 1.0), ("cat", 3.0)], [["red"], [], ["cat"]])
+    {'best_exact': 0.666..., 'best_exact_threshold': -2.0, 'best_f1': 0.666..., 'best_f1_threshold': -2.0}
+    """
+    silent = np.zeros(2)
+    gains: list[tuple[float, float, float]] = []
+    for one, right in zip(predictions, answers, strict=True):
+        if one is not None:
+            empty = exact_and_f1("", right)
+            silent += empty
+            if one[1] is not None:
+                exact, f1 = exact_and_f1(one[0], right)
+                gains.append((one[1], exact - empty[0], f1 - empty[1]))
+    gains.sort()
+    table = np.array(gains, np.float64).reshape(-1, 3)
+    limits = table[:, 0]
+    ends = np.flatnonzero(np.append(limits[1:] != limits[:-1], True)) if len(limits) else np.zeros(0, np.int64)
+    below = np.nextafter(limits[0], -np.inf) if len(limits) else 0.0
+    thresholds = np.concatenate([[below], limits[ends]])
+    found: dict[str, float] = {}
+    for name, base, gain in zip(("exact", "f1"), silent, table[:, 1:].T, strict=True):
+        totals = base + np.concatenate([[0.0], gain.cumsum()[ends]])
+        at = int(totals.argmax())
+        found |= {f"best_{name}": float(totals[at] / len(answers)), f"best_{name}_threshold": float(thresholds[at])}
+    return found

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from nopad.batch import PackedBatch
 from nopad.corpus.options import OverLong
+from nopad.corpus.record_stream import RecordStream
 from nopad.errors import LengthError, OptionError
 from nopad.loading import PackedLoader
 from nopad.loading.supply import Collate
@@ -35,6 +36,7 @@ class Task(ABC):
         max_length: most tokens of a sequence; None: any number.
         over_long: what happens to longer ones: "error", "truncate", "drop"; some tasks "split" them.
         objective: what is learned.
+        texts_by, texts_always: which attributes name columns of texts; columns of texts whose names are fixed.
         dtypes: for predictions of numbers that are stored neither as int64 nor as float64, NumPy's name of the type in
             which they are, by the prediction's name.
     """
@@ -42,6 +44,8 @@ class Task(ABC):
     name: ClassVar[str]
     auto: ClassVar[str]
     policies: ClassVar[tuple[OverLong, ...]] = ("error", "truncate", "drop")
+    texts_by: ClassVar[tuple[str, ...]] = ()
+    texts_always: ClassVar[tuple[str, ...]] = ()
     dtypes: ClassVar[Mapping[str, str]] = {}
     objective: Objective
 
@@ -105,6 +109,15 @@ class Task(ABC):
         """Return options that a model's folder states beside its configuration; none unless a task reads some."""
         return {}
 
+    def text_columns(self) -> tuple[str, ...]:
+        """Return the columns that hold texts, which files without types (CSV, TSV) must not turn into numbers."""
+        named = [getattr(self, name) for name in self.texts_by]
+        return tuple(dict.fromkeys(one for one in (*named, *self.texts_always) if one is not None))
+
+    def read(self, records: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+        """Return records as this task reads them: texts of files without types stay texts ("007", "1.0")."""
+        return records.as_text(self.text_columns()) if isinstance(records, RecordStream) else records
+
     @property
     def collate(self) -> Collate | None:
         """The `collate` of the task's loader (`nopad.PackedLoader`); None: the loader's own."""
@@ -118,7 +131,7 @@ class Task(ABC):
         Raises:
             LengthError: the task left every record out.
         """
-        made = data if isinstance(data, Examples) else self.encode(data)
+        made = data if isinstance(data, Examples) else self.encode(self.read(data))
         if not len(made):
             raise LengthError(f"nothing is left to train on: {made}; raise max_length, or truncate")
         if made.group > 1:

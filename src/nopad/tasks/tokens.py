@@ -75,6 +75,7 @@ class TokenClassification(Task):
 
     name = "token-classify"
     auto: ClassVar[str] = "AutoModelForTokenClassification"
+    texts_by: ClassVar[tuple[str, ...]] = ("text",)
     policies: ClassVar[tuple[OverLong, ...]] = ("error", "truncate", "drop", "split")
 
     def __init__(

@@ -96,6 +96,7 @@ class Embedding(Task):
 
     name = "embed"
     auto = "AutoModel"
+    texts_by: ClassVar[tuple[str, ...]] = ("text",)
     dtypes: ClassVar[Mapping[str, str]] = {"embedding": "float32"}
 
     def __init__(

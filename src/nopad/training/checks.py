@@ -12,8 +12,9 @@ import torch
 
 from nopad.errors import OptionError
 from nopad.loading import PackedLoader
+from nopad.tasks.fit import check_rows
 
-__all__ = ["check_options", "check_ranks", "check_step", "check_whole", "forget_evaluation"]
+__all__ = ["check_arguments", "check_options", "check_ranks", "check_step", "check_whole", "forget_evaluation"]
 
 _PREPARED = "_is_accelerate_prepared"
 
@@ -24,13 +25,21 @@ def check_options(trainer: Any) -> None:
     Raises:
         OptionError: there is such an option; the message names it.
     """
-    args = trainer.args
+    if trainer.get_cp_size() * trainer.get_sp_size() > 1:
+        raise OptionError("context and sequence parallelism would cut packed batches; leave them out")
+    check_arguments(trainer.args)
+
+
+def check_arguments(args: Any) -> None:
+    """Refuse arguments of transformers' Trainer that would do something else to packs, or nothing at all.
+
+    Raises:
+        OptionError: there is such an argument; the message names it.
+    """
     if args.n_gpu > 1:
         raise OptionError(
             f"DataParallel would cut each batch into {args.n_gpu} pieces; start one process per GPU with torchrun"
         )
-    if trainer.get_cp_size() * trainer.get_sp_size() > 1:
-        raise OptionError("context and sequence parallelism would cut packed batches; leave them out")
     for name, usual, whose in (
         ("auto_find_batch_size", False, "the loader's business"),
         ("dataloader_drop_last", False, "the loader's business"),
@@ -42,8 +51,9 @@ def check_options(trainer: Any) -> None:
             raise OptionError(f"{name} is {whose}; leave it out")
     if args.torch_compile:
         raise OptionError(
-            "torch_compile compiles calls of one shape, and packed batches carry a layout that is looked at in Python; "
-            "leave it out, or compile the model in a loop of your own on nopad.model.static_inputs"
+            "torch_compile compiles calls of one shape as a whole, and packed batches carry a layout that is looked at "
+            "in Python: leave it out, and compile the layers before you make the trainer (layer.compile() for each of "
+            "them), or the whole model in a loop of your own on nopad.model.static_inputs"
         )
 
 
@@ -79,6 +89,8 @@ def check_step(trainer: Any, loader: PackedLoader) -> None:
     if odd:
         raise OptionError(f"the Trainer and the loader disagree about a step: {'; '.join(odd)}; give both the same")
     check_options(trainer)
+    if trainer.model is not None:  # else model_init makes one for each training
+        check_rows(trainer.model, loader.rows, trainer.processing_class)
 
 
 def check_whole(loader: PackedLoader) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from operator import is_
+import pickle
+from hashlib import blake2b
 from typing import Any
 
 from transformers.utils import logging
@@ -13,7 +14,7 @@ from nopad.loading.streams.opening import is_stream
 from nopad.loading.torch import TorchDataset, TorchLoader
 from nopad.tasks import Examples, Objective, OfTokens, Task
 
-__all__ = ["loader_of", "packable", "same_records"]
+__all__ = ["fingerprint_of", "loader_of", "packable"]
 
 logger = logging.get_logger(__name__)
 
@@ -54,7 +55,7 @@ def loader_of(
     if isinstance(data, PackedLoader):
         return data
     if task is not None:
-        made = data if isinstance(data, Examples) else task.encode(data)
+        made = data if isinstance(data, Examples) else task.encode(task.read(data))
         if any(made.counts.values()):
             logger.warning(f"{made}; training, evaluation and prediction are of these sequences")
         return task.loader(made, capacity, **options)
@@ -74,8 +75,22 @@ def loader_of(
         ) from error
 
 
-def same_records(data: Any, before: list[Any] | None) -> bool:
-    """Whether a list has the records that it had (`list(data)`); other data are taken to be what they were."""
-    return not isinstance(data, list) or (
-        before is not None and len(data) == len(before) and all(map(is_, data, before))
-    )
+def fingerprint_of(data: Any) -> str | None:
+    """Return a fingerprint of what data hold now, so that a change in place shows; None: nobody can tell.
+
+    That of a `datasets.Dataset` is its own; of a list, all records are read: about 400,000 a second.
+    """
+    own = getattr(data, "_fingerprint", None)
+    if isinstance(own, str):
+        return own
+    digest = blake2b()
+
+    def buffer(view: pickle.PickleBuffer) -> None:
+        digest.update(view.raw())
+
+    try:
+        for one in data if isinstance(data, list | tuple) else [data]:  # one by one, so memory holds one at a time
+            digest.update(pickle.dumps(one, protocol=5, buffer_callback=buffer))
+    except Exception:  # pickling runs other people's code
+        return None
+    return digest.hexdigest()

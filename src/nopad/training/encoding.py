@@ -82,7 +82,7 @@ def encoded(
 
     Args:
         task: what encodes.
-        records: what is encoded.
+        records: what is encoded, as `task.read` gives it.
         folder: of files; made if it is not there.
         settings: what tells the task from others: its name and options, the tokenizer.
         part: which of the records are encoded.

@@ -13,8 +13,10 @@ from transformers.utils import logging
 from nopad.batch import PackedBatch
 from nopad.errors import OptionError
 from nopad.loading import PackedLoader
+from nopad.tasks.fit import check_rows
+from nopad.tasks.objective import Objective
 from nopad.training.checks import check_whole
-from nopad.training.data import same_records
+from nopad.training.data import fingerprint_of
 from nopad.training.evaluation import Evaluation
 from nopad.training.feeding import FedLoader
 from nopad.training.preparing import PreparingMixin
@@ -29,7 +31,7 @@ class EvaluatingMixin(PreparingMixin):
     """The evaluations of `PackedMixin`."""
 
     _evaluation: Evaluation | None
-    _evaluated: list[tuple[Any, Any, PackedLoader]]  # data, what they held, their loader
+    _evaluated: list[tuple[Any, str | None, PackedLoader]]  # data, the fingerprint of what they held, their loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return the packs of an evaluation dataset, or the Trainer's own DataLoader where it is not packed."""
@@ -56,20 +58,27 @@ class EvaluatingMixin(PreparingMixin):
             raise OptionError("an evaluation needs data that end, and a stream may not; give a dataset")
         loader.rewind()
         check_whole(loader)
+        check_rows(self.model, loader.rows)
         return self._fed(loader)
 
     def _loader_of(self, data: Any) -> PackedLoader:
-        """Return the loader of data to evaluate, which is kept for as long as they are the Trainer's own."""
+        """Return the loader of data to evaluate, kept for as long as they are the Trainer's own, and hold the same."""
         mine = each_dataset(self.eval_dataset)
         self._evaluated = [one for one in self._evaluated if any(one[0] is other for other in mine)]
-        for given, before, loader in self._evaluated:
-            if given is data and same_records(data, before):
-                return loader
+        if isinstance(data, PackedLoader) or not any(data is one for one in mine):
+            return self._loader(data, training=False)
+        now = fingerprint_of(data)
+        for given, before, kept in self._evaluated:
+            if given is data and before == now is not None:
+                return kept
         loader = self._loader(data, training=False)
-        if any(data is one for one in mine):
-            before = list(data) if isinstance(data, list) else None
-            self._evaluated = [one for one in self._evaluated if one[0] is not data] + [(data, before, loader)]
+        self._evaluated = [one for one in self._evaluated if one[0] is not data] + [(data, now, loader)]
         return loader
+
+    def evaluated_objective(self) -> Objective:
+        """Return what an evaluation's loss is: what is learned."""
+        assert self.objective is not None
+        return self.objective
 
     def num_examples(self, dataloader: Any) -> int:
         """Return the number of sequences in an epoch."""
@@ -105,7 +114,9 @@ class EvaluatingMixin(PreparingMixin):
                 "include_for_metrics is not for packs, whose metrics get predictions and labels; leave it out"
             )
         only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        self._evaluation = Evaluation(self.objective, keep=not only, reduced=self.preprocess_logits_for_metrics)
+        self._evaluation = Evaluation(
+            self.evaluated_objective(), keep=not only, reduced=self.preprocess_logits_for_metrics
+        )
         try:
             found = super().evaluation_loop(dataloader, description, True, ignore_keys, metric_key_prefix)
             ours = self._evaluation.finished()

@@ -30,6 +30,7 @@ from nopad.files import local_path, storage_errors, write_atomic
 from nopad.tasks.settings import TASK_FILE
 from nopad.training.config import TrainConfig, to_toml
 from nopad.training.feeding import STATE_FILE
+from nopad.training.longer import LENGTHS, compared
 
 __all__ = ["CONFIG_FILE", "METRICS_FILE", "RUN_FILE", "RunFolder", "append_line", "kept_lines", "last_checkpoint"]
 
@@ -150,20 +151,16 @@ class RunFolder:
             raise OutputBusyError(f"another process trains in {self.path}; wait for it, or stop it") from error
 
     def _check_same(self, config: TrainConfig, per_step: str) -> None:
-        """Refuse another configuration than the one that the run began with."""
-        try:
-            began = tomllib.loads((self.path / CONFIG_FILE).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ResumeError(
-                f"{self.path / CONFIG_FILE} is damaged ({error}); begin anew in another folder"
-            ) from error
-        mine = tomllib.loads(to_toml(config.document()))
+        """Refuse another configuration than the one that the run began with, unless it only makes the run longer."""
+        began, mine = self._began(), tomllib.loads(to_toml(config.document()))
         odd = [
             f"{table}.{name} is {_shown(mine, table, name)} and was {_shown(began, table, name)}"
             for table in sorted({*began, *mine})
             for name in sorted({*began.get(table, {}), *mine.get(table, {})})
             if not _is_free(table, name) and began.get(table, {}).get(name) != mine.get(table, {}).get(name)
         ]
+        shorter = compared(began.get("trainer", {}), mine.get("trainer", {}))[1]
+        odd += [shorter] if shorter else []
         before = self.facts().get("per_step")
         if before != per_step:
             odd.append(
@@ -176,6 +173,31 @@ class RunFolder:
                 f"such as {self.path / CONFIG_FILE}; or take only its weights, with --init-from {self.path} and "
                 "another output.folder"
             )
+
+    def _began(self) -> dict[str, Any]:
+        """Return the configuration that the run began with."""
+        try:
+            return tomllib.loads((self.path / CONFIG_FILE).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ResumeError(
+                f"{self.path / CONFIG_FILE} is damaged ({error}); begin anew in another folder"
+            ) from error
+
+    def is_longer(self, config: TrainConfig) -> bool:
+        """Whether a run that goes on has more epochs or steps by this configuration than by that in the folder.
+
+        Raises:
+            ResumeError: the run is over, and left no checkpoint to go on from.
+        """
+        if not (self.path / CONFIG_FILE).is_file():
+            return False
+        longer, _ = compared(self._began().get("trainer", {}), config.trainer)
+        if longer and self.facts().get("finished") is not None and last_checkpoint(self.path) is None:
+            raise ResumeError(
+                f"the run in {self.path} is over, and left no checkpoint from which it could get longer "
+                f"(trainer.save_strategy); take its weights with --init-from {self.path} and another output.folder"
+            )
+        return longer
 
     def facts(self) -> dict[str, Any]:
         """Return what is known of the run."""
@@ -198,6 +220,8 @@ class RunFolder:
 
 
 def _is_free(table: str, name: str) -> bool:
+    if table == "trainer" and name in LENGTHS:  # which have rules of their own
+        return True
     return name in _FREE_TABLES.get(table, ()) or (table == "trainer" and name.startswith(_FREE_TRAINER))
 
 

@@ -88,7 +88,9 @@ class Loaders:
             part = Part(share=self.config.data.held_out, seed=self.seed, held_out=name == "eval")
             if not self.config.data.held_out:
                 part = Part()
-            examples = encoded(self.task, data, self.cache, self._settings(), part=part)
+            data = data.as_text(self.task.text_columns())
+            settings = {**self._settings(), "read": data.settings()}
+            examples = encoded(self.task, data, self.cache, settings, part=part)
             self.notes.append(f"{name:<8} {examples}")
             return self.task.loader(examples, capacity, **options)
         if self.task is not None:

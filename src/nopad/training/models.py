@@ -23,6 +23,7 @@ from nopad.training.typed import known
 __all__ = ["load_model", "load_tokenizer", "longest", "outline", "read_model_config"]
 
 _lib: Any = transformers
+_ADAPTERS = "adapter_config.json"  # of peft
 _SHOWN = 6  # parameters that a message names
 
 
@@ -87,8 +88,8 @@ def load_model(table: Model, config: Any, auto: str | None) -> tuple[Any, list[s
     if table.fresh:
         model = _kind(config, auto)(config).to(getattr(torch, table.dtype))
         return packed(_adapted(model, table), backend=table.backend), []
-    name = str(_weights(table)) if table.init_from else str(table.name)
-    if table.init_from and table.name:
+    name = str(_weights(table))
+    if table.init_from and table.name and _adapters(table) is None:
         _check_kind(name, config)
     options = {"config": config, "dtype": getattr(torch, table.dtype), "output_loading_info": True}
     with _reading(name, "weights"):
@@ -102,7 +103,11 @@ def load_model(table: Model, config: Any, auto: str | None) -> tuple[Any, list[s
         raise OptionError(
             f"{name} holds none of the weights of {type(model).__name__}; give a checkpoint of this model"
         )
-    return packed(_adapted(model, table), backend=table.backend), new
+    made, path = _adapted(model, table), _adapters(table)
+    if path is not None:
+        saved = _load_adapters(made, path)
+        new = [one for one in new if not saved & set(one.split("."))]
+    return packed(made, backend=table.backend), new
 
 
 def _kind(config: Any, auto: str | None) -> Any:
@@ -133,32 +138,84 @@ def _check_kind(name: str, config: Any) -> None:
 
 
 def _weights(table: Model) -> Path | str:
-    """Return where weights are read from: a checkpoint, the trained model of a run, or its last checkpoint."""
-    if table.init_from is None:
+    """Return where the model's weights are read from: a checkpoint, the model of a run, or the one that adapters need.
+
+    Raises:
+        FormatError: there are none; or there are adapters only, and `table` names no model for them.
+    """
+    path = _initial(table)
+    if path is None or (table.name is not None and _adapters(table) is not None):
         return str(table.name)
+    if _adapters(table) is not None:
+        raise FormatError(
+            f"model.init_from: {path} holds adapters and no model; give the model that they are of as model.name"
+        )
+    return path
+
+
+def _initial(table: Model) -> Path | None:
+    """Return the folder that ``model.init_from`` means: itself, or its last checkpoint; None: it is not given."""
+    if table.init_from is None:
+        return None
     path = Path(table.init_from)
     if not path.exists():
         raise FormatError(f"model.init_from: there is no folder {path}; give a checkpoint, or the folder of a run")
-    if (path / "config.json").is_file():
+    if (path / "config.json").is_file() or (path / _ADAPTERS).is_file():
         return path
-    if (path / "adapter_config.json").is_file():
-        raise FormatError(
-            f"model.init_from: {path} holds adapters and no model; merge them into one first (merge_and_unload of peft)"
-        )
     found = last_checkpoint(path)
     if found is None:
         raise FormatError(f"model.init_from: {path} has neither a model nor a complete checkpoint")
     return found
 
 
+def _adapters(table: Model) -> Path | None:
+    """Return the folder of adapters that training begins with; None: there are none.
+
+    Raises:
+        OptionError: new ones are wanted as well.
+    """
+    path = _initial(table)
+    if path is None or (path / "config.json").is_file() or not (path / _ADAPTERS).is_file():
+        return None
+    if table.lora:
+        raise OptionError(f"model.lora makes new adapters, and model.init_from {path} gives some; leave one out")
+    return path
+
+
+def _load_adapters(model: Any, path: Path) -> set[str]:
+    """Load weights into a model with adapters; return the names of the modules that are saved with these.
+
+    Raises:
+        OptionError: they are of another model.
+        FormatError: they cannot be read.
+    """
+    try:
+        found = model.load_adapter(str(path), "default", is_trainable=True)
+    except RuntimeError as error:  # of other shapes
+        raise OptionError(f"model.init_from: {path} holds adapters of another model: {_first(error)}") from error
+    except Exception as error:
+        raise FormatError(f"model.init_from: {path} holds adapters that peft cannot read ({_first(error)})") from error
+    if odd := [*found.missing_keys, *found.unexpected_keys]:
+        raise OptionError(
+            f"model.init_from: {path} holds adapters of another model: {', '.join(odd[:_SHOWN])} are on one side only"
+        )
+    return set(model.peft_config["default"].modules_to_save or ())
+
+
 def _adapted(model: Any, table: Model) -> Any:
-    """Return the model with adapters, if there are to be some."""
-    if not table.lora:
+    """Return the model with adapters, if there are to be some; their weights are new."""
+    path = _adapters(table)
+    if not table.lora and path is None:
         return model
     try:
         import peft
     except ImportError as error:
-        raise MissingExtraError(f"model.lora needs {error.name}: pip install peft") from error
+        raise MissingExtraError(f"adapters need {error.name}: pip install peft") from error
+    if path is not None:
+        with _reading(str(path), "adapters"):
+            how = peft.PeftConfig.from_pretrained(str(path))
+            how.inference_mode = False
+            return peft.get_peft_model(model, how)
     for key in table.lora:
         known(key, [one.name for one in fields(peft.LoraConfig)], "model.lora")
     kinds = {"ForSequenceClassification": "SEQ_CLS", "ForTokenClassification": "TOKEN_CLS", "ForCausalLM": "CAUSAL_LM"}

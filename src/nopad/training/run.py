@@ -20,12 +20,15 @@ from nopad.loading.ranks import Ranks
 from nopad.loading.summary import Summary
 from nopad.model.safety import unpacked
 from nopad.tasks import Objective, Task, objective_of
+from nopad.tasks.fit import check_rows
 from nopad.tasks.registry import task_class
 from nopad.tasks.settings import write_task
+from nopad.training.checks import check_arguments
 from nopad.training.config import TrainConfig
 from nopad.training.effects import effects
 from nopad.training.folder import CACHE, METRICS_FILE, RunFolder, kept_lines, last_checkpoint
 from nopad.training.loaders import Loaders, about, find_data, has_evaluation, widest
+from nopad.training.longer import Longer
 from nopad.training.memory import Estimate, estimate
 from nopad.training.models import load_model, load_tokenizer, longest, outline, read_model_config
 from nopad.training.progress import Logged, Metrics
@@ -100,6 +103,8 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
     """
     _quiet()
     args = arguments(config)
+    with about("[trainer]"):
+        check_arguments(args)
     records = find_data(config)
     kind = None if config.task.name is None else task_class(config.task.name)
     tokenizer = _tokenizer(config, needed=kind is not None)
@@ -118,6 +123,9 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
         train = made.loader(records["train"], "train")
     with about("data.held_out" if config.data.held_out else "data.eval", why):
         evaluation = made.loader(records["eval"], "eval") if records["eval"] is not None else None
+    for field, loader in (("packing.rows", train), ("trainer.per_device_eval_batch_size", evaluation)):
+        with about(field):
+            check_rows(shape, 1 if loader is None else loader.rows, tokenizer)
     width = train.capacity or widest(train)
     rows = train.per_rank if config.packing.rows is not None else 1
     memory = estimate(unpacked(shape), slots=(rows, width), args=args)
@@ -218,7 +226,8 @@ def train(
         prepared: what `prepare` returned.
         folder: of the run, taken by the first rank.
         resume: go on from the last complete checkpoint, or from the beginning if the run was stopped before the first.
-        begin: called on the first rank when all is well and the first step is next.
+        begin: called on the first rank when all is well and the first step is next, also that of a run that goes on
+            and was made longer.
         say: called with lines for people, on the first rank.
         tell: called with each log, on the first rank.
         step: called after each step with its number and that of the last one, on the first rank.
@@ -244,6 +253,7 @@ def train(
         tell=tell,
         step=step,
     )
+    callbacks = [metrics, *([Longer(checkpoint, say if first else _silent)] if checkpoint else [])]
     learned: dict[str, Any] = {"task": prepared.task} if prepared.task else {"objective": prepared.objective}
     with _refused():
         trainer = PackedTrainer(
@@ -252,7 +262,7 @@ def train(
             train_dataset=prepared.train,
             eval_dataset=prepared.evaluation,
             processing_class=prepared.tokenizer,
-            callbacks=[metrics],
+            callbacks=callbacks,
             quiet=True,
             **learned,
         )
@@ -272,6 +282,10 @@ def train(
     if first:
         folder.note(finished=trainer.state.global_step)
     return found
+
+
+def _silent(line: str) -> None:
+    """Say nothing."""
 
 
 def _begin(folder: RunFolder, config: TrainConfig, checkpoint: Path | None, begin: Callable[[], None] | None) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
 import transformers
 from transformers import PreTrainedTokenizerBase, TrainingArguments
+from transformers.utils import logging
 
 from nopad.errors import OptionError
-from nopad.tasks import OfTokens
+from nopad.tasks import Objective, OfTokens
 from nopad.training.evaluating import each_dataset
 from nopad.training.mixin import PackedMixin
 
@@ -21,6 +23,8 @@ else:
     from trl import SFTTrainer as _SFT
 
 __all__ = ["PackedRewardTrainer", "PackedSFTTrainer"]
+
+logger = logging.get_logger(__name__)
 
 # What TRL does to its own training data, and never to ours
 _PREPARES = ("packing", "padding_free", "assistant_only_loss", "completion_only_loss")
@@ -85,7 +89,9 @@ class PackedSFTTrainer(_Packed, _SFT):
 
     The sequences are trained on as the task or the loader gives them: TRL applies no chat template, cuts nothing
     (`max_length`), and chooses no labels; that is `nopad.tasks.Chat`, or the loader's `collate`. The loss of a training
-    step is TRL's own (fused, or ``loss_type="dft"``), over the same labels and the same denominator. Without a
+    step is TRL's own (``loss_type="dft"``, ``label_smoothing_factor``), over the same labels and the same
+    denominator, and that of an evaluation is the same loss, with one denominator for all of it. Only the loss of a
+    mixture's router is in no evaluation, since it depends on which sequences share a batch. Without a
     `processing_class`, the task's tokenizer is taken, and saved with the model.
 
     Raises:
@@ -111,6 +117,17 @@ class PackedSFTTrainer(_Packed, _SFT):
     def _loss_is_theirs(self) -> bool:
         return isinstance(self.objective, OfTokens) and self.objective.causal and self.objective.per == "token"
 
+    def evaluated_objective(self) -> Objective:
+        """Return what a training step learns, without the loss of a router."""
+        made = super().evaluated_objective()
+        if not self._loss_is_theirs:
+            return made
+        made = copy(made)
+        assert isinstance(made, OfTokens)
+        made.dynamic = getattr(self.args, "loss_type", "nll") == "dft"
+        made.smoothing = 0.0 if made.dynamic else self.args.label_smoothing_factor
+        return made
+
     def _make_safe(self) -> None:
         if self._formats:
             raise OptionError(
@@ -123,6 +140,12 @@ class PackedSFTTrainer(_Packed, _SFT):
             raise OptionError(
                 "average_tokens_across_devices=False is a mean over ranks of means, and a step has one denominator; "
                 "leave it out"
+            )
+        if self._loss_is_theirs and getattr(self, "aux_loss_enabled", False):
+            share = getattr(self, "router_aux_loss_coef", 1.0)
+            logger.warning(
+                f"training adds {share} times the loss of the routers, a mean over each micro-batch; eval_loss leaves "
+                "it out, since it depends on which sequences share a batch"
             )
 
 

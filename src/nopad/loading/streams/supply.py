@@ -112,12 +112,13 @@ class StreamSupply(Supply):
         return f"a stream{packs}, {self.serving.takes(self.packing.unit)} per rank and micro-step"
 
     def facts(self) -> dict[str, Any]:
-        """Return what identifies source, tokenizer and options."""
+        """Return what identifies source, tokenizer, options, and what makes batches."""
         source, tokenizer = self.reader.source, self.reader.tokenizer
         said = [source.kind, source.names, source.settings(), source.inventory()]
         options = asdict(self.reader.options)
         options.pop("capacity")
         return {
+            **self.serving.facts(),
             **self.packing.facts(),
             **self.shuffling.facts(),
             **options,

@@ -1,0 +1,102 @@
+"""A run that is made longer when it goes on: which changes of its length may be, and what becomes of the learning rate.
+
+Data, packs and batches do not depend on the number of steps, so a longer run takes the steps of the shorter one first.
+Learning rates may: of a schedule that ends (linear, cosine), every step's rate depends on how many there are. From the
+step on where a longer run goes on, it has the rates that it would have had if it had always been so long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
+
+__all__ = ["LENGTHS", "Longer", "compared"]
+
+_lib: Any = transformers
+_USUAL = {"max_steps": -1, "num_train_epochs": 3.0}
+LENGTHS = tuple(_USUAL)
+
+
+def compared(began: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[bool, str]:
+    """Return whether a run is longer by another table ``[trainer]``, and what is wrong with the change, or "".
+
+    >>> compared({"num_train_epochs": 2.0}, {"num_train_epochs": 4.0}), compared({"max_steps": 9}, {"max_steps": 9})
+    ((True, ''), (False, ''))
+    >>> compared({"num_train_epochs": 2.0}, {"num_train_epochs": 1.0})[1]
+    'trainer.num_train_epochs is 1.0 and was 2.0 (a run may get longer, not shorter)'
+    """
+    (name, before), (field, now) = _length(began), _length(mine)
+    if name != field:
+        return False, f"trainer.{field} is {now} and the length was trainer.{name} {before} (change the value of that)"
+    if now < before:
+        return False, f"trainer.{name} is {now} and was {before} (a run may get longer, not shorter)"
+    return now > before, ""
+
+
+def _length(trainer: Mapping[str, Any]) -> tuple[str, float]:
+    given = {**_USUAL, **trainer}
+    name = "max_steps" if given["max_steps"] > 0 else "num_train_epochs"
+    return name, given[name]
+
+
+class Longer(TrainerCallback):
+    """Gives a run that was made longer the learning rates of its new length, and says what they were and are.
+
+    Args:
+        checkpoint: from which the run goes on.
+        say: called with one line for people.
+    """
+
+    def __init__(self, checkpoint: Path, say: Callable[[str], None]) -> None:
+        self.before = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).max_steps
+        self.say = say
+
+    def on_train_begin(
+        self,
+        args: Any,
+        state: TrainerState,
+        control: TrainerControl,
+        optimizer: Any = None,
+        lr_scheduler: Any = None,
+        **_: Any,
+    ) -> None:
+        """Set and tell the learning rate, if the run has more steps than it was to have at the checkpoint."""
+        now, step = state.max_steps, state.global_step
+        if now <= self.before or optimizer is None:
+            return
+        schedule = getattr(lr_scheduler, "scheduler", lr_scheduler)
+        rates = getattr(schedule, "lr_lambdas", None)
+        name = f"the learning rate ({getattr(args.lr_scheduler_type, 'value', args.lr_scheduler_type)})"
+        said = f"longer   {now:,} steps in place of {self.before:,}"
+        if rates is None:  # it depends on evaluations
+            self.say(f"{said}; {name} goes on as the schedule stands")
+            return
+        for group, usual, rate in zip(optimizer.param_groups, schedule.base_lrs, rates, strict=True):
+            group["lr"] = usual * rate(step)
+        schedule._last_lr = [group["lr"] for group in optimizer.param_groups]  # which is what is logged
+        old = _rate(args, self.before)
+        was, here = args.learning_rate * old(step), args.learning_rate * rates[0](step)
+        if all(old(one) == rates[0](one) for one in range(self.before + 1)):
+            self.say(f"{said}; {name} of each step stays as it was, {here:g} in the next one")
+            return
+        last = args.learning_rate * rates[0](now - 1)
+        self.say(
+            f"{said}; {name} of step {step + 1:,} is {here:g}, where the shorter run had {was:g}, and that of the last "
+            f"step is {last:g}: the steps taken so far had the rates of the shorter run"
+        )
+
+
+def _rate(args: Any, steps: int) -> Callable[[int], float]:
+    """Return the share of the learning rate in each step of a run with so many."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=args.learning_rate)
+    how = {"num_warmup_steps": args.get_warmup_steps(steps), "num_training_steps": steps}
+    schedule = _lib.get_scheduler(
+        args.lr_scheduler_type, optimizer, **how, scheduler_specific_kwargs=args.lr_scheduler_kwargs
+    )
+    found: Callable[[int], float] = schedule.lr_lambdas[0]
+    return found
