@@ -27,6 +27,7 @@ from nopad.auditing.trial import Collator, Trial
 from nopad.auditing.verdict import Verdict
 from nopad.errors import BatchError, OptionError
 from nopad.model.backends import BACKENDS
+from nopad.model.families import FRONTS
 from nopad.model.safety import bare, is_packed, state_of
 from nopad.options import BOOLEAN, Option
 
@@ -93,6 +94,7 @@ def audit(
             f"this model is pack-safe by backend {state_of(model).backend!r}, and {backend!r} is asked; leave it "
             "out, or undo it first with nopad.unpacked(model)"
         )
+    _refuse_front(inner)
     notes = []
     if layers is not None:
         notes.append(f"the first {layers} of {layer_count(inner.config)} layers only{missing_kinds(inner, layers)}")
@@ -117,6 +119,19 @@ def audit(
         checks=tuple(found.checks),
         notes=tuple(notes),
     )
+
+
+def _refuse_front(model: Any) -> None:
+    """Refuse to draw tokens for a model that takes none.
+
+    Raises:
+        OptionError: the model makes its tokens of images.
+    """
+    if getattr(model.config, "model_type", "") in FRONTS:
+        raise OptionError(
+            f"{type(model).__name__} takes images and no tokens, which this audit would draw; give nopad.audit_samples "
+            "some images, and how they are run alone and packed"
+        )
 
 
 def _how(model: Any, collator: Collator | None, backend: str) -> str:
