@@ -21,6 +21,8 @@ from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model import attention
 from nopad.model.admission import check_call, device_of, leave_columns, refuse_attentions
 from nopad.model.arguments import check_labels
+from nopad.model.backends import AUTOMATIC
+from nopad.model.backends.varlen import HALF, on_kernel
 from nopad.model.calls import Call, Cell, bound, parameters, takes_more
 from nopad.model.families import Family
 from nopad.model.fronts import STATES, GiveStates, blank, check_raw, front_of, refuse_static_front, takes_states
@@ -302,12 +304,15 @@ class State:
         if self.backend != "auto":
             return self.backend
         device, dtype, layout = device_of(module), next(module.parameters()).dtype, layout_of(guard)
-        if compiled and self.family.route == "encoder mask":
+        if torch.is_autocast_enabled(device.type):
+            dtype = torch.get_autocast_dtype(device.type)
+        own = self.family.route == "encoder mask"
+        if compiled and own:
             chosen = "mask"
         elif device.type == "cpu":
             chosen = "segments"
-        elif layout.form == "flat" and device.type == "cuda" and dtype in (torch.float16, torch.bfloat16):
-            chosen = "varlen"
+        elif layout.form == "flat" and dtype in HALF and not own and on_kernel(device):
+            chosen = AUTOMATIC
         else:
             chosen = "repack" if layout.crossing else "mask"
         _say_once(f"{type(module).__name__} on {device.type}: attention backend {chosen!r} for {layout.form} batches")
