@@ -126,3 +126,21 @@ def test_where_there_is_no_such_kernel(sequences):
     with pytest.raises(BatchError, match=r"runs on CUDA in float16 or bfloat16, and this is cpu in torch\.float64"):
         states_of(model, sequences, {})
     assert backend_of("mask") is not backend_of(AUTOMATIC)
+
+
+def test_the_audit_of_a_kernel_without_float64(kernel, monkeypatch):
+    """In float64 it is of another backend, and says so; in the model's own dtype it is of the kernel."""
+    import sys
+
+    monkeypatch.setattr(sys.modules["nopad.model.backends.varlen"], "HALF", (torch.bfloat16,))
+    model = build("bert").to(torch.bfloat16)
+    for given in (model, nopad.packed(build("bert").to(torch.bfloat16), backend="varlen")):
+        kernel.clear()
+        backend = "varlen" if given is model else "auto"
+        verdict = nopad.audit(given, backend=backend, capacity=16, gradients=given is model)
+        assert verdict.isolated, verdict
+        assert "the kernel of 'varlen' has no float64: what is measured there is 'segments'" in verdict.notes
+        assert {check.name.split()[0] for check in verdict.checks if "outputs" in check.name} == {"float64", "bfloat16"}
+        assert "nopad, backend 'varlen'" in str(verdict)
+        assert kernel
+    assert state_of(given).backend == "varlen"

@@ -42,6 +42,7 @@ OPTIONS = {
     "seed": Option(default=0, help="of what is drawn", low=0),
 }
 CAPACITY, WIDEST = 64, 256
+EXACT_BACKEND = "segments"  # in float64, for kernels that have none
 
 
 def audit(
@@ -195,6 +196,9 @@ class _Task:
         self._attempt(found, torch.float64, "", lambda subject: self._in_float64(subject, own))
         if own != torch.float64:
             self._attempt(found, own, "", lambda subject: self._in_own(subject, own))
+        if self._backend(own) != self._backend(torch.float64):
+            asked = self._backend(own)
+            found.note(f"the kernel of {asked!r} has no float64: what is measured there is {EXACT_BACKEND!r}")
         layers = compiled_layers(self.model)
         if layers:
             with room_to_compile():
@@ -210,10 +214,17 @@ class _Task:
         """
 
         def lent() -> Found:
-            with subject_of(self.model, dtype, self.collator is None, self.backend) as subject:
+            with subject_of(self.model, dtype, self.collator is None, self._backend(dtype)) as subject:
                 return measure(subject)
 
         found.attempt(f"{named(dtype)} outputs, alone{label}", lent)
+
+    def _backend(self, dtype: torch.dtype) -> str:
+        """Return the backend that is audited in `dtype`: another one in float64 where the kernel asked for has none."""
+        asked = state_of(self.model).backend if is_packed(self.model) else self.backend
+        on_gpu = next(bare(self.model).parameters()).device.type != "cpu"
+        lacks = asked == "varlen" or (asked == "flex" and on_gpu)
+        return EXACT_BACKEND if lacks and dtype == torch.float64 else asked
 
     def _drawn(self, subject: Any, tokens: Tokens, capacity: int | None = None, partly: bool = False) -> Trial:
         """Return a trial with 6 random sequences for packs of `capacity`; None: with 4, for packs of up to 16 tokens.
