@@ -57,10 +57,12 @@ def sequences():
     return [torch.randint(5, 99, (n,), generator=generator).tolist() for n in LENGTHS]
 
 
-def alone(model, numbers=range(len(LENGTHS))):
+def alone(model, numbers=None):
     """States and gradients of the stock model on these sequences, in float64 on the CPU."""
     exact = copy.deepcopy(model).double()
-    states = [exact(input_ids=torch.tensor([sequences()[at]])).last_hidden_state[0] for at in numbers]
+    states = [
+        exact(input_ids=torch.tensor([sequences()[at]])).last_hidden_state[0] for at in numbers or range(len(LENGTHS))
+    ]
     sum(one.square().sum() for one in states).backward()
     return [one.detach() for one in states], {name: p.grad for name, p in exact.named_parameters()}
 
