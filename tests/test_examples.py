@@ -160,14 +160,17 @@ def played(capsys):
     return play
 
 
-def check_padding(said, times):
-    """Each pair of shares says padding before and after; `times` is the least packing factor."""
+def check_padding(said, name):
+    """Each pair of shares says padding before and after; they, and the packing factors, are those of the page."""
     shares = [float(one) for one in re.findall(r"([\d.]+)%", said)]
     half = len(shares) // 2
     before, after = (shares[:half], shares[half:]) if "of nodes" in said else (shares[::2], shares[1::2])
     assert min(before) > 40
     assert max(after) < 7
-    assert all(float(one) > times for one in re.findall(r"packing factor ([\d.]+)", said))
+    factors = re.findall(r"packing factor ([\d.]+)", said)
+    assert all(float(one) > 2 for one in factors)
+    [row] = [line for line in (ROOT / "docs" / "beyond-text.md").read_text().splitlines() if f"/{name}.py` |" in line]
+    assert sorted(re.findall(r"[\d.]+\d", row.split("|", 3)[3])) == sorted([*map(str, shares), *factors])
     assert "isolated" in said
     assert "✗" not in said
 
@@ -177,7 +180,7 @@ def test_images(played):
     from transformers import ViTForImageClassification
 
     said, names = played("images")
-    check_padding(said, 2)
+    check_padding(said, "images")
     stock = ViTForImageClassification(names["config"]).eval()
     stock.load_state_dict(names["model"].state_dict())
     some = names["images"][8:14]
@@ -193,7 +196,7 @@ def test_audio(played):
     from transformers import ModernBertModel
 
     said, names = played("audio")
-    check_padding(said, 2)
+    check_padding(said, "audio")
     model = names["model"]
     stock = ModernBertModel(model.encoder.config).eval()
     stock.load_state_dict(model.encoder.state_dict())
@@ -209,7 +212,7 @@ def test_molecules(played):
     import torch
 
     said, names = played("molecules")
-    check_padding(said, 2)
+    check_padding(said, "molecules")
     model, some = names["model"], names["graphs"][8:20]
     for graph, found in zip(some, names["packed"](model, some), strict=True):
         states = model.atom(graph["atoms"])
@@ -224,7 +227,7 @@ def test_molecules(played):
 @pytest.mark.filterwarnings("ignore")
 def test_proteins(played):
     said, names = played("proteins")
-    check_padding(said, 2)
+    check_padding(said, "proteins")
     assert said.count("isolated") == 2
     assert list(names["fasta"]([">a b", "MKV", "lq", "", ">c", "M"])) == [("a b", "MKVLQ"), ("c", "M")]
     numbers = {"<cls>": 0, "<unk>": 1, "ATCGAT": 2, "A": 3, "T": 4, "C": 5, "N": 6}
