@@ -19,6 +19,8 @@ import transformers
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from nopad.model.backends.varlen import on_kernel
+
 BY_HAND = "by_hand"
 # Dense TFLOP/s in half precision by name, as their makers say them; the first name that is part of the device's counts
 PEAKS = {
@@ -73,10 +75,10 @@ def find(kind: str) -> Device:
             "There is no CUDA device here, so nothing was measured. `--device cpu --tiny` runs every line at toy sizes, "
             "without a GPU; its numbers say nothing."
         )
-    capability, name = torch.cuda.get_device_capability(), torch.cuda.get_device_name()
+    name = torch.cuda.get_device_name()
     bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     kernel: Callable[..., Any] = stand_in
-    if capability >= (8, 0):
+    if on_kernel(torch.device("cuda")):
         from torch.nn.attention.varlen import varlen_attn as kernel
     peak = next((peak for part, peak in PEAKS.items() if part in name), 0)
     return Device("cuda", torch.bfloat16 if bf16 else torch.float16, kernel, name, peak * 1e12)
@@ -99,7 +101,10 @@ def facts(device: Device, tiny: bool) -> None:
     if device.half is torch.float16:
         print("this GPU has no bfloat16: float16 is measured, and its audits are of float16")
     if device.kernel is stand_in:
-        print("PyTorch's variable-length kernel takes compute capability 8.0 and later: SDPA per sequence in its place")
+        print(
+            "PyTorch's variable-length kernel takes torch 2.11 and, of NVIDIA's GPUs, compute capability 8.0 or later:"
+        )
+        print("one SDPA per sequence is measured in its place, and nothing here says anything about the kernel")
 
 
 def matmul_rate(device: Device, size: int) -> float:
