@@ -22,7 +22,7 @@ from nopad.model import attention
 from nopad.model.admission import check_call, device_of, leave_columns, refuse_attentions
 from nopad.model.arguments import check_labels
 from nopad.model.backends import AUTOMATIC
-from nopad.model.backends.varlen import HALF, on_kernel
+from nopad.model.backends.varlen import HALF, autocast_dtype, on_kernel
 from nopad.model.calls import Call, Cell, bound, parameters, takes_more
 from nopad.model.families import Family
 from nopad.model.fronts import STATES, GiveStates, blank, check_raw, front_of, refuse_static_front, takes_states
@@ -303,9 +303,8 @@ class State:
         """
         if self.backend != "auto":
             return self.backend
-        device, dtype, layout = device_of(module), next(module.parameters()).dtype, layout_of(guard)
-        if torch.is_autocast_enabled(device.type):
-            dtype = torch.get_autocast_dtype(device.type)
+        device, layout = device_of(module), layout_of(guard)
+        dtype = autocast_dtype(device) or next(module.parameters()).dtype
         own = self.family.route == "encoder mask"
         if compiled and own:
             chosen = "mask"

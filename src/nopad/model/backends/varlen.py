@@ -18,7 +18,7 @@ from nopad.errors import BatchError
 from nopad.model.backends.core import Heads
 from nopad.model.backends.segments import segments
 
-__all__ = ["HALF", "automatic", "on_kernel", "varlen"]
+__all__ = ["HALF", "autocast_dtype", "automatic", "on_kernel", "varlen"]
 
 HALF = (torch.float16, torch.bfloat16)
 WIDEST = 256  # of a head
@@ -108,10 +108,14 @@ def _kernel() -> Any:
     return varlen_attn if "window_size" in inspect.signature(varlen_attn).parameters else None
 
 
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """Return the dtype of autocast on a device; None: it is off there, or there is none."""
+    if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
+
+
 def _cast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and values in the dtype of autocast, as SDPA takes them under it."""
-    kind = query.device.type
-    if not torch.is_autocast_enabled(kind):
-        return query, key, value
-    dtype = torch.get_autocast_dtype(kind)
-    return query.to(dtype), key.to(dtype), value.to(dtype)
+    dtype = autocast_dtype(query.device)
+    return (query, key, value) if dtype is None else (query.to(dtype), key.to(dtype), value.to(dtype))
