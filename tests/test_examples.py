@@ -17,7 +17,14 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-LONGER = {"lightning_module.py": 64, "own_loop.py": 40}  # than 30 lines
+LONGER = {  # than 30 lines
+    "audio.py": 60,
+    "images.py": 40,
+    "lightning_module.py": 64,
+    "molecules.py": 96,
+    "own_loop.py": 40,
+    "proteins.py": 76,
+}
 RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
@@ -52,11 +59,15 @@ def metrics(lines):
 
 def test_the_examples_are_short_and_all_here():
     names = [
+        "audio",
         "balance",
         "classify_pairs",
+        "images",
         "lightning_module",
+        "molecules",
         "own_loop",
         "peft_lora",
+        "proteins",
         "sft_chats",
         "stream",
         "training",
@@ -145,3 +156,104 @@ def test_own_loop_and_lightning_learn_the_same_on_one_rank_and_two(run, monkeypa
         losses.append(float(loss))
     assert losses == pytest.approx([losses[0]] * 3, abs=2e-6)
     assert losses[0] < 0.2
+
+
+@pytest.fixture
+def played(capsys):
+    """Run a script in this process, which spares importing torch again; return what it printed, and its names."""
+
+    def play(name):
+        torch = pytest.importorskip("torch")
+        pytest.importorskip("transformers")
+        state, threads = torch.get_rng_state(), torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            found = runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
+        finally:
+            torch.set_rng_state(state)
+            torch.set_num_threads(threads)
+        return capsys.readouterr().out, found
+
+    return play
+
+
+def check_padding(said, name):
+    """Each pair of shares says padding before and after; they, and the packing factors, are those of the page."""
+    shares = [float(one) for one in re.findall(r"([\d.]+)%", said)]
+    half = len(shares) // 2
+    before, after = (shares[:half], shares[half:]) if "of nodes" in said else (shares[::2], shares[1::2])
+    assert min(before) > 40
+    assert max(after) < 7
+    factors = re.findall(r"packing factor ([\d.]+)", said)
+    assert all(float(one) > 2 for one in factors)
+    [row] = [line for line in (ROOT / "docs" / "beyond-text.md").read_text().splitlines() if f"/{name}.py` |" in line]
+    assert sorted(re.findall(r"[\d.]+\d", row.split("|", 3)[3])) == sorted([*map(str, shares), *factors])
+    assert "isolated" in said
+    assert "✗" not in said
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_images(played):
+    from transformers import ViTForImageClassification
+
+    said, names = played("images")
+    check_padding(said, "images")
+    stock = ViTForImageClassification(names["config"]).eval()
+    stock.load_state_dict(names["model"].state_dict())
+    some = names["images"][8:14]
+    assert len({tuple(image.shape) for image in some}) > 3
+    for image, found in zip(some, names["packed"](names["model"], some), strict=True):
+        wanted = stock(image[None], interpolate_pos_encoding=True).logits[0]
+        assert found.detach().numpy() == pytest.approx(wanted.detach().numpy(), abs=1e-6)
+        assert abs(wanted).max() > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_audio(played):
+    from transformers import ModernBertModel
+
+    said, names = played("audio")
+    check_padding(said, "audio")
+    model = names["model"]
+    stock = ModernBertModel(model.encoder.config).eval()
+    stock.load_state_dict(model.encoder.state_dict())
+    some = names["clips"][8:14]
+    for clip, found in zip(some, model(some), strict=True):
+        states = stock(inputs_embeds=model.project(clip)[None]).last_hidden_state[0]
+        wanted = model.classify(states.mean(0))
+        assert found.detach().numpy() == pytest.approx(wanted.detach().numpy(), abs=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_molecules(played):
+    import torch
+
+    said, names = played("molecules")
+    check_padding(said, "molecules")
+    model, some = names["model"], names["graphs"][8:20]
+    for graph, found in zip(some, names["packed"](model, some), strict=True):
+        states = model.atom(graph["atoms"])
+        adjacent = torch.zeros(len(states), len(states), len(graph["bonds"]))  # a dense way to pass messages
+        adjacent[graph["ends"][1], graph["ends"][0], range(len(graph["bonds"]))] = 1
+        for layer in model.rounds:
+            sent = torch.relu(states[None, :, None] + model.bond(graph["bonds"])[None, None])
+            states = states + torch.relu(layer(torch.cat([states, (adjacent[..., None] * sent).sum((1, 2))], 1)))
+        assert float(found) == pytest.approx(float(model.read(states.sum(0))), rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_proteins(played):
+    said, names = played("proteins")
+    check_padding(said, "proteins")
+    assert said.count("isolated") == 2
+    assert list(names["fasta"]([">a b", "MKV", "lq", "", ">c", "M"])) == [("a b", "MKVLQ"), ("c", "M")]
+    numbers = {"<cls>": 0, "<unk>": 1, "ATCGAT": 2, "A": 3, "T": 4, "C": 5, "N": 6}
+    assert names["ids"]("ATCGATATCNAATA", "DNA", numbers) == [0, 2, 3, 4, 5, 6, 3, 3, 4, 3]
+    stock = names["network"](names["KINDS"]["DNA"])
+    stock.load_state_dict(names["model"].state_dict())
+    import torch
+
+    for text, found in list(zip(names["texts"], names["vectors"], strict=True))[:8]:
+        with torch.no_grad():
+            wanted = stock(input_ids=torch.tensor([text])).last_hidden_state[0].mean(0)
+        assert found.numpy() == pytest.approx(wanted.numpy(), abs=1e-5)

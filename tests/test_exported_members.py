@@ -29,6 +29,7 @@ def test_the_public_names():
         "StreamPacker",
         "assign",
         "audit",
+        "audit_samples",
         "audit_step",
         "load_tokenizer",
         "open_packed",

@@ -17,7 +17,7 @@ from nopad.packs import Packs
 from nopad.planning import ALGORITHMS, Plan, plan
 
 if TYPE_CHECKING:
-    from nopad.auditing import audit, audit_step
+    from nopad.auditing import audit, audit_samples, audit_step
     from nopad.batch import Flat, PackedBatch, Rows
     from nopad.corpus import CorpusOptions, ReaderOptions, load_tokenizer, open_source
     from nopad.loading import PackedLoader
@@ -44,6 +44,7 @@ __all__ = [
     "StreamPacker",
     "assign",
     "audit",
+    "audit_samples",
     "audit_step",
     "load_tokenizer",
     "open_packed",
@@ -63,6 +64,7 @@ __all__ = [
 # Rooms that need pyarrow or compiled loops are opened on first use, so that `import nopad` stays quick.
 _LAZY = {
     "audit": "nopad.auditing",
+    "audit_samples": "nopad.auditing",
     "audit_step": "nopad.auditing",
     "Flat": "nopad.batch",
     "PackedBatch": "nopad.batch",

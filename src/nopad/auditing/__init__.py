@@ -1,10 +1,12 @@
 """`audit`: check that a sequence in a pack gets the result it gets alone, for any model and any collator.
 
-`audit_step` checks one real training step: collator, loss, denominators and gradients.
+`audit_samples` checks any torch module on any data (graphs, images), by functions of the user's. `audit_step` checks
+one real training step: collator, loss, denominators and gradients.
 """
 
 from nopad.auditing.run import audit
+from nopad.auditing.samples import audit_samples
 from nopad.auditing.steps import Finding, Step, StepVerdict, audit_step
 from nopad.auditing.verdict import Check, Verdict
 
-__all__ = ["Check", "Finding", "Step", "StepVerdict", "Verdict", "audit", "audit_step"]
+__all__ = ["Check", "Finding", "Step", "StepVerdict", "Verdict", "audit", "audit_samples", "audit_step"]

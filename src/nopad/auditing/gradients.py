@@ -12,7 +12,7 @@ from nopad.auditing.alone import Alone, Gradients, gradients_of, largest, weighe
 from nopad.auditing.limits import EXACT, LIMITS, limit_of
 from nopad.auditing.verdict import Check
 
-__all__ = ["Truth", "compare_gradients"]
+__all__ = ["Truth", "compare_gradients", "judged"]
 
 TIMES_ALONE = 4  # allowed error of packed relative to that of alone, for gradients that are mostly rounding
 
@@ -32,7 +32,11 @@ class Truth:
     @classmethod
     def of(cls, alone: Alone, names: tuple[str, ...]) -> Truth:
         """Return the gradients of `alone`, which must be in float64, for the outputs `names`."""
-        gradients = alone.gradients(names)
+        return cls.among(alone.gradients(names))
+
+    @classmethod
+    def among(cls, gradients: Gradients) -> Truth:
+        """Return the truth of gradients that were computed in float64, alone."""
         sizes = {name: 0.0 if value is None else largest(value) for name, value in gradients.items()}
         finite = [size for size in sizes.values() if math.isfinite(size)]
         most = max(finite, default=0.0) * EXACT
@@ -62,6 +66,21 @@ def compare_gradients(
     parts = [{name: together[name][number] for name in names} for number in range(len(wanted))]
     mine = alone.gradients(names)
     theirs = gradients_of(alone.trial, weighed(alone.trial.seed, wanted, parts), "gradients of packs")
+    return judged(mine, theirs, dtype, truth, alone.trial.partly, left_out)
+
+
+def judged(
+    mine: Gradients,
+    theirs: Gradients,
+    dtype: torch.dtype,
+    truth: Truth,
+    partly: bool,
+    left_out: frozenset[str] = frozenset(),
+) -> Check:
+    """Compare gradients alone (`mine`) and packed (`theirs`, overwritten), as `compare_gradients` says.
+
+    `partly`: the model computes some results in float32, even in float64.
+    """
     sizes = {name: 0.0 if value is None else largest(value) for name, value in mine.items() if name not in left_out}
     most = max(sizes.values(), default=0.0)
     worst = (0.0, 0.0, limit_of(0.0, dtype), "")  # (difference / limit, relative difference, limit, where)
@@ -69,12 +88,12 @@ def compare_gradients(
         value = mine[name]
         scale = max(most if name in truth.zero else size, 1e-30)
         difference = _apart(value, theirs[name]) / scale
-        limit, why = limit_of(difference, dtype, alone.trial.partly), ""
+        limit, why = limit_of(difference, dtype, partly), ""
         if difference > limit:
             rounding = _rounding(value, truth.alone.get(name), dtype, most) / scale
             small = LIMITS.get(torch.float32 if dtype == torch.float64 else dtype, limit) * most / scale
             excused = min(TIMES_ALONE * rounding, small)  # tensors with large gradients get no such allowance
-            if alone.trial.partly or dtype != torch.float64:
+            if partly or dtype != torch.float64:
                 limit, why = max(limit, excused), f", where rounding alone does {rounding:.1e}"
         if difference / limit > worst[0]:
             worst = (difference / limit, difference, limit, f", most at {name}{why}")

@@ -22,7 +22,7 @@ from nopad.model.safety import STATE, bare, part_of, state_of
 __all__ = ["once_a_layer", "poison"]
 
 SCALE = {torch.float16: 1e3}  # float16 cannot represent 1e6
-ROUNDINGS = 4  # roundings by which a neighbour may move off the CPU below float64, or per layer if tokens are routed
+ROUNDINGS = 4  # roundings by which a neighbour may move off the CPU, or per layer if tokens are routed
 SHARED_NAN = ("segments", "varlen")  # backends in which NaN does not reach other sequences
 FORM = "rows"
 
@@ -33,9 +33,9 @@ def poison(alone: Alone, dtype: torch.dtype) -> Found:
     Its tokens are changed; or its embeddings are scaled; or they are NaN, for backends on which not even this may
     reach a neighbour.
 
-    On a CPU, and in float64 on any device, not a single bit may change; otherwise a few roundings of the largest value
-    are allowed. In a mixture of experts such roundings are always allowed, since a sequence there changes which tokens
-    are computed together.
+    On a CPU not a single bit may change; elsewhere, where sums are added up in any order, a few roundings of the
+    largest value are allowed. In a mixture of experts such roundings are always allowed, since a sequence there changes
+    which tokens are computed together.
     """
     found, trial, huge = Found(), alone.trial, SCALE.get(dtype, 1e6)
     poisoned = _Poisoned(trial, alone.kinds)
@@ -106,7 +106,7 @@ class _Poisoned:
         )
         scale = max((largest_finite(part) for parts in self._clean.values() for part in parts), default=0.0) or 1e-30
         worst /= scale
-        exact = dtype == torch.float64 or next(bare(self.trial.model).parameters()).device.type == "cpu"
+        exact = next(bare(self.trial.model).parameters()).device.type == "cpu"
         limit, how = 0.0 if exact else ROUNDINGS * torch.finfo(dtype).eps, ", bit for bit" if exact else ""
         if worst > limit and self._reroutes(sequences, factor):
             single = torch.float32 if self.trial.partly else dtype

@@ -27,6 +27,7 @@ from nopad.auditing.trial import Collator, Trial
 from nopad.auditing.verdict import Verdict
 from nopad.errors import BatchError, OptionError
 from nopad.model.backends import BACKENDS
+from nopad.model.families import FRONTS
 from nopad.model.safety import bare, is_packed, state_of
 from nopad.options import BOOLEAN, Option
 
@@ -41,6 +42,7 @@ OPTIONS = {
     "seed": Option(default=0, help="of what is drawn", low=0),
 }
 CAPACITY, WIDEST = 64, 256
+EXACT_BACKEND = "segments"  # in float64, for kernels that have none
 
 
 def audit(
@@ -93,6 +95,7 @@ def audit(
             f"this model is pack-safe by backend {state_of(model).backend!r}, and {backend!r} is asked; leave it "
             "out, or undo it first with nopad.unpacked(model)"
         )
+    _refuse_front(inner)
     notes = []
     if layers is not None:
         notes.append(f"the first {layers} of {layer_count(inner.config)} layers only{missing_kinds(inner, layers)}")
@@ -117,6 +120,19 @@ def audit(
         checks=tuple(found.checks),
         notes=tuple(notes),
     )
+
+
+def _refuse_front(model: Any) -> None:
+    """Refuse to draw tokens for a model that takes none.
+
+    Raises:
+        OptionError: the model makes its tokens of images.
+    """
+    if getattr(model.config, "model_type", "") in FRONTS:
+        raise OptionError(
+            f"{type(model).__name__} takes images and no tokens, which this audit would draw; give nopad.audit_samples "
+            "some images, and how they are run alone and packed"
+        )
 
 
 def _how(model: Any, collator: Collator | None, backend: str) -> str:
@@ -180,6 +196,9 @@ class _Task:
         self._attempt(found, torch.float64, "", lambda subject: self._in_float64(subject, own))
         if own != torch.float64:
             self._attempt(found, own, "", lambda subject: self._in_own(subject, own))
+        if self._backend(own) != self._backend(torch.float64):
+            asked = self._backend(own)
+            found.note(f"the kernel of {asked!r} has no float64: what is measured there is {EXACT_BACKEND!r}")
         layers = compiled_layers(self.model)
         if layers:
             with room_to_compile():
@@ -195,10 +214,17 @@ class _Task:
         """
 
         def lent() -> Found:
-            with subject_of(self.model, dtype, self.collator is None, self.backend) as subject:
+            with subject_of(self.model, dtype, self.collator is None, self._backend(dtype)) as subject:
                 return measure(subject)
 
         found.attempt(f"{named(dtype)} outputs, alone{label}", lent)
+
+    def _backend(self, dtype: torch.dtype) -> str:
+        """Return the backend that is audited in `dtype`: another one in float64 where the kernel asked for has none."""
+        asked = state_of(self.model).backend if is_packed(self.model) else self.backend
+        on_gpu = next(bare(self.model).parameters()).device.type != "cpu"
+        lacks = asked == "varlen" or (asked == "flex" and on_gpu)
+        return EXACT_BACKEND if lacks and dtype == torch.float64 else asked
 
     def _drawn(self, subject: Any, tokens: Tokens, capacity: int | None = None, partly: bool = False) -> Trial:
         """Return a trial with 6 random sequences for packs of `capacity`; None: with 4, for packs of up to 16 tokens.

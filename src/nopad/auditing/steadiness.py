@@ -17,12 +17,12 @@ from nopad.auditing.trial import Trial
 from nopad.errors import OptionError
 from nopad.model.safety import bare
 
-__all__ = ["looked_for", "steady"]
+__all__ = ["Singles", "looked_for", "steady"]
 
 ANOTHER = 1e-4  # relative to the largest value; more than rounding can explain
 
 
-class _Singles(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Singles(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records in `found` whether any result is in float32."""
 
     found: bool = False
@@ -41,7 +41,7 @@ def steady(trial: Trial) -> bool:
         ModelFailedError: the model does not run on ids alone.
     """
     shortest = min(range(len(trial.sequences)), key=lambda number: len(trial.sequences[number]))
-    make: Any = _Singles
+    make: Any = Singles
     with torch.no_grad(), make() as watch:
         first = trial.alone(shortest)
     with torch.no_grad():

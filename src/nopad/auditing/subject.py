@@ -24,6 +24,8 @@ TABLE = 4096  # rows of embeddings
 def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto") -> Iterator[Any]:
     """Yield a copy of a model in `dtype`, without compiled layers; `safe`: make it pack-safe if it is not yet.
 
+    `backend`: what keeps its sequences apart, also if the model is pack-safe by another one.
+
     At the end the copy's hooks are removed. Otherwise hooks and copy would refer to each other, and the copy, as large
     as the model or twice as large, would stay in memory.
 
@@ -48,6 +50,7 @@ def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto"
             with inside_model(f"{type(made).__name__} cannot be made pack-safe"):
                 raise
     if is_packed(made):
+        state_of(made).backend = backend
         state_of(made).most = None  # the audit may use more sequences than the user's limit
     try:
         yield made

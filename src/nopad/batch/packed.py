@@ -21,7 +21,7 @@ from nopad.batch.form import Flat, Form, check_form
 from nopad.batch.guard import PackedMask, layout_of, mark
 from nopad.batch.layout import Layout
 from nopad.batch.names import grain_arrays
-from nopad.batch.values import check_fill, ignored, index_like, named, shape_of
+from nopad.batch.values import check_embeddings, check_fill, ignored, index_like, joined, named, shape_of
 from nopad.errors import BatchError, OptionError
 from nopad.sequences import Sequences
 
@@ -210,6 +210,45 @@ class PackedBatch(MutableMapping[str, Any]):
         lens = stacked.seq_lengths
         layout = form.layout(lens) if per_row is None else form.keep(lens, per_row)
         return cls._filled(stacked, cls._causal(stacked, layout) if causal else layout, pad_id, fill, records)
+
+    @classmethod
+    def from_embeddings(
+        cls,
+        embeddings: Sequence[Any],
+        form: Form = FLAT,
+        *,
+        columns: Mapping[str, Any] | None = None,
+        sequence_columns: Mapping[str, Any] | None = None,
+        fill: Mapping[str, Any] | None = None,
+    ) -> PackedBatch:
+        """Build a batch of sequences whose tokens are vectors: patches of images, frames of sound, any embeddings.
+
+        The batch has ``inputs_embeds`` ``[R, L, H]`` in place of ``input_ids``, on the device of the embeddings.
+        Gradients flow through it to what made them.
+
+        Args:
+            embeddings: one float tensor ``[length, H]`` per sequence, of one dtype and device.
+            form: as in `from_sequences`; so are `columns`, `sequence_columns` and `fill`.
+            columns: see there.
+            sequence_columns: see there.
+            fill: see there.
+
+        Raises:
+            LengthError: a sequence is empty or longer than the capacity.
+            OptionError: `form` is invalid or does not fit these sequences, or `fill` names no column.
+            BatchError: there are no embeddings, they are no float tensors ``[length, H]`` of one H, dtype and device,
+                or a column has wrong lengths or holds no numbers.
+        """
+        check_embeddings(embeddings)
+        for name in ("input_ids", "inputs_embeds"):
+            if name in named("columns", columns) or name in named("sequence_columns", sequence_columns):
+                raise BatchError(f"{name} are no column of embeddings, which are a batch's tokens themselves")
+        ids = [np.zeros(len(one), dtype=np.int64) for one in embeddings]
+        batch = cls.from_sequences(ids, form, columns=columns, sequence_columns=sequence_columns, fill=fill)
+        del batch["input_ids"]
+        batch = batch.to(embeddings[0].device)
+        batch["inputs_embeds"] = batch.pack_tokens(embeddings)
+        return batch
 
     @staticmethod
     def _causal(stacked: Sequences, layout: Layout) -> Layout:
@@ -436,6 +475,31 @@ class PackedBatch(MutableMapping[str, Any]):
             out[number] = stream[begin:end]
         return out
 
+    def pack_tokens(self, values: Sequence[Any]) -> Any:
+        """Lay out one array per sequence as this batch's tokens lie; the inverse of `unpack_tokens`.
+
+        Args:
+            values: one array ``[length, ...]`` per sequence, in the order in which the sequences were given; NumPy or
+                torch, where gradients flow through.
+
+        Returns:
+            ``[R, L, ...]``, with 0 in padding.
+
+        Raises:
+            BatchError: there is not one array per sequence, as long as the sequence, or they differ in what follows.
+        """
+        at = self.layout
+        stream = joined(values, at)
+        shape = (*at.shape, *stream.shape[1:])
+        if at.form == "flat":
+            return stream.reshape(shape)
+        index = index_like(stream, at.index)
+        if isinstance(stream, np.ndarray):
+            rows = np.zeros((at.slots, *stream.shape[1:]), dtype=stream.dtype)
+            rows[index] = stream
+            return rows.reshape(shape)
+        return stream.new_zeros(at.slots, *stream.shape[1:]).index_copy(0, index, stream).reshape(shape)
+
     def unpack_sequences(self, values: Any) -> list[Any]:
         """Split values per sequence into a list, in the order in which the sequences were given.
 
@@ -504,7 +568,7 @@ class PackedBatch(MutableMapping[str, Any]):
             raise BatchError("transformers' flash attention takes one stream; build the batch with nopad.Flat()")
         import torch
 
-        device = self["input_ids"].device
+        device = self["position_ids"].device
         ends = torch.from_numpy(self.cu_seqlens).to(device)
         fields = {name: self[name] for name in self if name != MASK}
         if seq_idx:

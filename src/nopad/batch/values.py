@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.errors import BatchError, OptionError
+from nopad.errors import BatchError, LengthError, OptionError
 
-__all__ = ["check_fill", "ignored", "index_like", "named", "shape_of"]
+if TYPE_CHECKING:
+    from nopad.batch.layout import Layout
+
+__all__ = ["check_embeddings", "check_fill", "ignored", "index_like", "joined", "named", "shape_of"]
 
 
 def index_like(stream: Any, index: NDArray[np.int64]) -> Any:
@@ -75,3 +78,62 @@ def check_fill(name: str, value: Any, dtype: np.dtype[Any]) -> None:
     if not held:
         kind = f"an integer that {dtype} holds" if whole else "a number"
         raise OptionError(f"padding of {name} is {value!r}; expected {kind}")
+
+
+def check_embeddings(given: Any) -> None:
+    """Check the embeddings of a batch: one float tensor ``[length, H]`` per sequence, of one H, dtype and device.
+
+    Raises:
+        LengthError: a sequence has no token.
+        BatchError: the embeddings are anything else.
+    """
+    import torch
+
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes) or not given:
+        raise BatchError(f"embeddings are {_told(given)}; expected a list of tensors [length, H], one per sequence")
+    for number, one in enumerate(given):
+        if not isinstance(one, torch.Tensor) or one.dim() != 2 or not one.is_floating_point():
+            raise BatchError(
+                f"the embeddings of sequence {number} are {_told(one)}; expected a float tensor [length, H]"
+            )
+        if not len(one):
+            raise LengthError(f"sequence {number} has no token; leave empty ones out")
+        first = given[0]
+        if (one.shape[1], one.dtype, one.device) != (first.shape[1], first.dtype, first.device):
+            raise BatchError(
+                f"the embeddings of sequence {number} are {_told(one)} on {one.device}, and those of sequence 0 "
+                f"{_told(first)} on {first.device}; make them of one width, dtype and device"
+            )
+
+
+def joined(values: Any, layout: Layout) -> Any:
+    """Return one array per sequence, in the order given, as one stream ``[T, ...]`` in the order of the layout.
+
+    Raises:
+        BatchError: there is not one array per sequence, as long as the sequence, or they differ in what follows.
+    """
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) != layout.sequences:
+        said = f"{len(values)} of them" if isinstance(values, Sequence) else _told(values)
+        raise BatchError(
+            f"values to lay out are {said}; expected a list of arrays [length, ...], one for each of the "
+            f"{layout.sequences} sequences"
+        )
+    for number, (one, length) in enumerate(zip(values, layout.seq_lengths.tolist(), strict=True)):
+        shape, first = tuple(shape_of(one)), tuple(shape_of(values[0]))
+        if shape[:1] != (length,) or shape[1:] != first[1:] or type(one) is not type(values[0]):
+            raise BatchError(
+                f"values of sequence {number} are {_told(one)}; expected {[length, *first[1:]]} of "
+                f"{type(values[0]).__name__}, one value per token"
+            )
+    parts = [values[number] for number in layout.order.tolist()]
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    import torch
+
+    return torch.cat(parts)
+
+
+def _told(value: Any) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{type(value).__name__} {list(value.shape)} of {value.dtype}"
+    return f"a {type(value).__name__}" if not isinstance(value, list | tuple) or value else "empty"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from nopad.batch.device import DENSE, NUMBERS, OPAQUE, carried_by
 from nopad.errors import UnsupportedModelError
-from nopad.model.backends import BACKENDS
+from nopad.model.backends import backend_of
 from nopad.model.backends.core import Heads, allowed, attend
 from nopad.model.backends.mask import block_mask
 from nopad.model.calls import runs
@@ -127,7 +127,7 @@ def packed_attention(
     if placed is None:  # compiled graphs and copied masks keep only the mask's numbers
         keep = _keep_of(module, attention_mask, query, key, heads)
         return attend(query, key, value, keep, heads).transpose(1, 2), None
-    return BACKENDS[placed.backend](query, key, value, placed, heads).contiguous(), None
+    return backend_of(placed.backend)(query, key, value, placed, heads).contiguous(), None
 
 
 def _keep_of(module: nn.Module, mask: Tensor, query: Tensor, key: Tensor, heads: Heads) -> Tensor:

@@ -10,6 +10,7 @@ from nopad.errors import BatchError, OptionError, UnsupportedModelError
 from nopad.losses.checks import check_batch
 from nopad.model.admission import check_layout
 from nopad.model.arguments import check_inputs
+from nopad.model.fronts import refuse_static_front
 from nopad.model.positions import positions
 from nopad.model.safety import state_of
 
@@ -61,6 +62,7 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
             f"{name} is a class of your own, and what it hands on cannot be checked in a compiled graph; compile its "
             "layers one by one instead, each with layer.compile()"
         )
+    refuse_static_front(state.model, state.family)
     if state.family.encoder_decoder or state.family.mask_at == "encoder":
         raise UnsupportedModelError(
             f"{name} is not compiled on packs: its attention is its own, or it has a decoder; compile its layers one "
@@ -78,7 +80,7 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
         )
     check_layout(state.model, state.family, most, batch.layout)
     check_inputs(state.model, state.takes, True, dict(batch), batch.layout)
-    ids = torch.from_numpy(batch.sequence_ids).to(batch["input_ids"].device)
+    ids = torch.from_numpy(batch.sequence_ids).to(batch["position_ids"].device)
     left_out = {*state.head.per_sequence, *(() if state.head.by_token else ("labels",))}
     named: dict[str, Any] = {name: batch[name] for name in batch if name in state.takes and name not in left_out}
     named["attention_mask"] = ids[:, None, None, :].contiguous()

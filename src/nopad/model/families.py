@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from nopad.errors import UnsupportedModelError
 
-__all__ = ["FAMILIES", "REFUSED", "Family", "family_of"]
+__all__ = ["FAMILIES", "FRONTS", "REFUSED", "Family", "family_of"]
 
 Route = Literal["interface", "encoder mask"]
 Pooled = Literal["first", "last", "config", "eos"]
@@ -49,6 +49,8 @@ class Family:
         encoder_decoder: the model has an encoder, a decoder and cross attention.
         attends: how often each layer attends in one call (differential attention: twice).
         narrow: rows may not be wider than the table of positions.
+        front: name of the base model's part that makes states of raw data (images), and the argument that it takes
+            them from; a packed call begins with these states (`nopad.model.fronts`). None: tokens are ids.
         refuse: returns why a model with this configuration is refused; None: it is not.
         notes: remarks for the documentation.
     """
@@ -66,6 +68,7 @@ class Family:
     encoder_decoder: bool = False
     attends: int = 1
     narrow: bool = False
+    front: tuple[str, str] | None = None
     refuse: Callable[[Any], str | None] = _never
     notes: str = ""
 
@@ -163,6 +166,10 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(_DECODERS.split(), _DECODER),
 }
 
+# Kinds whose tokens are made of images by a front end of their own.
+_PATCHES = Family(front=("embeddings", "pixel_values"), head=("classifier", 2), pooler=("pooler", 3))
+FRONTS: dict[str, Family] = {"deit": _PATCHES, "vit": _PATCHES, "vit_msn": _PATCHES}
+
 _STATE = "its state-space, linear-attention or recurrent layers carry their state from one sequence into the next"
 _AROUND = "its attention does not go through transformers' registry, by which nopad reaches it"
 _CONVOLUTION = "its convolutions mix neighbouring tokens, across the borders of sequences"
@@ -212,12 +219,12 @@ def family_of(config: Any) -> Family:
     if layers - {"full_attention", "sliding_attention"}:
         odd = ", ".join(sorted(layers - {"full_attention", "sliding_attention"}))
         raise UnsupportedModelError(f"{kind} cannot run on packs: its layers of type {odd} do not stop at sequences")
-    if kind not in FAMILIES:
+    if kind not in FAMILIES and kind not in FRONTS:
         raise UnsupportedModelError(
             f"nopad does not know models of type {kind!r}, whose sequences may see each other in packs. It knows "
-            f"{', '.join(FAMILIES)}; docs/models.md says how to add and audit a type"
+            f"{', '.join((*FAMILIES, *FRONTS))}; docs/models.md says how to add and audit a type"
         )
-    family = FAMILIES[kind]
+    family = FAMILIES.get(kind) or FRONTS[kind]
     reason = family.refuse(config)
     if reason is not None:
         raise UnsupportedModelError(f"this {kind} cannot run on packs: {reason}; run its sequences padded")

@@ -26,6 +26,7 @@ NAMES = {
 # Tables of transformers' Auto classes, most specific first: a class may be in several.
 TABLES = {
     "SEQUENCE_CLASSIFICATION": "classification",
+    "IMAGE_CLASSIFICATION": "classification",
     "NEXT_SENTENCE_PREDICTION": "classification",
     "QUESTION_ANSWERING": "answers",
     "CAUSAL_LM": "causal",

@@ -21,8 +21,11 @@ from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model import attention
 from nopad.model.admission import check_call, device_of, leave_columns, refuse_attentions
 from nopad.model.arguments import check_labels
+from nopad.model.backends import AUTOMATIC
+from nopad.model.backends.varlen import HALF, autocast_dtype, on_kernel
 from nopad.model.calls import Call, Cell, bound, parameters, takes_more
 from nopad.model.families import Family
+from nopad.model.fronts import STATES, GiveStates, blank, check_raw, front_of, refuse_static_front, takes_states
 from nopad.model.heads import Head
 from nopad.model.hooks import Count, Hook, NoPositions, PackAgain, Positions, Swap, UnpackFirst, attach, take_off
 from nopad.model.known import class_of
@@ -81,6 +84,7 @@ class State:
         self.takes = parameters(type(model).forward)
         if not self.head.stock and takes_more(type(model).forward):
             self.takes += parameters(type(self.head.base).forward)
+        self.takes = takes_states(self.head.base, self.family, self.takes)
         list(self._hooks())  # raises for modules that cannot be hooked, before anything is changed
         if self.family.route == "interface":
             attention.check_replaceable(model)
@@ -164,6 +168,8 @@ class State:
             yield base, Count(cell, "base model")
         for name, module in self._entries():
             yield module, Swap(cell, name, part=name)
+        if family.front is not None:
+            yield front_of(base, family), GiveStates(cell, "front end")
         if family.route == "encoder mask":
             for module in self.head.base.encoder.modules():
                 if class_of(module).__name__ in family.attention:
@@ -196,6 +202,7 @@ class State:
             arguments = bound(module, args, kwargs)
             numbers: Any = arguments.get("attention_mask")
             if is_static(numbers):
+                refuse_static_front(module, self.family)
                 enter_static(self.cell, self.head, arguments, None)
             elif not isinstance(numbers, PackedMask):  # which says by itself that it is not to be compiled
                 refuse_marked(arguments)
@@ -211,6 +218,7 @@ class State:
             refuse_attentions(module, named)
         if is_static(guard):
             stack.pop()
+            refuse_static_front(module, self.family)
             enter_static(self.cell, self.head, named, frame)
             return None
         if not isinstance(guard, PackedMask):
@@ -224,6 +232,7 @@ class State:
                 "was made pack-safe; make it so anew: nopad.packed(nopad.unpacked(model))"
             )
         self.renew()
+        check_raw(module, self.head.base, self.family, named)
         call = self._opened(guard, named, module)
         check_call(module, self.family, self.most, self.takes, self.head.stock, named, call.placed.layout)
         self._fit(named, call)
@@ -294,13 +303,15 @@ class State:
         """
         if self.backend != "auto":
             return self.backend
-        device, dtype, layout = device_of(module), next(module.parameters()).dtype, layout_of(guard)
-        if compiled and self.family.route == "encoder mask":
+        device, layout = device_of(module), layout_of(guard)
+        dtype = autocast_dtype(device) or next(module.parameters()).dtype
+        own = self.family.route == "encoder mask"
+        if compiled and own:
             chosen = "mask"
         elif device.type == "cpu":
             chosen = "segments"
-        elif layout.form == "flat" and device.type == "cuda" and dtype in (torch.float16, torch.bfloat16):
-            chosen = "varlen"
+        elif layout.form == "flat" and dtype in HALF and not own and on_kernel(device):
+            chosen = AUTOMATIC
         else:
             chosen = "repack" if layout.crossing else "mask"
         _say_once(f"{type(module).__name__} on {device.type}: attention backend {chosen!r} for {layout.form} batches")
@@ -325,6 +336,9 @@ class State:
         if asked is not None or (call.as_tuple and (self.head.stock or "return_dict" in takes)):
             named["return_dict"] = True
         leave_columns(self.model, takes, named)
+        if self.family.front is not None:
+            call.seen[STATES] = named.pop(STATES)
+            named[self.family.front[1]] = blank(self.model.config, next(self.model.parameters()))
 
 
 @dataclass(eq=False)

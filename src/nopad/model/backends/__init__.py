@@ -16,9 +16,9 @@ from nopad.model.backends.flex import flex
 from nopad.model.backends.mask import mask
 from nopad.model.backends.repack import repack
 from nopad.model.backends.segments import segments
-from nopad.model.backends.varlen import varlen
+from nopad.model.backends.varlen import automatic, varlen
 
-__all__ = ["BACKENDS", "Backend"]
+__all__ = ["AUTOMATIC", "BACKENDS", "Backend", "backend_of"]
 
 Backend = Callable[[Tensor, Tensor, Tensor, "Placement | Cross", Heads], Tensor]
 
@@ -29,3 +29,11 @@ BACKENDS: dict[str, Backend] = {
     "segments": segments,
     "varlen": varlen,
 }
+
+# What "auto" takes on a GPU for flat batches in half precision; no name for users.
+AUTOMATIC = "varlen, else segments"
+
+
+def backend_of(name: str) -> Backend:
+    """Return the function of a backend, or of `AUTOMATIC`."""
+    return automatic if name == AUTOMATIC else BACKENDS[name]

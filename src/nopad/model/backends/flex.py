@@ -18,6 +18,8 @@ from nopad.model.backends.core import Heads
 
 __all__ = ["flex"]
 
+NARROWEST = 16  # of a head
+
 
 def flex(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
     """Compute attention by FlexAttention: `query`, `key` and `value` ``[R, H, L, D]`` to ``[R, L, H, D]``.
@@ -31,6 +33,11 @@ def flex(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, h
         raise BatchError("FlexAttention here knows no position bias, sinks or dropout; use 'segments' or 'mask'")
     if query.device.type == "cpu" and torch.is_grad_enabled() and query.requires_grad:
         raise BatchError("FlexAttention has no backward pass on a CPU; use backend='segments', or torch.no_grad()")
+    if query.device.type != "cpu" and min(query.shape[-1], value.shape[-1]) < NARROWEST:
+        raise BatchError(
+            f"FlexAttention takes heads of at least {NARROWEST} on a GPU, and these have {query.shape[-1]}; use "
+            "backend='mask'"
+        )
     blocks = placed.keep(("flex", heads.causal, heads.window), lambda: _blocks(placed.ids, heads))
     cap = heads.softcap or 1.0
 

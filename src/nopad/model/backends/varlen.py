@@ -1,18 +1,28 @@
 """PyTorch's variable-length flash kernel on the stream without padding. It needs CUDA and half precision.
 
-Cost O(sum of l^2) in one kernel. Source: `torch.nn.attention.varlen`.
+Cost O(sum of l^2) in one kernel. Source: `torch.nn.attention.varlen`, with windows from torch 2.11 on.
 """
 
 from __future__ import annotations
 
+import inspect
+from functools import cache
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from nopad.batch.device import Cross, Placement
 from nopad.errors import BatchError
 from nopad.model.backends.core import Heads
+from nopad.model.backends.segments import segments
 
-__all__ = ["varlen"]
+__all__ = ["HALF", "autocast_dtype", "automatic", "on_kernel", "varlen"]
+
+HALF = (torch.float16, torch.bfloat16)
+WIDEST = 256  # of a head
+STEP = 8  # the kernel takes heads of multiples of this
 
 
 def varlen(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
@@ -24,35 +34,88 @@ def varlen(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
         BatchError: the kernel does not support the device, the dtype or a setting in `heads`, or `Cross` packs sources
             and targets in different orders.
     """
-    if query.device.type != "cuda" or query.dtype not in (torch.float16, torch.bfloat16):
-        raise BatchError(
-            f"the varlen kernel runs on CUDA in float16 or bfloat16, and this is {query.device.type} in {query.dtype}; "
-            "use backend='segments' or 'mask'"
-        )
-    if heads.bias is not None or heads.softcap is not None or heads.sinks is not None or heads.dropout:
-        raise BatchError("the varlen kernel knows no position bias, softcap, sinks or dropout; use backend='mask'")
-    from torch.nn.attention.varlen import varlen_attn
-
+    query, key, value = _cast(query, key, value)
+    why = lacking(query, value, placed, heads)
+    if why is not None:
+        raise BatchError(why)
     queries, keys = (placed.queries, placed.keys) if isinstance(placed, Cross) else (placed, placed)
-    if isinstance(placed, Cross) and placed.pairs != list(range(len(placed.pairs))):
-        raise BatchError("sources and targets are packed in another order; use backend='segments' or nopad.Flat()")
     q, k, v = (at.stream(states.transpose(1, 2)) for states, at in ((query, queries), (key, keys), (value, keys)))
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    # Zeros behind each head change no score, and come off the result: the kernel wants one width, of a multiple.
+    width = -(-max(q.shape[2], v.shape[2]) // STEP) * STEP
+    scale = q.shape[2] ** -0.5 if heads.scaling is None else heads.scaling
     # The kernel counts visible neighbours on each side: -1 is no limit, and 0 on the right is causal.
     left = -1 if heads.window is None else heads.window - 1
     right = 0 if heads.causal else left
-    out = varlen_attn(
-        q,
-        k,
-        v,
+    out: Tensor = _kernel()(
+        *(pad(states, (0, width - states.shape[2])) if states.shape[2] < width else states for states in (q, k, v)),
         queries.cu_seqlens,
         keys.cu_seqlens,
         queries.layout.max_seqlen,
         keys.layout.max_seqlen,
-        scale=heads.scaling,
+        scale=scale,
         window_size=(left, right),
     )
-    assert isinstance(out, Tensor)
-    return queries.rows(out)
+    return queries.rows(out[..., : v.shape[2]])
+
+
+def automatic(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
+    """Compute attention by the kernel, and where a layer needs what it does not have, by one SDPA per sequence."""
+    query, key, value = _cast(query, key, value)
+    backend = varlen if lacking(query, value, placed, heads) is None else segments
+    return backend(query, key, value, placed, heads)
+
+
+def lacking(query: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> str | None:
+    """Return why the kernel cannot compute this attention, and what to do; None: it can."""
+    if query.dtype not in HALF or not on_kernel(query.device):
+        return (
+            f"the varlen kernel runs on CUDA in float16 or bfloat16, and this is {query.device.type} in {query.dtype}, "
+            f"torch {torch.__version__} (it takes 2.11, and an NVIDIA GPU of compute capability 8.0); use "
+            "backend='segments' or 'mask'"
+        )
+    if heads.bias is not None or heads.softcap is not None or heads.sinks is not None or heads.dropout:
+        return "the varlen kernel knows no position bias, softcap, sinks or dropout; use backend='mask'"
+    widest = max(query.shape[-1], value.shape[-1])
+    if widest > WIDEST:
+        return f"the varlen kernel takes heads of at most {WIDEST}, and these have {widest}; use backend='mask'"
+    if isinstance(placed, Cross) and placed.pairs != list(range(len(placed.pairs))):
+        return "sources and targets are packed in another order; use backend='segments' or nopad.Flat()"
+    return None
+
+
+def on_kernel(device: torch.device) -> bool:
+    """Whether the kernel runs on a device; on AMD's GPUs, of which nothing is known here, it is not taken."""
+    if device.type != "cuda" or torch.version.hip is not None or _kernel() is None:
+        return False
+    return _capable(device.index)
+
+
+@cache
+def _capable(index: int | None) -> bool:
+    return torch.cuda.get_device_capability(index) >= (8, 0)
+
+
+@cache
+def _kernel() -> Any:
+    """Return PyTorch's function, or None: this version has none that takes windows."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:  # before torch 2.10
+        return None
+    return varlen_attn if "window_size" in inspect.signature(varlen_attn).parameters else None
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """Return the dtype of autocast on a device; None: it is off there, or there is none."""
+    if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
+
+
+def _cast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values in the dtype of autocast, as SDPA takes them under it."""
+    dtype = autocast_dtype(query.device)
+    return (query, key, value) if dtype is None else (query.to(dtype), key.to(dtype), value.to(dtype))

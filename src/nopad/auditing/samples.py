@@ -1,0 +1,302 @@
+"""`audit_samples`: packed against alone for any torch module and any data, by two functions of the user's.
+
+`audit` draws tokens by itself, and knows transformers' models. Graphs, images and sound come in forms of their own, and
+so do the models that take them: here the user says how one sample is run alone, and how several are run packed. What is
+measured is the same: outputs, gradients of all parameters, and what a poisoned sample does to its neighbours.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from nopad.auditing.alone import Gradients, weighed
+from nopad.auditing.failure import ModelFailedError, inside_model
+from nopad.auditing.gradients import Truth, judged
+from nopad.auditing.limits import apart, largest_finite, limit_of, named
+from nopad.auditing.poison import ROUNDINGS, SCALE, SHARED_NAN
+from nopad.auditing.steadiness import Singles
+from nopad.auditing.verdict import Check, Verdict
+from nopad.errors import BatchError, OptionError
+from nopad.model.safety import STATE
+from nopad.options import BOOLEAN, Option
+
+__all__ = ["audit_samples"]
+
+OPTIONS = {
+    "gradients": Option(default=True, help="compare those too", choices=BOOLEAN),
+    "seed": Option(default=0, help="of what is drawn", low=0),
+}
+LEAST = 2  # samples: one has no neighbour
+RESULT = "result"  # the name of an output that is a tensor and no dict
+
+Parts = list[Mapping[str, Tensor]]
+AloneFunction = Callable[[Any, Any], Any]
+PackedFunction = Callable[[Any, Sequence[Any]], Sequence[Any]]
+
+
+def audit_samples(
+    model: nn.Module,
+    samples: Sequence[Any],
+    *,
+    alone: AloneFunction,
+    packed: PackedFunction,
+    gradients: bool = True,
+    seed: int = 0,
+) -> Verdict:
+    """Check that samples of any kind get in a pack the results they get alone.
+
+    The model is copied in float64, and again in its own dtype, in evaluation mode. In each the samples are run alone,
+    and packed in the order given and in the reverse one; then one of them is changed in three ways (other values,
+    values x 1e6, NaN), and its neighbours may not change by one bit.
+
+    Args:
+        model: any torch module; pack-safe or not. It is only copied.
+        samples: two or more samples, as `alone` and `packed` take them: tensors, or dicts, tuples and lists of them.
+            Tensors of floats are given in the dtype that is tried, on the model's device.
+        alone: ``alone(model, sample)``: the result of one sample by itself, a tensor or a dict of tensors.
+        packed: ``packed(model, samples)``: the results of several, packed; one per sample, in their order, each of the
+            same form as `alone` gives.
+        gradients: also compare the gradients of the parameters.
+        seed: random seed of the weights of outputs, and of the values that a changed sample gets.
+
+    Raises:
+        OptionError: `model` is no module, `alone` or `packed` is no function, there are fewer than two samples, or
+            the results alone differ from one run to the next.
+
+    An exception of the model or of the two functions is a failed check with the exception's name.
+
+    >>> import torch, nopad
+    >>> model = torch.nn.Linear(3, 2)
+    >>> samples = [torch.randn(4, 3), torch.randn(1, 3), torch.randn(2, 3)]
+    >>> def together(model, samples):
+    ...     return model(torch.cat(samples)).split([len(sample) for sample in samples])
+    >>> nopad.audit_samples(model, samples, alone=lambda model, sample: model(sample), packed=together).isolated
+    True
+    """
+    for name, value in {"gradients": gradients, "seed": seed}.items():
+        OPTIONS[name].check(name, value)
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"model is a {type(model).__name__}; expected a torch module")
+    for name, function in {"alone": alone, "packed": packed}.items():
+        if not callable(function):
+            raise OptionError(f"{name} is a {type(function).__name__}; expected a function (model, samples)")
+    if not isinstance(samples, Sequence) or len(samples) < LEAST:
+        raise OptionError(f"at least {LEAST} samples are audited, in a list: one by itself has no neighbours")
+    task = _Task(model, list(samples), alone, packed, gradients, seed)
+    with torch.random.fork_rng(devices=[]):
+        task.run()
+    return Verdict(
+        isolated=all(check.passed for check in task.checks),
+        max_abs_diff=task.worst,
+        first_difference=None,
+        model=type(model).__name__,
+        how=f"{len(samples)} samples, packed by {getattr(packed, '__name__', type(packed).__name__)}",
+        checks=tuple(task.checks),
+        notes=tuple(task.notes),
+    )
+
+
+@dataclass
+class _Task:
+    """The arguments and state of one audit.
+
+    Attributes:
+        partly: whether the model computes some results in float32, even in float64.
+        truth: gradients alone in float64, once known.
+    """
+
+    model: nn.Module
+    samples: list[Any]
+    alone: AloneFunction
+    packed: PackedFunction
+    gradients: bool
+    seed: int
+    checks: list[Check] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    worst: float = 0.0
+    partly: bool = False
+    truth: Truth | None = None
+
+    def run(self) -> None:
+        """Run all checks in float64, and in the model's own dtype."""
+        first = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float64)
+        for dtype in dict.fromkeys((torch.float64, first)):
+            self._attempt(f"{named(dtype)} outputs, alone", partial(self._in, dtype))
+
+    def _attempt(self, name: str, measure: Callable[[], None]) -> None:
+        try:
+            measure()
+        except ModelFailedError as error:
+            self.checks.append(
+                Check(name=name, passed=False, value=float("inf"), limit=0.0, detail=str(error), error=error.kind)
+            )
+            self.worst = float("inf")
+
+    def _in(self, dtype: torch.dtype) -> None:
+        model = self._copied(dtype)
+        samples = [self._as(sample, dtype, model) for sample in self.samples]
+        single = self._singles(model, samples)
+        make: Any = Singles
+        with torch.no_grad(), make() as watch:
+            again = self._singles(model, samples)
+        self.partly |= bool(watch.found) and dtype == torch.float64
+        moved = max(apart(a[name], b[name]) for a, b in zip(single, again, strict=True) for name in a)
+        scale = max((largest_finite(value) for part in single for value in part.values()), default=0.0)
+        # Elsewhere than on a CPU sums may be added up in any order.
+        steady = 0.0 if _device(model).type == "cpu" else ROUNDINGS * torch.finfo(dtype).eps * scale
+        if moved > steady:
+            raise OptionError(
+                f"the results alone differ from one run to the next, by up to {moved:.1e}, so nothing can be compared "
+                "with them; is there something random in evaluation mode?"
+            )
+        orders = {"in order": list(range(len(samples))), "reversed": list(range(len(samples)))[::-1]}
+        for name, order in orders.items():
+            self._attempt(
+                f"{named(dtype)} outputs, {name}",
+                partial(self._compare, model, samples, single, name, order, dtype),
+            )
+        self._poison(model, samples, single, dtype)
+
+    def _compare(
+        self, model: nn.Module, samples: list[Any], single: Parts, name: str, order: list[int], dtype: torch.dtype
+    ) -> None:
+        with torch.set_grad_enabled(self.gradients):
+            found = self._together(model, [samples[number] for number in order], f"packed, {name}", single, order)
+        parts = [found[order.index(number)] for number in range(len(order))]
+        worst = max(_distance(a[one], b[one]) for a, b in zip(single, parts, strict=True) for one in a)
+        scale = max(largest_finite(value) for part in single for value in part.values()) or 1e-30
+        limit = limit_of(worst / scale, dtype, self.partly)
+        self.worst = max(self.worst, worst) if dtype == torch.float64 else self.worst
+        self.checks.append(
+            Check(
+                name=f"{named(dtype)} outputs, {name}",
+                passed=worst <= limit * scale,
+                value=worst / scale,
+                limit=limit,
+                detail=", ".join(single[0]),
+            )
+        )
+        if self.gradients and worst <= limit * scale and any(p.requires_grad for p in model.parameters()):
+            mine = self._slopes(model, single, single, "gradients alone", keep=True)
+            theirs = self._slopes(model, single, parts, "gradients of packs")
+            self.truth = self.truth or Truth.among(mine)
+            check = judged(mine, theirs, dtype, self.truth, self.partly)
+            self.checks.append(replace(check, name=f"{named(dtype)} gradients, {name}"))
+
+    def _slopes(self, model: nn.Module, wanted: Parts, parts: Parts, doing: str, keep: bool = False) -> Gradients:
+        parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        with inside_model(doing):
+            total = weighed(self.seed, wanted, parts)
+            found = torch.autograd.grad(total, list(parameters.values()), allow_unused=True, retain_graph=keep)
+        return dict(zip(parameters, found, strict=True))
+
+    def _poison(self, model: nn.Module, samples: list[Any], single: Parts, dtype: torch.dtype) -> None:
+        """Change one sample, and measure how far its neighbours' results move."""
+        victim = len(samples) // 2
+        generator = torch.Generator().manual_seed(self.seed)
+        huge = SCALE.get(dtype, 1e6)
+
+        def other(value: Tensor) -> Tensor:
+            return torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
+
+        tries: dict[str, Callable[[Tensor], Tensor]] = {
+            "other values": other,
+            f"values x {huge:.0e}": lambda v: v * huge,
+        }
+        if self._promises_nan():
+            tries["NaN"] = lambda value: torch.full_like(value, float("nan"))
+        else:
+            self.notes.append(
+                "NaN was not tried: this backend multiplies a neighbour's values by 0, and 0 x NaN is NaN"
+            )
+        order = list(range(len(samples)))
+        for what, change in tries.items():
+            name = f"{named(dtype)} poison, {what}"
+
+            def measure(name: str = name, change: Callable[[Tensor], Tensor] = change) -> None:
+                changed = list(samples)
+                changed[victim] = tree_map(lambda v: change(v) if _is_float(v) else v, samples[victim])
+                with torch.no_grad():
+                    clean = self._together(model, samples, "packed", single, order)
+                    moved = self._together(model, changed, f"packed, with {name}", single, order)
+                worst = max(apart(clean[n][one], moved[n][one]) for n in order if n != victim for one in single[n])
+                scale = max(largest_finite(value) for part in clean for value in part.values()) or 1e-30
+                exact = _device(model).type == "cpu"
+                limit = 0.0 if exact else ROUNDINGS * torch.finfo(dtype).eps
+                detail = f"sample {victim}; its neighbours{', bit for bit' if exact else ''}"
+                self.checks.append(
+                    Check(name=name, passed=worst / scale <= limit, value=worst / scale, limit=limit, detail=detail)
+                )
+
+            if not any(_is_float(leaf) for leaf in tree_leaves(samples[victim])):
+                self.notes.append("no sample was poisoned: they hold no floats")
+                return
+            self._attempt(name, measure)
+
+    def _promises_nan(self) -> bool:
+        """Whether every pack-safe part of the model keeps even NaN apart."""
+        backends = [vars(part)[STATE].backend for part in self.model.modules() if STATE in vars(part)]
+        return all(("segments" if one == "auto" else one) in SHARED_NAN for one in backends)
+
+    def _copied(self, dtype: torch.dtype) -> nn.Module:
+        with inside_model(f"{type(self.model).__name__} cannot be copied in {dtype}"):
+            return copy.deepcopy(self.model).to(dtype).eval()
+
+    def _as(self, sample: Any, dtype: torch.dtype, model: nn.Module) -> Any:
+        def made(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value.detach().to(_device(model), dtype if value.is_floating_point() else value.dtype)
+
+        return tree_map(made, sample)
+
+    def _singles(self, model: nn.Module, samples: list[Any]) -> Parts:
+        found = []
+        for number, sample in enumerate(samples):
+            with inside_model(f"sample {number} alone"):
+                found.append(_outputs(self.alone(model, sample), f"alone, of sample {number}"))
+        return found
+
+    def _together(self, model: nn.Module, samples: list[Any], doing: str, single: Parts, order: list[int]) -> Parts:
+        """Run samples packed; check that there is one result per sample, with the names that it has alone."""
+        with inside_model(doing):
+            given = self.packed(model, samples)
+            if isinstance(given, Tensor | Mapping) or not isinstance(given, Sequence) or len(given) != len(samples):
+                said = f"{len(given)} of them" if isinstance(given, Sequence) else type(given).__name__
+                raise BatchError(
+                    f"results of packs are {said}; expected a list, one for each of {len(samples)} samples"
+                )
+            found = [_outputs(one, f"of sample {number} in packs") for number, one in zip(order, given, strict=True)]
+            for number, one in zip(order, found, strict=True):
+                if set(one) != set(single[number]):
+                    raise BatchError(
+                        f"sample {number}: {', '.join(one)} in packs, and {', '.join(single[number])} alone; give both"
+                    )
+        return found
+
+
+def _outputs(given: Any, what: str) -> Mapping[str, Tensor]:
+    found = given if isinstance(given, Mapping) else {RESULT: given}
+    if not found or not all(_is_float(value) for value in found.values()):
+        raise BatchError(f"the result {what} is {type(given).__name__}; expected a float tensor, or a dict of them")
+    return found
+
+
+def _distance(wanted: Tensor, got: Tensor) -> float:
+    return float("inf") if wanted.shape != got.shape else apart(wanted, got)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))

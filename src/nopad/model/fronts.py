@@ -1,0 +1,107 @@
+"""Models whose tokens are made by a front end of their own: patches of an image, with positions in two dimensions.
+
+Such a front end (`ViTModel.embeddings`) works on one grid of pixels, so it runs before packing, on each image by
+itself, and a packed call begins with the states that it gave, as ``inputs_embeds`` ``[R, L, H]``. The front end of the
+model itself runs in a packed call too, since a hook cannot leave a module out: on one blank image, and `GiveStates`
+puts the batch's states in the place of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from nopad.errors import BatchError, UnsupportedModelError
+from nopad.model.calls import parameters
+from nopad.model.families import Family
+from nopad.model.hooks import Hook
+
+__all__ = ["STATES", "GiveStates", "blank", "check_raw", "front_of", "refuse_static_front", "takes_states"]
+
+STATES = "inputs_embeds"
+
+
+@dataclass(eq=False)
+class GiveStates(Hook):
+    """Replaces what the front end made of the blank image by the states of the batch, ``[R, L, H]``."""
+
+    moment: Literal["before", "after"] = "after"
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        """Return the module's new output; None: leave it as it is."""
+        self.cell.refuse_compiling()
+        call = self.cell.call
+        if call is None:
+            return None
+        call.ran[self.role] += 1
+        return call.seen[STATES]
+
+
+def front_of(base: Any, family: Family) -> nn.Module:
+    """Return the front end of a base model that has one.
+
+    Raises:
+        UnsupportedModelError: it was taken out.
+    """
+    name = "" if family.front is None else family.front[0]
+    module = getattr(base, name, None)
+    if not isinstance(module, nn.Module):
+        raise UnsupportedModelError(f"{type(base).__name__} has no {name!r}, which makes states of its images")
+    return module
+
+
+def takes_states(base: Any, family: Family, takes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of a model's arguments in packed calls: without those of its front end, with its states."""
+    if family.front is None:
+        return takes
+    raw = parameters(type(front_of(base, family)).forward)
+    return (*(name for name in takes if name not in raw), STATES)
+
+
+def check_raw(model: Any, base: Any, family: Family, named: Mapping[str, Any]) -> None:
+    """Refuse a packed call that gives the front end anything, or no states, or ids.
+
+    Raises:
+        BatchError: there is such an argument, or ``inputs_embeds`` are missing or of another width than the model.
+    """
+    if family.front is None:
+        return
+    module, way = family.front[0], "nopad.PackedBatch.from_embeddings"
+    raw = parameters(type(front_of(base, family)).forward)
+    wrong = [name for name in (*raw, "input_ids") if named.get(name) is not None]
+    if wrong:
+        raise BatchError(
+            f"{', '.join(wrong)} were given to {type(model).__name__} with a packed batch, which begins with states of "
+            f"patches; run .{module} of {type(base).__name__} on each image by itself, and build the batch with {way}"
+        )
+    states = named.get(STATES)
+    if not isinstance(states, Tensor) or states.shape[-1] != model.config.hidden_size:
+        said = "missing" if states is None else f"{list(getattr(states, 'shape', []))}"
+        raise BatchError(
+            f"{STATES} are {said}; {type(model).__name__} takes [R, L, {model.config.hidden_size}]: what its "
+            f".{module} gives for each image, laid out by {way}"
+        )
+
+
+def blank(config: Any, like: Tensor) -> Tensor:
+    """Return one blank image ``[1, C, height, width]`` of the size that a configuration names, `like` a parameter."""
+    size = config.image_size
+    height, width = (size, size) if isinstance(size, int) else size
+    return torch.zeros(1, config.num_channels, height, width, dtype=like.dtype, device=like.device)
+
+
+def refuse_static_front(model: Any, family: Family) -> None:
+    """Refuse a call of static shapes to a model with a front end, which would run on it in the graph.
+
+    Raises:
+        UnsupportedModelError: the model has a front end.
+    """
+    if family.front is not None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is not compiled whole on packs, which begin behind its .{family.front[0]}; "
+            "compile its layers one by one instead, each with layer.compile()"
+        )
