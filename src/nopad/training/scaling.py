@@ -73,6 +73,8 @@ def factor_of(measured: Any) -> float:
     (2.5, 1.913)
     """
     if isinstance(measured, PackedLoader):
+        if measured.is_stream:
+            raise OptionError("a packing factor cannot be measured from a stream before it was read; give the number")
         measured = measured.summary()
     if isinstance(measured, Summary):
         return _of_summary(measured)
