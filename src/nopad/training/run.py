@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 
 from nopad.errors import InputError, MissingExtraError, NopadError, OptionError
@@ -26,6 +27,7 @@ from nopad.training.config import Optimizer, TrainConfig
 from nopad.training.correcting import corrected
 from nopad.training.effects import effects, length_of
 from nopad.training.folder import CACHE, METRICS_FILE, RunFolder, kept_lines, last_checkpoint
+from nopad.training.lamb import Lamb
 from nopad.training.loaders import Loaders, about, find_data, has_evaluation, widest
 from nopad.training.memory import Estimate, estimate
 from nopad.training.models import load_model, load_tokenizer, longest, outline, read_model_config
@@ -123,6 +125,7 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
         made, scaled = corrected(made, records["train"])
         train = made.loader(records["train"], "train")
     config, args = made.config, made.args
+    _optimizer(config, args)
     with about("data.held_out" if config.data.held_out else "data.eval"):
         evaluation = made.loader(records["eval"], "eval") if records["eval"] is not None else None
     width = train.capacity or widest(train)
@@ -145,12 +148,26 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
     )
 
 
+def _optimizer(config: TrainConfig, args: Any) -> tuple[type[Lamb], dict[str, Any]] | None:
+    """Return the optimiser and its options, which it has seen; None: the Trainer's own.
+
+    Raises:
+        OptionError: the optimiser refuses them.
+    """
+    if config.optimizer is None:
+        return None
+    kind, options = Lamb.of(args, **config.optimizer.switches())
+    kind([torch.nn.Parameter(torch.zeros(1))], **options)
+    return kind, options
+
+
 def _optimiser_line(optimizer: Optimizer, args: Any) -> str:
     """Return one line for people."""
-    switches = [f"{name}={value}" for name, value in optimizer.switches().items() if value not in (None, False)]
+    usual = Optimizer(name=optimizer.name).switches()
+    switches = [f", {name}={value}" for name, value in optimizer.switches().items() if value != usual[name]]
     return (
         f"{optimizer.name}: rate {args.learning_rate:g}, betas ({args.adam_beta1:.6g}, {args.adam_beta2:.6g}), eps "
-        f"{args.adam_epsilon:g}, decay {args.weight_decay:g} (biases and normalisation: none), {', '.join(switches)}"
+        f"{args.adam_epsilon:g}, decay {args.weight_decay:g} (biases and normalisation: none){''.join(switches)}"
     )
 
 
@@ -266,9 +283,7 @@ def train(
     )
     learned: dict[str, Any] = {"task": prepared.task} if prepared.task else {"objective": prepared.objective}
     if config.optimizer is not None:
-        from nopad.training.lamb import Lamb
-
-        learned["optimizer_cls_and_kwargs"] = Lamb.of(args, **config.optimizer.switches())
+        learned["optimizer_cls_and_kwargs"] = _optimizer(config, args)
     with _refused():
         trainer = PackedTrainer(
             model,
