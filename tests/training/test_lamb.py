@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+import os
+import subprocess
+import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -294,10 +298,21 @@ def test_what_the_trainer_gets():
     assert (group["max_grad_norm"], group["max_trust_ratio"]) == (None, 3.0)
 
 
-P = (2, 3, 5)
+def test_shards_of_fsdp2_are_updated_as_whole_tensors():
+    """On two ranks; and a gradient that is not finite on one of them stops both."""
+    program = Path(__file__).with_name("fsdp_program.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = done.stdout.splitlines()
+    assert lines.count("stopped") == 4
+    apart = [float(line.split()[1]) for line in lines if line.startswith("apart")]
+    assert len(apart) == 4
+    assert max(apart) < 1e-14
 
 
-@pytest.mark.parametrize("p", P)
+@pytest.mark.parametrize("p", [2, 3, 5])
 def test_the_theorem_for_constant_gradients(p):
     """p steps with beta1, beta2 leave the moments that one step with beta1^p, beta2^p leaves; so does each after it."""
     gradient = torch.linspace(-3, 2, 11, dtype=torch.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
@@ -291,6 +292,21 @@ class TestInTheTrainer:
             assert torch.equal(ours, theirs)
         rates = [[line["learning_rate"] for line in one.state.log_history if "loss" in line] for one in (run, again)]
         assert rates[0] == rates[1]
+
+    def test_another_step_has_the_rates_of_the_same_tokens(self, tmp_path):
+        from runs import EPOCHS, LENGTHS
+        from runs import loader as causal
+
+        self.made(tmp_path / "a", save_strategy="steps", save_steps=5, max_steps=-1).train()
+        again = self.made(tmp_path / "b", data=causal(accumulation=1), gradient_accumulation_steps=1)
+        again.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-5"))
+        lines = [line for line in again.state.log_history if "loss" in line]
+        assert len(lines) > 2 * 13  # steps of half the size, from the fifth on
+        total = EPOCHS * LENGTHS.sum()
+        assert (again.lr_scheduler.total, lines[-1]["tokens_seen"]) == (total, total)
+        for before, line in itertools.pairwise(lines):
+            wished = 1e-2 * wanted(again.schedule, before["tokens_seen"], total)
+            assert line["learning_rate"] == pytest.approx(wished, rel=1e-12)
 
     def test_training_on_begins_the_schedule_anew(self, tmp_path):
         run = self.made(tmp_path, max_steps=4)
