@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nopad.errors import OutputBusyError, OutputExistsError, ResumeError
-from nopad.files import local_path, storage_errors, write_atomic
+from nopad.files import PARTIAL_SUFFIX, local_path, storage_errors, write_atomic
 from nopad.tasks.settings import TASK_FILE
 from nopad.training.config import TrainConfig
 from nopad.training.feeding import STATE_FILE
@@ -132,7 +132,11 @@ class RunFolder:
             )
         inside = sorted(os.listdir(self.path)) if self.path.is_dir() else [self.path.name]
         left = (_LOCK, CACHE, RUN_FILE, TASK_FILE)  # of a run that did not begin
-        inside = [name for name in inside if name not in left and not name.startswith("nopad_batch_")]
+        inside = [
+            name
+            for name in inside
+            if name.removesuffix(PARTIAL_SUFFIX) not in (*left, CONFIG_FILE) and not name.startswith("nopad_batch_")
+        ]
         if inside:
             raise OutputExistsError(
                 f"{self.path} is not empty, and what is in it is no run: {', '.join(inside[:5])}; give another "
