@@ -271,12 +271,28 @@ def test_checkpoints_without_an_optimiser_do_not_go_on(call, config, tmp_path):
     assert (ran.code, "has no state of the optimiser" in ran.error()) == (2, True)
 
 
+def test_a_run_that_was_killed_before_it_began_leaves_the_folder_free(call, config, tmp_path):
+    """In the middle of its first files, which are whole under another name, or not there."""
+    from nopad.training.config import read_config
+    from nopad.training.folder import RunFolder
+
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("nopad_task.json", "nopad_run.json", "nopad_run.json.partial", "nopad_train.toml.partial"):
+        (out / name).write_text('{"per')
+    folder = RunFolder(out)
+    folder.take(read_config(config), resume=False)
+    folder.leave()
+    (out / "notes.partial").write_text("mine")
+    assert "is not empty, and what is in it is no run: notes.partial" in call("train", config).error()
+
+
 def test_two_processes_do_not_share_a_folder(call, config, tmp_path):
     from nopad.training.config import read_config
     from nopad.training.folder import RunFolder
 
     mine, made = RunFolder(tmp_path / "out"), read_config(config)
-    mine.take(made, resume=False, per_step="4 rows")
+    mine.take(made, resume=False)
     assert "another process trains in" in call("train", config).error()
     mine.leave()
     assert call("train", config, *sets(trainer__max_steps=1)).code == 0

@@ -23,14 +23,15 @@ import tomllib
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from nopad.errors import OutputBusyError, OutputExistsError, ResumeError
-from nopad.files import local_path, storage_errors, write_atomic
+from nopad.files import PARTIAL_SUFFIX, local_path, storage_errors, write_atomic
 from nopad.tasks.settings import TASK_FILE
-from nopad.training.config import TrainConfig, to_toml
+from nopad.training.config import TrainConfig
 from nopad.training.feeding import STATE_FILE
 from nopad.training.longer import LENGTHS, compared
+from nopad.training.toml import to_toml
 
 __all__ = ["CONFIG_FILE", "METRICS_FILE", "RUN_FILE", "RunFolder", "append_line", "kept_lines", "last_checkpoint"]
 
@@ -82,13 +83,12 @@ class RunFolder:
         self.path = local_path(folder)
         self._lock: int | None = None
 
-    def take(self, config: TrainConfig, *, resume: bool, per_step: str) -> None:
+    def take(self, config: TrainConfig, *, resume: bool) -> None:
         """Make the folder this process's own.
 
         Args:
             config: of the run.
             resume: whether a run that is in the folder goes on.
-            per_step: how many rows or sequences a step has, on all ranks, in words.
 
         Raises:
             OutputExistsError: there is a run, which is not resumed, or something else.
@@ -104,7 +104,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         self._hold()
         if resume:
-            self._check_same(config, per_step)
+            self._check_same(config)
 
     def begin(self, config: TrainConfig, *, per_step: str) -> None:
         """Note that a run begins, with its configuration; from then on, the folder holds a run.
@@ -133,7 +133,11 @@ class RunFolder:
             )
         inside = sorted(os.listdir(self.path)) if self.path.is_dir() else [self.path.name]
         left = (_LOCK, CACHE, RUN_FILE, TASK_FILE)  # of a run that did not begin
-        inside = [name for name in inside if name not in left and not name.startswith("nopad_batch_")]
+        inside = [
+            name
+            for name in inside
+            if name.removesuffix(PARTIAL_SUFFIX) not in (*left, CONFIG_FILE) and not name.startswith("nopad_batch_")
+        ]
         if inside:
             raise OutputExistsError(
                 f"{self.path} is not empty, and what is in it is no run: {', '.join(inside[:5])}; give another "
@@ -150,7 +154,22 @@ class RunFolder:
             self.leave()
             raise OutputBusyError(f"another process trains in {self.path}; wait for it, or stop it") from error
 
-    def _check_same(self, config: TrainConfig, per_step: str) -> None:
+    def check_step(self, per_step: str) -> None:
+        """Refuse another step than the run began with; `per_step`: how many rows or sequences it has, in words.
+
+        Raises:
+            ResumeError: it is another one.
+        """
+        before = self.facts().get("per_step")
+        if before != per_step:
+            self._refuse(
+                [
+                    f"a step has {per_step} on all ranks and had {before}: change packing.accumulation with the number "
+                    "of ranks"
+                ]
+            )
+
+    def _check_same(self, config: TrainConfig) -> None:
         """Refuse another configuration than the one that the run began with, unless it only makes the run longer."""
         began, mine = self._began(), tomllib.loads(to_toml(config.document()))
         odd = [
@@ -161,18 +180,15 @@ class RunFolder:
         ]
         shorter = compared(began.get("trainer", {}), mine.get("trainer", {}))[1]
         odd += [shorter] if shorter else []
-        before = self.facts().get("per_step")
-        if before != per_step:
-            odd.append(
-                f"a step has {per_step} on all ranks and had {before}: change packing.accumulation with the number of "
-                "ranks"
-            )
         if odd:
-            raise ResumeError(
-                f"the run in {self.path} began with another configuration: {'; '.join(odd[:5])}. Resume with the same, "
-                f"such as {self.path / CONFIG_FILE}; or take only its weights, with --init-from {self.path} and "
-                "another output.folder"
-            )
+            self._refuse(odd)
+
+    def _refuse(self, odd: list[str]) -> NoReturn:
+        raise ResumeError(
+            f"the run in {self.path} began with another configuration: {'; '.join(odd[:5])}. Resume with the same, "
+            f"such as {self.path / CONFIG_FILE}; or take only its weights, with --init-from {self.path} and another "
+            "output.folder"
+        )
 
     def _began(self) -> dict[str, Any]:
         """Return the configuration that the run began with."""
