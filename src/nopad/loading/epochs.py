@@ -89,7 +89,7 @@ class Epochs:
         Raises:
             OptionError: the units left do not make whole steps, and that is not allowed.
         """
-        which = at.epoch, at.past, at.leg.shape, at.leg.balance
+        which = at.epoch, at.past, replace(at.leg, steps=0)
         kept = self._course  # a reference of its own, as in `units`
         if kept is None or kept[0] != which:
             units = self.units(at.epoch)
@@ -124,7 +124,7 @@ class Epochs:
         Raises:
             FormatError: more steps were taken than there are.
         """
-        taken = sum(leg.steps * leg.shape.per_step for leg in at.past)
+        taken = sum(leg.steps * leg.shape.per_step for leg in at.past if leg.token_cap is None)
         if taken > len(self.units(at.epoch)):
             raise FormatError(f"this state took {taken} units of an epoch that has {len(self.units(at.epoch))}")
         steps = self.course(at).steps
