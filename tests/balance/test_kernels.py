@@ -67,6 +67,16 @@ def placed(rng):
     return costs, tokens, rank_of, held
 
 
+def case__before(rng):
+    return int(rng.integers(4)), int(rng.integers(4)), rng.integers(0, 2, 4), rng.integers(0, 2, 4)
+
+
+def case__sink(rng):
+    heap, values = np.arange(6), np.arange(6)
+    values[0] = rng.integers(0, 9)
+    return heap, np.arange(6), 0, values, rng.integers(0, 3, 6)
+
+
 def case__place(rng):
     costs, tokens, rank_of, held = placed(rng)
     return np.argsort(costs), costs, tokens, int(rng.integers(40, 120)), int(rng.integers(3)), rank_of, *held

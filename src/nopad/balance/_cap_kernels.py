@@ -12,6 +12,33 @@ from nopad.balance._kernels import sort_by_cost
 
 
 @njit(cache=True, nogil=True)
+def _before(rank: int, other: int, values: NDArray[Any], units_of: NDArray[Any]) -> bool:
+    """Whether a rank comes before another: the lower value, then fewer units, then the first."""
+    if values[rank] != values[other]:
+        return bool(values[rank] < values[other])
+    if units_of[rank] != units_of[other]:
+        return bool(units_of[rank] < units_of[other])
+    return rank < other
+
+
+@njit(cache=True, nogil=True)
+def _sink(heap: NDArray[Any], place: NDArray[Any], rank: int, values: NDArray[Any], units_of: NDArray[Any]) -> None:
+    """Restore a heap of ranks after one of them, at ``place[rank]``, got a unit."""
+    at, n = place[rank], heap.shape[0]
+    while True:
+        child = 2 * at + 1
+        if child + 1 < n and _before(heap[child + 1], heap[child], values, units_of):
+            child += 1
+        if child >= n or _before(rank, heap[child], values, units_of):
+            break
+        heap[at] = heap[child]
+        place[heap[at]] = at
+        at = child
+    heap[at] = rank
+    place[rank] = at
+
+
+@njit(cache=True, nogil=True)
 def _place(
     order: NDArray[Any],
     costs: NDArray[Any],
@@ -31,21 +58,29 @@ def _place(
     cost_of[:] = 0
     tokens_of[:] = 0
     units_of[:] = 0
+    heap, place = np.arange(cost_of.shape[0]), np.arange(cost_of.shape[0])  # ranks, the one of the least value first
+    values = np.zeros(cost_of.shape[0], dtype=np.int64)
     for at in range(order.shape[0] - 1, -1, -1):
         unit = order[at]
-        best, least = -1, np.int64(0)
-        for rank in range(cost_of.shape[0]):
-            if tokens[unit] > cap - tokens_of[rank]:
-                continue
-            value = cost_of[rank] if by == 0 else tokens_of[rank] if by == 1 else -tokens_of[rank]
-            if best < 0 or value < least or (value == least and units_of[rank] < units_of[best]):
-                best, least = rank, value
+        best = heap[0]
+        if by == 2 or tokens[unit] > cap - tokens_of[best]:
+            best = -1
+            if by != 1:  # the rank of the fewest tokens has no room, so none has
+                for rank in range(cost_of.shape[0]):
+                    fits = tokens[unit] <= cap - tokens_of[rank]
+                    if fits and (best < 0 or _before(rank, best, values, units_of)):
+                        best = rank
         if best < 0:
             return False
         rank_of[unit] = best
         cost_of[best] += costs[unit]
         tokens_of[best] += tokens[unit]
         units_of[best] += 1
+        if by == 2:
+            values[best] = -tokens_of[best]
+        else:
+            values[best] = cost_of[best] if by == 0 else tokens_of[best]
+            _sink(heap, place, best, values, units_of)
     return True
 
 
@@ -217,9 +252,9 @@ def cut_capped(
     """Cut units into steps that `deal_capped` can deal to so many bins; return the number of steps.
 
     Unit u has the sizes ``sizes[u * parts : (u + 1) * parts]``, and all bins have room for `room` tokens. A
-    step takes up to `most` units: those that find room as they come, or more, of which `tries` numbers are tried,
-    sorted by size. ``bounds[s + 1]`` is set to where step s ends. If a unit finds no room in an empty step, minus its
-    number, minus 1, is returned.
+    step takes up to `most` units: those that find room as they come, or more, of which `tries` numbers are tried from
+    the largest on, sorted by size. ``bounds[s + 1]`` is set to where step s ends. If a unit finds no room in an empty
+    step, minus its number, minus 1, is returned.
     """
     units, begin, steps = sizes.shape[0] // parts, 0, 0
     loads = np.zeros(bins, dtype=np.int64)
@@ -237,14 +272,14 @@ def cut_capped(
                 if not _fits_sorted(of_step[:parts], loads, cap):
                     return -begin - 1
                 low = 1
+            more, back = high, 0
             for _ in range(tries):
-                if low >= high:
+                if more <= low:
                     break
-                middle = (low + high + 1) // 2
-                if _fits_sorted(of_step[: middle * parts], loads, cap):
-                    low = middle
-                else:
-                    high = middle - 1
+                if _fits_sorted(of_step[: more * parts], loads, cap):
+                    low = more
+                back = 4 * back if back else 1 + (high - low) // 64
+                more = high - back
         begin += low
         steps += 1
         bounds[steps] = begin

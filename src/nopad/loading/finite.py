@@ -84,6 +84,11 @@ class EpochSupply(Supply):
         """Return the batches of the whole epoch; after a change of ranks, of what this change left of it."""
         return self._epochs.course(at).steps * at.leg.shape.accumulation
 
+    def steps_in(self, at: Position, epoch: int) -> int:
+        """Return the steps of a whole epoch. O(units), where epochs may differ."""
+        same = self._epochs.feed.steady and at.leg.token_cap is None
+        return self._epochs.course(at.at_start_of(at.epoch if same else epoch)).steps
+
     def summary(self, at: Position) -> Summary:
         """Return the summary of the epoch of this position."""
         epochs = self._epochs

@@ -225,7 +225,7 @@ def check_cap(units: Units, leg: Leg, unit: str) -> None:
         )
     over = int(np.count_nonzero(sizes > leg.token_cap))
     raise LengthError(
-        f"{over:,} of {count:,} {unit}s have more tokens than token_cap={leg.token_cap:,}, the first is {named}; "
+        f"{over:,} of {count:,} {unit}s have more tokens than token_cap={leg.token_cap:,}, the first: {named}; "
         f"the longest has {int(sizes.max()):,}: raise the cap to that, or cut or leave out what is longer"
     )
 

@@ -274,6 +274,16 @@ class PackedLoader:
         """
         return self._supply.length(self._at)
 
+    def steps_in(self, epoch: int) -> int:
+        """Return how many optimiser steps the whole epoch of this number has.
+
+        As many in every epoch, but for mixtures and under a `token_cap`: then it is dealt first, O(sequences).
+
+        Raises:
+            TypeError: nobody knows, since the data are a stream.
+        """
+        return self._supply.steps_in(self._at, _NUMBER.check("epoch", epoch))
+
     def summary(self) -> Summary | StreamSummary:
         """Return what the epoch under way is: steps, sequences, tokens, what is left out, how evenly ranks work.
 

@@ -138,6 +138,14 @@ class Supply(ABC):
             TypeError: nobody can know.
         """
 
+    def steps_in(self, at: Any, epoch: int) -> int:
+        """Return the steps of a whole epoch, for a loader that stands at `at`.
+
+        Raises:
+            TypeError: nobody can know.
+        """
+        raise TypeError("a stream has epochs of no known length")
+
     @abstractmethod
     def summary(self, at: Any) -> Any:
         """Return what is known of the epoch of this place, to print."""

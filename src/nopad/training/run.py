@@ -115,7 +115,7 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
         train = made.loader(records["train"], "train")
     with about("data.held_out" if config.data.held_out else "data.eval"):
         evaluation = made.loader(records["eval"], "eval") if records["eval"] is not None else None
-    width = train.capacity or widest(train)
+    width = train.capacity or config.packing.token_cap or widest(train)
     rows = train.per_rank if config.packing.rows is not None else 1
     memory = estimate(unpacked(shape), slots=(rows, width), args=args)
     return Prepared(
