@@ -555,7 +555,8 @@ def test_a_source_that_gives_nothing_is_an_error_and_no_endless_loop(tmp_path):
         next(iter(PackedLoader(IterableSource([]), 40, rows=1, exhausted="repeat")))
 
 
-def test_a_source_that_changes_is_refused(tmp_path):
+@pytest.mark.parametrize("changed", [[*range(399, 99, -1)], [*range(100, 250), 251, 250, *range(252, 400)]])
+def test_a_source_that_changes_is_refused(tmp_path, changed):
     def write(numbers):
         (tmp_path / "a.jsonl").write_text("".join(json.dumps({"input_ids": [n] * 5}) + "\n" for n in numbers))
 
@@ -566,7 +567,7 @@ def test_a_source_that_changes_is_refused(tmp_path):
     first = loader()
     _ = list(itertools.islice(first, 5))
     state = first.state_dict()
-    write(range(399, 99, -1))
+    write(changed)
     second = loader()
     second.load_state_dict(state)
     with pytest.raises(SourceError, match="changed since the state was saved"):

@@ -40,7 +40,6 @@ READ_BYTES = 16 << 20  # of all ranks' records, after which a group ends too
 AHEAD = 4  # groups
 AT_FIRST = 3  # groups; the first batch waits for no more
 _THREADS = 4
-_MARKED = 4096  # bytes, or 64 rows, of either end of a block that are looked at when reading goes on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,7 @@ class Cursor:
         at: the block in which the next record is (`Block.at`, or its number); (): the first one.
         first: number, in this pass, of the first record of that block.
         record: number, in this pass, of the next record.
-        mark: a digest of both ends of the block; "": none.
+        mark: a digest of the block; "": none.
         length: records of a pass; None: no pass has ended.
         ended: whether the source is at its end, and is not read again.
         deal: whose the records from here on are.
@@ -323,15 +322,8 @@ def _bytes_of(run: Records | BadRecord, mine: NDArray[np.int64]) -> NDArray[np.i
 
 
 def _mark(block: Block) -> str:
-    """Return a digest of both ends of a block and its size."""
-    digest = hashlib.sha256(block.name.encode("utf-8", "surrogateescape"))
-    if isinstance(block.data, bytes):
-        digest.update(b"%d" % len(block.data) + block.data[:_MARKED] + block.data[-_MARKED:])
-    else:
-        rows = block.data.num_rows
-        for part in (block.data.slice(0, 64), block.data.slice(max(rows - 64, 0))):
-            digest.update(b"%d" % rows + replace(block, data=part).digest())
-    return digest.hexdigest()[:32]
+    """Return a digest of a block: 0.6 ms per MB, once for each block in which a group ends."""
+    return hashlib.sha256(block.name.encode("utf-8", "surrogateescape") + b"\0" + block.digest()).hexdigest()[:32]
 
 
 def _numbers_of(values: Any) -> dict[str, NDArray[Any]]:
