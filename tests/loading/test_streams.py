@@ -695,6 +695,8 @@ def edited(state, path, value):
         (["rank"], 5),
         (["cursor", "passes"], 1.5),
         (["cursor", "at"], ["a"]),
+        (["cursor", "ended"], True),
+        (["waiting", "tokens", "input_ids", "type"], "O"),
         (["cursor", "first"], 10**9),
         (["cursor", "ended"], 1),
         (["cursor", "mark"], None),
@@ -730,6 +732,18 @@ def test_a_damaged_state_is_refused_and_changes_nothing(path, value):
     with pytest.raises(FormatError):
         run.loaders[0].load_state_dict(edited(state, path, value))
     assert run.states() == [state]
+
+
+def test_a_state_that_passes_over_records_is_refused(monkeypatch):
+    monkeypatch.setattr(reading, "GROUP_BYTES", 100)
+    run = Streams(1)
+    run.take(3)
+    (state,) = run.states()
+    assert state["cursor"]["record"] < len(IDS)
+    with pytest.raises(SourceError, match="changed since the state was saved"):
+        Streams(1, edited(state, ["cursor", "record"], 10**9)).take(100)
+    with pytest.raises(FormatError, match="there is no state in this list"):
+        run.loaders[0].load_state_dict([])
 
 
 def test_a_state_is_as_large_as_what_it_holds(texts):

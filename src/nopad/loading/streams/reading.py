@@ -40,6 +40,7 @@ READ_BYTES = 16 << 20  # of all ranks' records, after which a group ends too
 AHEAD = 4  # groups
 AT_FIRST = 3  # groups; the first batch waits for no more
 _THREADS = 4
+_CHANGED = "changed since the state was saved; begin anew without it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +203,8 @@ class _Pass:
                 for run in in_columns(block.records(), self._reader.options):
                     yield from self._run(run, first)
                     first += _size(run)
+            if first < self._cursor.record:  # read before, in a block that had more records
+                raise SourceError(f"{block.path or block.name}: {_CHANGED}")
             self._all_bytes += len(block.data) if isinstance(block.data, bytes) else block.data.nbytes
             if self._all_bytes >= READ_BYTES:
                 yield self._ended_group()
@@ -215,9 +218,7 @@ class _Pass:
         for number, block in enumerate(blocks, at[0] if at else 0):
             placed = block if block.at else replace(block, at=(number,))
             if not found and self._cursor.mark not in ("", _mark(placed)):
-                raise SourceError(
-                    f"{block.path or block.name}: changed since the state was saved; begin anew without it"
-                )
+                raise SourceError(f"{block.path or block.name}: {_CHANGED}")
             found = True
             yield placed
         if at and not found:
