@@ -128,7 +128,8 @@ def summarise(
     sequences, tokens = _counts(units, taken)
     left = places[taken.size :]
     sampled = np.unique(np.linspace(0, course.steps - 1, min(course.steps, _SAMPLED)).astype(np.int64)).tolist()
-    waits = [wait for step in sampled for wait in _waits(course, units, cost, step)]
+    deals = {step: course.dealt(step) for step in sampled}
+    waits = [wait for step, dealt in deals.items() for wait in _waits(course, units, cost, step, dealt)]
     return Summary(
         unit=unit,
         takes=takes,
@@ -145,7 +146,7 @@ def summarise(
         balanced=_report(waits),
         too_long=_too_long(units, [wait.too_long for wait in waits]),
         token_cap=course.token_cap,
-        most_tokens=max((_most_tokens(course, units, step) for step in sampled if course.token_cap), default=0),
+        most_tokens=max((_most_tokens(units, dealt) for dealt in deals.values() if course.token_cap), default=0),
         cut_short=course.cut_short,
         notes=notes,
     )
@@ -156,9 +157,8 @@ def _counts(units: Units, chosen: NDArray[np.int64]) -> tuple[int, int]:
     return numbers.size, _kernels.sum_at(units.seq_lengths, numbers)
 
 
-def _most_tokens(course: Course, units: Units, step: int) -> int:
-    """Return the tokens of the fullest of all ranks' micro-steps of a step."""
-    dealt = course.dealt(step)
+def _most_tokens(units: Units, dealt: NDArray[np.int64]) -> int:
+    """Return the tokens of the fullest of all ranks' micro-steps of a step, which is dealt like this."""
     tokens = np.zeros(dealt.shape, dtype=np.int64)
     _, numbers, sizes = units.taken(dealt[dealt >= 0])
     tokens[dealt >= 0] = np.add.reduceat(units.seq_lengths[numbers].astype(np.int64), np.cumsum(sizes) - sizes)
@@ -173,9 +173,9 @@ class _Wait(NamedTuple):
     too_long: NDArray[np.int64]
 
 
-def _waits(course: Course, units: Units, cost: CostModel, step: int) -> Iterator[_Wait]:
-    """Yield what ranks do in a step, or in each of its micro-steps if they wait there."""
-    dealt, whole = course.dealt(step), not (course.empty and step == course.steps - 1)
+def _waits(course: Course, units: Units, cost: CostModel, step: int, dealt: NDArray[np.int64]) -> Iterator[_Wait]:
+    """Yield what ranks do in a step, which is dealt like this, or in each of its micro-steps if they wait there."""
+    whole = not (course.empty and step == course.steps - 1)
     world_size, accumulation, per_rank = dealt.shape
     if course.balance.wait == "step":
         dealt = dealt.reshape(world_size, 1, accumulation * per_rank)
