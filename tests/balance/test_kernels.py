@@ -107,7 +107,8 @@ def case__add_to_emptiest(rng):
 
 
 def case__fits_sorted(rng):
-    return rng.integers(1, 30, 20), np.ones(rng.integers(1, 9), np.int64), int(rng.integers(30, 120))
+    loads, cap = np.ones(rng.integers(1, 9), np.int64), int(rng.integers(30, 120))
+    return rng.integers(1, 30, 20), loads, cap, np.zeros((4, 25), np.int64)
 
 
 def case__fit_as_they_come(rng):

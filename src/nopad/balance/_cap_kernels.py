@@ -224,11 +224,14 @@ def _add_to_emptiest(loads: NDArray[Any], size: int, cap: int) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _fits_sorted(sizes: NDArray[Any], loads: NDArray[Any], cap: int) -> bool:
-    """Whether all sizes find room, the largest first, each where most room is left."""
-    ordered = np.sort(sizes)
+def _fits_sorted(sizes: NDArray[Any], loads: NDArray[Any], cap: int, spare: NDArray[Any]) -> bool:
+    """Whether all sizes find room, the largest first, each where most room is left; `spare`: ``[4, sizes]`` or more."""
+    n = sizes.shape[0]
+    ordered = spare[0, :n]
+    ordered[:] = sizes
+    sort_by_cost(ordered, spare[1, :n], spare[2, :n], spare[3, :n])
     loads[:] = 0
-    fitting, at = True, ordered.shape[0] - 1
+    fitting, at = True, n - 1
     while fitting and at >= 0:
         fitting = _add_to_emptiest(loads, ordered[at], cap)
         at -= 1
@@ -252,34 +255,36 @@ def cut_capped(
     """Cut units into steps that `deal_capped` can deal to so many bins; return the number of steps.
 
     Unit u has the sizes ``sizes[u * parts : (u + 1) * parts]``, and all bins have room for `room` tokens. A
-    step takes up to `most` units: those that find room as they come, or more, of which `tries` numbers are tried from
-    the largest on, sorted by size. ``bounds[s + 1]`` is set to where step s ends. If a unit finds no room in an empty
+    step takes up to `most` units: as many as find room sorted by size, of which `tries` numbers are tried from the
+    largest on, or as they come. ``bounds[s + 1]`` is set to where step s ends. If a unit finds no room in an empty
     step, minus its number, minus 1, is returned.
     """
     units, begin, steps = sizes.shape[0] // parts, 0, 0
     loads = np.zeros(bins, dtype=np.int64)
+    spare = np.empty((4, min(most, units) * parts), dtype=np.int64)
     while begin < units:
         high = min(most, units - begin)
         of_step = sizes[begin * parts : (begin + high) * parts]
-        low = _fit_as_they_come(of_step, parts, loads, cap)
-        if low < high:
-            left, at = np.int64(room), 0
-            while at < of_step.shape[0] and of_step[at] <= left:
-                left -= of_step[at]
-                at += 1
-            high = max(at // parts, 1)  # more have more tokens than all ranks may
-            if low == 0:
-                if not _fits_sorted(of_step[:parts], loads, cap):
-                    return -begin - 1
-                low = 1
-            more, back = high, 0
-            for _ in range(tries):
-                if more <= low:
-                    break
-                if _fits_sorted(of_step[: more * parts], loads, cap):
-                    low = more
-                back = 4 * back if back else 1 + (high - low) // 64
-                more = high - back
+        left, at = np.int64(room), 0
+        while at < of_step.shape[0] and of_step[at] <= left:
+            left -= of_step[at]
+            at += 1
+        more = max(at // parts, 1)  # those after them have more tokens than all ranks may
+        low, back, tried = 0, 0, 0
+        if left > room // 4:
+            low = _fit_as_they_come(of_step, parts, loads, cap)
+        while low < more and tried < tries:
+            if _fits_sorted(of_step[: more * parts], loads, cap, spare):
+                low = more
+            back = 4 * back if back else 1 + more // 256
+            more = max(more - back, 1)
+            tried += 1
+        if low == 0:
+            low = _fit_as_they_come(of_step, parts, loads, cap)
+        if low == 0:
+            if not _fits_sorted(of_step[:parts], loads, cap, spare):
+                return -begin - 1
+            low = 1
         begin += low
         steps += 1
         bounds[steps] = begin
@@ -290,7 +295,8 @@ def cut_capped(
 def first_unfit(sizes: NDArray[Any], parts: int, bins: int, cap: int) -> int:
     """Return the first unit that finds no room in so many bins by itself, or -1; units as in `cut_capped`."""
     loads = np.zeros(bins, dtype=np.int64)
+    spare = np.empty((4, parts), dtype=np.int64)
     for unit in range(sizes.shape[0] // parts):
-        if not _fits_sorted(sizes[unit * parts : (unit + 1) * parts], loads, cap):
+        if not _fits_sorted(sizes[unit * parts : (unit + 1) * parts], loads, cap, spare):
             return unit
     return -1
