@@ -49,13 +49,15 @@ class TorchDataset(IterableDataset[PackedBatch]):
             OptionError: a DataLoader would put several batches into one; this is a worker process of one that does
                 not tell the loader what was read; or accelerate would share the batches out among ranks again.
         """
-        _check_not_batched(sys._getframe(1).f_locals.get("self"))
+        reader = sys._getframe(1).f_locals.get("self")
+        if get_worker_info() is None:
+            _check_not_prepared(self)
+        _check_not_batched(reader)
         return self._batches()
 
     def _batches(self) -> Iterator[PackedBatch]:
         worker = get_worker_info()
         if worker is None:
-            _check_not_prepared(self)
             yield from self.loader
             return
         if not self.followed:
