@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 from inputs import machine, show, shuffled_lengths, timed, wikipedia
 
-from nopad.balance import METHODS, Attention, Shape, Tokens, deal, deal_under_cap, draw
+from nopad.balance import (
+    METHODS,
+    Attention,
+    Shape,
+    Tokens,
+    cut_under_cap,
+    deal,
+    deal_step_under_cap,
+    deal_under_cap,
+    draw,
+)
 
 histogram, name = wikipedia()
 lengths = shuffled_lengths(histogram)
@@ -22,6 +32,14 @@ for model in (Tokens(), Attention(hidden_size=1024)):
         show(
             f"draw, {method}, {model}", timed(lambda c=costs, m=method: draw(c, shape, METHODS[m], 1), 3), "<= 1000 ms"
         )
+cap = int(lengths[: shape.per_step].sum()) // shape.world_size
+tokens = lengths.astype(np.int64)
+bounds = cut_under_cap(tokens, shape, cap)
+step = tokens[: bounds[1]]
+filled = np.add.reduceat(tokens, bounds[:-1])[:-1].mean() / shape.world_size / cap
+show(f"cut_under_cap, the mean as the cap: {filled:.1%} full", timed(lambda: cut_under_cap(tokens, shape, cap), 3))
+balance = METHODS["karmarkar_karp"]
+show("deal_step_under_cap", timed(lambda: deal_step_under_cap(step, step, shape, balance, cap), 20))
 show("numpy: stable argsort of one step", timed(lambda: np.argsort(lengths[: shape.per_step], kind="stable"), 50))
 long = np.minimum(lengths[:8192].astype(np.int64) ** 2 // 8 + 1, 32_768)
 costs = Attention(hidden_size=4096).of(long)

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from numba.core.dispatcher import Dispatcher
 
 from nopad import _kernels, random
+from nopad.balance import _cap_kernels as cap_kernels
 from nopad.balance import _kernels as kernels
 
-SPACE = {**vars(_kernels), **vars(kernels)}
+SPACE = {**vars(_kernels), **vars(kernels), **vars(cap_kernels)}
 KERNELS = {name: value for name, value in SPACE.items() if isinstance(value, Dispatcher)}
-COMPILED = {name: kernel for name, kernel in KERNELS.items() if kernel.__module__ == kernels.__name__}
+OWN = {kernels.__name__, cap_kernels.__name__}
+COMPILED = {name: kernel for name, kernel in KERNELS.items() if kernel.__module__ in OWN}
 PLAIN = dict(SPACE)
 # A plain kernel must call plain kernels: compiled ones hand 64-bit words back as Python integers.
 PLAIN.update({name: FunctionType(kernel.py_func.__code__, PLAIN) for name, kernel in KERNELS.items()})
@@ -65,6 +67,16 @@ def placed(rng):
     return costs, tokens, rank_of, held
 
 
+def case__before(rng):
+    return int(rng.integers(4)), int(rng.integers(4)), rng.integers(0, 2, 4), rng.integers(0, 2, 4)
+
+
+def case__sink(rng):
+    heap, values = np.arange(6), np.arange(6)
+    values[0] = rng.integers(0, 9)
+    return heap, np.arange(6), 0, values, rng.integers(0, 3, 6)
+
+
 def case__place(rng):
     costs, tokens, rank_of, held = placed(rng)
     return np.argsort(costs), costs, tokens, int(rng.integers(40, 120)), int(rng.integers(3)), rank_of, *held
@@ -88,6 +100,29 @@ def case__relieve(rng):
 def case_deal_capped(rng):
     tokens = rng.integers(1, 30, 20)
     return rng.integers(0, 100, 20), tokens, 4, int(rng.integers(60, 120)), 10_000, np.zeros(20, np.int64)
+
+
+def case__add_to_emptiest(rng):
+    return np.sort(rng.integers(0, 50, rng.integers(1, 9))), int(rng.integers(1, 30)), 50
+
+
+def case__fits_sorted(rng):
+    loads, cap = np.ones(rng.integers(1, 9), np.int64), int(rng.integers(30, 120))
+    return rng.integers(1, 30, 20), loads, cap, np.zeros((4, 25), np.int64)
+
+
+def case__fit_as_they_come(rng):
+    return rng.integers(1, 30, 20), int(rng.choice([1, 2, 5])), np.ones(rng.integers(1, 9), np.int64), 100
+
+
+def case_cut_capped(rng):
+    parts, bins, cap = int(rng.choice([1, 2, 4])), int(rng.integers(1, 6)), int(rng.integers(20, 90))
+    sizes = rng.integers(1, 30, 60 * parts)
+    return sizes, parts, bins, int(rng.integers(1, 30)), cap, bins * cap, 6, np.zeros(61, np.int64)
+
+
+def case_first_unfit(rng):
+    return rng.integers(1, 30, 40), int(rng.choice([1, 2, 4])), int(rng.integers(1, 4)), int(rng.integers(25, 60))
 
 
 @pytest.mark.parametrize("name", COMPILED)

@@ -555,7 +555,8 @@ def test_a_source_that_gives_nothing_is_an_error_and_no_endless_loop(tmp_path):
         next(iter(PackedLoader(IterableSource([]), 40, rows=1, exhausted="repeat")))
 
 
-def test_a_source_that_changes_is_refused(tmp_path):
+@pytest.mark.parametrize("changed", [[*range(399, 99, -1)], [*range(100, 250), 251, 250, *range(252, 400)]])
+def test_a_source_that_changes_is_refused(tmp_path, changed):
     def write(numbers):
         (tmp_path / "a.jsonl").write_text("".join(json.dumps({"input_ids": [n] * 5}) + "\n" for n in numbers))
 
@@ -566,7 +567,7 @@ def test_a_source_that_changes_is_refused(tmp_path):
     first = loader()
     _ = list(itertools.islice(first, 5))
     state = first.state_dict()
-    write(range(399, 99, -1))
+    write(changed)
     second = loader()
     second.load_state_dict(state)
     with pytest.raises(SourceError, match="changed since the state was saved"):
@@ -694,6 +695,8 @@ def edited(state, path, value):
         (["rank"], 5),
         (["cursor", "passes"], 1.5),
         (["cursor", "at"], ["a"]),
+        (["cursor", "ended"], True),
+        (["waiting", "tokens", "input_ids", "type"], "O"),
         (["cursor", "first"], 10**9),
         (["cursor", "ended"], 1),
         (["cursor", "mark"], None),
@@ -729,6 +732,18 @@ def test_a_damaged_state_is_refused_and_changes_nothing(path, value):
     with pytest.raises(FormatError):
         run.loaders[0].load_state_dict(edited(state, path, value))
     assert run.states() == [state]
+
+
+def test_a_state_that_passes_over_records_is_refused(monkeypatch):
+    monkeypatch.setattr(reading, "GROUP_BYTES", 100)
+    run = Streams(1)
+    run.take(3)
+    (state,) = run.states()
+    assert state["cursor"]["record"] < len(IDS)
+    with pytest.raises(SourceError, match="changed since the state was saved"):
+        Streams(1, edited(state, ["cursor", "record"], 10**9)).take(100)
+    with pytest.raises(FormatError, match="there is no state in this list"):
+        run.loaders[0].load_state_dict([])
 
 
 def test_a_state_is_as_large_as_what_it_holds(texts):

@@ -61,10 +61,19 @@ def test_a_plain_data_loader_without_workers(expected):
     assert contents(batches) == expected[0][0]
 
 
+@pytest.mark.parametrize("collate", [{}, {"collate_fn": lambda batches: batches[0]}, {"collate_fn": list}])
 @pytest.mark.parametrize("options", [{}, {"batch_size": 4}, {"batch_size": 1, "drop_last": True}])
-def test_a_data_loader_that_would_batch_batches_is_refused(options):
+def test_a_data_loader_that_would_batch_batches_is_refused(options, collate):
+    ours = loader()
+    before = ours.state_dict()
     with pytest.raises(OptionError, match=r"these are whole batches; give it batch_size=None, as in DataLoader"):
-        next(iter(DataLoader(TorchDataset(loader()), **options)))
+        next(iter(DataLoader(TorchDataset(ours), **options, **collate)))
+    assert ours.state_dict() == before
+
+
+def test_a_collate_function_may_change_single_batches(expected):
+    batches = DataLoader(TorchDataset(loader()), batch_size=None, collate_fn=lambda batch: batch["input_ids"].tolist())
+    assert list(batches) == expected[0][0]
 
 
 def test_options_that_are_left_as_they_are(expected):

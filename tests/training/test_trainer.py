@@ -17,7 +17,9 @@ import transformers
 from runs import ACCUMULATION, EPOCHS, LENGTHS, ROWS, Seen, arguments, loader, model, tokenizer, watched
 
 import nopad
+from nopad import PackedLoader
 from nopad.errors import FormatError, OptionError, PlanMismatchError, SourceError
+from nopad.loading import causal
 from nopad.loading.torch import TorchDataset
 from nopad.training import PackedTrainer
 
@@ -45,6 +47,26 @@ def test_the_run_is_as_long_as_the_loader_says(whole):
     plain = loader()
     assert made.seen.batches == [batch["input_ids"].tolist() for _ in range(EPOCHS) for batch in plain]
     assert made.losses[-1] < made.losses[0]
+
+
+def test_epochs_of_unlike_length_are_trained_to_their_ends(tmp_path):
+    def made(**changed):
+        data = [np.full(length, number + 1) for number, length in enumerate(LENGTHS)]
+        same = {"sequences": 4, "token_cap": 48, "accumulation": 2, "last": "fill", "collate": causal}
+        return PackedLoader(data, **same | changed)
+
+    steps = [made().steps_in(epoch) for epoch in range(4)]
+    assert len(set(steps)) > 1
+    how = arguments(tmp_path, num_train_epochs=4, per_device_train_batch_size=4)
+    trainer = watched(PackedTrainer)(model(), how, train_dataset=made())
+    trainer.train()
+    assert trainer.seen.tokens == (4 * LENGTHS).tolist()
+    assert trainer.state.global_step == trainer.state.max_steps == sum(steps)
+    assert trainer.epochs[-1] == 4
+    half = arguments(tmp_path, num_train_epochs=1.5, per_device_train_batch_size=4)
+    trainer = watched(PackedTrainer)(model(), half, train_dataset=made())
+    trainer.train()
+    assert trainer.state.global_step == steps[0] + -(-steps[1] // 2)
 
 
 @pytest.mark.parametrize(("step", "workers"), [(5, 0), (13, 0), (17, 2)])

@@ -13,8 +13,9 @@ alone: every rank computes the whole assignment, and nothing is communicated.
 
 from __future__ import annotations
 
+from nopad.balance.cap import cut_under_cap, deal_step_under_cap, deal_under_cap, first_over_cap
 from nopad.balance.costs import Attention, CostModel, Measured, Tokens, cost_model, round_up
-from nopad.balance.deal import deal, deal_under_cap
+from nopad.balance.deal import deal
 from nopad.balance.draw import draw, whole_steps
 from nopad.balance.floor import Report, floor, needs_context_parallelism, report
 from nopad.balance.methods import METHODS, Balance
@@ -30,9 +31,12 @@ __all__ = [
     "Shape",
     "Tokens",
     "cost_model",
+    "cut_under_cap",
     "deal",
+    "deal_step_under_cap",
     "deal_under_cap",
     "draw",
+    "first_over_cap",
     "floor",
     "needs_context_parallelism",
     "report",

@@ -1,7 +1,7 @@
-"""Deal the units of one step to the ranks.
+"""Deal the units of one step to the ranks, the same number to each.
 
-`deal` gives every rank the same number of units. 16,384 units go to 1,024 ranks in less than a millisecond, all ranks'
-parts included. `deal_under_cap` lets the numbers vary, and keeps each rank under a limit of tokens instead.
+16,384 units go to 1,024 ranks in less than a millisecond, all ranks' parts included. `nopad.balance.cap` keeps each
+rank under a limit of tokens.
 """
 
 from __future__ import annotations
@@ -15,11 +15,8 @@ from nopad.balance.costs import check_costs
 from nopad.balance.methods import Balance
 from nopad.balance.shape import Shape
 from nopad.errors import BalanceError
-from nopad.options import Option
 
-__all__ = ["deal", "deal_under_cap"]
-
-_MOST_LOOKS = 20_000_000  # how many pairs of units are compared at most: about 20 ms
+__all__ = ["deal"]
 
 
 def deal(costs: ArrayLike, shape: Shape, balance: Balance) -> NDArray[np.int64]:
@@ -78,48 +75,6 @@ def _into_micro_steps(parts: NDArray[np.int64], shape: Shape) -> NDArray[np.int6
     rows = parts.reshape(shape.world_size, shape.per_rank, shape.accumulation).copy()
     rows[:, 1::2] = rows[:, 1::2, ::-1].copy()
     return np.ascontiguousarray(rows.transpose(0, 2, 1))
-
-
-def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: int) -> NDArray[np.int64]:
-    """Deal units to ranks in any numbers, with no rank above `cap` tokens; return the rank of each unit, int64 ``[n]``.
-
-    Keeps the cost of the costliest rank low: units are dealt from the costliest on, each to the rank of the lowest cost
-    that has room; then units of the costliest rank are moved or swapped while that helps, until it is within 1 in 4,096
-    of the least possible. Where the cap is so tight that this finds no place for a unit, units are dealt by tokens
-    first. Every rank gets a unit.
-
-    Args:
-        costs: cost of each unit, integers; ``[n]``.
-        tokens: tokens of each unit, rounded up where they are aligned (`round_up`), integers; ``[n]``.
-        world_size: number of ranks.
-        cap: most tokens a rank may get.
-
-    Raises:
-        BalanceError: a unit has more tokens than the cap, there are fewer units than ranks, or no way was found to
-            keep to the cap.
-
-    >>> deal_under_cap([9, 5, 4, 1], [9, 5, 4, 1], world_size=2, cap=10).tolist()
-    [0, 1, 1, 0]
-    """
-    world_size = Option(default=None, help="").check("world_size", world_size)
-    cap = Option(default=None, help="", high=2**63 - 1).check("cap", cap)
-    checked, sizes = check_costs(costs), check_costs(tokens)
-    if checked.size != sizes.size:
-        raise BalanceError(f"{checked.size} costs for {sizes.size} units; give one each")
-    if checked.size < world_size:
-        raise BalanceError(f"{checked.size} units are too few for {world_size} ranks; each gets at least one")
-    if int(sizes.max()) > cap:
-        worst = int(sizes.argmax())
-        raise BalanceError(
-            f"unit {worst} has {int(sizes[worst])} tokens, the cap is {cap}; truncate or split it, or raise the cap"
-        )
-    rank_of = np.empty(checked.size, dtype=np.int64)
-    if not _kernels().deal_capped(checked, sizes, world_size, cap, _MOST_LOOKS, rank_of):
-        raise BalanceError(
-            f"found no way to deal {checked.size} units of {int(sizes.sum())} tokens to {world_size} ranks of at most "
-            f"{cap} tokens each; raise the cap or deal fewer units"
-        )
-    return rank_of
 
 
 def _kernels() -> Any:

@@ -81,7 +81,8 @@ class JsonlFile(Source):
             decoder = partial(decode_columns, schema=self._schema, selection=self._selection)
         name, path = self._file.name, str(self._file.path)
         for data, offset, line in self._file.line_blocks(self._block_bytes, *at):
-            yield Block(name=name, data=data, decoder=decoder, first_line=line, path=path, at=(offset, line))
+            here = (offset, line)
+            yield Block(name=name, data=data, decoder=decoder, first_line=line, path=path, by_line=True, at=here)
 
     def inventory(self) -> list[tuple[str, int]]:
         """Return this file's name and size."""

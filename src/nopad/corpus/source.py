@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nopad.corpus.records import BadRecord, Carried, Kind, Record, Records, ids_record, text_run
+from nopad.corpus.thinning import Lines
 from nopad.errors import SourceError
 from nopad.options import Option
 
@@ -50,6 +51,7 @@ class Block:
         first_line: 1-based line or row of the first record.
         path: path of the file in messages, as the user knows it.
         whole: whether the block is one document, so that line numbers mean nothing.
+        by_line: whether each line of `data` that is not empty is one record, and the others are none.
         source: name of the named source that the block belongs to; "" if sources are not named.
         at: what `Source.blocks_from` takes to begin with this block again; (): the source has none, and takes the
             block's number.
@@ -61,6 +63,7 @@ class Block:
     first_line: int = 1
     path: str = ""
     whole: bool = False
+    by_line: bool = False
     source: str = ""
     at: tuple[int, ...] = ()
 
@@ -84,6 +87,10 @@ class Block:
     def records(self) -> Iterator[Record | Records | BadRecord]:
         """Decode the records lazily; bad content never raises, but gives a `BadRecord`."""
         return self.decoder(self.data, self.first_line)
+
+    def lines(self) -> Lines | None:
+        """Return the lines that are its records, of which some can be decoded alone; None: decode it as a whole."""
+        return Lines(self.data) if self.by_line and isinstance(self.data, bytes) else None
 
     def place(self, line: int) -> str:
         """Return where a record is, for messages: `docs/a.jsonl, line 7`."""

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nopad.batch.form import ALIGN, Form
+from nopad.batch.form import ALIGN, Flat, Form
 from nopad.errors import OptionError
 from nopad.options import Option
 
-__all__ = ["aligned", "fitting", "groups_per_rank", "per_rank", "refuse_dealing", "refuse_torchs"]
+__all__ = [
+    "TOKEN_CAP",
+    "aligned",
+    "capped",
+    "fitting",
+    "groups_per_rank",
+    "per_rank",
+    "refuse_dealing",
+    "refuse_torchs",
+]
 
+TOKEN_CAP = Option(default=None, none=True, high=2**63 - 1, help="most tokens of a rank's micro-step")
 _PER_RANK = Option(default=1, help="units per rank and micro-step")
 
 
@@ -74,6 +84,23 @@ def fitting(form: Form, align: int, *, packed: bool) -> Form:
     if packed and getattr(form, "align", 1) != align:
         raise OptionError(f"align is {align}, and {form} does not align sequences so; leave form out, or let it")
     return form
+
+
+def capped(token_cap: int | None, form: Form | None, *, unpacked: bool, stream: bool) -> int | None:
+    """Return the limit of tokens per rank and micro-step after checking that there is something to limit."""
+    cap = TOKEN_CAP.check("token_cap", token_cap)
+    if cap is None:
+        return None
+    if not unpacked:
+        raise OptionError("token_cap is for sequences=; rows of a capacity, and tokens=, are a limit themselves")
+    if stream:
+        raise OptionError(
+            f"token_cap is for stored tokens; of a stream, tokens={cap} takes at most so many per rank and micro-step, "
+            "and depth= says of how many sequences"
+        )
+    if not (form is None or isinstance(form, Flat)):
+        raise OptionError(f"token_cap counts tokens, and {form} adds padding; leave form or token_cap out")
+    return int(cap)
 
 
 def groups_per_rank(per_rank: int, size: int) -> int:

@@ -28,6 +28,14 @@ _KEPT = 2  # how many epochs keep their shared arrays
 _NEARLY = 0.9  # how much of an epoch is over when the next one is dealt
 
 
+# The units of an epoch, and the leg with which it begins, by what identifies that.
+_Begun = tuple[Units, tuple[tuple[Any, ...], Course] | None]
+
+
+def _which(at: Position) -> tuple[Any, ...]:
+    return at.epoch, at.past, replace(at.leg, steps=0)
+
+
 class Epochs:
     """The epochs of a feed, one at a time.
 
@@ -53,7 +61,7 @@ class Epochs:
     def _forget(self) -> None:
         self._units: tuple[int, Units] | None = None
         self._course: tuple[tuple[Any, ...], Course] | None = None
-        self._ahead: tuple[int, int, Future[Units]] | None = None  # (process, epoch)
+        self._ahead: tuple[int, int, Future[_Begun]] | None = None  # (process, epoch)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what other processes need; each deals for itself."""
@@ -71,7 +79,10 @@ class Epochs:
             ahead, self._ahead = self._ahead, None
             self._units = kept = None  # free the last epoch's before the next is made
             # A forked process has the future, but not the thread that would fulfil it.
-            found = ahead[2].result() if ahead and ahead[:2] == (os.getpid(), epoch) else self._made(epoch)
+            if ahead and ahead[:2] == (os.getpid(), epoch):
+                found, self._course = ahead[2].result()
+            else:
+                found = self._made(epoch)
             self._units = kept = epoch, found
         return kept[1]
 
@@ -89,14 +100,23 @@ class Epochs:
         Raises:
             OptionError: the units left do not make whole steps, and that is not allowed.
         """
-        which = at.epoch, at.past, at.leg.shape, at.leg.balance
+        which = _which(at)
         kept = self._course  # a reference of its own, as in `units`
         if kept is None or kept[0] != which:
-            units = self.units(at.epoch)
-            order = self._ordered(units, at)
-            course = Course(units, order, at.leg, cost=self.cost, last=self.last, resumed=bool(at.past))
-            self._course = kept = which, course
+            units = self.units(at.epoch)  # which may have the course that was dealt ahead
+            kept = self._course
+        if kept is None or kept[0] != which:
+            self._course = kept = which, self._dealt(units, at)
         return kept[1]
+
+    def _dealt(self, units: Units, at: Position) -> Course:
+        order = self._ordered(units, at)
+        return Course(units, order, at.leg, cost=self.cost, last=self.last, resumed=bool(at.past))
+
+    def _begun(self, at: Position) -> _Begun:
+        """Return the units of an epoch that begins at a position, and, if it takes long to see, what its steps are."""
+        units = self._made(at.epoch)
+        return units, None if at.leg.token_cap is None else (_which(at), self._dealt(units, at))
 
     def _ordered(self, units: Units, at: Position) -> NDArray[Any] | None:
         def order() -> NDArray[Any] | None:
@@ -124,7 +144,7 @@ class Epochs:
         Raises:
             FormatError: more steps were taken than there are.
         """
-        taken = sum(leg.steps * leg.shape.per_step for leg in at.past)
+        taken = sum(leg.steps * leg.shape.per_step for leg in at.past if leg.token_cap is None)
         if taken > len(self.units(at.epoch)):
             raise FormatError(f"this state took {taken} units of an epoch that has {len(self.units(at.epoch))}")
         steps = self.course(at).steps
@@ -147,5 +167,5 @@ class Epochs:
         """Deal the next epoch in the background if this one is nearly over."""
         if self._ahead is None and at.leg.steps >= int(_NEARLY * self.course(at).steps):
             pool = ThreadPoolExecutor(1, thread_name_prefix="nopad-deal")
-            self._ahead = os.getpid(), at.epoch + 1, pool.submit(self._made, at.epoch + 1)
+            self._ahead = os.getpid(), at.epoch + 1, pool.submit(self._begun, at.at_start_of(at.epoch + 1))
             pool.shutdown(wait=False)

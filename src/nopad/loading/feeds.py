@@ -42,10 +42,12 @@ class Feed(ABC):
         sequences: number of sequences.
         seed: the seed of all random choices.
         apart: whether the sequences of a unit are dealt one by one.
+        steady: whether every epoch has as many units.
         phased: whether the order of units is part of what they are, and no other one may be drawn.
     """
 
     apart: bool = False
+    steady: bool = True
     phased: bool = False
     unit: str
     group_size: int = 1

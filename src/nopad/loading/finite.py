@@ -15,7 +15,7 @@ from nopad.balance import Balance, Shape
 from nopad.balance.costs import fingerprint
 from nopad.batch import PackedBatch
 from nopad.loading.epochs import Epochs
-from nopad.loading.legs import Leg
+from nopad.loading.legs import Leg, check_cap
 from nopad.loading.state import Position, check_same, read_state
 from nopad.loading.summary import Summary, summarise
 from nopad.loading.supply import Serving, Supply
@@ -33,6 +33,7 @@ class EpochSupply(Supply):
 
         Raises:
             OptionError: the units do not make a single step, or no whole steps where these are asked for.
+            LengthError: a unit does not fit under the cap.
         """
         self._epochs, self._serving = epochs, serving
         shape = Shape(
@@ -41,7 +42,8 @@ class EpochSupply(Supply):
             accumulation=serving.accumulation,
             per_rank=serving.per_rank,
         )
-        self._leg = Leg(shape=shape, balance=balance, steps=0)
+        self._leg = Leg(shape=shape, balance=balance, steps=0, token_cap=serving.token_cap)
+        check_cap(epochs.units(0), self._leg, epochs.feed.unit)
         epochs.course(self.begin())  # so that an impossible step is refused now
         self._cost = fingerprint(epochs.cost, int(epochs.units(0).seq_lengths.max()))
 
@@ -72,6 +74,7 @@ class EpochSupply(Supply):
             "node_size": leg.shape.node_size,
             "the step": f"{leg.shape.accumulation} x {leg.shape.per_rank}",
             "balance": repr(leg.balance),
+            "token_cap": leg.token_cap,
             "last": self._epochs.last,
             "the position": (at.epoch, len(at.past), leg.steps, at.batches),
             "earlier ranks of this epoch": repr(at.past),
@@ -80,6 +83,11 @@ class EpochSupply(Supply):
     def length(self, at: Position) -> int:
         """Return the batches of the whole epoch; after a change of ranks, of what this change left of it."""
         return self._epochs.course(at).steps * at.leg.shape.accumulation
+
+    def steps_in(self, at: Position, epoch: int) -> int:
+        """Return the steps of a whole epoch. O(units), where epochs may differ."""
+        same = self._epochs.feed.steady and at.leg.token_cap is None
+        return self._epochs.course(at.at_start_of(at.epoch if same else epoch)).steps
 
     def summary(self, at: Position) -> Summary:
         """Return the summary of the epoch of this position."""

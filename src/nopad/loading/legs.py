@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad import random
-from nopad.balance import Balance, CostModel, Shape, deal, draw
-from nopad.errors import BalanceError, OptionError
+from nopad.balance import Balance, CostModel, Shape, cut_under_cap, deal, deal_step_under_cap, draw, first_over_cap
+from nopad.errors import BalanceError, FormatError, LengthError, OptionError
 from nopad.loading import _kernels
 from nopad.loading.units import Taken, Units
 from nopad.packs import index_dtype
 
-__all__ = ["Course", "Last", "Leg", "ordered"]
+__all__ = ["Course", "Last", "Leg", "check_cap", "ordered"]
 
 _KEPT = 4  # steps
 EQUAL = Balance()  # Karmarkar-Karp among all ranks
@@ -39,11 +39,17 @@ class Leg:
         shape: how many units a step has, and for which ranks.
         balance: how units are drawn and dealt.
         steps: how many whole steps it took.
+        token_cap: most tokens of a rank's micro-step; None: no limit.
     """
 
     shape: Shape
     balance: Balance
     steps: int
+    token_cap: int | None = None
+
+    def deals_as(self, other: Leg) -> bool:
+        """Whether both deal the same units to the same steps and ranks."""
+        return replace(self, steps=0) == replace(other, steps=0)
 
 
 class Course:
@@ -53,6 +59,7 @@ class Course:
         steps: number of steps from the beginning of this leg to the end of the epoch.
         units_left: units that no earlier leg has taken.
         empty: how many places of the last step stay empty.
+        token_cap: most tokens of a rank's micro-step; None: no limit.
     """
 
     def __init__(
@@ -72,14 +79,13 @@ class Course:
             OptionError: the units do not make whole steps and `last` is "refuse", or not a single step can be made.
         """
         self._units, self._order, self._cost = units, order, cost
-        self.shape, self.balance = leg.shape, leg.balance
+        self.shape, self.balance, self.token_cap = leg.shape, leg.balance, leg.token_cap
         self.units_left = len(units) if order is None else order.size
         self._steps: dict[int, Taken] = {}
         self._dealt: tuple[int, int, NDArray[np.int64]] | None = None  # step, rank, its part
-        # How many sequences of a unit are dealt apart: the same number for all units.
-        parts = units.members(np.zeros(1, dtype=np.int64))[0].size if units.apart else 1
-        self._dealing = replace(leg.shape, per_rank=leg.shape.per_rank * parts)
-        self.steps, self.empty = _whole_steps(self.units_left, leg.shape, last, resumed)
+        self._dealing = replace(leg.shape, per_rank=leg.shape.per_rank * units.parts)
+        self._cuts = _cuts(units, order, leg)
+        self.steps, self.empty = _whole_steps(self.units_left, leg.shape, last, resumed, self._cuts)
 
     def units_at(self, begin: int, end: int) -> NDArray[np.int64]:
         """Return units number `begin` to `end` (exclusive) in the order of this leg; int64."""
@@ -87,6 +93,19 @@ class Course:
         if self._order is None:
             return np.arange(begin, end)
         return self._order[begin:end].astype(np.int64)
+
+    def bounds(self, step: int) -> tuple[int, int]:
+        """Return where in the order of this leg the units of a step begin and end; `steps` is the end of all."""
+        if self._cuts is None:
+            return step * self.shape.per_step, (step + 1) * self.shape.per_step
+        return int(self._cuts[step]), int(self._cuts[min(step + 1, self._cuts.size - 1)])
+
+    @property
+    def cut_short(self) -> int:
+        """How many steps take fewer units than a step may, since more would not fit under the cap."""
+        if self._cuts is None:
+            return 0
+        return int((np.diff(self._cuts[: self.steps + 1]) < self.shape.per_step).sum()) - bool(self.empty)
 
     def step(self, number: int) -> Taken:
         """Return what step `number` of this leg takes, fewer units in a filled step. The last few are kept.
@@ -98,8 +117,7 @@ class Course:
         if found is None:
             if not 0 <= number < self.steps:
                 raise IndexError(f"step {number} of {self.steps} steps")
-            per_step = self.shape.per_step
-            units = self.units_at(number * per_step, (number + 1) * per_step)
+            units = self.units_at(*self.bounds(number))
             found = Taken(units, *self._units.members(units))
             if len(self._steps) >= _KEPT:
                 self._steps.clear()
@@ -124,28 +142,34 @@ class Course:
     def dealt(self, step: int) -> NDArray[np.int64]:
         """Return what step number `step` deals, by rank, micro-step and place, or -1 where a place stays empty.
 
-        These are units, or sequences if the units' sequences are dealt apart;
-        int64 ``[world_size, accumulation, per_rank]``. Places are in the order of the epoch, empty ones last.
+        These are units, or sequences if the units' sequences are dealt apart; int64 ``[world_size, accumulation,
+        per_rank]``, or under a cap as many places as the most that a rank gets. Places are in the order of the epoch,
+        empty ones last.
         """
         taken = self.step(step)
         if self._units.apart:
             dealt, sizes = taken.sequences, np.ones(taken.sequences.size, dtype=np.int64)
         else:
             dealt, sizes = taken.units, taken.sizes
-        shape = self._dealing
-        missing = shape.per_step - dealt.size
-        if shape.world_size == shape.accumulation == 1:
-            return np.concatenate([dealt, np.full(missing, -1)])[None, None]
-        costs = np.zeros(shape.per_step, dtype=np.int64)
-        costs[: dealt.size] = self._units.costs_of(taken.sequences, sizes, self._cost)
-        if missing:  # spread the empty places over all micro-steps of all ranks, whatever the balance
-            every = Shape(
-                world_size=shape.world_size * shape.accumulation, node_size=1, accumulation=1, per_rank=shape.per_rank
-            )
-            places = deal(costs, every, EQUAL).reshape(shape.world_size, shape.accumulation, -1)
-        else:
-            places = deal(costs, shape, self.balance)
-        return np.concatenate([dealt, np.full(missing, -1)])[np.sort(places, axis=-1)]
+        places = self._places(self._units.costs_of(taken.sequences, sizes, self._cost), taken)
+        found: NDArray[np.int64] = np.append(dealt, -1)[np.sort(np.where(places < 0, dealt.size, places), axis=-1)]
+        return found
+
+    def _places(self, costs: NDArray[np.int64], taken: Taken) -> NDArray[np.int64]:
+        """Return which of what is dealt goes to which rank, micro-step and place; -1 for places that stay empty."""
+        shape, size = self._dealing, costs.size
+        if self.token_cap is not None:
+            tokens = self._units.sizes_dealt(taken.units)
+            return deal_step_under_cap(costs, tokens, shape, self.balance, self.token_cap)
+        if size == shape.per_step:
+            return deal(costs, shape, self.balance)
+        # Spread the empty places over all micro-steps of all ranks, whatever the balance.
+        every = Shape(
+            world_size=shape.world_size * shape.accumulation, node_size=1, accumulation=1, per_rank=shape.per_rank
+        )
+        filled = np.concatenate([costs, np.zeros(shape.per_step - size, dtype=np.int64)])
+        places = deal(filled, every, EQUAL).reshape(shape.world_size, shape.accumulation, -1)
+        return np.where(places < size, places, -1)
 
 
 def ordered(
@@ -169,8 +193,67 @@ def ordered(
                 left = left[_drawn(units.costs(left.astype(np.int64), cost), other, key, resumed=number > 0)]
         if number < len(past) and other.steps:
             left = np.arange(len(units), dtype=index_dtype(len(units))) if left is None else left
-            left = left[other.steps * other.shape.per_step :]
+            left = left[_taken_by(units, left, other) :]
     return left
+
+
+def check_cap(units: Units, leg: Leg, unit: str) -> None:
+    """Refuse a cap under which one of all units, also of those that this epoch does not have, could never be dealt.
+
+    `unit` is what one is called in the message.
+
+    Raises:
+        LengthError: there is one; the message names it.
+    """
+    if leg.token_cap is None:
+        return
+    count = units.seq_lengths.size if units.indptr is None else units.indptr.size - 1
+    sizes = units.sizes_dealt(np.arange(count))
+    found = first_over_cap(sizes, leg.shape, leg.token_cap, units.parts)
+    if found is None:
+        return
+    numbers, _ = units.members(np.array([found]))
+    lengths = units.seq_lengths[numbers].astype(np.int64)
+    named = f"{unit} {found:,} has {int(lengths.sum()):,} tokens"
+    if unit == "group":
+        named += f" (sequences {', '.join(map(str, numbers[:8].tolist()))}{', ...' if numbers.size > 8 else ''})"
+    if units.apart:
+        ranks = leg.shape.world_size * leg.shape.accumulation
+        raise LengthError(
+            f"{named}, the longest of them {int(lengths.max()):,}, and does not fit into one step, of {ranks:,} "
+            f"micro-steps of ranks with at most token_cap={leg.token_cap:,} tokens each; raise the cap, or leave it out"
+        )
+    over = int(np.count_nonzero(sizes > leg.token_cap))
+    raise LengthError(
+        f"{over:,} of {count:,} {unit}s have more tokens than token_cap={leg.token_cap:,}, the first: {named}; "
+        f"the longest has {int(sizes.max()):,}: raise the cap to that, or cut or leave out what is longer"
+    )
+
+
+def _cuts(units: Units, order: NDArray[Any] | None, leg: Leg) -> NDArray[np.int64] | None:
+    """Return where each step of a leg begins in its order, and where the last one ends; None where all are equal."""
+    if leg.token_cap is None:
+        return None
+    chosen = np.arange(len(units)) if order is None else order.astype(np.int64)
+    return cut_under_cap(units.sizes_dealt(chosen), leg.shape, leg.token_cap, units.parts)
+
+
+def _taken_by(units: Units, left: NDArray[Any], leg: Leg) -> int:
+    """Return how many units of `left` a finished leg took.
+
+    Raises:
+        FormatError: it cannot have taken its steps of them.
+    """
+    if leg.token_cap is None:
+        return leg.steps * leg.shape.per_step
+    try:
+        cuts = _cuts(units, left, leg)
+    except BalanceError as error:
+        raise FormatError(f"this state has steps under a cap that these data do not fit under: {error}") from error
+    assert cuts is not None
+    if leg.steps >= cuts.size:
+        raise FormatError(f"this state took {leg.steps} steps under a cap, and there are {cuts.size - 1}")
+    return int(cuts[leg.steps])
 
 
 def _drawn(costs: NDArray[np.int64], leg: Leg, key: int, *, resumed: bool) -> NDArray[Any]:
@@ -183,9 +266,18 @@ def _drawn(costs: NDArray[np.int64], leg: Leg, key: int, *, resumed: bool) -> ND
         return np.arange(costs.size)
 
 
-def _whole_steps(units: int, shape: Shape, last: Last, resumed: bool) -> tuple[int, int]:
-    """Return (steps, places left empty) of a leg with this many units."""
+def _whole_steps(
+    units: int, shape: Shape, last: Last, resumed: bool, cuts: NDArray[np.int64] | None
+) -> tuple[int, int]:
+    """Return (steps, places left empty) of a leg with this many units; `cuts`: where steps begin under a cap.
+
+    What is left at the end is a whole step only if it has as many units as a step may have.
+    """
     steps, over = divmod(units, shape.per_step)
+    if cuts is not None:
+        steps, over = cuts.size - 1, 0
+        if steps and units - int(cuts[-2]) < shape.per_step:
+            steps, over = steps - 1, units - int(cuts[-2])
     if over and last == "refuse":
         raise OptionError(
             f"{units:,} units do not make whole steps of {shape.per_step:,}: {over:,} would be left over; choose "

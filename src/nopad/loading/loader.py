@@ -24,7 +24,7 @@ from nopad.batch import Flat, PackedBatch, Rows
 from nopad.batch.form import Form, check_form
 from nopad.errors import OptionError
 from nopad.loading.agreement import check_agreement, exchange_of
-from nopad.loading.arguments import aligned, fitting, groups_per_rank, per_rank, refuse_dealing, refuse_torchs
+from nopad.loading.arguments import aligned, capped, fitting, groups_per_rank, per_rank, refuse_dealing, refuse_torchs
 from nopad.loading.epochs import Epochs
 from nopad.loading.feeds import Feed
 from nopad.loading.finite import EpochSupply
@@ -68,6 +68,8 @@ class PackedLoader:
         tokens: most tokens per rank and micro-step: one pack, as one flat row without padding, ``[1, tokens]``; instead
             of `rows` and `capacity`.
         sequences: sequences per rank and micro-step, as one flat row without padding; instead of `rows` and `capacity`.
+        token_cap: with `sequences`, most tokens per rank and micro-step. Where so many sequences do not fit, ranks get
+            different numbers of them, and if need be a step takes fewer. None: no limit.
         accumulation: micro-steps per optimiser step.
         last: what happens with units that make no whole step: "drop" them (counted in `summary`), "fill" the step with
             empty rows (a rank without any sequence gets a stand-in of weight 0), or "refuse".
@@ -102,7 +104,7 @@ class PackedLoader:
 
     Raises:
         OptionError: an argument is invalid, two contradict each other, or the units do not make a single step.
-        LengthError: a sequence is longer than the capacity.
+        LengthError: a sequence (or group) is longer than the capacity, or than `token_cap`.
 
     >>> import nopad
     >>> loader = nopad.PackedLoader([[1, 2, 3], [4], [5, 6], [7, 8, 9]], capacity=4, rows=1)
@@ -118,6 +120,7 @@ class PackedLoader:
         rows: int | None = None,
         tokens: int | None = None,
         sequences: int | None = None,
+        token_cap: int | None = None,
         accumulation: int = 1,
         last: Last = "drop",
         balance: str | Balance = "karmarkar_karp",
@@ -146,9 +149,12 @@ class PackedLoader:
         last = check_choice("last", last, Last)
         capacity = capacity if tokens is None else tokens
         align = aligned(align, capacity, options)
+        stream, unpacked = is_stream(data, options), sequences is not None
         form = None if form is None else fitting(check_form(form), align, packed=capacity is not None)
         flat = rows is None and align == 1 if form is None else isinstance(form, Flat)
         self._rows = 1 if flat else taken
+
+        token_cap = capped(token_cap, form, unpacked=unpacked, stream=stream)
 
         def serving(capacity: int, group_size: int = 1) -> Serving:
             usual = Flat() if flat else Rows(capacity, rows=taken, align=align)
@@ -158,26 +164,25 @@ class PackedLoader:
                 per_rank=groups_per_rank(taken, group_size),
                 rows=rows is not None,
                 tokens=tokens,
+                token_cap=token_cap,
                 form=form or usual,
                 collate=collate or _collated,
                 prefetch=prefetch,
             )
 
         self._supply: Supply
-        if is_stream(data, options):
+        if stream:
             dealing = {"balance": balance, "cost": cost, "groups": groups, "together": together}
             shuffled = options.get("shuffle_buffer") is not None
             refuse_dealing(**dealing, align=align, host_dir=host_dir, seed=0 if shuffled else seed)
-            opened = open_stream(data, capacity, options, unpacked=sequences is not None, seed=seed)
+            opened = open_stream(data, capacity, options, unpacked=unpacked, seed=seed)
             self._supply = StreamSupply(*opened, serving(opened[1].capacity or 1), last)
             self._capacity = opened[1].capacity
         else:
-            feed = open_feed(
-                data, capacity, unpacked=sequences is not None, seed=seed, groups=groups, together=together, **options
-            )
+            feed = open_feed(data, capacity, unpacked=unpacked, seed=seed, groups=groups, together=together, **options)
             epochs = Epochs(feed, cost or Tokens(), last, _shared(self.ranks, feed, host_dir))
             self._supply = EpochSupply(epochs, serving(feed.capacity, feed.group_size), Balance.named(balance))
-            self._capacity = None if sequences is not None else feed.capacity
+            self._capacity = None if unpacked else feed.capacity
         self._at: Place = self._supply.begin()
         self._begin_again()
 
@@ -274,6 +279,16 @@ class PackedLoader:
             TypeError: nobody knows, since the data are a stream.
         """
         return self._supply.length(self._at)
+
+    def steps_in(self, epoch: int) -> int:
+        """Return how many optimiser steps the whole epoch of this number has.
+
+        As many in every epoch, but for mixtures and under a `token_cap`: then it is dealt first, O(sequences).
+
+        Raises:
+            TypeError: nobody knows, since the data are a stream.
+        """
+        return self._supply.steps_in(self._at, _NUMBER.check("epoch", epoch))
 
     def summary(self) -> Summary | StreamSummary:
         """Return a summary of the epoch under way: steps, sequences, tokens, what is left out, how evenly ranks work.

@@ -22,6 +22,8 @@ __all__ = ["MixedTokens"]
 class MixedTokens(Feed):
     """Sequences of several sources, packed together or each by itself."""
 
+    steady = False
+
     def __init__(self, mixture: Mixture, capacity: int | None, *, seed: int = 0, **options: Any) -> None:
         """Deal the sequences of `mixture`, in packs of `capacity` if one is given; `options` are of their plans.
 

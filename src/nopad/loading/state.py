@@ -12,6 +12,7 @@ from typing import Any
 
 from nopad.balance import Balance, Shape
 from nopad.errors import FormatError, PlanMismatchError
+from nopad.loading.arguments import TOKEN_CAP
 from nopad.loading.legs import Leg
 
 __all__ = ["Position", "check_same", "read_state"]
@@ -49,7 +50,7 @@ class Position:
         return Position(
             epoch=self.epoch,
             past=self.past,
-            leg=Leg(shape=self.leg.shape, balance=self.leg.balance, steps=self.leg.steps + 1),
+            leg=replace(self.leg, steps=self.leg.steps + 1),
             steps_seen=self.steps_seen + 1,
             sequences_seen=self.sequences_seen + sequences,
             tokens_seen=self.tokens_seen + tokens,
@@ -60,7 +61,7 @@ class Position:
 
         A step that was not finished is taken again by a new leg: its gradient was never applied.
         """
-        if (leg.shape, leg.balance) == (self.leg.shape, self.leg.balance):
+        if leg.deals_as(self.leg):
             return self
         past = (*self.past, self.leg) if self.leg.steps else self.past
         return replace(self, past=past, leg=replace(leg, steps=0), batches=0)
@@ -82,7 +83,8 @@ _SEEN = ("steps_seen", "sequences_seen", "tokens_seen")
 
 
 def _written(leg: Leg) -> dict[str, Any]:
-    return {**{name: getattr(leg.shape, name) for name in _SHAPE}, "balance": asdict(leg.balance), "steps": leg.steps}
+    shape = {name: getattr(leg.shape, name) for name in _SHAPE}
+    return {**shape, "balance": asdict(leg.balance), "token_cap": leg.token_cap, "steps": leg.steps}
 
 
 def read_state(state: Any) -> tuple[Position, dict[str, Any]]:
@@ -128,7 +130,7 @@ def read_state(state: Any) -> tuple[Position, dict[str, Any]]:
 
 
 def _read_leg(leg: Any, number: int) -> Leg:
-    if not isinstance(leg, Mapping) or set(leg) != {*_SHAPE, "balance", "steps"}:
+    if not isinstance(leg, Mapping) or set(leg) != {*_SHAPE, "balance", "token_cap", "steps"}:
         raise FormatError(f"leg {number} of this state is no leg: {leg!r}")
     try:
         balance = {name: _tuples(value) for name, value in dict(leg["balance"]).items()}
@@ -136,6 +138,7 @@ def _read_leg(leg: Any, number: int) -> Leg:
             shape=Shape(**{name: _count(leg, name) for name in _SHAPE}),
             balance=Balance(**balance),
             steps=_count(leg, "steps"),
+            token_cap=TOKEN_CAP.check("token_cap", leg["token_cap"]),
         )
     except (TypeError, ValueError) as error:
         raise FormatError(f"leg {number} of this state cannot be: {error}") from error

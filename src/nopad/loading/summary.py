@@ -35,6 +35,9 @@ class Summary:
         left_out: (units, sequences, tokens) that make no whole step in this epoch.
         empty: places for units that stay empty in the last step.
         balanced: how even the ranks' costs are, between two points where they wait; over up to 32 steps.
+        token_cap: most tokens of a rank's micro-step; None: no limit.
+        most_tokens: the most tokens of a rank's micro-step in the steps looked at, where there is a cap; else 0.
+        cut_short: steps that take fewer units than a step may, since more would not fit under the cap.
         notes: what else there is to say, line by line: what each source of a mixture gives.
         too_long: sequences of these steps, but for a step with empty places, that alone cost a rank over 10 % more than
             the mean rank, the longest first, as (sequence, tokens): no balance helps, only context parallelism.
@@ -54,6 +57,9 @@ class Summary:
     empty: int
     balanced: Report
     too_long: tuple[tuple[int, int], ...]
+    token_cap: int | None = None
+    most_tokens: int = 0
+    cut_short: int = 0
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -74,6 +80,11 @@ class Summary:
             lines.append(f"left out {left:,} {units} ({sequences:,} sequences, {tokens:,} tokens): no whole step")
         if self.empty:
             lines.append(f"filled   places of the last step that stay empty: {self.empty:,}")
+        if self.token_cap is not None:
+            lines.append(
+                f"cap      at most {self.token_cap:,} tokens per rank and micro-step, the most looked at has "
+                f"{self.most_tokens:,}; {self.cut_short:,} of {self.steps:,} steps take fewer {units} for it"
+            )
         where = "micro-step" if self.balance.wait == "micro" else "step"
         b = self.balanced
         lines.append(
@@ -113,11 +124,12 @@ def summarise(
         notes: as in `Summary`.
     """
     shape, places = course.shape, course.units_at(0, course.units_left)
-    taken = places[: course.steps * shape.per_step]
+    taken = places[: course.bounds(course.steps)[0]]
     sequences, tokens = _counts(units, taken)
     left = places[taken.size :]
     sampled = np.unique(np.linspace(0, course.steps - 1, min(course.steps, _SAMPLED)).astype(np.int64)).tolist()
-    waits = [wait for step in sampled for wait in _waits(course, units, cost, step)]
+    deals = {step: course.dealt(step) for step in sampled}
+    waits = [wait for step, dealt in deals.items() for wait in _waits(course, units, cost, step, dealt)]
     return Summary(
         unit=unit,
         takes=takes,
@@ -133,6 +145,9 @@ def summarise(
         empty=course.empty,
         balanced=_report(waits),
         too_long=_too_long(units, [wait.too_long for wait in waits]),
+        token_cap=course.token_cap,
+        most_tokens=max((_most_tokens(units, dealt) for dealt in deals.values() if course.token_cap), default=0),
+        cut_short=course.cut_short,
         notes=notes,
     )
 
@@ -140,6 +155,14 @@ def summarise(
 def _counts(units: Units, chosen: NDArray[np.int64]) -> tuple[int, int]:
     numbers, _ = units.members(chosen)
     return numbers.size, _kernels.sum_at(units.seq_lengths, numbers)
+
+
+def _most_tokens(units: Units, dealt: NDArray[np.int64]) -> int:
+    """Return the tokens of the fullest of all ranks' micro-steps of a step, which is dealt like this."""
+    tokens = np.zeros(dealt.shape, dtype=np.int64)
+    _, numbers, sizes = units.taken(dealt[dealt >= 0])
+    tokens[dealt >= 0] = np.add.reduceat(units.seq_lengths[numbers].astype(np.int64), np.cumsum(sizes) - sizes)
+    return int(tokens.sum(axis=2).max())
 
 
 class _Wait(NamedTuple):
@@ -150,9 +173,9 @@ class _Wait(NamedTuple):
     too_long: NDArray[np.int64]
 
 
-def _waits(course: Course, units: Units, cost: CostModel, step: int) -> Iterator[_Wait]:
-    """Yield what ranks do in a step, or in each of its micro-steps if they wait there."""
-    dealt = course.dealt(step)
+def _waits(course: Course, units: Units, cost: CostModel, step: int, dealt: NDArray[np.int64]) -> Iterator[_Wait]:
+    """Yield what ranks do in a step, which is dealt like this, or in each of its micro-steps if they wait there."""
+    whole = not (course.empty and step == course.steps - 1)
     world_size, accumulation, per_rank = dealt.shape
     if course.balance.wait == "step":
         dealt = dealt.reshape(world_size, 1, accumulation * per_rank)
@@ -165,7 +188,7 @@ def _waits(course: Course, units: Units, cost: CostModel, step: int) -> Iterator
             continue
         single = cost.checked(units.seq_lengths[numbers])
         alone = numbers[needs_context_parallelism(single, world_size)]
-        if (places < 0).any():  # empty places make the mean low; that does not make a sequence too long
+        if not whole:  # empty places make the mean low; that does not make a sequence too long
             alone = alone[:0]
         yield _Wait(costs.sum(axis=1), floor(single, world_size), alone)
 

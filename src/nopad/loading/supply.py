@@ -72,6 +72,7 @@ class Serving:
         per_rank: units per rank and micro-step.
         rows: whether a unit is a row of a capacity.
         tokens: most tokens per rank and micro-step, where that is the step; None: it is a number of units.
+        token_cap: most tokens per rank and micro-step, where the step is a number of units; None: no limit.
         form: how a batch lies in memory.
         collate: makes a batch.
         prefetch: batches that are built ahead in a thread.
@@ -82,13 +83,18 @@ class Serving:
     per_rank: int
     rows: bool
     tokens: int | None
+    token_cap: int | None
     form: Form
     collate: Collate
     prefetch: int
 
     def takes(self, unit: str) -> str:
         """Return what a rank takes in a micro-step, in words; `unit` is what a unit is called."""
-        return f"{self.per_rank:,} {unit}s" if self.tokens is None else f"{self.tokens:,} tokens"
+        if self.tokens is not None:
+            return f"{self.tokens:,} tokens"
+        return f"{self.per_rank:,} {unit}s" + (
+            "" if self.token_cap is None else f" ({self.token_cap:,} tokens at most)"
+        )
 
     def facts(self) -> dict[str, Any]:
         """Return what batches depend on beside the sequences in them, by name; JSON values."""
@@ -98,12 +104,18 @@ class Serving:
         """Make a batch of sequences in rows, in an epoch.
 
         Raises:
-            OptionError: `collate` gave something else.
+            OptionError: `collate` gave something else, or more tokens than the cap.
         """
         collate = self.collate.at(epoch) if isinstance(self.collate, EpochCollate) else self.collate
         batch = collate(sequences, self.form, per_row)
         if not isinstance(batch, PackedBatch):
             raise OptionError(f"collate gave a {type(batch).__name__}; it makes a nopad.PackedBatch")
+        if self.token_cap is not None and batch.layout.tokens > self.token_cap:
+            raise OptionError(
+                f"collate made a batch of {batch.layout.tokens:,} tokens from sequences of "
+                f"{int(sequences.seq_lengths.sum(dtype=np.int64)):,}, above token_cap={self.token_cap:,}; lower the "
+                "cap by what it adds, or let it add no tokens"
+            )
         return batch
 
 
@@ -133,6 +145,14 @@ class Supply(ABC):
         Raises:
             TypeError: nobody can know.
         """
+
+    def steps_in(self, at: Any, epoch: int) -> int:
+        """Return the steps of a whole epoch, for a loader that stands at `at`.
+
+        Raises:
+            TypeError: nobody can know.
+        """
+        raise TypeError("a stream has epochs of no known length")
 
     @abstractmethod
     def summary(self, at: Any) -> Any:

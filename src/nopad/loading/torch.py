@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
 from nopad.batch import PackedBatch
 from nopad.errors import OptionError
@@ -45,12 +46,18 @@ class TorchDataset(IterableDataset[PackedBatch]):
         """Iterate over this process's share of the batches that are left of the epoch.
 
         Raises:
-            OptionError: this is a worker process of a DataLoader that does not tell the loader what was read, or
-                accelerate would share the batches out among ranks again.
+            OptionError: a DataLoader would put several batches into one; this is a worker process of one that does
+                not tell the loader what was read; or accelerate would share the batches out among ranks again.
         """
+        reader = sys._getframe(1).f_locals.get("self")
+        if get_worker_info() is None:
+            _check_not_prepared(self)
+        _check_not_batched(reader)
+        return self._batches()
+
+    def _batches(self) -> Iterator[PackedBatch]:
         worker = get_worker_info()
         if worker is None:
-            _check_not_prepared(self)
             yield from self.loader
             return
         if not self.followed:
@@ -121,6 +128,15 @@ class TorchLoader(DataLoader[PackedBatch]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Move the loader to the place of a saved state (`PackedLoader.load_state_dict`)."""
         self.packed_loader.load_state_dict(state)
+
+
+def _check_not_batched(reader: Any) -> None:
+    """Refuse to be read by a DataLoader that has a batch size, whatever its `collate_fn` would make of several batches.
+
+    It tells nobody but the object that reads the dataset for it, so that one is looked at.
+    """
+    if isinstance(reader, _IterableDatasetFetcher) and reader.auto_collation:
+        _refuse_batches_of_batches(None)
 
 
 def _refuse_batches_of_batches(batch: Any, **_: Any) -> NoReturn:

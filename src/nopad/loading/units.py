@@ -70,6 +70,11 @@ class Units:
         """Number of sequences in all units."""
         return self.seq_lengths.size
 
+    @property
+    def parts(self) -> int:
+        """How many sequences of a unit are dealt apart, the same number for all units; 1 where units are dealt."""
+        return self.members(np.zeros(1, dtype=np.int64))[0].size if self.apart else 1
+
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays of this index that are not None, by name."""
         found = {name: getattr(self, name) for name in ("seq_lengths", "indptr", "sequence", "order")}
@@ -103,7 +108,18 @@ class Units:
     def tokens(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the tokens of each of the chosen units; int64 ``[chosen]``."""
         numbers, sizes = self.members(chosen)
+        if numbers is chosen:
+            return self.seq_lengths[numbers].astype(np.int64)
         return _sums(self.seq_lengths[numbers].astype(np.int64), sizes)
+
+    def sizes_dealt(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the tokens of what is dealt of the chosen units: of each of them, or, where `apart`, of each sequence.
+
+        int64 ``[chosen * parts]``.
+        """
+        if self.apart:
+            return self.seq_lengths[self.members(chosen)[0]].astype(np.int64)
+        return self.tokens(chosen)
 
     def costs(self, chosen: NDArray[np.int64], model: CostModel) -> NDArray[np.int64]:
         """Return the cost of each of the chosen units under `model`; int64 ``[chosen]``.

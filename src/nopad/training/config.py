@@ -121,6 +121,7 @@ class Packing:
     Attributes:
         capacity: most tokens of a pack; None: the rows of a packed dataset stay as they are.
         rows, tokens, sequences: what a rank takes per micro-step; none of them: one row.
+        token_cap: with `sequences`, most tokens that a rank takes per micro-step.
         depth, algorithm, options: of the plan (`nopad.plan`).
         cost: "tokens", or "attention:HIDDEN_SIZE".
         accumulation, last, balance, align, together, prefetch: as `nopad.PackedLoader` has them.
@@ -132,6 +133,7 @@ class Packing:
     rows: int | None = None
     tokens: int | None = None
     sequences: int | None = None
+    token_cap: int | None = None
     accumulation: int = 1
     last: Last = "fill"
     balance: str = "karmarkar_karp"
@@ -150,7 +152,7 @@ class Packing:
             raise OptionError(f"packing.{given[0]} and packing.{given[1]} both say what a micro-step is; give one")
         if not given:
             object.__setattr__(self, "rows", 1)
-        for name in ("capacity", "rows", "tokens", "sequences", "accumulation", "align", "depth"):
+        for name in ("capacity", "rows", "tokens", "sequences", "token_cap", "accumulation", "align", "depth"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionError(f"packing.{name} is {value}, and must be at least 1")

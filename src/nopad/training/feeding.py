@@ -6,7 +6,7 @@ import json
 import math
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
@@ -21,18 +21,17 @@ STATE_FILE = "nopad_loader.json"
 _TRAINER_STATE = "trainer_state.json"
 
 
-class Ahead(NamedTuple):
-    """What lies ahead of a loader, in optimiser steps.
+class Ahead:
+    """What lies ahead of a loader, in optimiser steps. Epochs of a mixture, or under a cap of tokens, differ in length.
 
     Attributes:
         epoch: number of the epoch under way.
         left: steps that it has left.
-        whole: steps of a whole epoch.
     """
 
-    epoch: int
-    left: int
-    whole: int
+    def __init__(self, loader: PackedLoader, left: int) -> None:
+        self.epoch, self.left, self._loader = loader.epoch, left, loader
+        self._whole: dict[int, int] = {}
 
     @classmethod
     def of(cls, loader: PackedLoader) -> Ahead | None:
@@ -51,20 +50,28 @@ class Ahead(NamedTuple):
             steps = len(loader) // loader.accumulation
         except TypeError:
             return None
-        left = steps - state["legs"][-1]["steps"]
-        if len(state["legs"]) > 1:  # another number of ranks, or another accumulation, began this epoch
-            loader.set_epoch(loader.epoch + 1)
-            steps = len(loader) // loader.accumulation
-            loader.load_state_dict(state)
-        return cls(loader.epoch, left, steps)
+        return cls(loader, steps - state["legs"][-1]["steps"])
+
+    def whole(self, epoch: int) -> int:
+        """Return the steps of a whole epoch."""
+        if epoch not in self._whole:
+            self._whole[epoch] = self._loader.steps_in(epoch)
+        return self._whole[epoch]
 
     def steps(self, epochs: float) -> int:
         """Return how many steps are left until `epochs` epochs (counted from epoch 0) are over."""
-        return max(self.left + math.ceil((epochs - self.epoch - 1) * self.whole), 0)
+        last = max(math.ceil(epochs) - 1, self.epoch)
+        without = math.floor((last + 1 - epochs) * self.whole(last))
+        return max(self.left + sum(map(self.whole, range(self.epoch + 1, last + 1))) - without, 0)
 
-    def epochs(self, steps: int) -> int:
-        """Return how many epochs the next `steps` steps touch, the one under way included."""
-        return 1 + max(-((self.left - steps) // self.whole), 0) if steps > 0 else 0
+    def epochs(self, steps: int) -> list[int]:
+        """Return the steps of each epoch that the next `steps` steps touch, the one under way first."""
+        found = [self.left] if steps > 0 else []
+        beyond = steps - self.left
+        while beyond > 0:
+            found.append(self.whole(self.epoch + len(found)))
+            beyond -= found[-1]
+        return found
 
 
 class FedLoader(TorchLoader):
@@ -93,7 +100,7 @@ class Progress(TrainerCallback):
     def __init__(self, loader: PackedLoader, ahead: Ahead, epochs: int) -> None:
         self.loader, self.ahead, self.last = loader, ahead, epochs
         self.epoch = ahead.epoch
-        self.begun = loader.steps_seen - (ahead.whole - ahead.left)  # steps seen when this epoch began
+        self.begun = loader.steps_seen - (ahead.whole(self.epoch) - ahead.left)  # steps seen when this epoch began
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Set the number of epochs."""
@@ -103,7 +110,7 @@ class Progress(TrainerCallback):
         """Set how many epochs are over, with the fraction of the one under way."""
         if self.loader.epoch != self.epoch:
             self.epoch, self.begun = self.loader.epoch, self.loader.steps_seen - 1
-        state.epoch = self.epoch + (self.loader.steps_seen - self.begun) / self.ahead.whole
+        state.epoch = self.epoch + (self.loader.steps_seen - self.begun) / self.ahead.whole(self.epoch)
 
 
 def steps_of(folder: Path) -> int:

@@ -112,7 +112,7 @@ class Loaders:
     def _options(self, *, training: bool) -> dict[str, Any]:
         packing = self.config.packing
         options: dict[str, Any] = {"seed": self.seed, "align": packing.align, "prefetch": packing.prefetch}
-        for name in ("rows", "tokens", "sequences"):
+        for name in ("rows", "tokens", "sequences", "token_cap"):
             if getattr(packing, name) is not None:
                 options[name] = getattr(packing, name)
         options |= {"last": packing.last, "accumulation": packing.accumulation} if training else {"last": "fill"}

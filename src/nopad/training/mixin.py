@@ -205,13 +205,13 @@ class PackedMixin(EvaluatingMixin):
                 "nothing is left; give more epochs, or a new loader"
             )
         epochs = ahead.epochs(max_steps - done)
-        self._progress = Progress(loader, ahead, ahead.epoch + epochs)
+        self._progress = Progress(loader, ahead, ahead.epoch + len(epochs))
         self.add_callback(self._progress)
         # The Trainer takes `done // most` epochs as over, and at most so many steps of each of the others.
-        most = max(ahead.left, ahead.whole)
+        most = max([*epochs, ahead.whole(ahead.epoch)])
         _, _, examples, _, batch, _, _ = values
         samples = examples * max_steps // dataloader.summary.steps
-        return done // most + epochs, most, examples, samples, batch, most * loader.accumulation, max_steps
+        return done // most + len(epochs), most, examples, samples, batch, most * loader.accumulation, max_steps
 
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as transformers' Trainer does, with the loader where it stands, or where the checkpoint left it.

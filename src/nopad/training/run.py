@@ -139,7 +139,7 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
     for field, loader in (("packing.rows", train), ("trainer.per_device_eval_batch_size", evaluation)):
         with about(field):
             check_rows(shape, 1 if loader is None else loader.rows, tokenizer)
-    width = train.capacity or widest(train)
+    width = train.capacity or config.packing.token_cap or widest(train)
     rows = train.per_rank if config.packing.rows is not None else 1
     memory = estimate(unpacked(shape), slots=(rows, width), args=args)
     return Prepared(

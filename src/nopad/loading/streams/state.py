@@ -199,11 +199,11 @@ def _read_columns(given: Mapping[str, Any]) -> Sequences:
 
 
 def _unpacked(column: Mapping[str, str], name: str, size: int) -> NDArray[Any]:
-    stored = np.dtype(column["stored"]).newbyteorder("<")
+    stored, wanted = np.dtype(column["stored"]).newbyteorder("<"), np.dtype(column["type"])
     data = base64.b64decode(column["data"], validate=True)
-    if stored.kind not in "biuf" or len(data) != size * stored.itemsize:
+    if stored.kind not in "biuf" or wanted.kind not in "biuf" or len(data) != size * stored.itemsize:
         raise FormatError(f"this state is damaged: its column {name!r} has {len(data)} bytes for {size} values")
-    return np.frombuffer(data, dtype=stored).astype(np.dtype(column["type"]))
+    return np.frombuffer(data, dtype=stored).astype(wanted)
 
 
 def _count(given: Mapping[str, Any], name: str) -> int:

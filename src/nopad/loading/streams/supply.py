@@ -194,10 +194,14 @@ class StreamSupply(Supply):
             PlanMismatchError: they are of other data, another tokenizer, or other options.
         """
         states = [state] if isinstance(state, Mapping) or not isinstance(state, Sequence) else list(state)
+        if not states:
+            raise FormatError("there is no state in this list; give what state_dict() returned on each rank")
         read = [read_state(one, self.packing) for one in states]
         facts = self.facts()
         for _, there in read:
             check_same(there, facts)
+        if self.reader.repeat and any(place.cursor.ended for place, _ in read):
+            raise FormatError("this state is damaged: a stream that is repeated has no end")
         places = _in_order([place for place, _ in read], self.serving.ranks.rank, self.serving.ranks.world_size)
         ranks, shape = self.serving.ranks, (self.serving.accumulation, self.serving.per_rank)
         for place in places:
@@ -273,6 +277,8 @@ class StreamSupply(Supply):
             while True:
                 begun = replace(flow.place(), batches=0)
                 packs = flow.take(at.accumulation * at.per_rank)
+                if self.reader.repeat and len(packs) < at.accumulation * at.per_rank:
+                    raise AssertionError("a stream that is repeated never has too few units")
                 yield _Begun(len(packs), flow.place())
                 micros = [packs[micro :: at.accumulation] for micro in range(at.accumulation)]
                 for micro in range(at.batches if begun.steps_seen == at.steps_seen else 0, at.accumulation):

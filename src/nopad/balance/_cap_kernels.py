@@ -1,0 +1,302 @@
+"""The compiled loops of dealing under a limit of tokens. Conventions as in `nopad._kernels`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from nopad.balance._kernels import sort_by_cost
+
+
+@njit(cache=True, nogil=True)
+def _before(rank: int, other: int, values: NDArray[Any], units_of: NDArray[Any]) -> bool:
+    """Whether a rank comes before another: the lower value, then fewer units, then the first."""
+    if values[rank] != values[other]:
+        return bool(values[rank] < values[other])
+    if units_of[rank] != units_of[other]:
+        return bool(units_of[rank] < units_of[other])
+    return rank < other
+
+
+@njit(cache=True, nogil=True)
+def _sink(heap: NDArray[Any], place: NDArray[Any], rank: int, values: NDArray[Any], units_of: NDArray[Any]) -> None:
+    """Restore a heap of ranks after one of them, at ``place[rank]``, got a unit."""
+    at, n = place[rank], heap.shape[0]
+    while True:
+        child = 2 * at + 1
+        if child + 1 < n and _before(heap[child + 1], heap[child], values, units_of):
+            child += 1
+        if child >= n or _before(rank, heap[child], values, units_of):
+            break
+        heap[at] = heap[child]
+        place[heap[at]] = at
+        at = child
+    heap[at] = rank
+    place[rank] = at
+
+
+@njit(cache=True, nogil=True)
+def _place(
+    order: NDArray[Any],
+    costs: NDArray[Any],
+    tokens: NDArray[Any],
+    cap: int,
+    by: int,
+    rank_of: NDArray[Any],
+    cost_of: NDArray[Any],
+    tokens_of: NDArray[Any],
+    units_of: NDArray[Any],
+) -> bool:
+    """Place the units one by one, the last of `order` first; return whether each found a rank with room for it.
+
+    `by`: 0, the rank of the lowest cost; 1, of the fewest tokens; 2, of the most tokens that still has room. Ties go to
+    the rank of fewer units, then to the first.
+    """
+    cost_of[:] = 0
+    tokens_of[:] = 0
+    units_of[:] = 0
+    heap, place = np.arange(cost_of.shape[0]), np.arange(cost_of.shape[0])  # ranks, the one of the least value first
+    values = np.zeros(cost_of.shape[0], dtype=np.int64)
+    for at in range(order.shape[0] - 1, -1, -1):
+        unit = order[at]
+        best = heap[0]
+        if by == 2 or tokens[unit] > cap - tokens_of[best]:
+            best = -1
+            if by != 1:  # the rank of the fewest tokens has no room, so none has
+                for rank in range(cost_of.shape[0]):
+                    fits = tokens[unit] <= cap - tokens_of[rank]
+                    if fits and (best < 0 or _before(rank, best, values, units_of)):
+                        best = rank
+        if best < 0:
+            return False
+        rank_of[unit] = best
+        cost_of[best] += costs[unit]
+        tokens_of[best] += tokens[unit]
+        units_of[best] += 1
+        if by == 2:
+            values[best] = -tokens_of[best]
+        else:
+            values[best] = cost_of[best] if by == 0 else tokens_of[best]
+            _sink(heap, place, best, values, units_of)
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _move(
+    unit: int,
+    rank: int,
+    costs: NDArray[Any],
+    tokens: NDArray[Any],
+    rank_of: NDArray[Any],
+    cost_of: NDArray[Any],
+    tokens_of: NDArray[Any],
+    units_of: NDArray[Any],
+) -> None:
+    """Move a unit to another rank."""
+    was = rank_of[unit]
+    rank_of[unit] = rank
+    cost_of[was] -= costs[unit]
+    cost_of[rank] += costs[unit]
+    tokens_of[was] -= tokens[unit]
+    tokens_of[rank] += tokens[unit]
+    units_of[was] -= 1
+    units_of[rank] += 1
+
+
+@njit(cache=True, nogil=True)
+def _fill_empty(
+    costs: NDArray[Any],
+    tokens: NDArray[Any],
+    rank_of: NDArray[Any],
+    cost_of: NDArray[Any],
+    tokens_of: NDArray[Any],
+    units_of: NDArray[Any],
+) -> None:
+    """Give each empty rank a unit of a rank that has several."""
+    unit = 0
+    for rank in range(cost_of.shape[0]):
+        if units_of[rank] == 0:
+            while units_of[rank_of[unit]] < 2:
+                unit += 1
+            _move(unit, rank, costs, tokens, rank_of, cost_of, tokens_of, units_of)
+
+
+@njit(cache=True, nogil=True)
+def _relieve(
+    most_looks: int,
+    costs: NDArray[Any],
+    tokens: NDArray[Any],
+    cap: int,
+    rank_of: NDArray[Any],
+    cost_of: NDArray[Any],
+    tokens_of: NDArray[Any],
+    units_of: NDArray[Any],
+) -> None:
+    """Move units of the costliest rank to others, or swap them, while that makes it cheaper; look at so many pairs.
+
+    It ends when no rank is above the least that is possible by more than 1 in 4,096.
+    """
+    n, world = costs.shape[0], cost_of.shape[0]
+    mine = np.empty(n, dtype=np.int64)
+    least = max(costs.max(), (cost_of.sum() + world - 1) // world)
+    looks = 0
+    while looks < most_looks:
+        worst = int(np.argmax(cost_of))
+        if cost_of[worst] <= least + least // 4096:
+            return
+        held = 0
+        for unit in range(n):
+            if rank_of[unit] == worst:
+                mine[held] = unit
+                held += 1
+        best, mover, swapped, target = cost_of[worst], -1, -1, -1
+        looks += held * (n + world)
+        for at in range(held):
+            unit = mine[at]
+            if held > 1:
+                for rank in range(world):
+                    after = max(cost_of[worst] - costs[unit], cost_of[rank] + costs[unit])
+                    if rank != worst and after < best and tokens_of[rank] + tokens[unit] <= cap:
+                        best, mover, swapped, target = after, unit, -1, rank
+            for other in range(n):
+                gain = costs[unit] - costs[other]
+                rank = rank_of[other]
+                if gain <= 0 or rank == worst:
+                    continue
+                after = max(cost_of[worst] - gain, cost_of[rank] + gain)
+                longer = tokens[unit] - tokens[other]
+                if after < best and tokens_of[rank] + longer <= cap and tokens_of[worst] - longer <= cap:
+                    best, mover, swapped, target = after, unit, other, rank
+        if mover < 0:
+            return
+        _move(mover, target, costs, tokens, rank_of, cost_of, tokens_of, units_of)
+        if swapped >= 0:
+            _move(swapped, worst, costs, tokens, rank_of, cost_of, tokens_of, units_of)
+
+
+@njit(cache=True, nogil=True)
+def deal_capped(
+    costs: NDArray[Any], tokens: NDArray[Any], world: int, cap: int, most_looks: int, rank_of: NDArray[Any]
+) -> bool:
+    """Set the rank of each unit, with at most `cap` tokens per rank; return whether a way was found.
+
+    Ways are tried until one is found: the costliest first, the longest first (where most, then where least room is
+    left), as they come. `most_looks` limits the search for improvements.
+    """
+    n = costs.shape[0]
+    spare_costs = np.empty(n, dtype=np.int64)
+    spare = np.empty(n, dtype=np.int64)
+    cost_of = np.empty(world, dtype=np.int64)
+    tokens_of = np.empty(world, dtype=np.int64)
+    units_of = np.empty(world, dtype=np.int64)
+    for way in range(4):
+        order, by = np.arange(n), way
+        if way < 3:
+            sort_by_cost(costs.copy() if way == 0 else tokens.copy(), order, spare_costs, spare)
+        else:
+            order, by = order[::-1].copy(), 1
+        if _place(order, costs, tokens, cap, by, rank_of, cost_of, tokens_of, units_of):
+            _fill_empty(costs, tokens, rank_of, cost_of, tokens_of, units_of)
+            _relieve(most_looks, costs, tokens, cap, rank_of, cost_of, tokens_of, units_of)
+            return True
+    return False
+
+
+@njit(cache=True, nogil=True)
+def _add_to_emptiest(loads: NDArray[Any], size: int, cap: int) -> bool:
+    """Add to the least of the loads, a heap with the least first; or return False if that one is too full."""
+    if size > cap - loads[0]:
+        return False
+    load, at, n = loads[0] + size, 0, loads.shape[0]
+    while True:
+        child = 2 * at + 1
+        if child + 1 < n and loads[child + 1] < loads[child]:
+            child += 1
+        if child >= n or loads[child] >= load:
+            break
+        loads[at] = loads[child]
+        at = child
+    loads[at] = load
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _fits_sorted(sizes: NDArray[Any], loads: NDArray[Any], cap: int, spare: NDArray[Any]) -> bool:
+    """Whether all sizes find room, the largest first, each where most room is left; `spare`: ``[4, sizes]`` or more."""
+    n = sizes.shape[0]
+    ordered = spare[0, :n]
+    ordered[:] = sizes
+    sort_by_cost(ordered, spare[1, :n], spare[2, :n], spare[3, :n])
+    loads[:] = 0
+    fitting, at = True, n - 1
+    while fitting and at >= 0:
+        fitting = _add_to_emptiest(loads, ordered[at], cap)
+        at -= 1
+    return fitting
+
+
+@njit(cache=True, nogil=True)
+def _fit_as_they_come(sizes: NDArray[Any], parts: int, loads: NDArray[Any], cap: int) -> int:
+    """Return how many units find room one after another, each of their parts where most room is left."""
+    loads[:] = 0
+    for at in range(sizes.shape[0]):
+        if not _add_to_emptiest(loads, sizes[at], cap):
+            return int(at // parts)
+    return int(sizes.shape[0] // parts)
+
+
+@njit(cache=True, nogil=True)
+def cut_capped(
+    sizes: NDArray[Any], parts: int, bins: int, most: int, cap: int, room: int, tries: int, bounds: NDArray[Any]
+) -> int:
+    """Cut units into steps that `deal_capped` can deal to so many bins; return the number of steps.
+
+    Unit u has the sizes ``sizes[u * parts : (u + 1) * parts]``, and all bins have room for `room` tokens. A
+    step takes up to `most` units: as many as find room sorted by size, of which `tries` numbers are tried from the
+    largest on, or as they come. ``bounds[s + 1]`` is set to where step s ends. If a unit finds no room in an empty
+    step, minus its number, minus 1, is returned.
+    """
+    units, begin, steps = sizes.shape[0] // parts, 0, 0
+    loads = np.zeros(bins, dtype=np.int64)
+    spare = np.empty((4, min(most, units) * parts), dtype=np.int64)
+    while begin < units:
+        high = min(most, units - begin)
+        of_step = sizes[begin * parts : (begin + high) * parts]
+        left, at = np.int64(room), 0
+        while at < of_step.shape[0] and of_step[at] <= left:
+            left -= of_step[at]
+            at += 1
+        more = max(at // parts, 1)  # those after them have more tokens than all ranks may
+        low, back, tried = 0, 0, 0
+        if left > room // 4:
+            low = _fit_as_they_come(of_step, parts, loads, cap)
+        while low < more and tried < tries:
+            if _fits_sorted(of_step[: more * parts], loads, cap, spare):
+                low = more
+            back = 4 * back if back else 1 + more // 256
+            more = max(more - back, 1)
+            tried += 1
+        if low == 0:
+            low = _fit_as_they_come(of_step, parts, loads, cap)
+        if low == 0:
+            if not _fits_sorted(of_step[:parts], loads, cap, spare):
+                return -begin - 1
+            low = 1
+        begin += low
+        steps += 1
+        bounds[steps] = begin
+    return steps
+
+
+@njit(cache=True, nogil=True)
+def first_unfit(sizes: NDArray[Any], parts: int, bins: int, cap: int) -> int:
+    """Return the first unit that finds no room in so many bins by itself, or -1; units as in `cut_capped`."""
+    loads = np.zeros(bins, dtype=np.int64)
+    spare = np.empty((4, parts), dtype=np.int64)
+    for unit in range(sizes.shape[0] // parts):
+        if not _fits_sorted(sizes[unit * parts : (unit + 1) * parts], loads, cap, spare):
+            return unit
+    return -1

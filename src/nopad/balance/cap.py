@@ -1,0 +1,191 @@
+"""Deal units to ranks in any numbers, and keep every rank under a limit of tokens.
+
+`deal_under_cap` deals one step. `cut_under_cap` cuts the units of an epoch into steps that can be dealt, and
+`deal_step_under_cap` deals these, over micro-steps too; what was cut is always dealt. O(n log ranks) to cut n units,
+and where a limit is tight six sorts of a step more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nopad.balance.costs import check_costs
+from nopad.balance.deal import deal
+from nopad.balance.methods import Balance
+from nopad.balance.shape import Shape
+from nopad.errors import BalanceError
+from nopad.options import Option
+
+__all__ = ["cut_under_cap", "deal_step_under_cap", "deal_under_cap", "first_over_cap"]
+
+_MOST_LOOKS = 20_000_000  # how many pairs of units are compared at most: about 20 ms
+_LOOKS_OF_A_STEP = 1_000_000  # the same for `deal_step_under_cap`: about 5 ms
+_TRIES = 6  # numbers of units of a step, between what fits as it comes and what could fit at all
+
+
+def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: int) -> NDArray[np.int64]:
+    """Deal units to ranks in any numbers, with no rank above `cap` tokens; return the rank of each unit, int64 ``[n]``.
+
+    Looks for the lowest largest cost: units from the costliest on, each to the rank of the lowest cost that has room;
+    then units of the costliest rank are moved or swapped while that helps, until it is within 1 in 4,096 of the least
+    possible. Where the cap is so tight that this finds no place for a unit, units are dealt by tokens first. Every rank
+    gets a unit.
+
+    Args:
+        costs: cost of each unit, integers; ``[n]``.
+        tokens: tokens of each unit, rounded up where they are aligned (`round_up`), integers; ``[n]``.
+        world_size: number of ranks.
+        cap: most tokens a rank may get.
+
+    Raises:
+        BalanceError: a unit has more tokens than the cap, there are fewer units than ranks, or no way was found to
+            keep to the cap.
+
+    >>> deal_under_cap([9, 5, 4, 1], [9, 5, 4, 1], world_size=2, cap=10).tolist()
+    [0, 1, 1, 0]
+    """
+    world_size = Option(default=None, help="").check("world_size", world_size)
+    cap = Option(default=None, help="", high=2**63 - 1).check("cap", cap)
+    checked, sizes = check_costs(costs), check_costs(tokens)
+    if checked.size != sizes.size:
+        raise BalanceError(f"{checked.size} costs for {sizes.size} units; give one each")
+    if checked.size < world_size:
+        raise BalanceError(f"{checked.size} units are too few for {world_size} ranks; each gets at least one")
+    if int(sizes.max()) > cap:
+        worst = int(sizes.argmax())
+        raise BalanceError(
+            f"unit {worst} has {int(sizes[worst])} tokens, the cap is {cap}; truncate or split it, or raise the cap"
+        )
+    return _ranks(checked, sizes, world_size, cap, _MOST_LOOKS)
+
+
+def _ranks(
+    costs: NDArray[np.int64], sizes: NDArray[np.int64], world_size: int, cap: int, looks: int
+) -> NDArray[np.int64]:
+    rank_of = np.empty(costs.size, dtype=np.int64)
+    if not _kernels().deal_capped(costs, sizes, world_size, cap, looks, rank_of):
+        raise BalanceError(
+            f"found no way to deal {costs.size} units of {int(sizes.sum())} tokens to {world_size} ranks of at most "
+            f"{cap} tokens each; raise the cap or deal fewer units"
+        )
+    return rank_of
+
+
+def cut_under_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> NDArray[np.int64]:
+    """Cut units, in their order, into steps in which no rank's micro-step has more than `cap` tokens.
+
+    A step takes ``shape.per_step`` units, or as many as a way was found to deal. Return where each begins, and where
+    the last one ends; int64 ``[steps + 1]``.
+
+    Args:
+        tokens: tokens of each unit, in the order of `draw`; ``[n]``; with `parts`, of each part, ``[n * parts]``.
+        shape: the most units of a step, and the micro-steps of all ranks that share them.
+        cap: most tokens of a rank's micro-step.
+        parts: how many parts each unit has, which share the step and may go to different ranks.
+
+    Raises:
+        BalanceError: a unit alone does not fit into a step; the message has its place in the order.
+
+    >>> cut_under_cap([3, 3, 1, 4, 2, 2], Shape(2, 1, 1, 2), cap=4).tolist()
+    [0, 3, 6]
+    """
+    sizes, cap = _sized(tokens, cap)
+    bounds = np.zeros(sizes.size // parts + 1, dtype=np.int64)
+    bins = shape.world_size * shape.accumulation
+    room = min(bins * cap, int(sizes.sum()))
+    steps = int(_kernels().cut_capped(sizes, parts, bins, shape.per_step, cap, room, _TRIES, bounds))
+    if steps < 0:
+        raise BalanceError(f"unit {-steps - 1} alone does not fit into a step of {bins} times {cap} tokens")
+    return bounds[: steps + 1].copy()
+
+
+def first_over_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> int | None:
+    """Return the first unit that does not fit into a step by itself, or None; arguments as of `cut_under_cap`."""
+    sizes, cap = _sized(tokens, cap)
+    if parts == 1:
+        over = sizes > cap
+        return int(over.argmax()) if over.any() else None
+    found = int(_kernels().first_unfit(sizes, parts, min(shape.world_size * shape.accumulation, parts), cap))
+    return None if found < 0 else found
+
+
+def deal_step_under_cap(
+    costs: ArrayLike, tokens: ArrayLike, shape: Shape, balance: Balance, cap: int
+) -> NDArray[np.int64]:
+    """Deal the units of a step, none of a rank's micro-steps above `cap` tokens; int64 ``[world, accumulation, most]``.
+
+    The result holds indices into `costs`, each once, and -1 where a rank has fewer units than another. What `deal`
+    gives stands if it keeps to the cap. Otherwise, or where a step has not ``shape.per_step`` units, as many parts as
+    there are micro-steps of all ranks are made under the cap (`deal_under_cap`), as equal in cost as can be, and dealt
+    by their costs.
+
+    Args:
+        costs: cost of each unit, integers; ``[n]``.
+        tokens: tokens of each unit; ``[n]``.
+        shape: the ranks that share the step.
+        balance: the method.
+        cap: most tokens of a rank's micro-step.
+
+    Raises:
+        BalanceError: no way was found; not if `cut_under_cap` made the step.
+
+    >>> deal_step_under_cap([3, 2, 2, 1], [3, 2, 2, 1], Shape(2, 1, 1, 2), Balance.named("none"), cap=4).tolist()
+    [[[0, 3]], [[1, 2]]]
+    """
+    checked = check_costs(costs)
+    sizes, cap = _sized(tokens, cap)
+    parts: NDArray[np.int64] | None = None
+    if checked.size == shape.per_step:
+        parts = deal(checked, shape, balance)
+        if int(sizes[parts].sum(axis=2).max()) > cap:
+            parts = None
+    if parts is None:
+        parts = _in_parts(checked, sizes, shape, balance, cap)
+    return _proven(parts, sizes, cap)
+
+
+def _in_parts(
+    costs: NDArray[np.int64], sizes: NDArray[np.int64], shape: Shape, balance: Balance, cap: int
+) -> NDArray[np.int64]:
+    """Deal units to as many parts as there are micro-steps of all ranks, and these to ranks."""
+    bins = shape.world_size * shape.accumulation
+    of_unit = np.arange(costs.size) if costs.size <= bins else _ranks(costs, sizes, bins, cap, _LOOKS_OF_A_STEP)
+    cost_of = np.zeros(bins, dtype=np.int64)
+    np.add.at(cost_of, of_unit, costs)
+    whole = Shape(shape.world_size, shape.node_size, shape.accumulation, 1)
+    order = deal(cost_of, whole, Balance(wait=balance.wait)).reshape(-1)  # the part of each rank's micro-step
+    counts = np.bincount(of_unit, minlength=bins)
+    place = np.empty(bins, dtype=np.int64)
+    place[order] = np.arange(bins)
+    units = np.argsort(place[of_unit], kind="stable")
+    row = place[of_unit][units]
+    begins = np.cumsum(counts[order]) - counts[order]
+    parts = np.full((bins, int(counts.max(initial=1))), -1, dtype=np.int64)
+    parts[row, np.arange(units.size) - begins[row]] = units
+    return parts.reshape(shape.world_size, shape.accumulation, -1)
+
+
+def _proven(parts: NDArray[np.int64], sizes: NDArray[np.int64], cap: int) -> NDArray[np.int64]:
+    """Return `parts` after proving that they have every unit once, and none more tokens than the cap."""
+    dealt = parts[parts >= 0]
+    tokens = np.where(parts >= 0, sizes[parts], 0).sum(axis=2)
+    if not np.array_equal(np.sort(dealt), np.arange(sizes.size)) or int(tokens.max()) > cap:
+        raise AssertionError("a deal under a cap must have every unit once, and no rank above the cap")
+    return parts
+
+
+def _sized(tokens: ArrayLike, cap: int) -> tuple[NDArray[np.int64], int]:
+    """Return sizes, and the cap, no larger than all of them together, so that no sum passes 64 bits."""
+    sizes = check_costs(tokens)
+    cap = Option(default=None, help="", high=2**63 - 1).check("cap", cap)
+    return sizes, min(cap, int(sizes.sum()))
+
+
+def _kernels() -> Any:
+    """Import the compiled loops at their first use, since importing numba takes longer than all of nopad."""
+    from nopad.balance import _cap_kernels
+
+    return _cap_kernels
