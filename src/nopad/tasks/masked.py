@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 
 from nopad.batch import PackedBatch
+from nopad.corpus.masks import BEGINS, GOES_ON, MASKABLE, NEVER
 from nopad.corpus.options import OverLong
 from nopad.errors import RecordError
 from nopad.loading.supply import Collate
 from nopad.options import BOOLEAN, Option
 from nopad.sequences import Sequences
-from nopad.tasks._kernels import BEGINS, GOES_ON, NEVER
 from nopad.tasks.examples import Examples, field_of, numbered, stacked
-from nopad.tasks.masking import MASKABLE, Masking
+from nopad.tasks.masking import Masking
 from nopad.tasks.objectives import OfTokens
 from nopad.tasks.pieces import aligned, check_offsets, cut, framed, words_in
 from nopad.tasks.task import Task
