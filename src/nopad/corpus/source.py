@@ -52,6 +52,7 @@ class Block:
         whole: whether the block is one document, so that line numbers mean nothing.
         source: name of the named source that the block belongs to; "" if sources are not named.
         at: where the source begins again with this block (`Source.blocks_from`); (): only its number says.
+        places: where each line of a block is that has documents of several files, for messages; (): `path` says.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Block:
     whole: bool = False
     source: str = ""
     at: tuple[int, ...] = ()
+    places: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -86,6 +88,8 @@ class Block:
 
     def place(self, line: int) -> str:
         """Return where a record is, for messages: `docs/a.jsonl, line 7`."""
+        if self.places:
+            return self.places[line - self.first_line]
         if self.whole:
             return self.path or self.name
         return f"{self.path or self.name}, {'line' if isinstance(self.data, bytes) else 'row'} {line}"
@@ -108,6 +112,8 @@ class Source(ABC):
     """The column that marks padding, the same for every record."""
     folders: tuple[Path, ...] = ()
     """Folders of this machine that were walked: what is written into one of them would be read the next time."""
+    divisible: bool = True
+    """Whether a share of the records can be held out: not where records share text."""
     names: tuple[str, ...] = ("",)
     """Names of the named sources that it reads, in reading order; ``("",)`` if its sources have no names."""
 
