@@ -23,8 +23,8 @@ def choose(kinds: NDArray[Any], key: np.uint64, below: np.uint64, count: int, ch
     """Choose tokens of one sequence: fill `chosen`, bool ``[T]``; `kinds` are those of its tokens.
 
     ``draw(t)`` is draw 3 t of `key`. Without a `count` (-1), a token is chosen if its draw is less than `below`. With
-    one, words are taken by rising draws of their first tokens, each that leaves the sum of tokens within `count`. Either
-    way a token that goes on with a word is chosen as the word's first is.
+    one, words are taken by rising draws of their first tokens, each that leaves the sum of tokens within `count`. In
+    either case a token that goes on with a word is chosen as the word's first is.
     """
     words = 0
     for t in range(kinds.shape[0]):

@@ -18,7 +18,7 @@ _1 = np.uint64(1)
 
 
 @njit(cache=True, nogil=True, inline="always")
-def drawn(key: np.uint64, at: int, low: int, high: int) -> int:
+def drawn(key: np.uint64, at: int, low: int, high: int) -> Any:
     """Return draw `at` of a key as an integer from `low` to `high`."""
     word = mix(key + (np.uint64(at) + _1) * GOLDEN)
     return low + np.int64(bounded(word, np.uint64(high - low + 1)))

@@ -1,4 +1,4 @@
-"""Documents -> pairs ``[CLS] A [SEP] B [SEP]`` for masked language models with next-sentence prediction, as BERT has it.
+"""Documents -> pairs ``[CLS] A [SEP] B [SEP]`` for masked language models with next-sentence prediction, as in BERT.
 
 Sentences of a document are taken until they have as many tokens as the target: the length that pairs may have, or for
 one document in ten (`short`) a shorter one, drawn evenly from 2 tokens on. They are divided at random into side A and
@@ -284,8 +284,8 @@ def _made(
     )
     ends = np.concatenate([[0], np.cumsum(given.lengths)])
     out = np.empty((given.lengths.size * options.copies, _pair_kernels.COLUMNS), np.int64)
-    shares = [np.uint64(min(math.floor(share * 2**64), 2**64 - 1)) for share in (options.short, options.random_next)]
-    count = _pair_kernels.all_pairs(first.astype(np.int64), ends, keys, _room(options), *shares, out)
+    short, other = (np.uint64(min(math.floor(n * 2**64), 2**64 - 1)) for n in (options.short, options.random_next))
+    count = _pair_kernels.all_pairs(first.astype(np.int64), ends, keys, _room(options), short, other, out)
     made = out[:count]
     begins = np.flatnonzero(np.diff(made[:, 0], prepend=-1))
     made[:, 1] = np.arange(count) - np.repeat(begins, np.diff(begins, append=count))
@@ -306,13 +306,10 @@ def _written(made: NDArray[np.int64], tokens: NDArray[np.int32], words: Vocabula
 def _for_masks(made: Sequences, names: NDArray[np.int64], words: Vocabulary, options: PairOptions) -> Sequences:
     """Return pairs with masks and a column ``labels``, or with a column ``maskable`` by which they are drawn later."""
     ids = made.tokens["input_ids"]
-    if words.goes_on is None:
-        kinds = words.masks.maskable(ids)
-    else:
-        kinds = words.masks.words(ids, made.begins, words.goes_on)
+    masks, goes_on = words.masks, words.goes_on
+    kinds = masks.maskable(ids) if goes_on is None else masks.words(ids, made.begins, goes_on)
     tokens = {**made.tokens, MASKABLE: kinds}
     if options.static:
         masked, labels = words.masks.drawn(ids, kinds, made.seq_lengths, names)
         tokens = {**made.tokens, "input_ids": masked.astype(np.int32), "labels": labels.astype(np.int32)}
     return Sequences(seq_lengths=made.seq_lengths, tokens=tokens, values=made.values)
-

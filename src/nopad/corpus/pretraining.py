@@ -230,14 +230,15 @@ def _check(given: Any, sizes: np.ndarray[Any, Any], places: list[str], options: 
     """Refuse a pool of which no pairs can be made, or whose sentences or documents are an error."""
     if options.empty == "error" and not sizes.all():
         raise RecordError(
-            f'{places[int(sizes.argmin())]}: an empty document, without a single token; remove it, or choose empty="skip"'
+            f"{places[int(sizes.argmin())]}: an empty document, without a single token; remove it, or choose "
+            'empty="skip"'
         )
     at = too_long(given, options) if options.over_long == "error" else None
     if at is not None:
         most = options.max_length - 4
         raise RecordError(
             f"{places[int(given.document[at])]}: a sentence of {given.lengths[at]} tokens, and of the "
-            f"{options.max_length} of a pair it may have {most}; choose over_long=\"truncate\", \"split\" or \"drop\" "
+            f'{options.max_length} of a pair it may have {most}; choose over_long="truncate", "split" or "drop" '
             "(of sentences), or a larger max_length"
         )
     check_next(sizes, f"{places[0]} and the {len(places) - 1:,} documents behind it")
@@ -259,4 +260,3 @@ def check_next(sizes: np.ndarray[Any, Any], where: str) -> None:
             f"{where}: none has two sentences, so no sentence follows another; look at what a document is "
             '(text_unit="file" or "paragraph"), or train a masked language model without next sentences (task mask)'
         )
-

@@ -19,6 +19,7 @@ pySBD, more careful and far slower, has not been released since 2021. Pre-traini
 result for good; a wrong end now and then only moves where a part of a pair begins.
 """
 
+# ruff: noqa: RUF001 - the stops of other scripts are meant
 from __future__ import annotations
 
 import re
@@ -39,22 +40,27 @@ _DOTTED = re.compile(r"(?:\w\.)+\w|ph\.d")
 _ENTRY = re.compile(r"\(?(?:\d{1,3}|[A-Za-z])\Z")
 _LONGEST = 40  # characters that are looked at before a stop
 
+
+def _listed(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
 # Before a name, or whatever else goes on
-_NEVER = frozenset(
+_NEVER = _listed(
     "mr mrs ms dr prof st gen col capt cmdr lt sgt maj rev hon gov sen rep pres messrs mme mlle fr mt ft "
-    "e.g i.e cf viz vs v approx ca resp incl esp dept".split()
+    "e.g i.e cf viz vs v approx ca resp incl esp dept"
 )
 # Before a number
-_NUMBERED = frozenset("no nos fig figs p pp vol vols ch chap sec sect eq art para tab ver op n".split())
+_NUMBERED = _listed("no nos fig figs p pp vol vols ch chap sec sect eq art para tab ver op n")
 # Also at the end of a sentence
-_PERHAPS = frozenset(
+_PERHAPS = _listed(
     "etc al inc ltd co corp llc jr sr bros est ed eds trans repr jan feb mar apr jun jul aug sep sept oct nov dec "
-    "mon tue tues wed thu thurs fri sat sun ave blvd rd univ assn misc max min avg".split()
+    "mon tue tues wed thu thurs fri sat sun ave blvd rd univ assn misc max min avg"
 )
-_STARTERS = frozenset(
+_STARTERS = _listed(
     "the a an this that these those it he she they we you i in on at as but and or if when while after before although "
     "however for from there here his her its their our my what why how who where which then so yet not no yes all some "
-    "many most each both one two since because once also with by to see note use".split()
+    "many most each both one two since because once also with by to see note use"
 )
 
 
