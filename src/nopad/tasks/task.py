@@ -35,6 +35,7 @@ class Task(ABC):
         max_length: most tokens of a sequence; None: any number.
         over_long: what happens to longer ones: "error", "truncate", "drop"; some tasks "split" them.
         objective: what is learned.
+        fewest: how many records `encode` should get at least, where there are so many: of which it draws.
         dtypes: NumPy's names of the types in which predictions are stored that are numbers, or lists of numbers, and
             neither int64 nor float64; by name.
     """
@@ -43,6 +44,7 @@ class Task(ABC):
     auto: ClassVar[str]
     policies: ClassVar[tuple[OverLong, ...]] = ("error", "truncate", "drop")
     dtypes: ClassVar[Mapping[str, str]] = {}
+    fewest: ClassVar[int] = 1
     objective: Objective
 
     def __init__(self, tokenizer: Any, *, max_length: int | None = None, over_long: OverLong = "error") -> None:
@@ -103,6 +105,11 @@ class Task(ABC):
     @classmethod
     def found_options(cls, folder: Path) -> dict[str, Any]:
         """Return options that a model's folder states beside its configuration; none unless a task reads some."""
+        return {}
+
+    @classmethod
+    def reading(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return how records for training are read: options of `nopad.corpus.open_records`, by those of the task."""
         return {}
 
     @property
