@@ -41,7 +41,7 @@ _COUNTED = ("truncated", "split", "dropped")
 
 
 class Pretraining(Task):
-    """Masked language modelling and next-sentence prediction; a record is a document.
+    r"""Masked language modelling and next-sentence prediction; a record is a document.
 
     Args:
         tokenizer: the model's tokenizer, with ``[CLS]``, ``[SEP]`` and ``[MASK]``.
@@ -71,9 +71,8 @@ class Pretraining(Task):
         OptionError: an option has an invalid value, or the tokenizer lacks a token.
 
     >>> from nopad.tasks import Pretraining
-    >>> task = Pretraining(tokenizer, max_length=16)
-    >>> made = task.encode([{"text": "why not ? yes . no ."}, {"text": "one two . three four . five ."}])
-    >>> print(made)
+    >>> task = Pretraining(tokenizer, max_length=16, sentences="line")
+    >>> print(task.encode([{"text": "why not ?\nyes .\nno ."}, {"text": "one two .\nthree four .\nfive ."}]))
     2 records: 4 sequences, 43 tokens, 3 random next
     """
 
