@@ -38,6 +38,7 @@ class Summary:
         notes: what else there is to say, line by line: what each source of a mixture gives.
         too_long: sequences of these steps, but for a step with empty places, that alone cost a rank over 10 % more than
             the mean rank, the longest first, as (sequence, tokens): no balance helps, only context parallelism.
+        longest: tokens of the longest sequence of the epoch.
     """
 
     unit: str
@@ -55,6 +56,7 @@ class Summary:
     balanced: Report
     too_long: tuple[tuple[int, int], ...]
     notes: tuple[str, ...] = ()
+    longest: int = 0
 
     def __str__(self) -> str:
         """Return a few lines for people."""
@@ -131,6 +133,7 @@ def summarise(
         steps_not_packed=None if capacity is None else -(-sequences // shape.per_step),
         left_out=(left.size, *_counts(units, left)),
         empty=course.empty,
+        longest=int(units.seq_lengths.max(initial=0)),
         balanced=_report(waits),
         too_long=_too_long(units, [wait.too_long for wait in waits]),
         notes=notes,

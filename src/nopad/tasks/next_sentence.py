@@ -87,7 +87,8 @@ class OfPretraining(Objective):
         masked = cross_entropy(outputs[TOKENS][0], labels, ignore_index=IGNORED, reduction="none")[labels != IGNORED]
         if not self.next_sentence:
             return (masked,)
-        return masked, cross_entropy(outputs[FOLLOWS], inputs[NEXT], reduction="none")
+        known = inputs[NEXT] != IGNORED
+        return masked, cross_entropy(outputs[FOLLOWS][known], inputs[NEXT][known], reduction="none")
 
 
 class _PretrainingMeter(Meter):

@@ -27,7 +27,7 @@ from nopad.training.effects import effects
 from nopad.training.folder import CACHE, METRICS_FILE, RunFolder, kept_lines, last_checkpoint
 from nopad.training.loaders import Loaders, about, find_data, has_evaluation, widest
 from nopad.training.memory import Estimate, estimate
-from nopad.training.models import load_model, load_tokenizer, longest, outline, read_model_config
+from nopad.training.models import check_positions, load_model, load_tokenizer, longest, outline, read_model_config
 from nopad.training.progress import Logged, Metrics
 
 __all__ = ["Prepared", "prepare", "train"]
@@ -107,14 +107,17 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
     auto = None if kind is None else kind.auto
     model_config = read_model_config(config.model, task)
     shape = outline(config.model, model_config, auto)
+    check_positions(config.model, shape)
     if task is not None:
         config, task = _with_length(config, task, longest(shape))
     objective = objective_of(shape) if task is None else task.objective
     made = Loaders(config, args, task, tokenizer, objective, cache)
     with about("data.train"):
         train = made.loader(records["train"], "train")
+        _check_longest(train, longest(shape))
     with about("data.held_out" if config.data.held_out else "data.eval"):
         evaluation = made.loader(records["eval"], "eval") if records["eval"] is not None else None
+        _check_longest(evaluation, longest(shape))
     width = train.capacity or widest(train)
     rows = train.per_rank if config.packing.rows is not None else 1
     memory = estimate(unpacked(shape), slots=(rows, width), args=args)
@@ -131,6 +134,16 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
         memory=memory,
         notes=tuple(made.notes),
     )
+
+
+def _check_longest(loader: PackedLoader | None, positions: int | None) -> None:
+    """Refuse sequences that are longer than the model has positions."""
+    summary = None if loader is None else loader.summary()
+    if positions is not None and isinstance(summary, Summary) and summary.longest > positions:
+        raise OptionError(
+            f"it has a sequence of {summary.longest:,} tokens, and the model has {positions:,} positions; pack shorter "
+            "ones, or take a model with more positions"
+        )
 
 
 def arguments(config: TrainConfig) -> Any:
