@@ -32,11 +32,11 @@ SentenceUnit = Literal["rules", "line"]
 _PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*|\n(?=[^\S\n]*(?:[-*+•‣–]|\(?\d{1,3}[.)])[^\S\n])")
 _STOP = re.compile(
     r"[。！？｡]+[」』”’）】〉》]*\s*"
-    r"|(?P<stop>[.!?…‽।॥؟۔։]+)[\"'”’»)\]}]*(?:\s+|\Z)"
+    r"|(?P<stop>[.!?…‽।॥؟۔։]+)[\"'”’“‘»«›)\]}]*(?:\s+|\Z)"
 )
 _OPENING = "\"'“‘«„‚(⟨[{¿¡*_`"
 _BEFORE = re.compile(r"[^\s\"'“”‘’«»()\[\]{}]*\Z")
-_DOTTED = re.compile(r"(?:\w\.)+\w|ph\.d")
+_DOTTED = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]|ph\.d")
 _ENTRY = re.compile(r"\(?(?:\d{1,3}|[A-Za-z])\Z")
 _LONGEST = 40  # characters that are looked at before a stop
 
