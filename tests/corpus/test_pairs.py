@@ -131,8 +131,8 @@ def test_sentences_that_do_not_fit(over_long, left):
     made = pairs_of(given, 2, np.arange(2).astype(np.uint64), vocabulary(), options)
     seen = {int(token) for token in made.sequences.tokens["input_ids"]} & set(range(100, 134))
     assert len(seen) <= sum(left)
-    names = {"truncate": "truncated", "split": "split", "drop": "dropped"}
-    assert made.counts[names[over_long]] == 1
+    lost = {"truncate": 18, "split": 0, "drop": 30}[over_long]
+    assert (made.counts["long_sentences"], made.counts["long_sentences_tokens"]) == (1, lost)
     assert made.sequences.seq_lengths.max() <= 16
 
 
@@ -140,7 +140,7 @@ def test_a_document_without_a_sentence_is_counted():
     given = documents_of([[4, 3], [2, 2]])
     moved = given._replace(document=given.document * 2)
     made = pairs_of(moved, 4, np.arange(4).astype(np.uint64), vocabulary(), PairOptions(max_length=32))
-    assert (made.counts["documents"], made.counts["empty_skipped"]) == (2, 2)
+    assert (made.counts["documents"], made.counts["documents_empty"]) == (2, 2)
     assert set(made.document.tolist()) == {0, 2}
 
 

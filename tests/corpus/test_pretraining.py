@@ -248,3 +248,14 @@ def test_settings_bring_the_options_back():
     settings = json.loads(json.dumps(source.settings()))
     assert options_from_settings(settings) == source.options
     assert options_from_settings({"text_unit": "file"}) is None
+
+
+def test_counts_of_documents_and_sentences_are_proven_again(tmp_path):
+    given = [*texts(30), " ", "w1 " * 50 + "\nw2", ""]
+    source = source_of(given, over_long="truncate")
+    made = pack_corpus(source, tmp_path / "out", CorpusOptions(capacity=24))
+    counts = {name: made.counts[name] for name in ("documents", "documents_empty", "long_sentences", "empty_skipped")}
+    assert counts == {"documents": 31, "documents_empty": 2, "long_sentences": 1, "empty_skipped": 0}
+    assert made.counts["long_sentences_tokens"] == 30
+    assert made.counts["records"] == made.sequences
+    assert nopad.verify(tmp_path / "out", source=source) == []

@@ -196,7 +196,7 @@ def test_what_it_refuses():
     long = [{"text": "cat\n" + "dog " * 30}, {"text": "red\nblue"}]
     with pytest.raises(LengthError, match=r"record 0 has a sentence of 30 tokens, .* it may have 20; choose over_long"):
         pretraining().encode(long)
-    assert pretraining(over_long="split").encode(long).counts["sentences_split"] == 1
+    assert pretraining(over_long="split").encode(long).counts["long_sentences"] == 1
     with pytest.raises(OptionError, match="max_length is missing"):
         pretraining(max_length=None).encode(long)
     with pytest.raises(OptionError, match="max_predictions is 30, and a pair of 24 tokens has 21"):

@@ -133,12 +133,13 @@ def outcome(manifest: Manifest, plan: Plan) -> Text:
     counts = manifest.counts
     pairs = counts["documents"] > 0
     parts = [_pairs(counts) if pairs else counted(counts["records"], "record")]
-    of = "sentences " if pairs else ""
     for name, word in (
-        ("split", f"{of}split"),
-        ("truncated", f"{of}truncated"),
-        ("dropped", f"{of}dropped as over-long"),
-        ("empty_skipped", f"{'documents ' if pairs else ''}skipped as empty"),
+        ("split", "split"),
+        ("truncated", "truncated"),
+        ("dropped", "dropped as over-long"),
+        ("empty_skipped", "skipped as empty"),
+        ("documents_empty", "documents without a sentence"),
+        ("long_sentences", f"sentences too long ({_LONG.get(str(manifest.options.get('over_long')), '')})"),
         ("bad_skipped", "skipped as bad"),
         ("stripped", f"came with padding ({counted(counts['stripped_tokens'], 'token')}, removed)"),
         ("other_split", "held out" if manifest.options.get("split") == "train" else "not held out"),
@@ -157,6 +158,9 @@ def outcome(manifest: Manifest, plan: Plan) -> Text:
         if names:
             text.append(f"  columns that {what}: {', '.join(names)}\n")
     return text
+
+
+_LONG = {"truncate": "truncated", "split": "split", "drop": "dropped"}
 
 
 def _pairs(counts: Mapping[str, int]) -> str:

@@ -144,8 +144,9 @@ class Counts:
         stripped, stripped_tokens: records that had padding, and tokens of this padding, which is no content.
         other_split, other_split_tokens: records that are in the other dataset (training or held out), and their
             tokens, special tokens included.
-        documents: documents that pairs for pre-training were made of (`nopad.corpus.pretraining`), of which a record is
-            one pair; then `truncated`, `split` and `dropped` count sentences, and `empty_skipped` documents.
+        documents, documents_empty: documents that pairs for pre-training were made of (`nopad.corpus.pretraining`;
+            a record is one pair), and those without a sentence.
+        long_sentences, long_sentences_tokens: sentences that did not fit, and what `over_long` lost of them.
         random_next: pairs whose second side is of another document.
         trimmed_tokens: tokens that pairs lost at the ends of their sides, to fit.
     """
@@ -165,6 +166,9 @@ class Counts:
     other_split: int = 0
     other_split_tokens: int = 0
     documents: int = 0
+    documents_empty: int = 0
+    long_sentences: int = 0
+    long_sentences_tokens: int = 0
     random_next: int = 0
     trimmed_tokens: int = 0
 

@@ -243,7 +243,7 @@ def pairs_of(
     """
     fitting, counts = _fitting(given, options)
     there, first = np.unique(fitting.document, return_index=True)
-    counts |= {"documents": there.size, "empty_skipped": documents - there.size}
+    counts |= {"documents": there.size, "documents_empty": documents - there.size}
     made = _made(fitting, np.append(first, fitting.document.size), numbers[there], options)
     sequences = _written(made, fitting.tokens, words)
     names = np.stack([numbers[there].view(np.int64)[made[:, 0]], made[:, 1], np.zeros(len(made), np.int64)], axis=1)
@@ -264,12 +264,15 @@ def _room(options: PairOptions) -> int:
 def _fitting(given: Sentences, options: PairOptions) -> tuple[Sentences, dict[str, int]]:
     """Return the sentences that fit, and what happened to those that did not."""
     most = _room(options) - 1
-    counts = cut_counts(given.lengths, most, options.over_long)
-    if not counts.get("truncated", 0) + counts.get("split", 0) + counts.get("dropped", 0):
+    over = int(np.count_nonzero(given.lengths > most))
+    if not over:
         return given, {}
+    lost = cut_counts(given.lengths, most, options.over_long)
+    tokens_lost = lost.get("truncated_tokens", 0) + lost.get("dropped_tokens", 0)
     row, start, length = cut(given.lengths, most, options.over_long)
     begins = np.cumsum(given.lengths) - given.lengths
     tokens = gather_runs(given.tokens, begins[row] + start, length)[0]
+    counts = {"long_sentences": over, "long_sentences_tokens": tokens_lost}
     return Sentences(tokens, length, given.document[row]), counts
 
 

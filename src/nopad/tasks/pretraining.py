@@ -37,7 +37,6 @@ __all__ = ["Pretraining"]
 
 _NEXT_SENTENCE = Option(default=True, choices=BOOLEAN, help="next sentences are learned")
 _TOP = Option(default=5, help="tokens to fill in")
-_COUNTED = ("truncated", "split", "dropped")
 
 
 class Pretraining(Task):
@@ -153,7 +152,7 @@ class Pretraining(Task):
         """Turn documents into pairs, or with `labels` False pairs of texts into sequences; see `Task.encode`.
 
         Pairs have the columns ``token_type_ids``, ``next_sentence_label`` and, of static masks, ``labels``; else
-        ``maskable``, by which `collate` masks them. A document without a sentence is counted as ``empty``.
+        ``maskable``, by which `collate` masks them. What became of documents and sentences is counted.
 
         Raises:
             RecordError: fewer than two documents have a sentence, or none has two, so no next sentence can be learned.
@@ -174,8 +173,7 @@ class Pretraining(Task):
         check_next(np.bincount(given.document, minlength=len(texts)), f"{len(texts):,} documents")
         numbers = [int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) for text in texts]
         made = pairs_of(given, len(texts), np.array(numbers, np.uint64), self._words, options)
-        counts = {f"sentences_{name}": made.counts.get(name, 0) for name in _COUNTED}
-        counts |= {"empty": made.counts["empty_skipped"], "random_next": made.counts["random_next"]}
+        counts = {name: made.counts.get(name, 0) for name in ("documents_empty", "long_sentences", "random_next")}
         return Examples(sequences=made.sequences, record=made.document, records=len(texts), counts=counts)
 
     def _asked(self, records: list[tuple[int, Mapping[str, Any]]]) -> Examples:
