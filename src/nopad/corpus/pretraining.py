@@ -16,19 +16,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from nopad.corpus.inputs import InputFile
-from nopad.corpus.pairs import NEXT, TYPES, PairOptions, Vocabulary, pairs_of, sentences_in, too_long
+from nopad.corpus.pairs import NEXT, TYPES, PairOptions, Sentences, Vocabulary, pairs_of, sentences_in, too_long
 from nopad.corpus.records import BadRecord, Carried, Kind, Record, Records
 from nopad.corpus.source import Block, Source
 from nopad.corpus.tokenizer import Tokenizer
 from nopad.errors import RecordError, SourceError
 
-__all__ = ["FEWEST", "PREFIX", "PretrainingSource", "check_next", "options_from_settings"]
+__all__ = [
+    "FEWEST",
+    "PREFIX",
+    "PretrainingSource",
+    "TokenisedPool",
+    "check_next",
+    "options_from_settings",
+    "tokenised_pool",
+]
 
 FEWEST = 16  # documents of a pool
 PREFIX = "pretrain_"  # of the settings
@@ -211,23 +220,48 @@ def _decode(
     """
     import pyarrow as pa
 
-    documents = orjson.loads(data)
-    for line, document in enumerate(documents, first_line):
-        if not isinstance(document, str):
-            yield BadRecord(line=line, reason=document["bad"])
-    good = [number for number, document in enumerate(documents) if isinstance(document, str)]
-    given = sentences_in([documents[number] for number in good], tokenizer, options.sentences)
-    sizes = np.bincount(given.document, minlength=len(good))
-    _check(given, sizes, [pool[number] for number in good], options)
-    numbers = np.array(good, np.uint64) + np.uint64(first_line - 1)
-    made = pairs_of(given, len(good), numbers, words, options)
+    found = tokenised_pool(data, first_line, tokenizer, options)
+    for line, reason in found.bad.items():
+        yield BadRecord(line=line, reason=reason)
+    _check(found, pool, first_line, options)
+    made = pairs_of(found.sentences, found.lines.size, found.numbers, words, options)
     values = {name: pa.array(column) for name, column in made.sequences.values.items()}
-    lines = first_line + np.array(good, np.int64)[made.document]
-    yield Records(lines=lines, ids=replace(made.sequences, values={}), values=values, counts=made.counts)
+    ids = replace(made.sequences, values={})
+    yield Records(lines=found.lines[made.document], ids=ids, values=values, counts=made.counts)
 
 
-def _check(given: Any, sizes: np.ndarray[Any, Any], places: list[str], options: PairOptions) -> None:
+class TokenisedPool(NamedTuple):
+    """The documents of a pool, tokenised.
+
+    Attributes:
+        sentences: of all documents that are not bad.
+        lines: line of each of these documents; int64 ``[D]``.
+        bad: why the others are bad, by line.
+    """
+
+    sentences: Sentences
+    lines: NDArray[np.int64]
+    bad: dict[int, str]
+
+    @property
+    def numbers(self) -> NDArray[np.uint64]:
+        """The number of each document in the source; ``[D]``."""
+        return (self.lines - 1).astype(np.uint64)
+
+
+def tokenised_pool(data: bytes, first_line: int, tokenizer: Tokenizer, options: PairOptions) -> TokenisedPool:
+    """Tokenise the documents of a block of a `PretrainingSource`."""
+    documents = list(enumerate(orjson.loads(data), first_line))
+    good = [(line, document) for line, document in documents if isinstance(document, str)]
+    given = sentences_in([document for _, document in good], tokenizer, options.sentences)
+    bad = {line: document["bad"] for line, document in documents if not isinstance(document, str)}
+    return TokenisedPool(given, np.array([line for line, _ in good], np.int64), bad)
+
+
+def _check(found: TokenisedPool, pool: list[str], first_line: int, options: PairOptions) -> None:
     """Refuse a pool of which no pairs can be made, or whose sentences or documents are an error."""
+    given, places = found.sentences, [pool[line - first_line] for line in found.lines.tolist()]
+    sizes = np.bincount(given.document, minlength=len(places))
     if options.empty == "error" and not sizes.all():
         raise RecordError(
             f"{places[int(sizes.argmin())]}: an empty document, without a single token; remove it, or choose "
@@ -241,10 +275,10 @@ def _check(given: Any, sizes: np.ndarray[Any, Any], places: list[str], options: 
             f'{options.max_length} of a pair it may have {most}; choose over_long="truncate", "split" or "drop" '
             "(of sentences), or a larger max_length"
         )
-    check_next(sizes, f"{places[0]} and the {len(places) - 1:,} documents behind it")
+    check_next(sizes, f"{pool[0]} and the {len(pool) - 1:,} documents behind it")
 
 
-def check_next(sizes: np.ndarray[Any, Any], where: str) -> None:
+def check_next(sizes: NDArray[np.int64], where: str) -> None:
     """Refuse documents of which no next sentence can be learned; `sizes` are their numbers of sentences, ``[D]``.
 
     Raises:

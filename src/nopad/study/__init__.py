@@ -11,6 +11,7 @@ from nopad.study.distributions import Distribution, distribution
 from nopad.study.latency import LatencyRow, latency_rows
 from nopad.study.long_context import WORKLOADS, LongRow, long_context_rows, too_long
 from nopad.study.packing import Redone, StrategyCount, contrast, count_strategies, packing_matrix_of_table_4, redo
+from nopad.study.pretraining import PairsAt, machine_documents, pairs_at
 from nopad.study.published import TABLES, Table, tables_for, unpublished_table
 from nopad.study.residuals import Compared, Residuals, compare, residuals
 from nopad.study.scaling import ScalingRow, scaling
@@ -23,6 +24,7 @@ __all__ = [
     "Distribution",
     "LatencyRow",
     "LongRow",
+    "PairsAt",
     "Redone",
     "Residuals",
     "ScalingRow",
@@ -35,8 +37,10 @@ __all__ = [
     "distribution",
     "latency_rows",
     "long_context_rows",
+    "machine_documents",
     "order_effect",
     "packing_matrix_of_table_4",
+    "pairs_at",
     "published_range",
     "redo",
     "residuals",

@@ -40,8 +40,8 @@ class OfPretraining(Objective):
         next_sentence: whether next sentences are learned too.
     """
 
-    targets = ("labels", NEXT)
-    reads = (TOKENS, FOLLOWS)
+    targets: tuple[str, ...] = ("labels", NEXT)
+    reads: tuple[str, ...] = (TOKENS, FOLLOWS)
     gives = "token"
     heads = ("tokens",)
     parts = 2

@@ -115,7 +115,7 @@ class Pretraining(Task):
             "seed": seed,
             "over_long": self.over_long,
         }
-        masks = {"rate": rate, "max_predictions": max_predictions}
+        masks: dict[str, Any] = {"rate": rate, "max_predictions": max_predictions}
         PairOptions(max_length=self.max_length or 2**30, **{**self._how, **masks, "static": True})
         if static:
             self._how |= masks

@@ -116,7 +116,7 @@ def _parts_alone(model: Any, example: Example, alone: Alone, number: int) -> tup
     """
     with inside_model(f"sequence {number} alone"):
         found = alone(model, example.inputs(model))
-    parts = found if isinstance(found, tuple) and found else (found,)
+    parts: tuple[Tensor, ...] = found if isinstance(found, tuple) and found else (found,)  # type: ignore[assignment]
     for each in parts:
         if not isinstance(each, Tensor) or each.dim() > 1:
             said = f"shape {list(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
