@@ -149,8 +149,9 @@ def pairs_table(found: Sequence[PairsAt], width: int) -> Group:
         "predictions": lambda one: f"{one.predictions}",
         "lengths, 1 to most": lambda one: sparkline(one.lengths),
         "theoretical": lambda one: f"{one.lengths.theoretical:.3f}",
+        "paper's": lambda one: "" if one.published is None else f"{one.published[0]:.1f}",
         "nopad": lambda one: f"{one.lengths.factor:.3f}",
-        "paper": lambda one: "" if one.published is None else f"{one.published:.2f}",
+        "the paper's": lambda one: "" if one.published is None else f"{one.published[1]:.2f}",
     }
 
     def make(left_out: Sequence[str]) -> Grid:

@@ -76,7 +76,7 @@ def pretraining(
     first = found[0]
     screen.print(
         f"  Text: {what}; {first.counts['documents']:,} documents, {first.random_share:.1%} of the pairs of "
-        f"{first.lengths.capacity} with a random next. The papers' factors are of Wikipedia.",
+        f"{first.lengths.capacity} with a random next. The paper's figures are of Wikipedia.",
         style="dim",
         markup=False,
         soft_wrap=True,
