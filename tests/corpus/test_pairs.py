@@ -215,7 +215,7 @@ def test_the_loops_are_the_readable_ones(check_twins):
     from nopad import _kernels
 
     space = {**vars(_kernels), **vars(_mask_kernels), **vars(_pair_kernels)}
-    names = ("mix", "bounded", "mark", "choose", "mask", "drawn", "happens", "pairs", "all_pairs", "write")
+    names = ("mix", "bounded", "mark", "by_draw", "choose", "mask", "drawn", "happens", "pairs", "all_pairs", "write")
     for name in names:
         space[name] = FunctionType(space[name].py_func.__code__, space)
     first, ends = np.array([0, 2, 5, 6]), np.concatenate([[0], np.cumsum([3, 4, 9, 2, 2, 5])])
@@ -229,6 +229,8 @@ def test_the_loops_are_the_readable_ones(check_twins):
     check_twins(
         _pair_kernels.write, space["write"], [made, tokens, 2, 3, np.zeros(total, np.int32), np.zeros(total, np.int8)]
     )
+    draws = np.random.default_rng(0).integers(0, 2**64 - 1, 500, np.uint64)
+    np.testing.assert_array_equal(_mask_kernels.by_draw(draws), np.argsort(draws))
     kinds = np.random.default_rng(0).integers(0, 3, 40).astype(np.int8)
     for count in (-1, 0, 6, 40):
         check_twins(_mask_kernels.choose, space["choose"], [kinds, np.uint64(7), half, count, np.zeros(40, bool)])

@@ -178,7 +178,7 @@ def test_other_rates(rate, low, high):
 
 def test_the_loop_is_the_readable_one(check_twins):
     space = {**vars(nopad._kernels), **vars(_kernels)}
-    for name in ("mix", "bounded", "mark", "choose", "mask"):
+    for name in ("mix", "bounded", "mark", "by_draw", "choose", "mask"):
         space[name] = FunctionType(space[name].py_func.__code__, space)
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 9, 20).astype(np.int32)

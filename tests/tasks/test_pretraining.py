@@ -229,3 +229,31 @@ def test_predictions_of_pairs():
     assert found[0]["next"] == pytest.approx(torch.softmax(outputs.seq_relationship_logits, -1)[0, 0].item(), abs=1e-9)
     best = outputs.prediction_logits[0][encoded["input_ids"][0] == tokenizer().mask_token_id].argmax(-1)
     assert [fill[0]["id"] for fill in found[0]["fill"]] == best.tolist()
+
+
+def test_pairs_may_be_a_stream():
+    """Documents that are not packed yet, read while a loader runs, masked by the task; a state goes on."""
+    import itertools
+
+    from nopad.corpus import IterableSource, PairOptions, PretrainingSource
+
+    task = pretraining()
+    texts = [one["text"] for one in documents(60)]
+    options = PairOptions(max_length=24, sentences="line", pool_bytes=1000)
+
+    def loader():
+        source = PretrainingSource(IterableSource(texts), nopad.load_tokenizer(tokenizer()), options)
+        return nopad.PackedLoader(source, 48, rows=2, collate=task.collate)
+
+    def seen(batches):
+        return [(batch["input_ids"].tolist(), batch["labels"].tolist(), batch[NEXT].tolist()) for batch in batches]
+
+    whole = seen(itertools.islice(loader(), 8))
+    first = loader()
+    begun = seen(itertools.islice(first, 3))
+    again = loader()
+    again.load_state_dict(first.state_dict())
+    assert begun + seen(itertools.islice(again, 5)) == whole
+    model = nopad.packed(bert(task, "BertForPreTraining"))
+    loss, _ = task.objective.step(model, next(iter(loader())))
+    assert loss.isfinite()
