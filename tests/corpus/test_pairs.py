@@ -12,7 +12,7 @@ from nopad import random
 from nopad.corpus import _mask_kernels, _pair_kernels
 from nopad.corpus.masks import Masks, default_predictions
 from nopad.corpus.pairs import PairOptions, Sentences, Vocabulary, pairs_of, too_long
-from nopad.errors import OptionError
+from nopad.errors import OptionError, RecordError
 
 START, MIDDLE = 2, 3
 
@@ -134,6 +134,17 @@ def test_sentences_that_do_not_fit(over_long, left):
     lost = {"truncate": 18, "split": 0, "drop": 30}[over_long]
     assert (made.counts["long_sentences"], made.counts["long_sentences_tokens"]) == (1, lost)
     assert made.sequences.seq_lengths.max() <= 16
+
+
+def test_what_is_left_must_be_of_two_documents():
+    """What a policy drops is no partner either."""
+    numbers, options = np.arange(2).astype(np.uint64), PairOptions(max_length=16, over_long="drop")
+    with pytest.raises(RecordError, match="the documents: 1 with a sentence that fits, and a next sentence at random"):
+        pairs_of(documents_of([[4, 4], [30]]), 2, numbers, vocabulary(), options)
+    with pytest.raises(RecordError, match="the documents: none with a sentence that fits"):
+        pairs_of(documents_of([[30, 30], [30]]), 2, numbers, vocabulary(), options)
+    with pytest.raises(RecordError, match="the documents: none has two sentences, so no sentence follows another"):
+        pairs_of(documents_of([[4, 30], [4]]), 2, numbers, vocabulary(), options)
 
 
 def test_a_document_without_a_sentence_is_counted():

@@ -34,7 +34,6 @@ __all__ = [
     "PREFIX",
     "PretrainingSource",
     "TokenisedPool",
-    "check_next",
     "options_from_settings",
     "tokenised_pool",
 ]
@@ -224,7 +223,8 @@ def _decode(
     for line, reason in found.bad.items():
         yield BadRecord(line=line, reason=reason)
     _check(found, pool, first_line, options)
-    made = pairs_of(found.sentences, found.lines.size, found.numbers, words, options)
+    where = f"{pool[0]} and the {len(pool) - 1:,} documents behind it"
+    made = pairs_of(found.sentences, found.lines.size, found.numbers, words, options, where)
     values = {name: pa.array(column) for name, column in made.sequences.values.items()}
     ids = replace(made.sequences, values={})
     yield Records(lines=found.lines[made.document], ids=ids, values=values, counts=made.counts)
@@ -259,7 +259,7 @@ def tokenised_pool(data: bytes, first_line: int, tokenizer: Tokenizer, options: 
 
 
 def _check(found: TokenisedPool, pool: list[str], first_line: int, options: PairOptions) -> None:
-    """Refuse a pool of which no pairs can be made, or whose sentences or documents are an error."""
+    """Refuse a pool with a sentence that is too long, or an empty document, where that is an error."""
     given, places = found.sentences, [pool[line - first_line] for line in found.lines.tolist()]
     sizes = np.bincount(given.document, minlength=len(places))
     if options.empty == "error" and not sizes.all():
@@ -274,23 +274,4 @@ def _check(found: TokenisedPool, pool: list[str], first_line: int, options: Pair
             f"{places[int(given.document[at])]}: a sentence of {given.lengths[at]} tokens, and of the "
             f'{options.max_length} of a pair it may have {most}; choose over_long="truncate", "split" or "drop" '
             "(of sentences), or a larger max_length"
-        )
-    check_next(sizes, f"{pool[0]} and the {len(pool) - 1:,} documents behind it")
-
-
-def check_next(sizes: NDArray[np.int64], where: str) -> None:
-    """Refuse documents of which no next sentence can be learned; `sizes` are their numbers of sentences, ``[D]``.
-
-    Raises:
-        RecordError: fewer than two have a sentence, or none has two; `where` begins the message.
-    """
-    if np.count_nonzero(sizes) < 2:
-        raise RecordError(
-            f"{where}: {np.count_nonzero(sizes)} with a sentence, and a next sentence at random is drawn from another "
-            "document; give at least two"
-        )
-    if sizes.max() < 2:
-        raise RecordError(
-            f"{where}: none has two sentences, so no sentence follows another; look at what a document is "
-            '(text_unit="file" or "paragraph"), or train a masked language model without next sentences (task mask)'
         )

@@ -18,7 +18,7 @@ import numpy as np
 
 from nopad.corpus import PairOptions, PretrainingSource, Source, Tokenizer, stdlib_texts
 from nopad.corpus.pairs import Vocabulary, pairs_of
-from nopad.corpus.pretraining import check_next, tokenised_pool
+from nopad.corpus.pretraining import tokenised_pool
 from nopad.histogram import Histogram
 from nopad.study.distributions import Distribution, distribution
 
@@ -95,9 +95,8 @@ def pairs_at(
     for block in PretrainingSource(source, tokenizer, given).blocks():
         assert isinstance(block.data, bytes)
         pool = tokenised_pool(block.data, block.first_line, tokenizer, given)
-        check_next(np.bincount(pool.sentences.document, minlength=pool.lines.size), block.path)
         for number, one in enumerate(every):
-            made = pairs_of(pool.sentences, pool.lines.size, pool.numbers, words, one)
+            made = pairs_of(pool.sentences, pool.lines.size, pool.numbers, words, one, block.path)
             counts[number] += np.bincount(made.sequences.seq_lengths, minlength=counts[number].size)
             for name, count in made.counts.items():
                 totals[number][name] = totals[number].get(name, 0) + count

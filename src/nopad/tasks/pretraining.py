@@ -19,7 +19,6 @@ from nopad.batch import PackedBatch
 from nopad.corpus.masks import default_predictions
 from nopad.corpus.options import OverLong, TextUnit
 from nopad.corpus.pairs import PairOptions, Vocabulary, pairs_of, sentences_in, too_long
-from nopad.corpus.pretraining import check_next
 from nopad.corpus.sentences import SentenceUnit
 from nopad.corpus.tokenizer import load_tokenizer
 from nopad.errors import LengthError, OptionError
@@ -170,9 +169,9 @@ class Pretraining(Task):
                 f'{options.max_length} of a pair it may have {options.max_length - 4}; choose over_long="truncate", '
                 '"split" or "drop" (of sentences), or a larger max_length'
             )
-        check_next(np.bincount(given.document, minlength=len(texts)), f"{len(texts):,} documents")
         numbers = [int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) for text in texts]
-        made = pairs_of(given, len(texts), np.array(numbers, np.uint64), self._words, options)
+        where = f"{len(texts):,} documents"
+        made = pairs_of(given, len(texts), np.array(numbers, np.uint64), self._words, options, where)
         counts = {name: made.counts.get(name, 0) for name in ("documents_empty", "long_sentences", "random_next")}
         return Examples(sequences=made.sequences, record=made.document, records=len(texts), counts=counts)
 
