@@ -45,8 +45,8 @@ def test_shuffles_are_pinned_forever(key, shuffled):
 
 def test_streams_are_distinct():
     streams = {name: value for name, value in vars(random).items() if name.startswith("STREAM_")}
-    assert len(set(streams.values())) == len(streams) == 10
-    assert len({random.key(0, stream) for stream in streams.values()}) == 10
+    assert len(set(streams.values())) == len(streams) == 11
+    assert len({random.key(0, stream) for stream in streams.values()}) == 11
 
 
 @given(WORD, WORD)

@@ -37,6 +37,7 @@ STREAM_EPOCH = 9
 STREAM_PASS = 10
 STREAM_MASK = 11
 STREAM_SHUFFLE = 12
+STREAM_PAIRS = 13
 
 
 def mix(x: int) -> int:

@@ -32,7 +32,7 @@ def test_values_that_are_none(options, expected):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"text_unit": "page"}, "text_unit is 'page'; it must be 'file' or 'line'"),
+        ({"text_unit": "page"}, "text_unit is 'page'; it must be 'file', 'line' or 'paragraph'"),
         (
             {"text_field": "a", "ids_field": "b"},
             "text_field 'a' and ids_field 'b' exclude each other; give one of them",

@@ -50,6 +50,12 @@ def check_manifest(manifest: Manifest, records, wanted, room: int, over_long: st
         "stripped_tokens": 0,
         "other_split": 0,
         "other_split_tokens": 0,
+        "documents": 0,
+        "documents_empty": 0,
+        "long_sentences": 0,
+        "long_sentences_tokens": 0,
+        "random_next": 0,
+        "trimmed_tokens": 0,
     }
 
 

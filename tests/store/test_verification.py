@@ -91,6 +91,12 @@ UNPROVEN_COUNTS = {
     "stripped",
     "stripped_tokens",
     "other_split_tokens",
+    "documents",
+    "documents_empty",
+    "long_sentences",
+    "long_sentences_tokens",
+    "random_next",
+    "trimmed_tokens",
 }
 
 

@@ -14,9 +14,10 @@ from tests.tasks.tiny import bert, tokenizer, wordpieces, words
 
 import nopad
 from nopad import PackedLoader, random
+from nopad.corpus import _mask_kernels as _kernels
 from nopad.errors import BatchError, LengthError, OptionError, PlanMismatchError, RecordError
 from nopad.loading import EpochCollate, causal
-from nopad.tasks import MaskedLM, Masking, _kernels
+from nopad.tasks import MaskedLM, Masking
 
 COUNT = 40
 SPECIAL = set(tokenizer().all_special_ids)
@@ -178,7 +179,7 @@ def test_other_rates(rate, low, high):
 
 def test_the_loop_is_the_readable_one(check_twins):
     space = {**vars(nopad._kernels), **vars(_kernels)}
-    for name in ("mix", "bounded", "mask"):
+    for name in ("mix", "bounded", "mark", "by_draw", "choose", "mask"):
         space[name] = FunctionType(space[name].py_func.__code__, space)
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 9, 20).astype(np.int32)
@@ -187,7 +188,8 @@ def test_the_loop_is_the_readable_one(check_twins):
     ordinary, key = np.array([7, 9, 11]), np.uint64(rng.integers(2**63))
     ids, kinds = rng.integers(5, 12, size), rng.integers(0, 3, size).astype(np.int8)
     below = np.uint64(2**63)
-    arguments = [ids, np.empty(size, np.int64), kinds, lengths, names, key, below, 4, ordinary]
+    free = np.full(20, -1)
+    arguments = [ids, np.empty(size, np.int64), kinds, lengths, names, key, below, free, 4, ordinary]
     before = copy.deepcopy(arguments)
     check_twins(_kernels.mask, space["mask"], arguments)
     at = 0

@@ -102,6 +102,7 @@ CASES = {  # records, kind of model, options
     "dpo": ([{"prompt": "why ", "chosen": "yes", "rejected": "no"}] * 3, llama, {}),
     "embed": (TEXTS, bert, {}),
     "mask": (TEXTS, bert, {}),
+    "pretrain": ([{"text": "is it [MASK]", "pair": "why"}] * 3, bert, {}),
     "regress": (TEXTS, bert, {}),
     "reward": (TEXTS, llama, {}),
     "tag": (TEXTS, bert, {"labels": 3}),
@@ -120,7 +121,7 @@ def test_every_task_predicts_from_a_folder_into_files(name, tmp_path):
     own = copy.deepcopy(tokenizer())
     own.chat_template = template
     task = task_named(name, own, options)
-    made = build(task, "BertModel" if name in ("embed", "contrast") else None)
+    made = build(task, {"embed": "BertModel", "contrast": "BertModel"}.get(name))
     made.float().save_pretrained(tmp_path / "model")
     own.save_pretrained(tmp_path / "model")
     task, model = load_task(name, tmp_path / "model", {"over_long": "truncate"} if "labels" in options else {})

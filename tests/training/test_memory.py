@@ -23,6 +23,12 @@ SIZES = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3, "n
 ROWS, CAPACITY = 4, 128
 
 
+def test_logits_count_by_whatever_name(tmp_path):
+    with torch.device("meta"):
+        made = transformers.BertForPreTraining(transformers.BertConfig(vocab_size=500, **SIZES))
+    assert found(made, tmp_path).activations > found(model(), tmp_path).activations + 12 * ROWS * CAPACITY * 500
+
+
 def model(kind="Bert", **options):
     config = getattr(transformers, f"{kind}Config")(vocab_size=500, **SIZES, **options)
     auto = "AutoModelForSequenceClassification" if kind == "Bert" else "AutoModelForCausalLM"

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.cli.inputs import open_inputs, refuse_policies
+from nopad.cli.pretrain import Wrap
 from nopad.corpus import CorpusOptions, LengthsFile, ReaderOptions, Source, Tokenizer, load_tokenizer, sequences
 from nopad.corpus.hub import HUB
 from nopad.corpus.npy import NpyFile
@@ -18,7 +19,7 @@ from nopad.corpus.remote import is_url
 from nopad.errors import FormatError, OptionError, SourceError
 from nopad.histogram import Histogram, as_lengths, read_histogram
 from nopad.store import Monitor
-from nopad.store.choice import check_share, choose
+from nopad.store.choice import check_divisible, check_share, choose
 
 __all__ = ["Given", "read_given", "read_pairs"]
 
@@ -48,11 +49,12 @@ def read_given(
     reader: ReaderOptions,
     validation: float = 0.0,
     seed: int = 0,
+    as_pairs: Wrap | None = None,
 ) -> Given:
     """Read a histogram (.json), lengths (.npy) or a corpus; `policies` and `reader` apply only to a corpus.
 
     `inputs` are the words of the command line. `validation` is the share of records that `seed` holds out; the lengths
-    are those of the others.
+    are those of the others. `as_pairs` makes of the source of a corpus what is packed of it.
 
     Raises:
         OptionError: neither the file nor `capacity` states a capacity, a histogram is given with another input, or it
@@ -66,11 +68,15 @@ def read_given(
         if not _elsewhere(given) and not _named(given) and not Path(given).exists():
             raise SourceError(f"{given}: no such file or folder; check the path")
     if any(Path(given).suffix == ".json" and not _elsewhere(given) and not _named(given) for given in inputs):
+        if as_pairs is not None:
+            raise OptionError(f"--pretrain makes pairs of documents, and {file} is a histogram; give the texts")
         return _read_histogram(inputs, capacity, policies, reader, validation)
     source = open_inputs(inputs, reader, policies) if file.endswith(".npy") else None
     if capacity is None:
         raise OptionError(f"{file} does not say for which capacity; give --capacity")
     source = source or open_inputs(inputs, reader, policies)
+    source = source if as_pairs is None else as_pairs(source, capacity)
+    check_divisible(source, validation)
     if isinstance(source, LengthsFile):
         lengths = source.lengths
         if validation:

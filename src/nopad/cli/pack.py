@@ -33,6 +33,7 @@ from nopad.cli.options import (
     parse_reader,
     parse_share,
 )
+from nopad.cli.pretrain import Pretrain, PretrainOptions, parse_pretrain
 from nopad.cli.render import console, outcome
 from nopad.corpus import CorpusOptions, LengthsFile, load_tokenizer
 from nopad.planning import ALGORITHMS, Plan
@@ -88,6 +89,8 @@ def pack(
     pad_id: PadId = None,
     vocab_size: VocabSize = None,
     validation: Validation = None,
+    pretrain: Pretrain = None,
+    pretrain_option: PretrainOptions = None,
 ) -> None:
     """Pack a corpus into a dataset of Parquet shards; run the same command again to finish an interrupted job.
 
@@ -101,11 +104,15 @@ def pack(
       nopad pack lengths.npy -o index --capacity 512 --index-only
 
       nopad pack web=web/ code=code/ -o packed -c 4096 --validation 1%
+
+      nopad pack articles/ -o packed -c 512 --pretrain bert -P copies=5 --over-long split
     """
     policies = parse_policies(special_tokens, over_long, empty, on_bad_record, vocab_size)
     options = CorpusOptions(capacity=capacity, **policies)
     reader = parse_reader(text_unit, text_field, ids_field, carry, mask_field, pad_id)
+    as_pairs = parse_pretrain(pretrain, pretrain_option, tokenizer, policies, seed)
     source = open_inputs(inputs, reader, policies)
+    source = source if as_pairs is None else as_pairs(source, capacity)
     needs_tokenizer = not isinstance(source, LengthsFile) and source.kind != "ids"
     packing = PackOptions(
         depth=parse_depth(depth),

@@ -36,6 +36,7 @@ from nopad.cli.options import (
     parse_reader,
     parse_share,
 )
+from nopad.cli.pretrain import Pretrain, PretrainOptions, parse_pretrain
 from nopad.cli.render import console, describe_bound, describe_histogram, plan_table
 from nopad.errors import OptionError
 from nopad.histogram import Histogram
@@ -127,6 +128,8 @@ def plan(
     pad_id: PadId = None,
     vocab_size: VocabSize = None,
     validation: Validation = None,
+    pretrain: Pretrain = None,
+    pretrain_option: PretrainOptions = None,
 ) -> None:
     """Plan packs and print a table of algorithms and depths, each against the proven lower bound.
 
@@ -139,16 +142,20 @@ def plan(
 
       nopad plan web=web/ code=code/ -c 4096 --validation 1%
 
+      nopad plan articles/ -c 128 --pretrain bert --over-long truncate
+
       nopad plan histogram.json -a lpfhp -d none -o lpfhp.plan.json
 
       nopad plan lengths.npy --ladder 2048:1,8192:4.3,32768:19 -o ladder.plan.json
     """
     options = parse_options(option, even)
+    policies = parse_policies(special_tokens, over_long, empty, on_bad_record, vocab_size)
     read = partial(
         read_given,
         inputs,
         tokenizer=tokenizer,
-        policies=parse_policies(special_tokens, over_long, empty, on_bad_record, vocab_size),
+        policies=policies,
+        as_pairs=parse_pretrain(pretrain, pretrain_option, tokenizer, policies, seed),
         reader=parse_reader(text_unit, text_field, ids_field, carry, mask_field, pad_id),
         validation=parse_share(validation),
         seed=seed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -131,12 +131,15 @@ def outcome(manifest: Manifest, plan: Plan) -> Text:
     for note in plan.notes:
         text.append(f"  note: {note}\n")
     counts = manifest.counts
-    parts = [counted(counts["records"], "record")]
+    pairs = counts["documents"] > 0
+    parts = [_pairs(counts) if pairs else counted(counts["records"], "record")]
     for name, word in (
         ("split", "split"),
         ("truncated", "truncated"),
         ("dropped", "dropped as over-long"),
         ("empty_skipped", "skipped as empty"),
+        ("documents_empty", "documents without a sentence"),
+        ("long_sentences", f"sentences too long ({_LONG.get(str(manifest.options.get('over_long')), '')})"),
         ("bad_skipped", "skipped as bad"),
         ("stripped", f"came with padding ({counted(counts['stripped_tokens'], 'token')}, removed)"),
         ("other_split", "held out" if manifest.options.get("split") == "train" else "not held out"),
@@ -145,7 +148,7 @@ def outcome(manifest: Manifest, plan: Plan) -> Text:
             parts.append(f"{counts[name]:,} {word}")
     if manifest.source["ignored"]:
         parts.append(f"{counted(manifest.source['ignored'], 'file')} of another kind not read")
-    text.append(f"  records: {', '.join(parts)}\n")
+    text.append(f"  {'pairs' if pairs else 'records'}: {', '.join(parts)}\n")
     for part in manifest.sources:
         of = f"{part['name']}: {part['tokens']:,} tokens, {part['tokens'] / manifest.tokens:.2%}"
         text.append(
@@ -155,6 +158,19 @@ def outcome(manifest: Manifest, plan: Plan) -> Text:
         if names:
             text.append(f"  columns that {what}: {', '.join(names)}\n")
     return text
+
+
+_LONG = {"truncate": "truncated", "split": "split", "drop": "dropped"}
+
+
+def _pairs(counts: Mapping[str, int]) -> str:
+    """Say how many pairs for pre-training there are, and of what."""
+    share = counts["random_next"] / counts["sequences"]
+    trimmed = counts["trimmed_tokens"] / (counts["tokens"] + counts["trimmed_tokens"])
+    return (
+        f"{counts['sequences']:,} of {counted(counts['documents'], 'document')}, {share:.1%} with a random next, "
+        f"{trimmed:.1%} of tokens trimmed to fit"
+    )
 
 
 def counted(n: int, noun: str) -> str:

@@ -11,12 +11,13 @@ from rich.text import Text
 
 from nopad.cli.render import fitted
 from nopad.histogram import Histogram
-from nopad.study import Compared, Distribution, Redone, StrategyCount, Table
+from nopad.study import Compared, Distribution, PairsAt, Redone, StrategyCount, Table
 
 __all__ = [
     "counts_table",
     "distributions_table",
     "matrix_table",
+    "pairs_table",
     "redone_notes",
     "redone_table",
     "residuals_table",
@@ -136,6 +137,32 @@ def distributions_table(found: Sequence[Distribution], width: int) -> Group:
 
     grid = fitted(make, ("mean", "median", "full", "sequences", "spfhp", "capacity", "padding"), width)
     return _titled("paper, Figure 1: length distributions, and speed-up over one sequence per row", grid)
+
+
+def pairs_table(found: Sequence[PairsAt], width: int) -> Group:
+    """Return the pairs of a corpus at several lengths, beside the papers' factors."""
+    columns: dict[str, Callable[[PairsAt], str]] = {
+        "pairs": lambda one: f"{one.lengths.histogram.sequences:,}",
+        "mean": lambda one: f"{one.lengths.mean:.1f}",
+        "median": lambda one: f"{one.lengths.median:,}",
+        "full": lambda one: f"{one.lengths.full:.1%}",
+        "predictions": lambda one: f"{one.predictions}",
+        "lengths, 1 to most": lambda one: sparkline(one.lengths),
+        "theoretical": lambda one: f"{one.lengths.theoretical:.3f}",
+        "paper's": lambda one: "" if one.published is None else f"{one.published[0]:.1f}",
+        "nopad": lambda one: f"{one.lengths.factor:.3f}",
+        "the paper's": lambda one: "" if one.published is None else f"{one.published[1]:.2f}",
+    }
+
+    def make(left_out: Sequence[str]) -> Grid:
+        shown = {head: show for head, show in columns.items() if head not in left_out}
+        grid = _grid(["tokens", *shown])
+        for one in found:
+            grid.add_row(f"{one.lengths.capacity}", *(show(one) for show in shown.values()))
+        return grid
+
+    grid = fitted(make, ("predictions", "median", "full", "mean", "pairs"), width)
+    return _titled("BERT's pairs: lengths, and speed-up over one pair per row", grid)
 
 
 def sparkline(one: Distribution) -> str:

@@ -25,6 +25,7 @@ from nopad.cli.render_study import (
 from nopad.cli.study_balance import balance, scaling_verb
 from nopad.cli.study_glue import glue
 from nopad.cli.study_lamb import lamb
+from nopad.cli.study_pretraining import pretraining
 from nopad.corpus import ReaderOptions
 from nopad.errors import OptionError
 from nopad.histogram import Histogram, read_histogram
@@ -69,6 +70,7 @@ _INDEX = """[bold]nopad study[/]: the papers' tables and figures, redone beside 
   nopad study glue [FOLDER]           supplement, Table 3, from GLUE's training sets in a folder or on the hub
   nopad study residuals FILE          supplement, Figures 10 and 11: what least squares leaves over and invents
   nopad study distributions FILE...   paper, Figure 1: lengths, theoretical and achieved speed-up, side by side
+  nopad study pretraining [INPUT...]  BERT's pairs at 128, 384, 512 tokens of any text, beside the papers' factors
   nopad study balance [FILE]          MLPerf, Table 5 and Figure 6: tokens per GPU; alone: long context
   nopad study scaling FILE            supplement, F: un-padding on many devices; MLPerf, Figures 7 and 11, simulated
   nopad study lamb                    supplement, E: LAMB's betas to the power of the packing factor, with noise
@@ -209,6 +211,7 @@ study.command(name="balance")(balance)
 study.command(name="scaling")(scaling_verb)
 study.command(name="glue")(glue)
 study.command(name="lamb")(lamb)
+study.command(name="pretraining")(pretraining)
 
 
 def _histogram(file: Path) -> tuple[Histogram, int]:

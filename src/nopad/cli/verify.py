@@ -12,6 +12,7 @@ from rich.markup import escape
 from nopad.cli.inputs import open_inputs
 from nopad.cli.monitor import Bars
 from nopad.cli.options import TokenizerSpec
+from nopad.cli.pretrain import as_packed
 from nopad.cli.render import console, counted
 from nopad.cli.wording import worded
 from nopad.corpus import load_tokenizer
@@ -75,7 +76,8 @@ def _problems(path: Path, inputs: list[str], tokenizer: str | None) -> list[str]
     except (CorruptError, FormatError) as error:
         return [str(error)]
     if manifest:
-        against["source"] = open_inputs(inputs, ReaderOptions.from_settings(manifest.options))
+        opened = open_inputs(inputs, ReaderOptions.from_settings(manifest.options))
+        against["source"] = as_packed(opened, manifest.options, tokenizer)
         against["tokenizer"] = load_tokenizer(tokenizer) if manifest.tokenizer else None
     with Bars() as monitor:
         try:

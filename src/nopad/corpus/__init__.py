@@ -2,7 +2,8 @@
 
 `open_source` finds and opens the input, `load_tokenizer` loads a tokenizer without its truncation and padding,
 `sequences` tokenises the records of a source under `CorpusOptions`, and `chain` fingerprints the blocks that were read.
-A new kind of input is a subclass of `Source`. `open_records` gives records as dicts, for tasks.
+A new kind of input is a subclass of `Source`; `PretrainingSource` makes pairs of documents. `open_records` gives
+records as dicts, for tasks.
 """
 
 from nopad.corpus.arrays import ArrayFolder
@@ -10,7 +11,9 @@ from nopad.corpus.discover import open_source
 from nopad.corpus.lengths import LengthsFile
 from nopad.corpus.objects import DatasetSource, DictSource
 from nopad.corpus.options import CorpusOptions, Counts, Empty, OnBadRecord, OverLong, ReaderOptions, TextUnit
+from nopad.corpus.pairs import PairOptions
 from nopad.corpus.pipeline import Group, sequences
+from nopad.corpus.pretraining import PretrainingSource
 from nopad.corpus.record_stream import RecordStream, open_records
 from nopad.corpus.records import BadRecord, Carried, Record, Records
 from nopad.corpus.source import CHAIN_START, Block, IterableSource, Source, chain
@@ -33,6 +36,8 @@ __all__ = [
     "LengthsFile",
     "OnBadRecord",
     "OverLong",
+    "PairOptions",
+    "PretrainingSource",
     "ReaderOptions",
     "Record",
     "RecordStream",

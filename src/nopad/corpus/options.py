@@ -12,7 +12,7 @@ from nopad.errors import FormatError, OptionError
 if TYPE_CHECKING:
     from nopad.corpus.tokenizer import Tokenizer
 
-TextUnit = Literal["file", "line"]
+TextUnit = Literal["file", "line", "paragraph"]
 OverLong = Literal["error", "truncate", "split", "drop"]
 Empty = Literal["skip", "error"]
 OnBadRecord = Literal["error", "skip"]
@@ -25,7 +25,8 @@ class ReaderOptions:
     Options are part of a source's identity: a job that was started with other options is not resumed.
 
     Attributes:
-        text_unit: "file" if each text file is one document, "line" if each of its lines is.
+        text_unit: "file" if each text file is one document, "line" if each of its lines is, "paragraph" if each part
+            between empty lines is.
         text_field: name of the column or object field with text; None: not given.
         ids_field: name of the column or object field with ready-made ids; None: not given. If neither field is given,
             ``input_ids`` is read if there is one, else ``text``.
@@ -48,7 +49,7 @@ class ReaderOptions:
 
     def __post_init__(self) -> None:
         if self.text_unit not in get_args(TextUnit):
-            raise OptionError(f"text_unit is {self.text_unit!r}; it must be 'file' or 'line'")
+            raise OptionError(f"text_unit is {self.text_unit!r}; it must be 'file', 'line' or 'paragraph'")
         for name in ("text_field", "ids_field", "mask_field"):
             value = getattr(self, name)
             if not isinstance(value, str | None):
@@ -143,6 +144,11 @@ class Counts:
         stripped, stripped_tokens: records that had padding, and tokens of this padding, which is not content.
         other_split, other_split_tokens: records that are in the other dataset (training or held out), and their
             tokens, special tokens included.
+        documents, documents_empty: documents that pairs for pre-training were made of (`nopad.corpus.pretraining`;
+            a record is one pair), and those without a sentence.
+        long_sentences, long_sentences_tokens: sentences that did not fit, and what `over_long` lost of them.
+        random_next: pairs whose second side is of another document.
+        trimmed_tokens: tokens that pairs lost at the ends of their sides, to fit.
     """
 
     records: int = 0
@@ -159,6 +165,12 @@ class Counts:
     stripped_tokens: int = 0
     other_split: int = 0
     other_split_tokens: int = 0
+    documents: int = 0
+    documents_empty: int = 0
+    long_sentences: int = 0
+    long_sentences_tokens: int = 0
+    random_next: int = 0
+    trimmed_tokens: int = 0
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)})

@@ -281,6 +281,7 @@ def finish(gathered: Gathered, wait: Content, tokenizer: Tokenizer | None, optio
         stripped_tokens=sum(int(run.padding.sum()) for run in runs if run.padding is not None),
         **cut_counts(lengths, room, options.over_long),
     )
+    counts = sum((Counts(**run.counts) for run in runs if run.counts), counts)
     return Group(batch, counts, gathered.blocks)
 
 

@@ -21,6 +21,7 @@ from nopad.corpus.finding import TABLE_SUFFIXES, Finder, Suffixes, refuse_magic
 from nopad.corpus.hub import hub_dataset
 from nopad.corpus.inputs import InputFile
 from nopad.corpus.json_array import array_runs, is_array
+from nopad.corpus.options import TextUnit
 from nopad.corpus.runs import ROWS, Run, arrow_runs, dataset_runs, jsonl_runs, object_runs, parquet_runs, text_runs
 from nopad.corpus.source import BLOCK_BYTES, CHAIN_START, Block, chain
 from nopad.errors import OptionError, SourceError
@@ -55,8 +56,10 @@ class RecordStream:
         folders: Sequence[Path] = (),
         ignored: Sequence[str] = (),
         once: bool = False,
+        text_unit: TextUnit = "line",
     ) -> None:
         self._parts, self.kind, self._strings = tuple(parts), kind, tuple(sorted(strings))
+        self._text_unit = text_unit
         self.folders, self.ignored = tuple(folders), tuple(ignored)
         self._left = 1 if once else None  # how often it can be read
 
@@ -107,7 +110,8 @@ class RecordStream:
 
     def settings(self) -> dict[str, Any]:
         """Return how the bytes are read, which is part of the input's identity."""
-        return {"kind": self.kind, "strings": list(self._strings)}
+        units = {} if self._text_unit == "line" else {"text_unit": self._text_unit}
+        return {"kind": self.kind, "strings": list(self._strings), **units}
 
     def as_text(self, columns: Collection[str]) -> RecordStream:
         """Return the same records with further columns of CSV and TSV files as text, whatever their cells look like.
@@ -133,7 +137,7 @@ class RecordStream:
             yield from runs()
 
 
-def open_records(inputs: Any, *, strings: Collection[str] = ()) -> RecordStream:
+def open_records(inputs: Any, *, strings: Collection[str] = (), text_unit: TextUnit = "line") -> RecordStream:
     r"""Open records: files, folders, URLs, saved datasets, ``hf:NAME``, datasets, or dicts.
 
     Args:
@@ -142,6 +146,7 @@ def open_records(inputs: Any, *, strings: Collection[str] = ()) -> RecordStream:
             ``.ndjson``, ``.json``), one JSON array (``.json``), Parquet, Arrow, CSV, TSV, or text, where each line is a
             record with the column ``text``; files of lines also with ``.gz`` or ``.zst``.
         strings: columns of CSV and TSV files that are text, even where all their cells are numbers.
+        text_unit: what a record of a text file is: a line, a paragraph, or the file.
 
     Raises:
         SourceError: a path is missing, unreadable, given twice, or of a kind that is not read; files of two kinds.
@@ -162,7 +167,7 @@ def open_records(inputs: Any, *, strings: Collection[str] = ()) -> RecordStream:
         raise OptionError(f"strings is {strings!r}; give a list of columns")
     made = _from_python(inputs)
     if made is None:
-        made = _from_paths([inputs] if isinstance(inputs, str | os.PathLike) else inputs, strings)
+        made = _from_paths([inputs] if isinstance(inputs, str | os.PathLike) else inputs, strings, text_unit)
     if strings and made.kind not in ("csv", "tsv"):
         raise OptionError(
             f"strings are {', '.join(strings)}, and these records are {made.kind}, whose values have types; "
@@ -192,7 +197,7 @@ def _from_python(inputs: Any) -> RecordStream | None:
     return RecordStream([(None, partial(object_runs, inputs, "memory"))], "objects")
 
 
-def _from_paths(inputs: Sequence[Any], strings: Collection[str]) -> RecordStream:
+def _from_paths(inputs: Sequence[Any], strings: Collection[str], text_unit: TextUnit) -> RecordStream:
     finder = Finder(suffixes=RECORDS)
     finder.find_all(inputs)
     parts: list[tuple[InputFile | None, _Runs]] = []
@@ -204,7 +209,7 @@ def _from_paths(inputs: Sequence[Any], strings: Collection[str]) -> RecordStream
             parts.append((None, partial(dataset_runs, hub_dataset(found.what), found.what)))
             kinds.append("objects")
         else:
-            kind, runs = _opened(found.what, strings)
+            kind, runs = _opened(found.what, strings, text_unit)
             parts.append((found.what, runs))
             kinds.append(kind)
         if kinds[-1] != kinds[0]:
@@ -212,10 +217,11 @@ def _from_paths(inputs: Sequence[Any], strings: Collection[str]) -> RecordStream
                 f"{finder.found[0].place} is {kinds[0]} and {found.place} is {kinds[-1]}; give files of one kind, by "
                 "their names"
             )
-    return RecordStream(parts, kinds[0], strings=strings, folders=finder.folders, ignored=finder.ignored)
+    told: Any = {"strings": strings, "folders": finder.folders, "ignored": finder.ignored}
+    return RecordStream(parts, kinds[0], text_unit=text_unit if kinds[0] == "text" else "line", **told)
 
 
-def _opened(file: InputFile, strings: Collection[str]) -> tuple[str, _Runs]:
+def _opened(file: InputFile, strings: Collection[str], text_unit: TextUnit) -> tuple[str, _Runs]:
     """Return a file's kind and its runs; Parquet and Arrow files are opened, so that a damaged one is found now."""
     suffix = file.suffix
     if suffix in TABLE_SUFFIXES:
@@ -230,7 +236,7 @@ def _opened(file: InputFile, strings: Collection[str]) -> tuple[str, _Runs]:
         return suffix[1:], partial(delimited_runs, file, strings)
     if suffix not in TEXT_SUFFIXES:
         refuse_magic(file)
-    return "text", partial(text_runs, file)
+    return "text", partial(text_runs, file, text_unit)
 
 
 def _stored(file: InputFile) -> Iterator[Block]:

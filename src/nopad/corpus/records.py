@@ -107,6 +107,7 @@ class Records:
         ids: ready-made ``input_ids``, int32, and carried per-token columns, concatenated; None if they are texts.
         values: carried per-sequence columns, Arrow arrays ``[n]``.
         padding: number of padding tokens removed from each record; int64 ``[n]``; None if nothing marks padding.
+        counts: what happened before there were these records, by the names of `Counts`; a part of a run has none.
     """
 
     lines: NDArray[np.int64]
@@ -114,6 +115,7 @@ class Records:
     ids: Sequences | None = None
     values: Mapping[str, pa.Array] = field(default_factory=dict)
     padding: NDArray[np.int64] | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     def part(self, begin: int, end: int) -> Records:
         """Return records `begin` to `end` (exclusive)."""

@@ -19,6 +19,7 @@ from nopad.corpus.batches import checked, cut
 from nopad.corpus.inputs import InputFile
 from nopad.corpus.jsonl import json_lines, no_object
 from nopad.corpus.objects import as_arrow, dataset_batches, unreadable
+from nopad.corpus.options import TextUnit
 from nopad.corpus.records import BadRecord, Record
 from nopad.corpus.rows import without_broken_text
 from nopad.corpus.source import BLOCK_BYTES
@@ -53,9 +54,9 @@ def _objects(data: bytes, first_line: int, file: InputFile) -> Iterator[dict[str
         yield value
 
 
-def text_runs(file: InputFile) -> Iterator[Run]:
-    """Yield runs of a text file: each line, an empty one too, is a record with the column ``text``."""
-    for block in TextFile(file, unit="line").blocks():
+def text_runs(file: InputFile, unit: TextUnit = "line") -> Iterator[Run]:
+    """Yield runs of a text file: each line, an empty one too, or each `unit`, is a record with the column ``text``."""
+    for block in TextFile(file, unit=unit).blocks():
         records = [*block.records()]
         yield Run(len(records), partial(_texts, records, file))
 

@@ -47,6 +47,14 @@ class SlowBackend:
         """Return the number of tokens, added ones included."""
         return len(self._given)
 
+    def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]:
+        """Return the id of each token, added ones included."""
+        return dict(self._given.get_vocab())
+
+    def get_added_tokens_decoder(self) -> dict[int, Any]:
+        """Return the added tokens by id; each says whether it is ``special``."""
+        return dict(self._given.added_tokens_decoder)
+
     def num_special_tokens_to_add(self, is_pair: bool = False) -> int:
         """Return how many special tokens one text gets, or two."""
         return int(self._given.num_special_tokens_to_add(is_pair))

@@ -55,6 +55,7 @@ class Block:
         source: name of the named source that the block belongs to; "" if sources are not named.
         at: what `Source.blocks_from` takes to begin with this block again; (): the source has none, and takes the
             block's number.
+        places: where each line of a block is that has documents of several files, for messages; (): `path` says.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Block:
     by_line: bool = False
     source: str = ""
     at: tuple[int, ...] = ()
+    places: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -94,6 +96,8 @@ class Block:
 
     def place(self, line: int) -> str:
         """Return where a record is, for messages: `docs/a.jsonl, line 7`."""
+        if self.places:
+            return self.places[line - self.first_line]
         if self.whole:
             return self.path or self.name
         return f"{self.path or self.name}, {'line' if isinstance(self.data, bytes) else 'row'} {line}"
@@ -116,6 +120,8 @@ class Source(ABC):
     """The column that marks padding, the same for every record."""
     folders: tuple[Path, ...] = ()
     """Folders of this machine that were walked: what is written into one of them would be read the next time."""
+    divisible: bool = True
+    """Whether a share of the records can be held out: not where records share text."""
     names: tuple[str, ...] = ("",)
     """Names of the named sources that it reads, in reading order; ``("",)`` if its sources have no names."""
 

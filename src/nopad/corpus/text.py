@@ -1,12 +1,14 @@
-"""Plain text files: one document per file, or one per line. UTF-8; a byte order mark at the start is not content.
+"""Plain text files: one document per file, line or paragraph. UTF-8; a byte order mark at the start is not content.
 
 With one document per line, a line is its text without the line end (LF or CRLF), and an empty line is an empty
-document, which is counted and handled by the policy `empty`. One document per file is slow for large files, since each
+document, which is counted and handled by the policy `empty`. Paragraphs are what empty lines, or lines of white space,
+divide; none of them is empty. One document per file is slow for large files, since each
 is read as a whole and tokenised on one core; a file above `DOCUMENT_BYTES` is refused.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from nopad.corpus.inputs import InputFile, not_utf8
@@ -16,10 +18,11 @@ from nopad.corpus.source import BLOCK_BYTES, Block, Source
 from nopad.errors import SourceError
 
 BYTE_ORDER_MARK = "\ufeff"
+_WHOLE_PARAGRAPHS = re.compile(rb".*\n[ \t\r]*\n", re.DOTALL)
 
 
 class TextFile(Source):
-    """One text file, as one document (`unit="file"`, one block) or as one document per line (`unit="line"`).
+    """One text file, as one document (`unit="file"`, one block), or one per line ("line") or paragraph ("paragraph").
 
     Raises:
         SourceError: the file is one document, and is too long to be tokenised at once.
@@ -36,7 +39,7 @@ class TextFile(Source):
             self._check_size(self.total_bytes or 0)
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the file as a single block if it is one document, else blocks of whole lines."""
+        """Yield the file as a single block if it is one document, else blocks of whole lines or paragraphs."""
         return self.blocks_from((0,) if self._unit == "file" else (0, 1))
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
@@ -47,19 +50,38 @@ class TextFile(Source):
             self._check_size(len(data))
             yield Block(name=file.name, data=data, decoder=decode_document, path=path, whole=True, at=(0,))
             return
-        for data, offset, line in file.line_blocks(self._block_bytes, *at):
-            yield Block(name=file.name, data=data, decoder=decode_lines, first_line=line, path=path, at=(offset, line))
+        blocks, decoder = file.line_blocks(self._block_bytes, *at), decode_lines
+        if self._unit == "paragraph":
+            blocks, decoder = _whole_paragraphs(blocks), decode_paragraphs
+        for data, offset, line in blocks:
+            yield Block(name=file.name, data=data, decoder=decoder, first_line=line, path=path, at=(offset, line))
 
     def _check_size(self, size: int) -> None:
         if size > DOCUMENT_BYTES:
             shown = f"{size:,} bytes" if not self._file.compression else f"more than {DOCUMENT_BYTES:,} bytes"
             raise SourceError(
-                f'{self._file.path}: one document of {shown}{TOO_LONG}, or take each line for one with text_unit="line"'
+                f"{self._file.path}: one document of {shown}{TOO_LONG}, or take each line or paragraph for one with "
+                'text_unit="line" or "paragraph"'
             )
 
     def inventory(self) -> list[tuple[str, int]]:
         """Return this file's name and size."""
         return [(self._file.name, self._file.size)]
+
+
+def _whole_paragraphs(blocks: Iterator[tuple[bytes, int, int]]) -> Iterator[tuple[bytes, int, int]]:
+    """Cut blocks of whole lines (data, offset, number of first line) anew, behind the last empty line of each."""
+    rest, begin, first = b"", 0, 1
+    for data, offset, line in blocks:
+        if not rest:
+            begin, first = offset, line
+        rest += data
+        found = _WHOLE_PARAGRAPHS.match(rest)
+        if found:
+            yield found[0], begin, first
+            begin, first, rest = begin + found.end(), first + found[0].count(b"\n"), rest[found.end() :]
+    if rest:
+        yield rest, begin, first
 
 
 def decode_document(data: bytes, line: int) -> Iterator[Record | BadRecord]:
@@ -74,6 +96,18 @@ def decode_lines(data: bytes, first_line: int) -> Iterator[Record | BadRecord]:
         lines.pop()
     for line, raw in enumerate(lines, first_line):
         yield _decode(raw.removesuffix(b"\r"), line, "line")
+
+
+def decode_paragraphs(data: bytes, first_line: int) -> Iterator[Record | BadRecord]:
+    """Yield one record per run of lines that are not empty; its line is that of the first of them."""
+    paragraph: list[bytes] = []
+    for line, raw in enumerate([*data.split(b"\n"), b""], first_line):
+        raw = raw.removesuffix(b"\r")
+        if raw.strip():
+            paragraph.append(raw)
+        elif paragraph:
+            yield _decode(b"\n".join(paragraph), line - len(paragraph), "paragraph")
+            paragraph = []
 
 
 def _decode(raw: bytes, line: int, unit: str) -> Record | BadRecord:

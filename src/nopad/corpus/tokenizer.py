@@ -83,6 +83,14 @@ class Tokenizer:
         """Return how many special tokens a text gets, or with `pair` two texts in one sequence."""
         return int(self._inner.num_special_tokens_to_add(pair))
 
+    def vocabulary(self) -> dict[str, int]:
+        """Return the id of each token, added ones included."""
+        return dict(self._inner.get_vocab(with_added_tokens=True))
+
+    def special_ids(self) -> set[int]:
+        """Return the ids of the added tokens that are marked as special."""
+        return {number for number, token in self._inner.get_added_tokens_decoder().items() if token.special}
+
     @staticmethod
     def flatten(encodings: Sequence[Any]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return (tokens int32 ``[sum]``, lengths int64 ``[n]``) of encoded texts."""

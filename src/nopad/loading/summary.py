@@ -41,6 +41,7 @@ class Summary:
         notes: what else there is to say, line by line: what each source of a mixture gives.
         too_long: sequences of these steps, but for a step with empty places, that alone cost a rank over 10 % more than
             the mean rank, the longest first, as (sequence, tokens): no balance helps, only context parallelism.
+        longest: tokens of the longest sequence of the epoch.
     """
 
     unit: str
@@ -61,6 +62,7 @@ class Summary:
     most_tokens: int = 0
     cut_short: int = 0
     notes: tuple[str, ...] = ()
+    longest: int = 0
 
     def __str__(self) -> str:
         """Return the summary as a few lines of text."""
@@ -143,6 +145,7 @@ def summarise(
         steps_not_packed=None if capacity is None else -(-sequences // shape.per_step),
         left_out=(left.size, *_counts(units, left)),
         empty=course.empty,
+        longest=int(units.seq_lengths.max(initial=0)),
         balanced=_report(waits),
         too_long=_too_long(units, [wait.too_long for wait in waits]),
         token_cap=course.token_cap,

@@ -15,11 +15,11 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.corpus import Counts
+from nopad.corpus import Counts, Source
 from nopad.errors import OptionError, RecordError
 from nopad.random import STREAM_HELD_OUT, keys
 
-__all__ = ["Choice", "check_share", "choose", "held_out_keys"]
+__all__ = ["Choice", "check_divisible", "check_share", "choose", "held_out_keys"]
 
 
 def check_share(validation: float) -> None:
@@ -30,6 +30,19 @@ def check_share(validation: float) -> None:
     """
     if not (isinstance(validation, float | int) and 0 <= validation < 1):
         raise OptionError(f"the share to hold out is {validation!r}; it must be at least 0 and below 1, such as 0.01")
+
+
+def check_divisible(source: Source, validation: float) -> None:
+    """Refuse to hold out a share of records that share text with others.
+
+    Raises:
+        OptionError: `validation` is above 0, and the records are such.
+    """
+    if validation and not source.divisible:
+        raise OptionError(
+            "pairs of one document share sentences, and take others from other documents, so none of them can be held "
+            "out; hold documents out before: give them as a job of their own"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from nopad.files import local_path
 from nopad.histogram import as_lengths
 from nopad.sequences import Sequences
 from nopad.store.build import Builder
-from nopad.store.choice import choose
+from nopad.store.choice import check_divisible, choose
 from nopad.store.manifest import POLICIES, SPLITS, Manifest, tool_versions
 from nopad.store.monitor import Monitor, Silent
 from nopad.store.options import PackOptions
@@ -90,6 +90,7 @@ def pack_corpus(
     workspace = Workspace(local_path(out))
     check_outside(source.folders, workspace.out)
     packing = (packing or PackOptions()).checked(corpus.capacity)
+    check_divisible(source, packing.validation)
     job = _Job(workspace, source, corpus, tokenizer, packing, index_only, monitor or Silent())
     if job.is_finished():
         return job.finished()

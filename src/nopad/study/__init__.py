@@ -12,6 +12,7 @@ from nopad.study.lamb import LambRow, PowerRow, lamb_rows, powers
 from nopad.study.latency import LatencyRow, latency_rows
 from nopad.study.long_context import WORKLOADS, LongRow, long_context_rows, too_long
 from nopad.study.packing import Redone, StrategyCount, contrast, count_strategies, packing_matrix_of_table_4, redo
+from nopad.study.pretraining import PairsAt, machine_documents, pairs_at
 from nopad.study.published import TABLES, Table, tables_for, unpublished_table
 from nopad.study.residuals import Compared, Residuals, compare, residuals
 from nopad.study.scaling import ScalingRow, scaling
@@ -25,6 +26,7 @@ __all__ = [
     "LambRow",
     "LatencyRow",
     "LongRow",
+    "PairsAt",
     "PowerRow",
     "Redone",
     "Residuals",
@@ -39,8 +41,10 @@ __all__ = [
     "lamb_rows",
     "latency_rows",
     "long_context_rows",
+    "machine_documents",
     "order_effect",
     "packing_matrix_of_table_4",
+    "pairs_at",
     "powers",
     "published_range",
     "redo",

@@ -17,12 +17,14 @@ from nopad.tasks.examples import Examples
 from nopad.tasks.folder import Texts
 from nopad.tasks.masked import MaskedLM
 from nopad.tasks.masking import Masking
+from nopad.tasks.next_sentence import OfPretraining
 from nopad.tasks.objective import Meter, Objective
 from nopad.tasks.objectives import OfSequences, OfSpans, OfTokens, objective_of
 from nopad.tasks.pairing import OfPreferences, OfRewards
 from nopad.tasks.predicting import Predicted, Predictions, Predictor, predict
 from nopad.tasks.prediction_files import PredictionFiles, predict_files
 from nopad.tasks.preferences import DPO, Pairs
+from nopad.tasks.pretraining import Pretraining
 from nopad.tasks.reference import reference_logprobs
 from nopad.tasks.scores import sequence_logprobs
 from nopad.tasks.squad import read_squad
@@ -47,6 +49,7 @@ __all__ = [
     "Meter",
     "Objective",
     "OfPreferences",
+    "OfPretraining",
     "OfRewards",
     "OfSequences",
     "OfSpans",
@@ -56,6 +59,7 @@ __all__ = [
     "PredictionFiles",
     "Predictions",
     "Predictor",
+    "Pretraining",
     "Regression",
     "SeveralLabels",
     "Task",

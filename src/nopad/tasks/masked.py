@@ -11,19 +11,19 @@ import torch
 from numpy.typing import NDArray
 
 from nopad.batch import PackedBatch
+from nopad.corpus.masks import BEGINS, GOES_ON, MASKABLE, NEVER
 from nopad.corpus.options import OverLong
 from nopad.errors import RecordError
 from nopad.loading.supply import Collate
 from nopad.options import BOOLEAN, Option
 from nopad.sequences import Sequences
-from nopad.tasks._kernels import BEGINS, GOES_ON, NEVER
 from nopad.tasks.examples import Examples, field_of, numbered, stacked
-from nopad.tasks.masking import MASKABLE, Masking
+from nopad.tasks.masking import Masking
 from nopad.tasks.objectives import OfTokens
 from nopad.tasks.pieces import aligned, check_offsets, cut, framed, words_in
 from nopad.tasks.task import Task
 
-__all__ = ["MaskedLM"]
+__all__ = ["MaskedLM", "filled"]
 
 _WORDS = Option(default=False, choices=BOOLEAN, help="mask whole words")
 _COPIES = Option(default=None, none=True, high=2**16, help="masks of a sequence")
@@ -140,20 +140,8 @@ class MaskedLM(Task):
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
         """Return, per sequence, ``fill``: for each ``[MASK]`` its likeliest tokens, with token, id and score."""
-        logits = outputs["logits"]
-        slots = (batch["input_ids"].reshape(-1) == self.masking.mask_id).nonzero()[:, 0]
-        shares = torch.softmax(logits.reshape(-1, logits.shape[-1])[slots.to(logits.device)].double(), -1)
-        scores, ids = (side.tolist() for side in shares.topk(min(self.top, shares.shape[-1]), -1))
-        owner = (batch.sequence_ids.reshape(-1)[slots.cpu().numpy()] - 1).tolist()
-        found: list[dict[str, Any]] = [{"fill": []} for _ in range(batch.layout.sequences)]
-        for number, best, share in zip(owner, ids, scores, strict=True):
-            found[number]["fill"].append(
-                [
-                    {"token": self.tokenizer.decode([token]), "id": token, "score": score}
-                    for token, score in zip(best, share, strict=True)
-                ]
-            )
-        return found
+        found = filled(outputs["logits"], batch, self.masking.mask_id, self.top, self.tokenizer)
+        return [{"fill": fill} for fill in found]
 
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
         """Return, per record, ``fill``: the tokens of all masks of its sequences, in order (`results`)."""
@@ -162,3 +150,23 @@ class MaskedLM(Task):
             mine = found[number] or {"fill": []}
             found[number] = {"fill": [*mine["fill"], *result["fill"]]}
         return found
+
+
+def filled(logits: torch.Tensor, batch: PackedBatch, mask_id: int, top: int, tokenizer: Any) -> list[list[Any]]:
+    """Return for each sequence of a batch the `top` best tokens for each of its ``[MASK]``.
+
+    `logits` are ``[R, L, C]``. A token is a dict with ``token``, ``id`` and ``score``, the probability.
+    """
+    slots = (batch["input_ids"].reshape(-1) == mask_id).nonzero()[:, 0]
+    shares = torch.softmax(logits.reshape(-1, logits.shape[-1])[slots.to(logits.device)].double(), -1)
+    scores, ids = (side.tolist() for side in shares.topk(min(top, shares.shape[-1]), -1))
+    owner = (batch.sequence_ids.reshape(-1)[slots.cpu().numpy()] - 1).tolist()
+    found: list[list[Any]] = [[] for _ in range(batch.layout.sequences)]
+    for number, best, share in zip(owner, ids, scores, strict=True):
+        found[number].append(
+            [
+                {"token": tokenizer.decode([token]), "id": token, "score": score}
+                for token, score in zip(best, share, strict=True)
+            ]
+        )
+    return found

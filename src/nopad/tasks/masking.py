@@ -1,9 +1,8 @@
-"""Masks for masked language models: which tokens are to be predicted, and what stands in their place.
+"""Masks for masked language models, drawn anew in every epoch, when batches are made.
 
-As in BERT: 15 % of the tokens are chosen; of these, 80 % become ``[MASK]``, 10 % another token, and 10 % stay. Special
-tokens are never chosen, and no other token becomes one. Masks are a function of seed, epoch and the sequence's number
-in its data (with source, and where in its record it begins, if the data have them), so ranks, rows, worker processes
-and resuming change nothing.
+What is masked is said by `nopad.corpus.masks`. Masks are a function of seed, epoch and the sequence's number in its
+data (with source, and where in its record it begins, if the data have them), so ranks, rows, worker processes and
+resuming change nothing.
 """
 
 from __future__ import annotations
@@ -16,21 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad import random
 from nopad.batch import PackedBatch
 from nopad.batch.form import Form
+from nopad.corpus.masks import MASKABLE, Masks
 from nopad.errors import BatchError, OptionError
 from nopad.loading.supply import Collate, EpochCollate
-from nopad.options import Option
 from nopad.sequences import Sequences
-from nopad.tasks import _kernels
-from nopad.tasks._kernels import BEGINS, NEVER
 
-__all__ = ["MASKABLE", "Masking"]
+__all__ = ["Masking", "masks_of"]
 
-MASKABLE = "maskable"  # column: 0 never; 1 goes on with the word of the token before; 2 begins a word
 _NAMES = ("seq_source", "seq_index", "seq_start")
-_SEED = Option(default=0, low=0, high=2**64 - 1, help="of the masks")
 
 
 class Masking(EpochCollate):
@@ -40,6 +34,7 @@ class Masking(EpochCollate):
         tokenizer: the model's tokenizer, with a mask token.
         rate: the share of the tokens that is chosen.
         seed: the seed of the masks.
+        max_predictions: most chosen tokens of a sequence, chosen as BERT does; None: each token by itself.
         marked: mask only sequences with a column ``maskable`` per token, which says what of them may be chosen (0:
             never, 1: goes on with the word of the token before, 2: begins a word); others stay as they are. Without
             it, all sequences are masked.
@@ -55,19 +50,28 @@ class Masking(EpochCollate):
     [[7], [15]]
     """
 
-    def __init__(self, tokenizer: Any, *, rate: float = 0.15, seed: int = 0, marked: bool = False) -> None:
-        if isinstance(rate, bool) or not isinstance(rate, int | float | np.number) or not 0 < rate <= 1:
-            raise OptionError(f"rate is {rate!r}; it is the share of tokens to be predicted, above 0, and at most 1")
-        self.seed = _SEED.check("seed", seed)
-        self.mask_id, self.special, self.ordinary = _vocabulary(tokenizer)
-        self.rate = float(rate)
-        self.below = min(int(float(rate) * 2**64), 2**64 - 1)
-        self.marked = marked
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        rate: float = 0.15,
+        seed: int = 0,
+        max_predictions: int | None = None,
+        marked: bool = False,
+    ) -> None:
+        self.masks = masks_of(tokenizer, rate=rate, seed=seed, max_predictions=max_predictions)
+        self.mask_id, self.marked = self.masks.mask_id, marked
 
     def facts(self) -> dict[str, Any]:
-        """Return what masks depend on beside the sequences: seed, rate, and ids."""
-        ids = hashlib.sha256(np.concatenate([[self.mask_id], self.special, [-1], self.ordinary]).tobytes())
-        return {"mask_seed": self.seed, "mask_rate": self.rate, "mask_ids": ids.hexdigest()}
+        """Return what masks depend on beside the sequences: seed, rate, how many at most, and ids."""
+        how = self.masks
+        ids = hashlib.sha256(np.concatenate([[how.mask_id], how.special, [-1], how.ordinary]).tobytes())
+        return {
+            "mask_seed": how.seed,
+            "mask_rate": how.rate,
+            "mask_most": how.max_predictions,
+            "mask_ids": ids.hexdigest(),
+        }
 
     def at(self, epoch: int) -> Collate:
         """Return the `Collate` that masks the sequences of an epoch."""
@@ -90,22 +94,29 @@ class Masking(EpochCollate):
             raise BatchError("the sequences have no seq_index, of which their masks are a function; use a PackedLoader")
         whole = sequences.gathered()
         columns = dict(whole.tokens)
-        ids = columns["input_ids"].astype(np.int64)
         kinds = columns.pop(MASKABLE, None)
-        kinds = self.maskable(ids) if kinds is None else kinds.astype(np.int8)
+        kinds = self.maskable(columns["input_ids"]) if kinds is None else kinds.astype(np.int8)
         names = np.zeros((len(whole), len(_NAMES)), np.int64)
         for at, name in enumerate(_NAMES):
             if name in whole.values:
                 names[:, at] = whole.values[name]
-        labels, key = np.empty_like(ids), random.key(self.seed, random.STREAM_MASK, epoch)
         lengths = whole.seq_lengths.astype(np.int32, copy=False)
-        below = np.uint64(self.below)
-        _kernels.mask(ids, labels, kinds, lengths, names, np.uint64(key), below, self.mask_id, self.ordinary)
+        ids, labels = self.masks.drawn(columns["input_ids"], kinds, lengths, names, epoch)
         return replace(whole, tokens={**columns, "input_ids": ids, "labels": labels})
 
     def maskable(self, ids: NDArray[Any]) -> NDArray[np.int8]:
         """Return 2 for each id that may be chosen, as a word of its own, and 0 for special tokens; int8, same shape."""
-        return np.where(np.isin(ids, self.special), NEVER, BEGINS).astype(np.int8)
+        return self.masks.maskable(ids)
+
+
+def masks_of(tokenizer: Any, **options: Any) -> Masks:
+    """Return how masks of a tokenizer of transformers are drawn; `options` are those of `nopad.corpus.masks.Masks`.
+
+    Raises:
+        OptionError: the tokenizer has no mask token, or an option has an invalid value.
+    """
+    mask_id, special, ordinary = _vocabulary(tokenizer)
+    return Masks(mask_id=mask_id, special=special, ordinary=ordinary, **options)
 
 
 def _vocabulary(tokenizer: Any) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:

@@ -50,6 +50,9 @@ class Objective(ABC):
         gives: whether these and the targets are per "token" or per "sequence".
         heads: the heads that a model may have, by the names that `nopad.packed` has for them; none: any.
         classes: number of logits per token or sequence; None: any number.
+        parts: of how many means the loss is the sum; with more than one, denominators are ``[parts]``.
+        alone: for audits, the losses of one sequence's items by themselves, ``(model, inputs)`` -> ``[n]``, of several
+            parts a tuple; None: the model's own loss says them.
     """
 
     targets: tuple[str, ...] = ("labels",)
@@ -57,14 +60,23 @@ class Objective(ABC):
     gives: Literal["token", "sequence"] = "sequence"
     heads: tuple[str, ...] = ()
     classes: int | None = None
+    parts: int = 1
+    alone: Any = None
 
     @abstractmethod
     def denominator(self, batch: PackedBatch) -> Tensor:
-        """Return how much of the batch the loss counts: labelled tokens, sequences, pairs; a float64 scalar."""
+        """Return how much of the batch the loss counts: labelled tokens, sequences, pairs; a float64 scalar.
+
+        With several `parts`, one entry for each.
+        """
 
     @abstractmethod
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
         """Return the sum of the losses of what is labelled, divided by `denominator`; a scalar, float32 or wider."""
+
+    def each(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
+        """Return the parts of `loss`, ``[parts]``; an objective of several parts overrides this."""
+        return self.loss(outputs, batch, denominator).reshape(1)
 
     @abstractmethod
     def meter(self) -> Meter:
@@ -82,7 +94,8 @@ class Objective(ABC):
         """
         self.check(batch)
         if not batch.weight:
-            return torch.zeros((), dtype=torch.double, device=batch["input_ids"].device)
+            shape = () if self.parts == 1 else (self.parts,)
+            return torch.zeros(shape, dtype=torch.double, device=batch["input_ids"].device)
         return self.denominator(batch)
 
     def step(self, model: Any, batch: PackedBatch, denominator: Tensor | None = None) -> tuple[Tensor, Any]:

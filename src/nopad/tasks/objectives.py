@@ -23,12 +23,15 @@ from nopad.losses import (
 from nopad.losses.means import Per
 from nopad.model.safety import bare, state_of
 from nopad.tasks.meters import ClassMeter, RegressionMeter, SeveralMeter, SpanMeter, TokenMeter
+from nopad.tasks.next_sentence import OfPretraining
 from nopad.tasks.objective import Meter, Objective
 from nopad.tasks.perplexity import CausalMeter
 
 __all__ = ["OfSequences", "OfSpans", "OfTokens", "objective_of"]
 
 
+# Models of transformers with masked tokens and next sentences
+_PRETRAINED = tuple(f"{kind}ForPreTraining" for kind in ("Bert", "BigBird", "FNet", "MegatronBert", "MobileBert"))
 _LABELS = {
     "classes": "one class per sequence, integers [S]",
     "several": "several classes per sequence, floats [S, C]",
@@ -163,6 +166,8 @@ def objective_of(model: Any) -> Objective:
             )
         return OfSequences(kind, config.num_labels)
     name = type(bare(model)).__name__
+    if name in _PRETRAINED:
+        return OfPretraining()
     if not (name.endswith(("ForMaskedLM", "ForTokenClassification"))):
         raise UnsupportedModelError(
             f"what {name} learns is not known: give the trainer an objective or a task; those of nopad.tasks, or your "

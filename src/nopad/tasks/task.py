@@ -37,6 +37,7 @@ class Task(ABC):
         over_long: what happens to longer ones: "error", "truncate", "drop"; some tasks "split" them.
         objective: what is learned.
         texts_by, texts_always: which attributes name columns of texts; columns of texts whose names are fixed.
+        fewest: how many records `encode` should get at least, where there are so many: of which it draws.
         dtypes: for predictions of numbers that are stored neither as int64 nor as float64, NumPy's name of the type in
             which they are, by the prediction's name.
     """
@@ -47,6 +48,7 @@ class Task(ABC):
     texts_by: ClassVar[tuple[str, ...]] = ()
     texts_always: ClassVar[tuple[str, ...]] = ()
     dtypes: ClassVar[Mapping[str, str]] = {}
+    fewest: ClassVar[int] = 1
     objective: Objective
 
     def __init__(self, tokenizer: Any, *, max_length: int | None = None, over_long: OverLong = "error") -> None:
@@ -107,6 +109,11 @@ class Task(ABC):
     @classmethod
     def found_options(cls, folder: Path) -> dict[str, Any]:
         """Return options that a model's folder states beside its configuration; none unless a task reads some."""
+        return {}
+
+    @classmethod
+    def reading(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return how records for training are read: options of `nopad.corpus.open_records`, by those of the task."""
         return {}
 
     def text_columns(self) -> tuple[str, ...]:

@@ -124,7 +124,7 @@ def _write(task: Task, records: Iterator[tuple[int, Mapping[str, Any]]], place: 
             columns[name].add(values)
 
         add("offsets", np.zeros(1, np.int64))
-        while part := list(islice(records, at_once)):
+        for part in _parts(records, at_once, task.fewest):
             numbers = np.array([number for number, _ in part])
             made = _encode(task, [record for _, record in part], numbers)
             counts.update(made.counts)
@@ -148,6 +148,19 @@ def _write(task: Task, records: Iterator[tuple[int, Mapping[str, Any]]], place: 
             raise LengthError(said)
         facts = {name: column.size for name, column in columns.items()}
     return {"records": seen, "group": group, "counts": dict(counts), "tokens": tokens, "columns": facts}
+
+
+def _parts(
+    records: Iterator[tuple[int, Mapping[str, Any]]], at_once: int, fewest: int
+) -> Iterator[list[tuple[int, Mapping[str, Any]]]]:
+    """Yield parts of `at_once` records; the last one, if it has fewer than `fewest`, with the one before."""
+    part = list(islice(records, at_once))
+    while part:
+        after = list(islice(records, at_once))
+        if len(after) < fewest:
+            part, after = part + after, []
+        yield part
+        part = after
 
 
 _RECORD = "nopad_record"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -54,7 +55,7 @@ class Evaluation:
     ) -> None:
         self.objective, self.keep, self.reduced = objective, keep, reduced
         self.meter = objective.meter()
-        self.sums = torch.zeros(3, dtype=torch.double)  # loss, what it counts, sequences
+        self.sums = torch.zeros(2 * objective.parts + 1, dtype=torch.double)  # losses, what they count, sequences
         self.kept: list[tuple[NDArray[np.int64], list[list[NDArray[Any]]], list[list[NDArray[Any]]]]] = []
 
     def run(self, model: Any, batch: PackedBatch) -> Tensor:
@@ -64,19 +65,22 @@ class Evaluation:
         if not batch.weight:
             return loss
         self.meter.add(outputs, batch)
-        added = [loss.detach().double().cpu(), count.double().cpu(), torch.tensor(float(batch.layout.sequences))]
-        self.sums += torch.stack(added)
+        parts = loss if self.objective.parts == 1 else self.objective.each(outputs, batch, torch.ones_like(count))
+        sides = [parts.detach().reshape(-1), count.reshape(-1), torch.tensor([batch.layout.sequences])]
+        self.sums += torch.cat([side.double().cpu() for side in sides])
         if self.keep:
             self._keep(outputs, batch)
         return loss
 
     def finished(self) -> Evaluated:
         """Return what all ranks found together; called once, on every rank."""
-        loss, count, sequences = over_ranks(self.sums).tolist()
+        found = over_ranks(self.sums)
+        sums, counts = found[:-1].reshape(2, -1).tolist()
+        loss = sum(one / count for one, count in zip(sums, counts, strict=True) if count) if any(counts) else math.nan
         self.meter.reduce()
         predictions, labels = self._gathered() if self.keep else (None, None)
         metrics = self.meter.values()
-        return Evaluated(loss / count if count else float("nan"), metrics, int(sequences), predictions, labels)
+        return Evaluated(loss, metrics, int(found[-1]), predictions, labels)
 
     def _keep(self, outputs: Any, batch: PackedBatch) -> None:
         """Keep predictions and labels of a batch, one array per sequence."""

@@ -17,6 +17,7 @@ from nopad.loading.sources.megatron import megatron_prefix
 from nopad.loading.summary import Summary
 from nopad.store.manifest import MANIFEST, split_folders
 from nopad.tasks import Objective, OfTokens, Task
+from nopad.tasks.registry import task_class
 from nopad.training.config import TrainConfig
 from nopad.training.encoding import Part, encoded
 
@@ -55,7 +56,7 @@ def _opened(inputs: tuple[str, ...], name: str, config: TrainConfig) -> Any:
             return str(path)
     if config.task.name is None:
         raise OptionError("without a task, it is one place where tokens are stored; name a task for files of records")
-    return open_records(list(inputs))
+    return open_records(list(inputs), **task_class(config.task.name).reading(config.task.options))
 
 
 def has_evaluation(config: TrainConfig) -> bool:

@@ -130,8 +130,10 @@ def _activations(model: Any, slots: tuple[int, int], checkpointing: bool) -> int
     if checkpointing:
         total = _checkpointed(config, slots, total, model)
     total += 2 * max((size for _, size in kept.values()), default=0)
-    logits = outputs.get("logits") if hasattr(outputs, "get") else None
-    return total + (logits.numel() * _LOSS if isinstance(logits, Tensor) else 0)
+    named = outputs.items() if hasattr(outputs, "items") else ()
+    return total + _LOSS * sum(
+        one.numel() for name, one in named if name.endswith("logits") and isinstance(one, Tensor)
+    )
 
 
 def _checkpointed(config: Any, slots: tuple[int, int], total: int, model: Any) -> int:

@@ -143,7 +143,7 @@ class PackedMixin(EvaluatingMixin):
         if not all(isinstance(batch, PackedBatch) for batch in batches):
             return super().get_batch_samples(iter(batches), num_batches, device)
         counts = [self.objective.count(batch) for batch in batches]
-        total = torch.stack(counts).sum() if counts else torch.zeros((), dtype=torch.double)
+        total = torch.stack(counts).sum(0) if counts else torch.zeros((), dtype=torch.double)
         total = total.to(device, torch.float if torch.device(device).type == "mps" else torch.double)
         return batches, over_ranks(total) / self.get_tp_size()
 

@@ -20,7 +20,7 @@ from nopad.training.config import Model
 from nopad.training.folder import last_checkpoint
 from nopad.training.typed import known
 
-__all__ = ["load_model", "load_tokenizer", "longest", "outline", "read_model_config"]
+__all__ = ["check_positions", "load_model", "load_tokenizer", "longest", "outline", "read_model_config"]
 
 _lib: Any = transformers
 _ADAPTERS = "adapter_config.json"  # of peft
@@ -76,6 +76,36 @@ def longest(model: Any) -> int | None:
     """Return how many tokens a sequence may have, by the model's positions; None: any number."""
     inner = bare(model)
     return positions_of(inner, family_of(inner.config))
+
+
+def check_positions(table: Model, shape: Any) -> None:
+    """Refuse a checkpoint with fewer learned positions than the model has, such as of a first phase of pre-training.
+
+    `shape`: the model without weights.
+
+    Raises:
+        OptionError: it has fewer.
+        FormatError: its configuration cannot be read.
+    """
+    mine = _table_of_positions(bare(shape))
+    if table.init_from is None or table.name is None or mine is None:
+        return
+    name = str(_weights(table))
+    with _reading(name, "configuration"):
+        theirs = getattr(_lib.AutoConfig.from_pretrained(name), "max_position_embeddings", None)
+    if theirs is not None and theirs < mine:
+        raise OptionError(
+            f"model.init_from {name} has {theirs} positions, and the model here has {mine}; they are learned, so the "
+            f"checkpoint has none beyond {theirs}. Give the first phase a model with {mine} positions, which its "
+            f"sequences need not fill (task.max_length), or set model.config.max_position_embeddings = {theirs} here"
+        )
+
+
+def _table_of_positions(model: Any) -> int | None:
+    """Return how many positions a model has learned vectors for; None: it has no table of them."""
+    most = getattr(model.config, "max_position_embeddings", None)
+    shapes = [value.shape for name, value in model.named_parameters() if "position" in name or ".wpe." in name]
+    return most if any(len(shape) == 2 and shape[0] >= (most or 0) for shape in shapes) else None
 
 
 def load_model(table: Model, config: Any, auto: str | None) -> tuple[Any, list[str]]:

@@ -33,7 +33,7 @@ from nopad.training.lamb import Lamb
 from nopad.training.loaders import Loaders, about, find_data, has_evaluation, widest
 from nopad.training.longer import Longer
 from nopad.training.memory import Estimate, estimate
-from nopad.training.models import load_model, load_tokenizer, longest, outline, read_model_config
+from nopad.training.models import check_positions, load_model, load_tokenizer, longest, outline, read_model_config
 from nopad.training.progress import Logged, Metrics
 from nopad.training.scaling import Scaled
 
@@ -122,6 +122,7 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
     auto = None if kind is None else kind.auto
     model_config = read_model_config(config.model, task)
     shape = outline(config.model, model_config, auto)
+    check_positions(config.model, shape)
     why = ""
     if task is not None:
         if task.max_length is None:
@@ -132,10 +133,12 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
     with about("data.train", why):
         made, scaled = corrected(made, records["train"])
         train = made.loader(records["train"], "train")
+        _check_longest(train, longest(shape))
     config, args = made.config, made.args
     _optimizer(config, args)
     with about("data.held_out" if config.data.held_out else "data.eval", why):
         evaluation = made.loader(records["eval"], "eval") if records["eval"] is not None else None
+        _check_longest(evaluation, longest(shape))
     for field, loader in (("packing.rows", train), ("trainer.per_device_eval_batch_size", evaluation)):
         with about(field):
             check_rows(shape, 1 if loader is None else loader.rows, tokenizer)
@@ -180,6 +183,16 @@ def _optimiser_line(optimizer: Optimizer, args: Any) -> str:
         f"{optimizer.name}: rate {args.learning_rate:g}, betas ({args.adam_beta1:.6g}, {args.adam_beta2:.6g}), eps "
         f"{args.adam_epsilon:g}, decay {args.weight_decay:g} (biases and normalisation: none){''.join(switches)}"
     )
+
+
+def _check_longest(loader: PackedLoader | None, positions: int | None) -> None:
+    """Refuse sequences that are longer than the model has positions."""
+    summary = None if loader is None else loader.summary()
+    if positions is not None and isinstance(summary, Summary) and summary.longest > positions:
+        raise OptionError(
+            f"it has a sequence of {summary.longest:,} tokens, and the model has {positions:,} positions; pack shorter "
+            "ones, or take a model with more positions"
+        )
 
 
 def arguments(config: TrainConfig) -> Any:

@@ -63,7 +63,8 @@ def audit_step(
         trainer: instead of all these, a transformers Trainer (TRL's and nopad's too), whose own collator, data,
             ``get_batch_samples`` and ``training_step`` are called for one step; it is left as it was.
         alone: what is right for one sequence, where that is not the model's own loss: ``(model, inputs)`` -> the losses
-            of its items, ``[n]``; `inputs` are the example's columns as tensors ``[1, ...]``.
+            of its items, ``[n]``; `inputs` are the example's columns as tensors ``[1, ...]``. A tuple of them: the loss
+            is a sum of means, each over its own items. None: as the trainer's objective has it (nopad's).
         accumulation: micro-batches of each rank; None: 2, or the trainer's.
         ranks: how many ranks; 1: no simulation.
         per: the mean that is right: "token", over all labelled items of the step; "sequence", over each sequence's
@@ -140,6 +141,7 @@ def _of_trainer(trainer: Any, causal: bool | None, how: _How) -> StepVerdict:
     from nopad.auditing.steps.trainer import opened
 
     model, accumulation = inner(trainer.model), int(trainer.args.gradient_accumulation_steps)
+    how = how._replace(alone=how.alone or getattr(getattr(trainer, "objective", None), "alone", None))
     causal = shifts_labels(model) if causal is None else causal
     try:
         with opened(trainer, how.ranks) as (micros, taker, said, notes):

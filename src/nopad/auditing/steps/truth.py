@@ -18,7 +18,7 @@ from nopad.errors import BatchError, OptionError
 
 __all__ = ["Alone", "Gradients", "Truth", "borders", "sum_alone"]
 
-Alone = Callable[[Any, Mapping[str, Any]], Tensor]
+Alone = Callable[[Any, Mapping[str, Any]], Tensor | tuple[Tensor, ...]]
 Gradients = dict[str, Tensor]
 
 
@@ -31,12 +31,14 @@ class Truth:
         items: for each sequence, how many items that is.
         per: "token" or "sequence".
         gradients: of the mean, by parameter.
+        further: of a loss that is a sum of means, the other means, without gradients; `gradients` are of the sum.
     """
 
     sums: list[float]
     items: list[int]
     per: str
     gradients: Gradients
+    further: tuple[Truth, ...] = ()
 
     @property
     def denominator(self) -> int:
@@ -45,17 +47,19 @@ class Truth:
 
     @property
     def loss(self) -> float:
-        """The mean."""
+        """The mean, or the sum of the means."""
         pairs = [(value, count) for value, count in zip(self.sums, self.items, strict=True) if count]
         parts = [value if self.per == "token" else value / count for value, count in pairs]
-        return math.fsum(parts) / self.denominator if all(map(math.isfinite, parts)) else math.nan
+        mine = math.fsum(parts) / max(self.denominator, 1) if all(map(math.isfinite, parts)) else math.nan
+        return mine + sum(one.loss for one in self.further)
 
     @property
     def scale(self) -> float:
         """What differences of losses are relative to: the mean of absolute sums, which opposite signs do not cancel."""
         pairs = zip(self.sums, self.items, strict=True)
         parts = [abs(value) / (1 if self.per == "token" else count) for value, count in pairs if count]
-        return max(math.fsum(parts) / self.denominator, 1e-300)
+        mine = math.fsum(parts) / max(self.denominator, 1) + sum(one.scale for one in self.further)
+        return max(mine, 1e-300)
 
     @classmethod
     def of(cls, model: Any, examples: Sequence[Example], per: str, causal: bool, alone: Alone | None) -> Truth:
@@ -65,19 +69,32 @@ class Truth:
             OptionError: no sequence has a label.
             ModelFailedError: the model does not run on a sequence alone.
         """
+        found, parts = [cls._of_part(model, examples, per, causal, alone, 0)], 1
+        if alone is not None and examples:
+            parts = len(_parts_alone(model, examples[0], alone, 0))
+        found += [cls._of_part(model, examples, per, causal, alone, part) for part in range(1, parts)]
+        if not found[0].denominator:
+            raise OptionError("no sequence has a label, so there is no loss to compare; give labels to some")
+        first = found[0].gradients
+        total = {name: sum((one.gradients[name] for one in found[1:]), first[name]) for name in first}
+        return cls(found[0].sums, found[0].items, per, total, tuple(found[1:]))
+
+    @classmethod
+    def _of_part(
+        cls, model: Any, examples: Sequence[Example], per: str, causal: bool, alone: Alone | None, part: int
+    ) -> Truth:
+        """Run every sequence alone for one of the means."""
         model.zero_grad(set_to_none=True)
         sums, items = [], []
         for number, example in enumerate(examples):
-            total, count = sum_alone(model, example, causal, alone, number)
+            total, count = sum_alone(model, example, causal, alone, number, part)
             items.append(count)
             sums.append(0.0 if total is None else float(total.detach()))
             if total is not None:
                 with inside_model(f"gradients of sequence {number} alone"):
                     (total if per == "token" else total / count).backward()  # type: ignore[no-untyped-call]
         divisor = sum(items) if per == "token" else sum(count > 0 for count in items)
-        if not divisor:
-            raise OptionError("no sequence has a label, so there is no loss to compare; give labels to some")
-        return cls(sums, items, per, taken(model, divisor))
+        return cls(sums, items, per, taken(model, max(divisor, 1)))
 
 
 def taken(model: Any, divisor: float) -> Gradients:
@@ -90,21 +107,39 @@ def taken(model: Any, divisor: float) -> Gradients:
     return found
 
 
+def _parts_alone(model: Any, example: Example, alone: Alone, number: int) -> tuple[Tensor, ...]:
+    """Return the losses of one sequence's items that `alone` gives, of each mean.
+
+    Raises:
+        BatchError: these are no losses.
+        ModelFailedError: the model or `alone` raised.
+    """
+    with inside_model(f"sequence {number} alone"):
+        found = alone(model, example.inputs(model))
+    parts: tuple[Tensor, ...] = found if isinstance(found, tuple) and found else (found,)  # type: ignore[assignment]
+    for each in parts:
+        if not isinstance(each, Tensor) or each.dim() > 1:
+            said = f"shape {list(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
+            raise BatchError(
+                f"alone gave {said} for sequence {number}; expected the losses of its items, a tensor [n], or for a "
+                "sum of means a tuple of them"
+            )
+    return parts
+
+
 def sum_alone(
-    model: Any, example: Example, causal: bool, alone: Alone | None, number: int
+    model: Any, example: Example, causal: bool, alone: Alone | None, number: int, part: int = 0
 ) -> tuple[Tensor | None, int]:
     """Return the sum of the losses of one sequence's items, run alone, and their number; None if it has no item.
+
+    `part`: of a loss that is a sum of means, which of them.
 
     Raises:
         BatchError: the model gives no loss, or `alone` no losses.
         ModelFailedError: the model or `alone` raised.
     """
     if alone is not None:
-        with inside_model(f"sequence {number} alone"):
-            each = alone(model, example.inputs(model))
-        if not isinstance(each, Tensor) or each.dim() > 1:
-            said = f"shape {list(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
-            raise BatchError(f"alone gave {said} for sequence {number}; expected the losses of its items, a tensor [n]")
+        each = _parts_alone(model, example, alone, number)[part]
         return (each.sum(), each.numel()) if each.numel() else (None, 0)
     count = example.items(causal)
     if not count:

@@ -1,0 +1,85 @@
+"""``--pretrain bert``: documents of the command line as pairs for pre-training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal
+
+import typer
+
+from nopad.cli.options import CORPUS, parse_pairs
+from nopad.corpus import LengthsFile, PairOptions, PretrainingSource, Source, load_tokenizer
+from nopad.corpus.pretraining import options_from_settings
+from nopad.errors import OptionError
+
+__all__ = ["Pretrain", "PretrainOptions", "Wrap", "as_packed", "parse_pretrain"]
+
+Wrap = Callable[[Source, int], Source]
+
+Pretrain = Annotated[
+    Literal["bert"] | None,
+    typer.Option(
+        "--pretrain",
+        help="Make pairs of sentences of each document, [CLS] A [SEP] B [SEP], with next-sentence labels and masks.",
+        rich_help_panel=CORPUS,
+    ),
+]
+_ELSEWHERE = {"over_long": "--over-long", "empty": "--empty", "seed": "--seed"}
+_NAMES = [one.name for one in fields(PairOptions) if one.name not in _ELSEWHERE]
+PretrainOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pretrain-option",
+        "-P",
+        metavar="NAME=VALUE",
+        help=f"Of --pretrain: {', '.join(_NAMES)}. Repeatable. max_length is the capacity by default.",
+        rich_help_panel=CORPUS,
+    ),
+]
+
+
+def parse_pretrain(
+    pretrain: str | None, given: list[str] | None, tokenizer: str | None, policies: Mapping[str, Any], seed: int
+) -> Wrap | None:
+    """Return what turns a source, for packs of a capacity, into one of pairs; None without ``--pretrain``.
+
+    Raises:
+        OptionError: an option is unknown, or has no effect on pairs.
+    """
+    options = parse_pairs("--pretrain-option", "copies=5", given)
+    if pretrain is None:
+        if options:
+            raise OptionError(f"--pretrain-option {next(iter(options))} is of --pretrain bert; give both")
+        return None
+    for name in options:
+        if name in _ELSEWHERE:
+            raise OptionError(f"--pretrain-option {name}: give it as {_ELSEWHERE[name]}")
+        if name not in _NAMES:
+            near = "".join(f"; did you mean {one}?" for one in get_close_matches(name, _NAMES, 1))
+            raise OptionError(f"--pretrain bert has no option {name!r}{near}; it has {', '.join(_NAMES)}")
+    if not policies["special_tokens"]:
+        raise OptionError("--no-special-tokens: pairs are made with [CLS] and [SEP]; leave it out")
+    if policies["vocab_size"] is not None:
+        raise OptionError("--vocab-size is for ready-made ids, and pairs are made of texts; leave it out")
+    more = {"over_long": policies["over_long"], "empty": policies["empty"], "seed": seed}
+
+    def wrap(source: Source, capacity: int) -> Source:
+        if isinstance(source, LengthsFile):
+            raise OptionError(f"--pretrain makes pairs of documents, and {source.path} holds lengths; give the texts")
+        made = PairOptions(**{"max_length": capacity, **options, **more})
+        if made.max_length > capacity:
+            raise OptionError(
+                f"pairs of up to {made.max_length} tokens do not fit into packs of {capacity}; give a max_length of at "
+                f"most {capacity}, or a larger --capacity"
+            )
+        return PretrainingSource(source, load_tokenizer(tokenizer), made)
+
+    return wrap
+
+
+def as_packed(source: Source, options: Mapping[str, Any], tokenizer: str | None) -> Source:
+    """Return a source as it was packed, by the options of the dataset's manifest."""
+    made = options_from_settings(options)
+    return source if made is None else PretrainingSource(source, load_tokenizer(tokenizer), made)

@@ -1,0 +1,124 @@
+"""The compiled loop that draws masks. Conventions as in `nopad._kernels`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from nopad._kernels import GOLDEN, bounded, mix
+
+NEVER, GOES_ON, BEGINS = 0, 1, 2  # what a token is for masking
+
+_IGNORED = -100
+_MASKED = np.uint64(int(0.8 * 2**64))  # below: [MASK]
+_OTHER = np.uint64(int(0.9 * 2**64))  # below: any other token
+_1, _2, _3 = np.uint64(1), np.uint64(2), np.uint64(3)
+
+
+@njit(cache=True, nogil=True)
+def choose(kinds: NDArray[Any], key: np.uint64, below: np.uint64, count: int, chosen: NDArray[Any]) -> None:
+    """Choose tokens of one sequence: fill `chosen`, bool ``[T]``; `kinds` are those of its tokens.
+
+    ``draw(t)`` is draw 3 t of `key`. Without a `count` (-1), a token is chosen if its draw is less than `below`. With
+    one, words are taken by rising draws of their first tokens, each that leaves the sum of tokens within `count`. In
+    either case a token that goes on with a word is chosen as the word's first is.
+    """
+    words = 0
+    for t in range(kinds.shape[0]):
+        words += kinds[t] == BEGINS
+    first, last = np.empty(words, np.int64), np.empty(words, np.int64)
+    draws = np.empty(words, np.uint64)
+    at, inside = 0, False
+    for t in range(kinds.shape[0]):
+        chosen[t] = False
+        if kinds[t] == BEGINS:
+            first[at], last[at] = t, t
+            draws[at] = mix(key + (np.uint64(t) * _3 + _1) * GOLDEN)
+            at += 1
+            inside = True
+        elif kinds[t] == GOES_ON and inside:
+            last[at - 1] = t
+    if count < 0:
+        for word in range(words):
+            if draws[word] < below:
+                mark(kinds, first[word], last[word], chosen)
+        return
+    left = count
+    for word in by_draw(draws):
+        size = 0
+        for t in range(first[word], last[word] + 1):
+            size += kinds[t] != NEVER
+        if size <= left:
+            mark(kinds, first[word], last[word], chosen)
+            left -= size
+        if left == 0:
+            return
+
+
+@njit(cache=True, nogil=True)
+def by_draw(draws: NDArray[Any]) -> NDArray[Any]:
+    """Return the places of draws from the least to the largest, in Shell's steps; NumPy's sort compiles for long."""
+    order = np.arange(draws.shape[0])
+    gap = 1
+    while 9 * gap < draws.shape[0]:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for i in range(gap, order.shape[0]):
+            word = order[i]
+            j = i - gap
+            while j >= 0 and draws[order[j]] > draws[word]:
+                order[j + gap] = order[j]
+                j -= gap
+            order[j + gap] = word
+        gap //= 3
+    return order
+
+
+@njit(cache=True, nogil=True, inline="always")
+def mark(kinds: NDArray[Any], first: int, last: int, chosen: NDArray[Any]) -> None:
+    """Choose the tokens from `first` to `last` that may be chosen."""
+    for t in range(first, last + 1):
+        chosen[t] = kinds[t] != NEVER
+
+
+@njit(cache=True, nogil=True)
+def mask(
+    ids: NDArray[Any],
+    labels: NDArray[Any],
+    kinds: NDArray[Any],
+    lengths: NDArray[Any],
+    names: NDArray[Any],
+    key: np.uint64,
+    below: np.uint64,
+    counts: NDArray[Any],
+    mask_id: int,
+    ordinary: NDArray[Any],
+) -> None:
+    """Mask tokens in place, and set the labels: the tokens as they were, -100 where none is to be predicted.
+
+    ``names[i]`` are the integers that name sequence i; its masks depend on them and `key` alone. Which tokens are
+    chosen is said by `choose`, with ``counts[i]``. Draw 3 t + 1 of the sequence's key says what becomes of its chosen
+    token t, draw 3 t + 2 which of the `ordinary` ids.
+    """
+    at = 0
+    for i in range(lengths.shape[0]):
+        mine = key
+        for part in range(names.shape[1]):
+            mine = mix((mine ^ np.uint64(names[i, part])) + GOLDEN)
+        chosen = np.empty(lengths[i], np.bool_)
+        choose(kinds[at : at + lengths[i]], mine, below, counts[i], chosen)
+        for t in range(lengths[i]):
+            labels[at] = _IGNORED
+            if chosen[t]:
+                labels[at] = ids[at]
+                first = np.uint64(t) * _3 + _1
+                how = mix(mine + (first + _1) * GOLDEN)
+                if how < _MASKED:
+                    ids[at] = mask_id
+                elif how < _OTHER:
+                    drawn = mix(mine + (first + _2) * GOLDEN)
+                    ids[at] = ordinary[np.int64(bounded(drawn, np.uint64(ordinary.shape[0])))]
+            at += 1

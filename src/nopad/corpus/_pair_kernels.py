@@ -1,0 +1,130 @@
+"""The compiled loops of pre-training pairs: which runs of tokens make a pair, and its tokens. As `nopad._kernels`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from nopad._kernels import GOLDEN, bounded, mix
+
+# Columns of a pair: its document, which of the document's pairs it is, where its sides begin and end in the tokens of
+# all documents, whether the second side is of another document, and how many tokens were cut off
+DOCUMENT, NUMBER, A, A_END, B, B_END, RANDOM, CUT = range(8)
+COLUMNS = 8
+_1 = np.uint64(1)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def drawn(key: np.uint64, at: int, low: int, high: int) -> Any:
+    """Return draw `at` of a key as an integer from `low` to `high`."""
+    word = mix(key + (np.uint64(at) + _1) * GOLDEN)
+    return low + np.int64(bounded(word, np.uint64(high - low + 1)))
+
+
+@njit(cache=True, nogil=True, inline="always")
+def happens(key: np.uint64, at: int, below: np.uint64) -> bool:
+    """Whether draw `at` of a key is less than `below`."""
+    return bool(mix(key + (np.uint64(at) + _1) * GOLDEN) < below)
+
+
+@njit(cache=True, nogil=True)
+def pairs(
+    document: int,
+    first: NDArray[Any],
+    ends: NDArray[Any],
+    key: np.uint64,
+    room: int,
+    short_below: np.uint64,
+    random_below: np.uint64,
+    out: NDArray[Any],
+) -> int:
+    """Make the pairs of one document: fill rows of `out` ``[sentences, COLUMNS]``, and return how many they are.
+
+    Document d has the sentences ``first[d]`` to ``first[d + 1]``, sentence s the tokens ``ends[s]`` to ``ends[s + 1]``;
+    all have some. A pair has at most `room` tokens. Draws of `key` are used in the order of the decisions.
+    """
+    at, made = 0, 0
+    target = room
+    if happens(key, at, short_below):
+        target = drawn(key, at + 1, 2, room)
+    at += 2
+    begin, stop = first[document], first[document + 1]
+    while begin < stop:
+        end = begin + 1
+        while end < stop and ends[end] - ends[begin] < target:
+            end += 1
+        split = begin + 1
+        if end - begin >= 2:
+            split = drawn(key, at, begin + 1, end - 1)
+            at += 1
+        other = end - begin == 1
+        if not other:
+            other = happens(key, at, random_below)
+            at += 1
+        row = out[made]
+        row[DOCUMENT], row[NUMBER], row[RANDOM], row[CUT] = document, made, other, 0
+        row[A], row[A_END] = ends[begin], ends[split]
+        if other:
+            which = drawn(key, at, 0, first.shape[0] - 3)
+            which += which >= document
+            start = drawn(key, at + 1, first[which], first[which + 1] - 1)
+            at += 2
+            last = start + 1
+            while last < first[which + 1] and ends[last] - ends[start] < target - (row[A_END] - row[A]):
+                last += 1
+            row[B], row[B_END] = ends[start], ends[last]
+            begin = split  # the sentences behind it are used again
+        else:
+            row[B], row[B_END] = ends[split], ends[end]
+            begin = end
+        while row[A_END] - row[A] + row[B_END] - row[B] > room:
+            side = A if row[A_END] - row[A] > row[B_END] - row[B] else B
+            if drawn(key, at, 0, 1):
+                row[side] += 1
+            else:
+                row[side + 1] -= 1
+            row[CUT] += 1
+            at += 1
+        made += 1
+    return made
+
+
+@njit(cache=True, nogil=True)
+def all_pairs(
+    first: NDArray[Any],
+    ends: NDArray[Any],
+    keys: NDArray[Any],
+    room: int,
+    short_below: np.uint64,
+    random_below: np.uint64,
+    out: NDArray[Any],
+) -> int:
+    """Make the pairs of all documents, copy by copy of each; ``keys`` ``[documents, copies]``. Return their number."""
+    made = 0
+    for document in range(keys.shape[0]):
+        for copy in range(keys.shape[1]):
+            made += pairs(document, first, ends, keys[document, copy], room, short_below, random_below, out[made:])
+    return made
+
+
+@njit(cache=True, nogil=True)
+def write(
+    made: NDArray[Any], tokens: NDArray[Any], start: int, middle: int, ids: NDArray[Any], types: NDArray[Any]
+) -> None:
+    """Write the tokens of pairs one after the other: `start`, side A, `middle`, side B, `middle`; and their types."""
+    at = 0
+    for i in range(made.shape[0]):
+        ids[at] = start
+        types[at] = 0
+        at += 1
+        for side in range(2):
+            for t in range(made[i, A + 2 * side], made[i, A_END + 2 * side]):
+                ids[at] = tokens[t]
+                types[at] = side
+                at += 1
+            ids[at] = middle
+            types[at] = side
+            at += 1

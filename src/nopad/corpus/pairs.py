@@ -1,0 +1,344 @@
+"""Documents -> pairs ``[CLS] A [SEP] B [SEP]`` for masked language models with next-sentence prediction, as in BERT.
+
+Sentences of a document are taken until they have as many tokens as the target: the length that pairs may have, or for
+one document in ten (`short`) a shorter one, drawn evenly from 2 tokens on. They are divided at random into side A and
+side B. For half of the pairs (`random_next`), and where there is only one sentence, B is taken from another document
+instead, from a random sentence on, and the sentences that B would have been come again in the next pair. What is too
+long loses tokens at either end, at random, the longer side first. Other than in BERT's code, B is never of the same
+document by chance.
+
+Everything is a function of the seed, the number of the copy, the document's own number and the documents beside it.
+Some 350,000 pairs of 128 tokens a second on one core, 100,000 with static masks, without the
+tokenizer. Source: ``create_pretraining_data.py`` of BERT.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad import random
+from nopad.corpus.masks import MASKABLE, Masks, default_predictions
+from nopad.corpus.options import Empty, OverLong
+from nopad.corpus.policy import cut, cut_counts
+from nopad.corpus.sentences import SentenceUnit, sentences_of
+from nopad.corpus.tokenizer import Tokenizer
+from nopad.errors import OptionError, RecordError
+from nopad.options import BOOLEAN, MAX_LENGTH, Option, check_choice
+from nopad.sequences import Sequences, gather_runs
+
+__all__ = ["NEXT", "TYPES", "PairOptions", "Pairs", "Sentences", "Vocabulary", "pairs_of", "sentences_in", "too_long"]
+
+NEXT = "next_sentence_label"  # column: 0: B follows A; 1: B is of another document, as transformers has it
+TYPES = "token_type_ids"
+FRAME = 3  # [CLS], [SEP], [SEP]
+TOKENISED_AT_ONCE = 1 << 20  # characters
+_RATE = 0.15
+
+_LENGTH = Option(default=128, low=FRAME + 2, high=MAX_LENGTH, help="most tokens of a pair")
+_COPIES = Option(default=1, high=2**16, help="pairs made of each document so often")
+_MOST = Option(default=None, none=True, help="most predictions of a pair")
+_SEED = Option(default=0, low=0, high=2**64 - 1, help="of pairs and masks")
+_POOL = Option(default=8 << 20, high=2**40, help="bytes of documents among which second sides are drawn")
+_BOOLEAN = Option(default=False, choices=BOOLEAN, help="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairOptions:
+    """How pairs are made.
+
+    Attributes:
+        max_length: most tokens of a pair, ``[CLS]`` and two ``[SEP]`` included.
+        copies: how often pairs are made of every document, each time others (BERT's ``dupe_factor``).
+        short: the share of documents whose pairs have a shorter target.
+        random_next: the share of pairs whose second side is of another document.
+        sentences: "rules" (`nopad.corpus.sentences`), or "line": each line of a document is one.
+        over_long: sentences that do not fit beside one token of another: "error", "truncate", "split" or "drop".
+        empty: documents without a sentence: "skip" or "error".
+        static: draw masks now, and keep them: a column ``labels``. Else they are drawn when batches are made.
+        rate, max_predictions: of static masks, see `nopad.corpus.masks`; `max_predictions` None: 20, 56, 76 at 128,
+            384, 512, else 15 % of `max_length`.
+        whole_words: all tokens of a word are masked, or none; for vocabularies of WordPiece (``##s``).
+        seed: of pairs and static masks.
+        pool_bytes: about how many bytes of documents are read at a time; second sides are drawn among them.
+
+    Raises:
+        OptionError: an option has an invalid value.
+    """
+
+    max_length: int = 128
+    copies: int = 1
+    short: float = 0.1
+    random_next: float = 0.5
+    sentences: SentenceUnit = "rules"
+    over_long: OverLong = "error"
+    empty: Empty = "skip"
+    static: bool = False
+    rate: float = _RATE
+    max_predictions: int | None = None
+    whole_words: bool = False
+    seed: int = 0
+    pool_bytes: int = 8 << 20
+
+    def __post_init__(self) -> None:
+        checks = {"max_length": _LENGTH, "copies": _COPIES, "seed": _SEED, "pool_bytes": _POOL}
+        for name, option in {**checks, "static": _BOOLEAN, "whole_words": _BOOLEAN, "max_predictions": _MOST}.items():
+            option.check(name, getattr(self, name))
+        for name, kind in (("sentences", SentenceUnit), ("over_long", OverLong), ("empty", Empty)):
+            check_choice(name, getattr(self, name), kind)
+        for name in ("short", "random_next"):
+            share = getattr(self, name)
+            if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+                raise OptionError(f"{name} is {share!r}; it is a share, from 0 to 1")
+        most, room = self.max_predictions, self.max_length - FRAME
+        if most is not None and most > room:
+            raise OptionError(
+                f"max_predictions is {most}, and a pair of {self.max_length} tokens has {room} that can be predicted; "
+                f"give at most {room}, or a larger max_length"
+            )
+        if not self.static and (most is not None or self.rate != _RATE):
+            raise OptionError(
+                "rate and max_predictions are of masks that are drawn now (static=True); give them to the task that "
+                "trains where masks are drawn then"
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """Return all options by name, ready for JSON."""
+        return asdict(self)
+
+    @property
+    def predictions(self) -> int:
+        """Most predictions of a pair."""
+        return self.max_predictions or default_predictions(self.max_length)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """The ids that pairs are made with.
+
+    Attributes:
+        start, middle: of ``[CLS]`` and ``[SEP]``.
+        masks: how masks are drawn.
+        goes_on: whether each token goes on with a word; bool ``[ids]``; None: every token is a word.
+    """
+
+    start: int
+    middle: int
+    masks: Masks
+    goes_on: NDArray[np.bool_] | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(
+        cls, tokenizer: Tokenizer, options: PairOptions, names: Sequence[str | None] = ("[CLS]", "[SEP]", "[MASK]")
+    ) -> Vocabulary:
+        """Look the tokens up.
+
+        Args:
+            tokenizer: of texts.
+            options: how pairs are made.
+            names: of the tokens that begin a pair, end its sides, and stand for what is hidden.
+
+        Raises:
+            OptionError: the vocabulary lacks one, or has no parts of words and `options` ask for whole words.
+        """
+        known = tokenizer.vocabulary()
+        missing = [usual for usual, name in zip(("[CLS]", "[SEP]", "[MASK]"), names, strict=True) if name not in known]
+        if missing:
+            raise OptionError(
+                f"{tokenizer.name} has no {' and no '.join(missing)}, and pairs for pre-training are made with [CLS], "
+                "[SEP] and [MASK]; give a vocabulary that has them, such as that of a BERT"
+            )
+        start, middle, mask = (known[str(name)] for name in names)
+        special = tokenizer.special_ids() | {start, middle, mask}
+        special |= {known[name] for name in ("[PAD]", "[UNK]") if name in known}
+        every = np.array(sorted(known.values()), np.int64)
+        named = np.array(sorted(special), np.int64)
+        ordinary = np.setdiff1d(every, named)
+        if not ordinary.size:
+            raise OptionError(f"{tokenizer.name} has no token that is not special, so there is nothing to mask")
+        most = options.predictions if options.static else None
+        masks = Masks(
+            mask_id=mask, special=named, ordinary=ordinary, rate=options.rate, seed=options.seed, max_predictions=most
+        )
+        goes_on = _goes_on(known, tokenizer.name) if options.whole_words else None
+        return cls(start=start, middle=middle, masks=masks, goes_on=goes_on)
+
+
+def _goes_on(known: Mapping[str, int], name: str) -> NDArray[np.bool_]:
+    found = [number for token, number in known.items() if token.startswith("##") and len(token) > 2]
+    if not found:
+        raise OptionError(
+            f"whole_words needs a vocabulary of WordPiece, whose tokens within words begin with ##, and {name} has "
+            "none; leave it out"
+        )
+    goes_on = np.zeros(max(known.values()) + 1, bool)
+    goes_on[found] = True
+    return goes_on
+
+
+class Sentences(NamedTuple):
+    """Tokenised documents.
+
+    Attributes:
+        tokens: of all sentences, one after the other; int32 ``[T]``.
+        lengths: of each sentence; int64 ``[S]``.
+        document: number of each sentence's document, rising; int64 ``[S]``.
+    """
+
+    tokens: NDArray[np.int32]
+    lengths: NDArray[np.int64]
+    document: NDArray[np.int64]
+
+
+def sentences_in(texts: Sequence[str], tokenizer: Tokenizer, unit: SentenceUnit) -> Sentences:
+    """Divide documents into sentences, and tokenise them; a sentence without a token is left out."""
+    split = [sentences_of(text, unit) for text in texts]
+    document = np.repeat(np.arange(len(split)), np.fromiter(map(len, split), np.int64, len(split)))
+    tokens, lengths = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
+    part: list[str] = []
+    size = 0
+    for number, sentences in enumerate(split, 1):
+        part += sentences
+        size += sum(map(len, sentences))
+        if part and (size >= TOKENISED_AT_ONCE or number == len(split)):
+            ids, counts = tokenizer.flatten(tokenizer.encodings(part))
+            tokens.append(ids)
+            lengths.append(counts)
+            part, size = [], 0
+    every = np.concatenate(lengths)
+    return Sentences(np.concatenate(tokens), every[every > 0], document[every > 0])
+
+
+class Pairs(NamedTuple):
+    """Pairs, in the order of their documents, copy by copy.
+
+    Attributes:
+        sequences: with the columns ``input_ids``, ``token_type_ids``, ``maskable`` or ``labels`` per token, and
+            ``next_sentence_label`` per sequence.
+        document: number of each pair's document, rising; int64 ``[n]``.
+        counts: by the names of `nopad.corpus.options.Counts`.
+    """
+
+    sequences: Sequences
+    document: NDArray[np.int64]
+    counts: dict[str, int]
+
+
+def pairs_of(
+    given: Sentences,
+    documents: int,
+    numbers: NDArray[np.uint64],
+    words: Vocabulary,
+    options: PairOptions,
+    where: str = "the documents",
+) -> Pairs:
+    """Make the pairs of documents.
+
+    Args:
+        given: their sentences; of those that are too long, `options.over_long` says what is left, and "error" lets none
+            be there.
+        documents: how many there are, D; some may have no sentence.
+        numbers: what random choices for each document depend on, such as its number in the corpus; ``[D]``.
+        words: the vocabulary.
+        options: how pairs are made.
+        where: what the documents are called in messages.
+
+    Raises:
+        RecordError: fewer than two documents have a sentence that is left, or none has two, so nothing can be learned
+            of next sentences.
+    """
+    fitting, counts = _fitting(given, options)
+    there, first, sizes = np.unique(fitting.document, return_index=True, return_counts=True)
+    _check_next(sizes, where)
+    counts |= {"documents": there.size, "documents_empty": documents - there.size}
+    made = _made(fitting, np.append(first, fitting.document.size), numbers[there], options)
+    sequences = _written(made, fitting.tokens, words)
+    names = np.stack([numbers[there].view(np.int64)[made[:, 0]], made[:, 1], np.zeros(len(made), np.int64)], axis=1)
+    counts |= {"random_next": int(made[:, 6].sum()), "trimmed_tokens": int(made[:, 7].sum())}
+    return Pairs(_for_masks(sequences, names, words, options), there[made[:, 0]], counts)
+
+
+def _check_next(sizes: NDArray[np.int64], where: str) -> None:
+    """Refuse documents of which no next sentence can be learned; `sizes` are their numbers of sentences."""
+    if sizes.size < 2:
+        raise RecordError(
+            f"{where}: {sizes.size or 'none'} with a sentence that fits, and a next sentence at random is drawn from "
+            "another document; give at least two"
+        )
+    if sizes.max() < 2:
+        raise RecordError(
+            f"{where}: none has two sentences, so no sentence follows another; look at what a document is "
+            '(text_unit="file" or "paragraph"), or train a masked language model without next sentences (task mask)'
+        )
+
+
+def too_long(given: Sentences, options: PairOptions) -> int | None:
+    """Return the number of the first sentence that does not fit beside one token of another; None: there is none."""
+    over = given.lengths > _room(options) - 1
+    return int(over.argmax()) if over.any() else None
+
+
+def _room(options: PairOptions) -> int:
+    return options.max_length - FRAME
+
+
+def _fitting(given: Sentences, options: PairOptions) -> tuple[Sentences, dict[str, int]]:
+    """Return the sentences that fit, and what happened to those that did not."""
+    most = _room(options) - 1
+    over = int(np.count_nonzero(given.lengths > most))
+    if not over:
+        return given, {}
+    lost = cut_counts(given.lengths, most, options.over_long)
+    tokens_lost = lost.get("truncated_tokens", 0) + lost.get("dropped_tokens", 0)
+    row, start, length = cut(given.lengths, most, options.over_long)
+    begins = np.cumsum(given.lengths) - given.lengths
+    tokens = gather_runs(given.tokens, begins[row] + start, length)[0]
+    counts = {"long_sentences": over, "long_sentences_tokens": tokens_lost}
+    return Sentences(tokens, length, given.document[row]), counts
+
+
+def _made(
+    given: Sentences, first: NDArray[Any], numbers: NDArray[np.uint64], options: PairOptions
+) -> NDArray[np.int64]:
+    """Return the pairs, ``[n, COLUMNS]`` of `_pair_kernels`; the second column numbers those of a document."""
+    from nopad.corpus import _pair_kernels
+
+    keys = np.stack(
+        [random.keys(numbers, options.seed, random.STREAM_PAIRS, copy) for copy in range(options.copies)], axis=1
+    )
+    ends = np.concatenate([[0], np.cumsum(given.lengths)])
+    out = np.empty((given.lengths.size * options.copies, _pair_kernels.COLUMNS), np.int64)
+    short, other = (np.uint64(min(math.floor(n * 2**64), 2**64 - 1)) for n in (options.short, options.random_next))
+    count = _pair_kernels.all_pairs(first.astype(np.int64), ends, keys, _room(options), short, other, out)
+    made = out[:count]
+    begins = np.flatnonzero(np.diff(made[:, 0], prepend=-1))
+    made[:, 1] = np.arange(count) - np.repeat(begins, np.diff(begins, append=count))
+    return made
+
+
+def _written(made: NDArray[np.int64], tokens: NDArray[np.int32], words: Vocabulary) -> Sequences:
+    """Return pairs as sequences with token types."""
+    from nopad.corpus import _pair_kernels
+
+    lengths = (made[:, 3] - made[:, 2] + made[:, 5] - made[:, 4] + FRAME).astype(np.int32)
+    total = int(lengths.sum(dtype=np.int64))
+    ids, types = np.empty(total, np.int32), np.empty(total, np.int8)
+    _pair_kernels.write(made, tokens, words.start, words.middle, ids, types)
+    return Sequences(seq_lengths=lengths, tokens={"input_ids": ids, TYPES: types}, values={NEXT: made[:, 6].copy()})
+
+
+def _for_masks(made: Sequences, names: NDArray[np.int64], words: Vocabulary, options: PairOptions) -> Sequences:
+    """Return pairs with masks and a column ``labels``, or with a column ``maskable`` by which they are drawn later."""
+    ids = made.tokens["input_ids"]
+    masks, goes_on = words.masks, words.goes_on
+    kinds = masks.maskable(ids) if goes_on is None else masks.words(ids, made.begins, goes_on)
+    tokens = {**made.tokens, MASKABLE: kinds}
+    if options.static:
+        masked, labels = words.masks.drawn(ids, kinds, made.seq_lengths, names)
+        tokens = {**made.tokens, "input_ids": masked.astype(np.int32), "labels": labels.astype(np.int32)}
+    return Sequences(seq_lengths=made.seq_lengths, tokens=tokens, values=made.values)

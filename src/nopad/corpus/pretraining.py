@@ -1,0 +1,277 @@
+"""`PretrainingSource`: documents of any source of texts as pairs for pre-training, one more source of ready-made ids.
+
+Documents are read into pools of about `PairOptions.pool_bytes`; a pool is one block, and the second sides of its pairs
+are drawn among its own documents. So memory holds two pools, never the corpus, and the pairs of a block are a function
+of the block and the options alone: a resumed job makes the rest, processes can share the blocks out, and the bytes are
+the same. BERT's own shards do the same at the size of a shard. Documents of a sorted corpus should be shuffled first,
+or second sides come from near by.
+
+A pool has at least `FEWEST` documents, and the last one of a source at least half the bytes, unless that is all there
+is: else it is joined with the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from nopad.corpus.inputs import InputFile
+from nopad.corpus.pairs import NEXT, TYPES, PairOptions, Sentences, Vocabulary, pairs_of, sentences_in, too_long
+from nopad.corpus.records import BadRecord, Carried, Kind, Record, Records
+from nopad.corpus.source import Block, Source
+from nopad.corpus.tokenizer import Tokenizer
+from nopad.errors import RecordError, SourceError
+
+__all__ = [
+    "FEWEST",
+    "PREFIX",
+    "PretrainingSource",
+    "TokenisedPool",
+    "options_from_settings",
+    "tokenised_pool",
+]
+
+FEWEST = 16  # documents of a pool
+PREFIX = "pretrain_"  # of the settings
+
+
+@dataclass
+class _Pool:
+    """Documents of one named source: texts, or why there is none; and where each is from."""
+
+    source: str
+    name: str
+    first: int
+    documents: list[str | dict[str, str]] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+    bytes: int = 0
+    filled: int = 0
+
+    def add(self, document: str | dict[str, str], place: str) -> None:
+        self.documents.append(document)
+        self.places.append(place)
+        if isinstance(document, str):
+            self.bytes += len(document)
+            self.filled += bool(document) and not document.isspace()
+
+    def join(self, other: _Pool) -> None:
+        self.documents += other.documents
+        self.places += other.places
+        self.bytes += other.bytes
+        self.filled += other.filled
+
+
+class PretrainingSource(Source):
+    """Pairs ``[CLS] A [SEP] B [SEP]`` of the documents of another source; see `nopad.corpus.pairs`.
+
+    Columns that are carried: ``token_type_ids``; ``maskable``, by which masks are drawn when batches are made, or
+    ``labels`` of static masks; and per pair ``next_sentence_label``.
+
+    Args:
+        source: of texts; each record is a document.
+        tokenizer: with ``[CLS]``, ``[SEP]`` and ``[MASK]``.
+        options: how pairs are made.
+
+    Raises:
+        OptionError: the vocabulary lacks one of these tokens.
+        SourceError: the source holds ready-made ids, or carries columns.
+
+    >>> from nopad import load_tokenizer
+    >>> from nopad.corpus import IterableSource, PairOptions, PretrainingSource
+    >>> texts = ["One is here. Two is here.", "Three it is. Four it is. Five!", "Six."]
+    >>> pairs = PretrainingSource(IterableSource(texts), load_tokenizer(), PairOptions(max_length=16, seed=1))
+    >>> [block] = pairs.blocks()
+    >>> [run] = block.records()
+    >>> [int(label) for label in run.values["next_sentence_label"]], run.counts["documents"]
+    ([0, 0, 1], 3)
+    """
+
+    kind: Kind | None = "ids"
+    divisible = False
+
+    def __init__(self, source: Source, tokenizer: Tokenizer, options: PairOptions | None = None) -> None:
+        self.options = options or PairOptions()
+        if source.kind == "ids":
+            raise SourceError(
+                "pairs for pre-training are made of sentences, and this input holds ready-made ids; give the texts"
+            )
+        if source.carried:
+            raise SourceError(
+                f"the column {source.carried[0].name!r} cannot be carried: a document becomes many pairs; leave it out"
+            )
+        self._source, self._tokenizer = source, tokenizer
+        self._words = Vocabulary.of(tokenizer, self.options)
+        masks = ("labels", "int32") if self.options.static else ("maskable", "int8")
+        self.carried = (
+            Carried(name=TYPES, per="token", type="int8"),
+            Carried(name=masks[0], per="token", type=masks[1]),
+            Carried(name=NEXT, per="sequence", type="int64"),
+        )
+        self.total_bytes, self.ignored, self.left_out = source.total_bytes, source.ignored, source.left_out
+        self.folders: tuple[Path, ...] = source.folders
+        self.names = source.names
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield a block for each pool.
+
+        Raises:
+            SourceError: a source has fewer than two documents that are not empty, so none could be the other's next.
+        """
+        before: _Pool | None = None
+        for pool in self._pools():
+            if before is not None and pool.source == before.source and self._small(pool):
+                before.join(pool)
+                continue
+            if before is not None:
+                yield self._block(before)
+            before = pool
+        if before is not None:
+            yield self._block(before)
+
+    def _small(self, pool: _Pool) -> bool:
+        return pool.filled < FEWEST or pool.bytes < self.options.pool_bytes / 2
+
+    def _pools(self) -> Iterator[_Pool]:
+        """Yield the pools of all sources; the last one of each may be small."""
+        pool, number = None, 0
+        for block in self._source.blocks():
+            for document, line in _documents(block):
+                if pool is None or pool.source != block.source:
+                    if pool is not None:
+                        yield pool
+                    pool = _Pool(block.source, block.name, number)
+                pool.add(document, block.place(line))
+                number += 1
+                if pool.bytes >= self.options.pool_bytes and pool.filled >= FEWEST:
+                    yield pool
+                    pool = None
+        if pool is not None:
+            yield pool
+
+    def _block(self, pool: _Pool) -> Block:
+        if pool.filled < 2:
+            of = f" of {pool.source}" if pool.source else ""
+            raise SourceError(
+                f"{pool.places[0]}: {'1 document' if pool.filled else 'no document'}{of} with a text, and a next "
+                "sentence at random is drawn from another document; give at least two, or divide this one "
+                '(text_unit="paragraph": empty lines between documents)'
+            )
+        decoder = partial(_decode, tokenizer=self._tokenizer, words=self._words, options=self.options, pool=pool.places)
+        return Block(
+            name=pool.name,
+            data=orjson.dumps(pool.documents),
+            decoder=decoder,
+            first_line=pool.first + 1,
+            path=pool.places[0],
+            source=pool.source,
+            places=tuple(pool.places),
+        )
+
+    def inventory(self) -> list[tuple[str, int]]:
+        """Return (name, bytes) of the files that the documents are in."""
+        return self._source.inventory()
+
+    def files(self) -> list[InputFile] | None:
+        """Return the files that the documents are in."""
+        return self._source.files()
+
+    def settings(self) -> dict[str, Any]:
+        """Return how documents are read, and how pairs are made of them by which tokenizer."""
+        own = {f"{PREFIX}{name}": value for name, value in self.options.settings().items()}
+        return {**self._source.settings(), **own, f"{PREFIX}tokenizer": self._tokenizer.fingerprint}
+
+
+def options_from_settings(settings: dict[str, Any] | Any) -> PairOptions | None:
+    """Return the options in the settings of a `PretrainingSource`; None: there are none."""
+    found = {name.removeprefix(PREFIX): value for name, value in settings.items() if name.startswith(PREFIX)}
+    found.pop("tokenizer", None)
+    return PairOptions(**found) if found else None
+
+
+def _documents(block: Block) -> Iterator[tuple[str | dict[str, str], int]]:
+    """Yield the documents of a block of texts, each with its line; of a bad one why it is."""
+    for one in block.records():
+        if isinstance(one, BadRecord):
+            yield {"bad": one.reason}, one.line
+            continue
+        texts = [one.text] if isinstance(one, Record) else one.texts
+        lines = [one.line] if isinstance(one, Record) else one.lines.tolist()
+        if texts is None or texts[0] is None:
+            raise SourceError(f"{block.place(lines[0])}: ready-made ids, and pairs are made of texts; give the texts")
+        for text, line in zip(texts, lines, strict=True):
+            yield str(text), line
+
+
+def _decode(
+    data: bytes, first_line: int, *, tokenizer: Tokenizer, words: Vocabulary, options: PairOptions, pool: list[str]
+) -> Iterator[Records | BadRecord]:
+    """Yield the bad documents of a pool, then all pairs of the others.
+
+    Raises:
+        RecordError: a sentence is too long, or a document empty, and that is an error; or no document has another.
+    """
+    import pyarrow as pa
+
+    found = tokenised_pool(data, first_line, tokenizer, options)
+    for line, reason in found.bad.items():
+        yield BadRecord(line=line, reason=reason)
+    _check(found, pool, first_line, options)
+    where = f"{pool[0]} and the {len(pool) - 1:,} documents behind it"
+    made = pairs_of(found.sentences, found.lines.size, found.numbers, words, options, where)
+    values = {name: pa.array(column) for name, column in made.sequences.values.items()}
+    ids = replace(made.sequences, values={})
+    yield Records(lines=found.lines[made.document], ids=ids, values=values, counts=made.counts)
+
+
+class TokenisedPool(NamedTuple):
+    """The documents of a pool, tokenised.
+
+    Attributes:
+        sentences: of all documents that are not bad.
+        lines: line of each of these documents; int64 ``[D]``.
+        bad: why the others are bad, by line.
+    """
+
+    sentences: Sentences
+    lines: NDArray[np.int64]
+    bad: dict[int, str]
+
+    @property
+    def numbers(self) -> NDArray[np.uint64]:
+        """The number of each document in the source; ``[D]``."""
+        return (self.lines - 1).astype(np.uint64)
+
+
+def tokenised_pool(data: bytes, first_line: int, tokenizer: Tokenizer, options: PairOptions) -> TokenisedPool:
+    """Tokenise the documents of a block of a `PretrainingSource`."""
+    documents = list(enumerate(orjson.loads(data), first_line))
+    good = [(line, document) for line, document in documents if isinstance(document, str)]
+    given = sentences_in([document for _, document in good], tokenizer, options.sentences)
+    bad = {line: document["bad"] for line, document in documents if not isinstance(document, str)}
+    return TokenisedPool(given, np.array([line for line, _ in good], np.int64), bad)
+
+
+def _check(found: TokenisedPool, pool: list[str], first_line: int, options: PairOptions) -> None:
+    """Refuse a pool with a sentence that is too long, or an empty document, where that is an error."""
+    given, places = found.sentences, [pool[line - first_line] for line in found.lines.tolist()]
+    sizes = np.bincount(given.document, minlength=len(places))
+    if options.empty == "error" and not sizes.all():
+        raise RecordError(
+            f"{places[int(sizes.argmin())]}: an empty document, without a single token; remove it, or choose "
+            'empty="skip"'
+        )
+    at = too_long(given, options) if options.over_long == "error" else None
+    if at is not None:
+        most = options.max_length - 4
+        raise RecordError(
+            f"{places[int(given.document[at])]}: a sentence of {given.lengths[at]} tokens, and of the "
+            f'{options.max_length} of a pair it may have {most}; choose over_long="truncate", "split" or "drop" '
+            "(of sentences), or a larger max_length"
+        )

@@ -1,0 +1,110 @@
+"""BERT's pre-training pairs of any text at 128, 384 and 512 tokens: lengths, and what packing them gives.
+
+For Wikipedia, the paper states theoretical speed-ups of about 1.2, 1.7 and 2.0 at these lengths (arXiv 2107.02027,
+section 2), and packing factors of 1.17, 1.70 (Table 2) and 2.00. Its histograms at 128 and 384 are not published, so
+nothing else can be compared. The text of the machine is the standard library's: the docstrings and comments of each
+module are a document. Pairs are made as BERT makes them (`nopad.corpus.pairs`), with sentences that are too long
+truncated; text is tokenised once for all lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from nopad.corpus import PairOptions, PretrainingSource, Source, Tokenizer, stdlib_texts
+from nopad.corpus.pairs import Vocabulary, pairs_of
+from nopad.corpus.pretraining import tokenised_pool
+from nopad.histogram import Histogram
+from nopad.study.distributions import Distribution, distribution
+
+__all__ = ["LENGTHS", "PUBLISHED", "PairsAt", "machine_documents", "pairs_at"]
+
+LENGTHS = (128, 384, 512)
+PUBLISHED: Mapping[int, tuple[float, float]] = {128: (1.2, 1.17), 384: (1.7, 1.70), 512: (2.0, 2.00)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsAt:
+    """The pairs of a corpus at one length.
+
+    Attributes:
+        lengths: how long they are, and what packing gives.
+        published: the paper's theoretical speed-up and packing factor at this length, of Wikipedia; None: it has none.
+        predictions: most predictions of a pair.
+        counts: documents, random next sides, tokens that were lost; by the names of `nopad.corpus.Counts`.
+    """
+
+    lengths: Distribution
+    published: tuple[float, float] | None
+    predictions: int
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def random_share(self) -> float:
+        """Share of the pairs whose second side is of another document."""
+        return self.counts["random_next"] / self.lengths.histogram.sequences
+
+    def document(self) -> dict[str, Any]:
+        """Return everything, ready for JSON, with the histogram."""
+        histogram = self.lengths.histogram
+        return {
+            **self.lengths.summary(),
+            "published_theoretical": None if self.published is None else self.published[0],
+            "published_factor": None if self.published is None else self.published[1],
+            "predictions": self.predictions,
+            "counts": dict(self.counts),
+            "histogram": dict(zip(map(str, histogram.lengths.tolist()), histogram.counts.tolist(), strict=True)),
+        }
+
+
+def machine_documents() -> Iterator[dict[str, str]]:
+    """Yield a document for each module of the standard library: its docstrings and comments, as paragraphs."""
+    for _, texts in groupby(stdlib_texts(), key=lambda one: one["file"]):
+        yield {"text": "\n\n".join(one["text"] for one in texts)}
+
+
+def pairs_at(
+    source: Source,
+    tokenizer: Tokenizer,
+    options: PairOptions | None = None,
+    lengths: tuple[int, ...] = LENGTHS,
+    advance: Callable[[int], None] = lambda size: None,
+) -> list[PairsAt]:
+    """Make the pairs of a source at each of these lengths, and measure them.
+
+    Args:
+        source: of texts; each record is a document.
+        tokenizer: with ``[CLS]``, ``[SEP]`` and ``[MASK]``.
+        options: how pairs are made; `max_length` is each of `lengths`.
+        lengths: most tokens of a pair.
+        advance: called with the bytes of each pool that was read.
+
+    Raises:
+        SourceError, RecordError: as for `nopad.corpus.PretrainingSource`.
+    """
+    given = replace(options or PairOptions(), over_long="truncate")
+    every = [replace(given, max_length=length) for length in lengths]
+    words = Vocabulary.of(tokenizer, given)
+    counts = [np.zeros(length + 1, np.int64) for length in lengths]
+    totals: list[dict[str, int]] = [{} for _ in lengths]
+    for block in PretrainingSource(source, tokenizer, given).blocks():
+        assert isinstance(block.data, bytes)
+        pool = tokenised_pool(block.data, block.first_line, tokenizer, given)
+        for number, one in enumerate(every):
+            made = pairs_of(pool.sentences, pool.lines.size, pool.numbers, words, one, block.path)
+            counts[number] += np.bincount(made.sequences.seq_lengths, minlength=counts[number].size)
+            for name, count in made.counts.items():
+                totals[number][name] = totals[number].get(name, 0) + count
+        advance(block.size)
+    found = []
+    for one, sizes, total in zip(every, counts, totals, strict=True):
+        histogram = Histogram.from_counts({n: int(sizes[n]) for n in np.flatnonzero(sizes).tolist()})
+        measured = distribution(f"{one.max_length} tokens", histogram, one.max_length)
+        published = PUBLISHED.get(one.max_length)
+        found.append(PairsAt(lengths=measured, published=published, predictions=one.predictions, counts=total))
+    return found

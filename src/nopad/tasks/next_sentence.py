@@ -1,0 +1,127 @@
+"""What is learned from pairs for pre-training: masked tokens, and whether the second side follows the first.
+
+The loss is the sum of two means, as in transformers' ``BertForPreTraining`` and in the packing papers: one over masked
+tokens (or over sequences of the mean over each one's), one over sequences. So there are two denominators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from nopad.batch import PackedBatch
+from nopad.corpus.pairs import NEXT
+from nopad.losses import (
+    Accuracy,
+    over_ranks,
+    sequence_denominator,
+    sequence_loss,
+    token_denominator,
+    token_loss,
+)
+from nopad.losses.checks import IGNORED, check_per
+from nopad.losses.means import Per
+from nopad.tasks.objective import Meter, Objective
+
+__all__ = ["OfPretraining"]
+
+TOKENS, FOLLOWS = "prediction_logits", "seq_relationship_logits"
+
+
+class OfPretraining(Objective):
+    """Masked tokens and next sentences, of models like ``BertForPreTraining``.
+
+    Args:
+        per: the mean of masked tokens: "token" or "sequence" (`nopad.losses`).
+        next_sentence: whether next sentences are learned too.
+    """
+
+    targets: tuple[str, ...] = ("labels", NEXT)
+    reads: tuple[str, ...] = (TOKENS, FOLLOWS)
+    gives = "token"
+    heads = ("tokens",)
+    parts = 2
+
+    def __init__(self, per: Per = "token", *, next_sentence: bool = True) -> None:
+        check_per(per)
+        self.per, self.next_sentence = per, next_sentence
+        if not next_sentence:
+            self.targets, self.reads, self.parts = ("labels",), (TOKENS,), 1
+
+    def outputs(self, model: Any, batch: PackedBatch) -> Any:
+        """Return what the model gives for the batch without its targets."""
+        return model(**{name: batch[name] for name in batch if name not in ("labels", NEXT)})
+
+    def denominator(self, batch: PackedBatch) -> Tensor:
+        """Return the number of masked tokens, or of sequences with one; and that of sequences: ``[2]``."""
+        tokens = token_denominator(batch["labels"], batch, per=self.per)
+        return torch.stack([tokens, sequence_denominator(batch[NEXT])]) if self.next_sentence else tokens
+
+    def each(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
+        """Return the sums of both losses, each divided by its denominator; ``[2]``, or ``[1]`` without next sentences.
+
+        `denominator`: of `denominator`, over as many batches as the caller counts.
+        """
+        counts = denominator.reshape(-1)
+        found = [token_loss(outputs[TOKENS], batch["labels"], batch, per=self.per, denominator=counts[0])]
+        if self.next_sentence:
+            found.append(sequence_loss(outputs[FOLLOWS], batch[NEXT], denominator=counts[1]))
+        return torch.stack(found)
+
+    def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
+        """Return the sum of both losses, each divided by its denominator."""
+        return self.each(outputs, batch, denominator).sum()
+
+    def meter(self) -> Meter:
+        """Return a meter of both losses and accuracies."""
+        return _PretrainingMeter(self)
+
+    def alone(self, model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        """Return the losses of one sequence alone, for an audit: of its masked tokens ``[n]``, of its label ``[1]``."""
+        hidden = {name: value for name, value in inputs.items() if name not in ("labels", NEXT)}
+        outputs, labels = model(**hidden), inputs["labels"][0]
+        masked = cross_entropy(outputs[TOKENS][0], labels, ignore_index=IGNORED, reduction="none")[labels != IGNORED]
+        if not self.next_sentence:
+            return (masked,)
+        known = inputs[NEXT] != IGNORED
+        return masked, cross_entropy(outputs[FOLLOWS][known], inputs[NEXT][known], reduction="none")
+
+
+class _PretrainingMeter(Meter):
+    """Both losses, and both accuracies; that of masked tokens per token or per sequence, as the loss."""
+
+    def __init__(self, objective: OfPretraining) -> None:
+        self.objective, self.tokens = objective, Accuracy(objective.per)
+        self.sums = torch.zeros(2, objective.parts, dtype=torch.double)  # of losses, and what they count
+        self.follows = torch.zeros(2, dtype=torch.double)  # right ones, and how many there are
+
+    def add(self, outputs: Any, batch: PackedBatch) -> None:
+        """Add a batch."""
+        self.tokens.add(outputs[TOKENS].detach(), batch["labels"], batch)
+        counts = self.objective.denominator(batch).reshape(-1)
+        with torch.no_grad():
+            sums = self.objective.each(outputs, batch, torch.ones_like(counts))
+        self.sums = self.sums.to(sums.device) + torch.stack([sums.double(), counts.double()])
+        if self.objective.next_sentence:
+            labels = batch[NEXT]
+            right = (outputs[FOLLOWS].argmax(-1) == labels)[labels != IGNORED]
+            self.follows = self.follows.to(right.device) + torch.stack([right.sum(), right.new_ones(len(right)).sum()])
+
+    def reduce(self) -> None:
+        """Add up over all ranks."""
+        self.tokens.reduce()
+        self.sums, self.follows = over_ranks(self.sums), over_ranks(self.follows)
+
+    def values(self) -> dict[str, float]:
+        """Return accuracy and masked_loss, and next_sentence_accuracy and next_sentence_loss; NaN of nothing."""
+        losses = (self.sums[0] / self.sums[1]).tolist()
+        found = {"accuracy": self.tokens.value, "masked_loss": losses[0]}
+        if self.objective.next_sentence:
+            right, count = self.follows.tolist()
+            follows = right / count if count else float("nan")
+            found |= {"next_sentence_accuracy": follows, "next_sentence_loss": losses[1]}
+        return found

@@ -1,0 +1,193 @@
+"""Pre-training as BERT's: masked language modelling and next-sentence prediction, from raw documents.
+
+`Pretraining` turns documents into pairs (`nopad.corpus.pairs`), among which the second sides that follow nothing are
+drawn; masks are drawn in every epoch anew, or stay. Packed datasets of ``nopad pack --pretrain bert`` hold the same
+pairs. `OfPretraining` is what is learned: a sum of two means, each with a denominator of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from nopad.batch import PackedBatch
+from nopad.corpus.masks import default_predictions
+from nopad.corpus.options import OverLong, TextUnit
+from nopad.corpus.pairs import PairOptions, Vocabulary, pairs_of, sentences_in, too_long
+from nopad.corpus.sentences import SentenceUnit
+from nopad.corpus.tokenizer import load_tokenizer
+from nopad.errors import LengthError, OptionError
+from nopad.loading.supply import Collate
+from nopad.losses.means import Per
+from nopad.options import BOOLEAN, Option, check_choice
+from nopad.tasks.examples import Examples, field_of, numbered, stacked
+from nopad.tasks.masked import filled
+from nopad.tasks.masking import Masking
+from nopad.tasks.next_sentence import OfPretraining
+from nopad.tasks.task import Task
+from nopad.tasks.texts import tokenised
+
+__all__ = ["Pretraining"]
+
+_NEXT_SENTENCE = Option(default=True, choices=BOOLEAN, help="next sentences are learned")
+_TOP = Option(default=5, help="tokens to fill in")
+
+
+class Pretraining(Task):
+    r"""Masked language modelling and next-sentence prediction; a record is a document.
+
+    Args:
+        tokenizer: the model's tokenizer, with ``[CLS]``, ``[SEP]`` and ``[MASK]``.
+        text: column of a document's text; in predictions of the first text.
+        pair: column of the second text, in predictions.
+        text_unit: what a document of a text file is: a "paragraph" between empty lines, a "line", or the "file".
+        sentences: "rules" (`nopad.corpus.sentences`) or "line": each line of a document is a sentence.
+        copies: how often pairs are made of each document, each time others.
+        short, random_next: shares of documents with a shorter target, and of pairs whose second side is of another
+            document (`nopad.corpus.pairs`).
+        static: masks stay as they are; else they are drawn anew in every epoch.
+        rate, max_predictions: how many tokens are predicted (`nopad.corpus.masks`); `max_predictions` None: 20, 56, 76
+            at a `max_length` of 128, 384, 512, else 15 % of it.
+        whole_words: all tokens of a word are masked, or none.
+        per: the mean of masked tokens: over all of a step ("token"), or over each sequence's first ("sequence"), as in
+            the packing paper.
+        next_sentence: whether next sentences are learned too.
+        seed: of pairs and masks.
+        top: how many tokens a prediction has for each ``[MASK]``.
+        max_length: most tokens of a pair.
+        over_long: sentences that leave no room for another: "error", "truncate", "split" or "drop".
+
+    Predictions are of pairs of texts: ``next``, the probability that the second follows the first, and ``fill``, as of
+    `nopad.tasks.MaskedLM`.
+
+    Raises:
+        OptionError: an option has an invalid value, or the tokenizer lacks a token.
+
+    >>> from nopad.tasks import Pretraining
+    >>> task = Pretraining(tokenizer, max_length=16, sentences="line", seed=3)
+    >>> print(task.encode([{"text": "why not ?\nyes .\nno ."}, {"text": "one two .\nthree four .\nfive ."}]))
+    2 records: 3 sequences, 34 tokens, 2 random next
+    """
+
+    name = "pretrain"
+    auto: ClassVar[str] = "AutoModelForPreTraining"
+    texts_by: ClassVar[tuple[str, ...]] = ("text", "pair")
+    policies: ClassVar[tuple[OverLong, ...]] = ("error", "truncate", "drop", "split")
+    fewest = 512
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        text: str = "text",
+        pair: str = "pair",
+        text_unit: TextUnit = "paragraph",
+        sentences: SentenceUnit = "rules",
+        copies: int = 1,
+        short: float = 0.1,
+        random_next: float = 0.5,
+        static: bool = False,
+        rate: float = 0.15,
+        max_predictions: int | None = None,
+        whole_words: bool = False,
+        per: Per = "token",
+        next_sentence: bool = True,
+        seed: int = 0,
+        top: int = 5,
+        **options: Any,
+    ) -> None:
+        super().__init__(tokenizer, **options)
+        self.text, self.pair = text, pair
+        self.text_unit = check_choice("text_unit", text_unit, TextUnit)
+        self.top: int = _TOP.check("top", top)
+        self._how: dict[str, Any] = {
+            "sentences": sentences,
+            "copies": copies,
+            "short": short,
+            "random_next": random_next,
+            "static": static,
+            "whole_words": whole_words,
+            "seed": seed,
+            "over_long": self.over_long,
+        }
+        masks: dict[str, Any] = {"rate": rate, "max_predictions": max_predictions}
+        PairOptions(max_length=self.max_length or 2**30, **{**self._how, **masks, "static": True})
+        if static:
+            self._how |= masks
+        elif max_predictions is None and self.max_length is not None:
+            masks["max_predictions"] = default_predictions(self.max_length)
+        self.masking = Masking(self.tokenizer, seed=seed, marked=True, **masks)
+        _ = self._words  # a vocabulary that lacks a token is refused now
+        self.objective = OfPretraining(per, next_sentence=_NEXT_SENTENCE.check("next_sentence", next_sentence))
+
+    @classmethod
+    def reading(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return that documents of text files are paragraphs, unless the options say otherwise."""
+        return {"text_unit": options.get("text_unit", "paragraph")}
+
+    @property
+    def collate(self) -> Collate:
+        """What masks sequences that are not masked yet."""
+        return self.masking
+
+    @property
+    def _pairs(self) -> PairOptions:
+        if self.max_length is None:
+            raise OptionError("max_length is missing: the most tokens of a pair, such as 128")
+        return PairOptions(max_length=self.max_length, **self._how)
+
+    @cached_property
+    def _words(self) -> Vocabulary:
+        given = self.tokenizer
+        names = (given.cls_token, given.sep_token, given.mask_token)
+        options = PairOptions(max_length=self.max_length or 2**30, **self._how)
+        return Vocabulary.of(load_tokenizer(given), options, names)
+
+    def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
+        """Turn documents into pairs, or with `labels` False pairs of texts into sequences; see `Task.encode`.
+
+        Pairs have the columns ``token_type_ids``, ``next_sentence_label`` and, of static masks, ``labels``; else
+        ``maskable``, by which `collate` masks them. What became of documents and sentences is counted.
+
+        Raises:
+            RecordError: fewer than two documents have a sentence, or none has two, so no next sentence can be learned.
+            OptionError: there is no `max_length`.
+        """
+        if not labels:
+            return self._asked(list(numbered(records)))
+        options = self._pairs
+        texts = [field_of(record, self.text, number) for number, record in numbered(records)]
+        given = sentences_in(texts, load_tokenizer(self.tokenizer), options.sentences)
+        at = too_long(given, options) if options.over_long == "error" else None
+        if at is not None:
+            raise LengthError(
+                f"record {given.document[at]} has a sentence of {given.lengths[at]} tokens, and of the "
+                f'{options.max_length} of a pair it may have {options.max_length - 4}; choose over_long="truncate", '
+                '"split" or "drop" (of sentences), or a larger max_length'
+            )
+        numbers = [int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) for text in texts]
+        where = f"{len(texts):,} documents"
+        made = pairs_of(given, len(texts), np.array(numbers, np.uint64), self._words, options, where)
+        counts = {name: made.counts.get(name, 0) for name in ("documents_empty", "long_sentences", "random_next")}
+        return Examples(sequences=made.sequences, record=made.document, records=len(texts), counts=counts)
+
+    def _asked(self, records: list[tuple[int, Mapping[str, Any]]]) -> Examples:
+        """Return pairs of texts whose masks are to be filled in."""
+        sides = [[field_of(record, name, number) for number, record in records] for name in (self.text, self.pair)]
+        over_long: OverLong = "truncate" if self.over_long == "split" else self.over_long
+        found = tokenised(self.tokenizer, *sides, max_length=self.max_length, over_long=over_long)
+        made = stacked(found.ids, tokens=found.columns)
+        return Examples(
+            sequences=made, record=np.array(found.kept, np.int64), records=len(records), counts=found.counts
+        )
+
+    def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
+        """Return for each sequence whether its second text follows the first, and what fills its masks."""
+        follows = torch.softmax(outputs["seq_relationship_logits"].double(), -1)[:, 0].tolist()
+        masks = filled(outputs["prediction_logits"], batch, self.masking.mask_id, self.top, self.tokenizer)
+        return [{"next": share, "fill": fill} for share, fill in zip(follows, masks, strict=True)]
