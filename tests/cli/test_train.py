@@ -276,7 +276,7 @@ def test_two_processes_do_not_share_a_folder(call, config, tmp_path):
     from nopad.training.folder import RunFolder
 
     mine, made = RunFolder(tmp_path / "out"), read_config(config)
-    mine.take(made, resume=False, per_step="4 rows")
+    mine.take(made, resume=False)
     assert "another process trains in" in call("train", config).error()
     mine.leave()
     assert call("train", config, *sets(trainer__max_steps=1)).code == 0

@@ -24,6 +24,7 @@ from nopad.cli.render_study import (
 )
 from nopad.cli.study_balance import balance, scaling_verb
 from nopad.cli.study_glue import glue
+from nopad.cli.study_lamb import lamb
 from nopad.corpus import ReaderOptions
 from nopad.errors import OptionError
 from nopad.histogram import Histogram, read_histogram
@@ -70,6 +71,7 @@ _INDEX = """[bold]nopad study[/]: the papers' tables and figures, redone beside 
   nopad study distributions FILE...   paper, Figure 1: lengths, theoretical and achieved speed-up, side by side
   nopad study balance [FILE]          MLPerf, Table 5 and Figure 6: tokens per GPU; alone: long context
   nopad study scaling FILE            supplement, F: un-padding on many devices; MLPerf, Figures 7 and 11, simulated
+  nopad study lamb                    supplement, E: LAMB's betas to the power of the packing factor, with noise
 
 FILE is a histogram. The two published ones are in github.com/graphcore/examples (MIT licence),
 tutorials/blogs_code/packedBERT/histograms.py; docs/papers.md shows how to save them, and explains the errata."""
@@ -206,6 +208,7 @@ def distributions(
 study.command(name="balance")(balance)
 study.command(name="scaling")(scaling_verb)
 study.command(name="glue")(glue)
+study.command(name="lamb")(lamb)
 
 
 def _histogram(file: Path) -> tuple[Histogram, int]:

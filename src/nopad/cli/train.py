@@ -80,18 +80,21 @@ def train(
     try:
         with _once(first):
             if first:
-                folder.take(found, resume=resume, per_step=_per_step(found))
+                folder.take(found, resume=resume)
                 if resume and (steps := folder.facts().get("finished")) is not None:
                     _say(screen, f"the run in {folder.path} is over, after {steps:,} steps; its model is there")
                     return
             prepared = prepare(found, cache_of(folder.path))
+            per_step = _per_step(prepared.config)
+            if first and resume:
+                folder.check_step(per_step)
         _say(screen, str(prepared))
         with Bar(shown=first) as bar:
             metrics = run(
                 prepared,
                 folder,
                 resume=resume,
-                begin=None if resume else lambda: folder.begin(found, per_step=_per_step(found)),
+                begin=None if resume else lambda: folder.begin(found, per_step=per_step),
                 say=lambda line: _say(screen, line),
                 tell=lambda logged: _say(screen, str(logged)),
                 step=bar.step,

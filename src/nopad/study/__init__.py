@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from nopad.study.balance import BalanceRow, balance_rows, order_effect, published_range
 from nopad.study.distributions import Distribution, distribution
+from nopad.study.lamb import LambRow, PowerRow, lamb_rows, powers
 from nopad.study.latency import LatencyRow, latency_rows
 from nopad.study.long_context import WORKLOADS, LongRow, long_context_rows, too_long
 from nopad.study.packing import Redone, StrategyCount, contrast, count_strategies, packing_matrix_of_table_4, redo
@@ -21,8 +22,10 @@ __all__ = [
     "BalanceRow",
     "Compared",
     "Distribution",
+    "LambRow",
     "LatencyRow",
     "LongRow",
+    "PowerRow",
     "Redone",
     "Residuals",
     "ScalingRow",
@@ -33,10 +36,12 @@ __all__ = [
     "contrast",
     "count_strategies",
     "distribution",
+    "lamb_rows",
     "latency_rows",
     "long_context_rows",
     "order_effect",
     "packing_matrix_of_table_4",
+    "powers",
     "published_range",
     "redo",
     "residuals",

@@ -2,7 +2,8 @@
 
 `PackedTrainer` is transformers' Trainer, `PackedSFTTrainer` and `PackedRewardTrainer` are TRL's, each with
 `PackedMixin` in front; they are imported on first use. Lightning and a loop of your own need no class: they take
-``loader.dataloader()``, or the loader, and an objective of `nopad.tasks`.
+``loader.dataloader()``, or the loader, and an objective of `nopad.tasks`. `Lamb`, `Schedule` and `scale_for_packing`
+are for hyper-parameters, whose meaning packing changes.
 """
 
 from __future__ import annotations
@@ -12,19 +13,43 @@ from typing import TYPE_CHECKING, Any
 from nopad.errors import MissingExtraError
 
 if TYPE_CHECKING:
+    from nopad.training.counted import CountedLR
+    from nopad.training.lamb import Lamb, decay_groups
     from nopad.training.mixin import PackedMixin
+    from nopad.training.scaling import Scaled, factor_of, scale_for_packing
+    from nopad.training.schedules import Schedule
     from nopad.training.trainer import PackedTrainer
     from nopad.training.trl import PackedRewardTrainer, PackedSFTTrainer
     from nopad.training.trouble import load_batch
 
-__all__ = ["PackedMixin", "PackedRewardTrainer", "PackedSFTTrainer", "PackedTrainer", "load_batch"]
+__all__ = [
+    "CountedLR",
+    "Lamb",
+    "PackedMixin",
+    "PackedRewardTrainer",
+    "PackedSFTTrainer",
+    "PackedTrainer",
+    "Scaled",
+    "Schedule",
+    "decay_groups",
+    "factor_of",
+    "load_batch",
+    "scale_for_packing",
+]
 
 _LAZY = {
+    "CountedLR": ("nopad.training.counted", "nopad[torch]"),
+    "Lamb": ("nopad.training.lamb", "nopad[torch]"),
     "PackedMixin": ("nopad.training.mixin", "nopad[train]"),
     "PackedRewardTrainer": ("nopad.training.trl", "nopad[train] trl"),
     "PackedSFTTrainer": ("nopad.training.trl", "nopad[train] trl"),
     "PackedTrainer": ("nopad.training.trainer", "nopad[train]"),
+    "Scaled": ("nopad.training.scaling", "nopad"),
+    "Schedule": ("nopad.training.schedules", "nopad"),
+    "decay_groups": ("nopad.training.lamb", "nopad[torch]"),
+    "factor_of": ("nopad.training.scaling", "nopad"),
     "load_batch": ("nopad.training.trouble", "nopad[train]"),
+    "scale_for_packing": ("nopad.training.scaling", "nopad"),
 }
 
 

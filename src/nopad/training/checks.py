@@ -1,7 +1,8 @@
 """Whether a Trainer will do what was asked: options that contradict packs, and ranks that do not share gradients.
 
 `check_options` looks at what would cut, shuffle or weigh batches anew, in training and in evaluation alike;
-`check_step` at what a training step is; `check_ranks` at the model of a step, which must average gradients over ranks.
+`check_step` at what a training step is; `check_schedule` at who sets the learning rate; `check_ranks` at the model of a
+step, which must average gradients over ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from nopad.errors import OptionError
 from nopad.loading import PackedLoader
 
-__all__ = ["check_options", "check_ranks", "check_step", "check_whole", "forget_evaluation"]
+__all__ = ["check_options", "check_ranks", "check_schedule", "check_step", "check_whole", "forget_evaluation"]
 
 _PREPARED = "_is_accelerate_prepared"
 
@@ -79,6 +80,34 @@ def check_step(trainer: Any, loader: PackedLoader) -> None:
     if odd:
         raise OptionError(f"the Trainer and the loader disagree about a step: {'; '.join(odd)}; give both the same")
     check_options(trainer)
+
+
+def check_schedule(trainer: Any, *, packs: bool) -> None:
+    """Refuse a schedule beside another one, or one that cannot ask a loader.
+
+    Raises:
+        OptionError: there is another one; the message names it.
+    """
+    args = trainer.args
+    name = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    others = {
+        "lr_scheduler_type": name if name != "linear" else None,
+        "lr_scheduler_kwargs": args.lr_scheduler_kwargs,
+        "warmup_steps": args.warmup_steps,
+        "warmup_ratio": getattr(args, "warmup_ratio", None),
+        "a scheduler in `optimizers`": type(trainer.lr_scheduler).__name__
+        if trainer.lr_scheduler is not None
+        else None,
+    }
+    odd = [f"{name} ({value})" for name, value in others.items() if value]
+    if odd:
+        raise OptionError(
+            f"there are two schedules of the learning rate: the given one, and {', '.join(odd)}; leave one out"
+        )
+    if not packs:
+        raise OptionError(
+            "a schedule asks the loader what was seen, and the training data are not packed; leave it out"
+        )
 
 
 def check_whole(loader: PackedLoader) -> None:

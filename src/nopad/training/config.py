@@ -8,23 +8,27 @@ of the file's; a value is TOML, or else a text.
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from nopad.errors import MissingExtraError, OptionError, SourceError
 from nopad.files import local_path
 from nopad.loading.groups import Together
 from nopad.loading.legs import Last
 from nopad.planning.registry import check_algorithm, complete_options
+from nopad.training.scaling import How
+from nopad.training.schedules import Schedule
 from nopad.training.typed import Given, fitted, known
 
-__all__ = ["Data", "Model", "Output", "Packing", "TaskTable", "TrainConfig", "read_config", "to_toml"]
+__all__ = ["Data", "Model", "Optimizer", "Output", "Packing", "TaskTable", "TrainConfig", "read_config"]
+
+# Fields without which a table that may be left out means nothing
+_CHOOSES = {"optimizer": "name", "schedule": "counts"}
 
 # What another table says, or what `nopad train` does itself
 _ELSEWHERE = {
@@ -120,6 +124,8 @@ class Packing:
         depth, algorithm, options: of the plan (`nopad.plan`).
         cost: "tokens", or "attention:HIDDEN_SIZE".
         accumulation, last, balance, align, together, prefetch: as `nopad.PackedLoader` has them.
+        correction: of hyper-parameters that were tuned without packs (`nopad.training.scale_for_packing`), by the
+            factor of these packs: fewer micro-steps than `accumulation`, other betas, or none.
     """
 
     capacity: int | None = None
@@ -136,6 +142,7 @@ class Packing:
     depth: int | None = None
     algorithm: str = "auto"
     options: Mapping[str, Any] = field(default_factory=dict)
+    correction: How = "none"
 
     def __post_init__(self) -> None:
         given = [name for name in ("rows", "tokens", "sequences") if getattr(self, name) is not None]
@@ -156,6 +163,31 @@ class Packing:
         if self.depth is not None:
             made["depth"] = self.depth
         return made | ({"algorithm": self.algorithm} if self.algorithm != "auto" else {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """``[optimizer]``: an optimiser of nopad's, in place of ``trainer.optim``.
+
+    Rate, betas, eps and decay are ``trainer.learning_rate``, ``adam_beta1``, ``adam_beta2``, ``adam_epsilon`` and
+    ``weight_decay``, the last two by default 1e-6 and 0.01 as MLPerf has them; gradients are clipped by
+    ``trainer.max_grad_norm``.
+
+    Attributes:
+        name: "lamb".
+        bias_correction, max_weight_norm, max_trust_ratio, adapt_undecayed, foreach: as `nopad.training.Lamb` has them.
+    """
+
+    name: Literal["lamb"]
+    bias_correction: bool = True
+    max_weight_norm: float | None = None
+    max_trust_ratio: float | None = None
+    adapt_undecayed: bool = False
+    foreach: bool | None = None
+
+    def switches(self) -> dict[str, Any]:
+        """Return the options that `nopad.training.Lamb` gets beside the Trainer's."""
+        return {name: value for name, value in asdict(self).items() if name != "name"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +215,23 @@ class TrainConfig:
     output: Output
     task: TaskTable = field(default_factory=TaskTable)
     packing: Packing = field(default_factory=Packing)
+    optimizer: Optimizer | None = None
+    schedule: Schedule | None = None
     trainer: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.optimizer is not None and "optim" in self.trainer:
+            raise OptionError(
+                f"optimizer.name is {self.optimizer.name!r}, and trainer.optim another one; leave one out"
+            )
+        if self.optimizer is not None and not self.optimizer.adapt_undecayed and self.trainer.get("weight_decay") == 0:
+            raise OptionError(
+                "trainer.weight_decay is 0, and LAMB adapts only what has decay, so this would be Adam; leave it out "
+                "(0.01), or set optimizer.adapt_undecayed"
+            )
+        for name in ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio"):
+            if self.schedule is not None and name in self.trainer:
+                raise OptionError(f"trainer.{name} and [schedule] both say what the learning rate does; leave one out")
 
     def document(self) -> dict[str, dict[str, Any]]:
         """Return the tables as they would stand in a file, without what is as by default."""
@@ -194,9 +242,12 @@ class TrainConfig:
                 made["trainer"] = dict(value)
             elif table.name == "task":
                 made["task"] = ({"name": value.name} if value.name else {}) | dict(value.options)
-            else:
-                usual = {one.name: _default(one) for one in fields(value)}
-                made[table.name] = {name: one for name, one in asdict(value).items() if one != usual[name]}
+            elif value is not None:
+                kept = _CHOOSES.get(table.name)
+                usual = {one.name: _default(one) for one in fields(value) if one.name != kept}
+                made[table.name] = {
+                    name: one for name, one in asdict(value).items() if name not in usual or one != usual[name]
+                }
         return {name: values for name, values in made.items() if values}
 
 
@@ -204,7 +255,8 @@ def _default(one: Any) -> Any:
     return one.default if one.default is not MISSING else one.default_factory()
 
 
-_TABLES = {"model": Model, "data": Data, "task": TaskTable, "packing": Packing, "trainer": None, "output": Output}
+_TABLES: dict[str, Any] = {"model": Model, "data": Data, "task": TaskTable, "packing": Packing}
+_TABLES |= {"optimizer": Optimizer, "schedule": Schedule, "trainer": None, "output": Output}
 
 
 def read_config(path: str | Path, overrides: Sequence[str] = (), *, init_from: str | None = None) -> TrainConfig:
@@ -239,9 +291,21 @@ def read_config(path: str | Path, overrides: Sequence[str] = (), *, init_from: s
             data=Data(**made["data"]),
             task=_task(made["task"]),
             packing=Packing(**made["packing"]),
+            optimizer=_optional("optimizer", made, document),
+            schedule=_optional("schedule", made, document),
             trainer=made["trainer"],
             output=Output(**made["output"]),
         )
+
+
+def _optional(name: str, made: Mapping[str, Mapping[str, Any]], document: Mapping[str, Any]) -> Any:
+    """Return a table that may be left out as a whole; None: it was."""
+    if not made[name] and name not in document:
+        return None
+    if _CHOOSES[name] not in made[name]:
+        choice = _CHOOSES[name]
+        raise OptionError(f"{name}.{choice} is missing; give one of {', '.join(get_args(_hints(name, None)[choice]))}")
+    return _TABLES[name](**made[name])
 
 
 @contextmanager
@@ -303,6 +367,10 @@ def _table(name: str, given: Mapping[str, Any], path: str | None, task: str | No
             hints = _hints(name, given.get("name", task))
             if name == "trainer" and key in _ELSEWHERE:
                 raise OptionError(f"trainer.{key}: leave it out; {_ELSEWHERE[key]}")
+            if (name, key, getattr(value, "text", value)) == ("trainer", "optim", "lamb"):
+                raise OptionError(
+                    'trainer.optim: LAMB is nopad\'s own; leave it out, and write [optimizer] name = "lamb"'
+                )
             known(key, hints, f"[{name}]")
             made[key] = fitted(f"{name}.{key}", value, hints[key])
         except OptionError as error:
@@ -341,34 +409,3 @@ def _task_options(name: str) -> Mapping[str, Any]:
 
     found = options_of(task_class(name))
     return {option: Any if one.annotation is one.empty else one.annotation for option, one in found.items()}
-
-
-def to_toml(document: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return tables as TOML."""
-    lines = []
-    for name, table in document.items():
-        lines.append(f"[{name}]")
-        lines += [f"{_key(key)} = {_value(value)}" for key, value in table.items() if value is not None]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _key(name: str) -> str:
-    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else _text(name)
-
-
-def _text(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, str):
-        return _text(value)
-    if isinstance(value, Mapping):
-        inner = ", ".join(f"{_key(str(key))} = {_value(one)}" for key, one in value.items() if one is not None)
-        return f"{{{inner}}}"
-    return f"[{', '.join(_value(one) for one in value)}]"

@@ -4,32 +4,71 @@ from __future__ import annotations
 
 from typing import Any
 
+from nopad.loading import PackedLoader
 from nopad.loading.summary import Summary
+from nopad.training.counted import whole
+from nopad.training.scaling import Scaled
+from nopad.training.schedules import Schedule
 
-__all__ = ["effects"]
+__all__ = ["effects", "length_of"]
 
 _WORTH_SAYING = 1.05  # times as many sequences per step
 
 
-def effects(summary: Summary, args: Any) -> str:
+def effects(
+    summary: Summary,
+    args: Any,
+    schedule: Schedule | None = None,
+    total: int | None = None,
+    scaled: Scaled | None = None,
+) -> str:
     """Return a few lines for people.
 
     Args:
         summary: of the epoch in which training begins.
         args: the arguments of transformers' Trainer.
+        schedule: of the learning rate; None: the Trainer's own.
+        total: length of training, in what the schedule counts.
+        scaled: the correction of hyper-parameters that was made; None: none was asked for.
     """
-    lines = [str(summary)]
+    lines = [str(summary), *_changes(summary, args, schedule, scaled)]
+    if schedule is not None and total is not None:
+        lines.append(f"schedule {schedule.described(total)}")
+    return "\n".join(lines)
+
+
+def length_of(schedule: Schedule, loader: PackedLoader, args: Any) -> int:
+    """Return the length of training in what a schedule counts, before training begins.
+
+    Raises:
+        OptionError: it is not known, or shorter than the warm-up.
+    """
+    total = whole(
+        schedule,
+        loader,
+        epochs=args.num_train_epochs,
+        steps=args.max_steps if args.max_steps > 0 else None,
+    )
+    schedule.checked(total)
+    return total
+
+
+def _changes(summary: Summary, args: Any, schedule: Schedule | None, scaled: Scaled | None) -> list[str]:
+    """Return what packing changes, and what corrects it."""
     before, after = summary.steps_not_packed, summary.steps
-    if not before or not after or before / after < _WORTH_SAYING:
-        return "\n".join(lines)
+    corrected = list(scaled.lines) if scaled is not None else []
+    if (scaled is not None and scaled.how == "accumulation") or not before or not after:
+        return corrected
     factor = before / after
+    if factor < _WORTH_SAYING:
+        return corrected
     per_step = summary.sequences / after
-    lines.append(
+    lines = [
         f"rate     {args.learning_rate:g} stays as it is, and an optimiser step averages over {per_step:,.0f} "
         f"sequences instead of {per_step / factor:,.0f}"
-    )
-    lines.append(f"         {_way_back(args, factor, per_step)}")
-    warmup = _warmup(args)
+    ]
+    lines += corrected if scaled is not None else [f"         {_way_back(args, factor, per_step)}"]
+    warmup = 0 if schedule is not None else _warmup(args)
     if warmup:
         lines.append(f"warm-up  {warmup} steps see {warmup * per_step:,.0f} sequences, {factor:.2f} times as many")
     if args.max_steps > 0:
@@ -37,7 +76,7 @@ def effects(summary: Summary, args: Any) -> str:
             f"length   max_steps={args.max_steps} are {args.max_steps / after:.2f} epochs; without packs they would be "
             f"{args.max_steps / before:.2f}"
         )
-    return "\n".join(lines)
+    return lines
 
 
 def _way_back(args: Any, factor: float, per_step: float) -> str:

@@ -23,13 +23,14 @@ import tomllib
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from nopad.errors import OutputBusyError, OutputExistsError, ResumeError
 from nopad.files import local_path, storage_errors, write_atomic
 from nopad.tasks.settings import TASK_FILE
-from nopad.training.config import TrainConfig, to_toml
+from nopad.training.config import TrainConfig
 from nopad.training.feeding import STATE_FILE
+from nopad.training.toml import to_toml
 
 __all__ = ["CONFIG_FILE", "METRICS_FILE", "RUN_FILE", "RunFolder", "append_line", "kept_lines", "last_checkpoint"]
 
@@ -81,13 +82,12 @@ class RunFolder:
         self.path = local_path(folder)
         self._lock: int | None = None
 
-    def take(self, config: TrainConfig, *, resume: bool, per_step: str) -> None:
+    def take(self, config: TrainConfig, *, resume: bool) -> None:
         """Make the folder this process's own.
 
         Args:
             config: of the run.
             resume: whether a run that is in the folder goes on.
-            per_step: how many rows or sequences a step has, on all ranks, in words.
 
         Raises:
             OutputExistsError: there is a run, which is not resumed, or something else.
@@ -103,7 +103,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         self._hold()
         if resume:
-            self._check_same(config, per_step)
+            self._check_same(config)
 
     def begin(self, config: TrainConfig, *, per_step: str) -> None:
         """Note that a run begins, with its configuration; from then on, the folder holds a run.
@@ -149,7 +149,22 @@ class RunFolder:
             self.leave()
             raise OutputBusyError(f"another process trains in {self.path}; wait for it, or stop it") from error
 
-    def _check_same(self, config: TrainConfig, per_step: str) -> None:
+    def check_step(self, per_step: str) -> None:
+        """Refuse another step than the run began with; `per_step`: how many rows or sequences it has, in words.
+
+        Raises:
+            ResumeError: it is another one.
+        """
+        before = self.facts().get("per_step")
+        if before != per_step:
+            self._refuse(
+                [
+                    f"a step has {per_step} on all ranks and had {before}: change packing.accumulation with the number "
+                    "of ranks"
+                ]
+            )
+
+    def _check_same(self, config: TrainConfig) -> None:
         """Refuse another configuration than the one that the run began with."""
         try:
             began = tomllib.loads((self.path / CONFIG_FILE).read_text(encoding="utf-8"))
@@ -164,18 +179,15 @@ class RunFolder:
             for name in sorted({*began.get(table, {}), *mine.get(table, {})})
             if not _is_free(table, name) and began.get(table, {}).get(name) != mine.get(table, {}).get(name)
         ]
-        before = self.facts().get("per_step")
-        if before != per_step:
-            odd.append(
-                f"a step has {per_step} on all ranks and had {before}: change packing.accumulation with the number of "
-                "ranks"
-            )
         if odd:
-            raise ResumeError(
-                f"the run in {self.path} began with another configuration: {'; '.join(odd[:5])}. Resume with the same, "
-                f"such as {self.path / CONFIG_FILE}; or take only its weights, with --init-from {self.path} and "
-                "another output.folder"
-            )
+            self._refuse(odd)
+
+    def _refuse(self, odd: list[str]) -> NoReturn:
+        raise ResumeError(
+            f"the run in {self.path} began with another configuration: {'; '.join(odd[:5])}. Resume with the same, "
+            f"such as {self.path / CONFIG_FILE}; or take only its weights, with --init-from {self.path} and another "
+            "output.folder"
+        )
 
     def facts(self) -> dict[str, Any]:
         """Return what is known of the run."""

@@ -78,6 +78,10 @@ class Loaders:
         self.seed = args.seed if args.data_seed is None else args.data_seed
         self.notes: list[str] = []
 
+    def of(self, config: TrainConfig, args: Any) -> Loaders:
+        """Return what makes the loaders of the same run with another configuration."""
+        return Loaders(config, args, self.task, self.tokenizer, self.objective, self.cache)
+
     def loader(self, data: Any, name: str) -> PackedLoader:
         """Return the loader of records, or of a place where tokens are stored."""
         options, capacity = self._options(training=name == "train"), self.config.packing.capacity

@@ -37,10 +37,11 @@ from nopad.loading.summary import Summary
 from nopad.losses import over_ranks
 from nopad.tasks import Objective, Task
 from nopad.training.checkpoint import check_same_model
-from nopad.training.checks import check_ranks, check_step, forget_evaluation
-from nopad.training.effects import effects
+from nopad.training.checks import check_ranks, check_schedule, check_step, forget_evaluation
+from nopad.training.effects import effects, length_of
 from nopad.training.evaluating import EvaluatingMixin, each_dataset
 from nopad.training.feeding import STATE_FILE, Ahead, FedLoader, Progress, saved_state, steps_of
+from nopad.training.schedules import Schedule
 from nopad.training.trouble import Watch, check_unscaled, enough_memory
 
 __all__ = ["PackedMixin"]
@@ -58,6 +59,7 @@ class PackedMixin(EvaluatingMixin):
         capacity: most tokens per pack. Rows per rank and micro-step are ``per_device_train_batch_size``. None: the
             datasets are loaders already, or of a kind that this mix-in leaves to the Trainer.
         loading: further options of `nopad.PackedLoader`: balance, cost, depth, ...
+        schedule: the learning rate by what was seen (`nopad.training.Schedule`), in place of the Trainer's own.
         quiet: do not print what packing changes before training begins.
 
     ``gradient_accumulation_steps`` must be a given loader's `accumulation`, ``per_device_train_batch_size`` its `rows`
@@ -65,7 +67,8 @@ class PackedMixin(EvaluatingMixin):
     checkpoint, training goes on where the loader stands. The model is made pack-safe (`nopad.packed`) if it is not.
 
     Raises:
-        OptionError: the Trainer's options contradict the loader's step, or would shuffle, batch or collate anew.
+        OptionError: the Trainer's options contradict the loader's step, or would shuffle, batch or collate anew; or
+            there are two schedules.
         UnsupportedModelError: sequences of this model cannot be kept apart, or it is not known what it learns.
     """
 
@@ -76,6 +79,7 @@ class PackedMixin(EvaluatingMixin):
         objective: Objective | None = None,
         capacity: int | None = None,
         loading: Mapping[str, Any] | None = None,
+        schedule: Schedule | None = None,
         quiet: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -83,7 +87,7 @@ class PackedMixin(EvaluatingMixin):
         more = given.pop("kwargs", {})
         if task is not None and objective is not None:
             raise OptionError("give a task or an objective, not both: a task has its objective")
-        self.task, self.quiet, self._loading = task, quiet, dict(loading or {})
+        self.task, self.quiet, self.schedule, self._loading = task, quiet, schedule, dict(loading or {})
         self.objective = objective if task is None else task.objective
         self._progress: Progress | None = None
         self._evaluation = None
@@ -110,6 +114,8 @@ class PackedMixin(EvaluatingMixin):
         if packs:
             self.train_dataset = self._loader(data)
             check_step(self, self.train_dataset)
+        if schedule is not None:
+            check_schedule(self, packs=packs)
 
     def get_train_dataloader(self) -> Any:
         """Return the loader's own `DataLoader`, which accelerate leaves as it is.
@@ -253,7 +259,8 @@ class PackedMixin(EvaluatingMixin):
         """Print what packing changes."""
         summary = None if self.quiet or not self.is_world_process_zero() else loader.summary()
         if isinstance(summary, Summary):
-            print(effects(summary, self.args), flush=True)
+            total = None if self.schedule is None else length_of(self.schedule, loader, self.args)
+            print(effects(summary, self.args, self.schedule, total), flush=True)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log; beside a training loss, also how many sequences and tokens all ranks have seen since the first epoch."""

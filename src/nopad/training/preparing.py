@@ -11,8 +11,10 @@ from nopad.model.safety import is_packed, packed
 from nopad.tasks import Objective, Task, objective_of
 from nopad.tasks.fit import check_head, fit
 from nopad.training.checks import check_options
+from nopad.training.counted import CountedLR
 from nopad.training.data import loader_of, packable
 from nopad.training.feeding import FedLoader
+from nopad.training.schedules import Schedule
 
 __all__ = ["PreparingMixin"]
 
@@ -33,6 +35,7 @@ class PreparingMixin(_Base):
     _collates: bool
     _ready: bool
     _loading: dict[str, Any]
+    schedule: Schedule | None
 
     def placeholder(self) -> Any:
         """Return what the constructor of the Trainer behind this class gets in place of data that are packed."""
@@ -110,6 +113,20 @@ class PreparingMixin(_Base):
         if not training:
             options |= {"last": "fill", "accumulation": 1}
         return loader_of(data, self.capacity, task=self.task, objective=self.objective, **options)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Return the schedule that was given, for this training; without one, what the Trainer makes."""
+        if self.schedule is None:
+            return super().create_scheduler(num_training_steps, optimizer)
+        args, schedule = self.args, self.schedule
+        if schedule.counts == "steps":
+            length: dict[str, Any] = {"steps": num_training_steps}
+        else:
+            length = {"steps": args.max_steps} if args.max_steps > 0 else {"epochs": args.num_train_epochs}
+        chosen: Any = optimizer or self.optimizer
+        made: Any = CountedLR(chosen, schedule, self.train_dataset, **length)
+        self.lr_scheduler = made
+        return made
 
     def call_model_init(self, trial: Any = None) -> Any:
         """Return a new model of ``model_init``, pack-safe."""

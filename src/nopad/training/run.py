@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 
 from nopad.errors import InputError, MissingExtraError, NopadError, OptionError
@@ -22,13 +23,16 @@ from nopad.model.safety import unpacked
 from nopad.tasks import Objective, Task, objective_of
 from nopad.tasks.registry import task_class
 from nopad.tasks.settings import write_task
-from nopad.training.config import TrainConfig
-from nopad.training.effects import effects
+from nopad.training.config import Optimizer, TrainConfig
+from nopad.training.correcting import corrected
+from nopad.training.effects import effects, length_of
 from nopad.training.folder import CACHE, METRICS_FILE, RunFolder, kept_lines, last_checkpoint
+from nopad.training.lamb import Lamb
 from nopad.training.loaders import Loaders, about, find_data, has_evaluation, widest
 from nopad.training.memory import Estimate, estimate
 from nopad.training.models import load_model, load_tokenizer, longest, outline, read_model_config
 from nopad.training.progress import Logged, Metrics
+from nopad.training.scaling import Scaled
 
 __all__ = ["Prepared", "prepare", "train"]
 
@@ -41,7 +45,7 @@ class Prepared:
     """A run before its weights are loaded.
 
     Attributes:
-        config: with what was left open filled in.
+        config: with what was left open filled in, and corrected for packing.
         args: transformers' arguments.
         task: None where the data are tokens.
         tokenizer: of the model; None: it has none.
@@ -49,6 +53,8 @@ class Prepared:
         objective: what is learned.
         auto: name of the Auto class with the head; None: the one that the model's configuration names.
         train, evaluation: the packs.
+        scaled: the correction of hyper-parameters for packing; None: none was asked for.
+        total: length of training in what the schedule counts; None: there is no schedule.
         memory: what training needs.
         notes: what became of the records.
     """
@@ -64,6 +70,8 @@ class Prepared:
     evaluation: PackedLoader | None
     memory: Estimate
     notes: tuple[str, ...]
+    scaled: Scaled | None = None
+    total: int | None = None
 
     @property
     def slots(self) -> int | None:
@@ -78,10 +86,12 @@ class Prepared:
         lines = [*self.notes]
         summary = self.train.summary()
         if isinstance(summary, Summary):
-            lines.append(effects(summary, self.args))
+            lines.append(effects(summary, self.args, self.config.schedule, self.total, self.scaled))
             if summary.steps and self.args.max_steps <= 0:
                 steps = round(summary.steps * self.args.num_train_epochs)
                 lines.append(f"training {self.args.num_train_epochs:g} epochs, about {steps:,} steps")
+        if self.config.optimizer is not None:
+            lines.append(f"optimise {_optimiser_line(self.config.optimizer, self.args)}")
         share = f", {self.memory.trained:,} of them trained" if self.memory.trained < self.memory.total else ""
         lines.append(f"model    {self.memory.total:,} parameters{share}, {self.config.model.dtype}")
         lines.append(f"memory   {self.memory}")
@@ -112,7 +122,10 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
     objective = objective_of(shape) if task is None else task.objective
     made = Loaders(config, args, task, tokenizer, objective, cache)
     with about("data.train"):
+        made, scaled = corrected(made, records["train"])
         train = made.loader(records["train"], "train")
+    config, args = made.config, made.args
+    _optimizer(config, args)
     with about("data.held_out" if config.data.held_out else "data.eval"):
         evaluation = made.loader(records["eval"], "eval") if records["eval"] is not None else None
     width = train.capacity or widest(train)
@@ -130,6 +143,31 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
         evaluation=evaluation,
         memory=memory,
         notes=tuple(made.notes),
+        scaled=scaled,
+        total=None if config.schedule is None else length_of(config.schedule, train, args),
+    )
+
+
+def _optimizer(config: TrainConfig, args: Any) -> tuple[type[Lamb], dict[str, Any]] | None:
+    """Return the optimiser and its options, which it has seen; None: the Trainer's own.
+
+    Raises:
+        OptionError: the optimiser refuses them.
+    """
+    if config.optimizer is None:
+        return None
+    kind, options = Lamb.of(args, **config.optimizer.switches())
+    kind([torch.nn.Parameter(torch.zeros(1))], **options)
+    return kind, options
+
+
+def _optimiser_line(optimizer: Optimizer, args: Any) -> str:
+    """Return one line for people."""
+    usual = Optimizer(name=optimizer.name).switches()
+    switches = [f", {name}={value}" for name, value in optimizer.switches().items() if value != usual[name]]
+    return (
+        f"{optimizer.name}: rate {args.learning_rate:g}, betas ({args.adam_beta1:.6g}, {args.adam_beta2:.6g}), eps "
+        f"{args.adam_epsilon:g}, decay {args.weight_decay:g} (biases and normalisation: none){''.join(switches)}"
     )
 
 
@@ -150,6 +188,8 @@ def arguments(config: TrainConfig) -> Any:
         raise OptionError(
             "trainer wants evaluations, and there is nothing to evaluate; give data.eval or data.held_out"
         )
+    if config.optimizer is not None:
+        given = {"weight_decay": 0.01, "adam_epsilon": 1e-6} | given  # MLPerf's
     packing = config.packing
     per_rank = packing.rows or packing.sequences or 1
     given.setdefault("per_device_eval_batch_size", per_rank)
@@ -242,6 +282,8 @@ def train(
         step=step,
     )
     learned: dict[str, Any] = {"task": prepared.task} if prepared.task else {"objective": prepared.objective}
+    if config.optimizer is not None:
+        learned["optimizer_cls_and_kwargs"] = _optimizer(config, args)
     with _refused():
         trainer = PackedTrainer(
             model,
@@ -250,6 +292,7 @@ def train(
             eval_dataset=prepared.evaluation,
             processing_class=prepared.tokenizer,
             callbacks=[metrics],
+            schedule=config.schedule,
             quiet=True,
             **learned,
         )

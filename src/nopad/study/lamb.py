@@ -1,0 +1,147 @@
+"""The supplement's theorem on LAMB's betas: exact for constant gradients, and how far off with noise.
+
+With p sequences per pack, a step takes the mean of p gradients, where training without packs takes p steps. The
+theorem: if these gradients are the same, one step with beta^p leaves the moments that p steps with beta leave. With
+noise of their own in each gradient, the first moment is the same on average, since a pack has the weight that its
+sequences had. The second is not: of p gradients with signal s and noise n, the mean square is s^2 + n^2, and the square
+of their mean s^2 + n^2 / p. So without packs the second moment is larger, by ``(1 + r) / (1 + r / p)`` with
+``r = (n / s)^2``, whatever beta is. LAMB's trust ratio divides by the size of the update and so cancels a factor common
+to a tensor; Adam's steps become longer.
+
+Simulated for many parameters at once, with signals drawn from a normal distribution. Takes under a second.
+
+Source: supplement to arXiv 2107.02027, E.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad import random
+from nopad.study.balance import SEED
+
+__all__ = ["BETAS", "FACTORS", "NOISES", "LambRow", "PowerRow", "lamb_rows", "powers"]
+
+BETAS = (0.81, 0.95)  # the supplement's beta1, and the beta2 that MLPerf's BERT has with it
+FACTORS = (2, 3, 5)
+NOISES = (0.0, 0.5, 1.0, 2.0)  # noise / signal
+PARAMETERS = 1 << 13
+STEPS = 40  # with packs; after them, the moments have forgotten that they began at 0
+_PRINTED = {2.0: 0.66}
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerRow:
+    """beta1 to the power of a packing factor.
+
+    Attributes:
+        factor: sequences per pack.
+        beta1, beta2: corrected.
+        printed: beta1 as the supplement prints it; None: it does not.
+    """
+
+    factor: float
+    beta1: float
+    beta2: float
+    printed: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LambRow:
+    """Moments with packs beside those without, after the same sequences.
+
+    Attributes:
+        factor: sequences per pack.
+        noise: of a gradient, as a multiple of its signal; 0: gradients are constant.
+        first_apart: size of the difference of the first moments / size of those without packs; betas corrected.
+        first_apart_uncorrected: the same with betas as they were.
+        second: mean second moment without packs / with packs, betas corrected.
+        expected: what this is on average, by the formula.
+        largest: largest relative difference of any moment of a parameter, betas corrected.
+        cosine: of the angle between the two updates, m / sqrt(v); betas corrected.
+    """
+
+    factor: int
+    noise: float
+    first_apart: float
+    first_apart_uncorrected: float
+    second: float
+    expected: float
+    largest: float
+    cosine: float
+
+
+def powers(
+    factors: Sequence[float] = (1.913, 1.996, *map(float, FACTORS)), betas: tuple[float, float] = BETAS
+) -> list[PowerRow]:
+    """Return the corrected betas of packing factors.
+
+    >>> [(row.factor, round(row.beta1, 4), row.printed) for row in powers([2.0])]
+    [(2.0, 0.6561, 0.66)]
+    """
+    printed = _PRINTED if betas == BETAS else {}
+    return [
+        PowerRow(factor=p, beta1=betas[0] ** p, beta2=betas[1] ** p, printed=printed.get(p)) for p in sorted(factors)
+    ]
+
+
+def lamb_rows(
+    factors: Sequence[int] = FACTORS, noises: Sequence[float] = NOISES, betas: tuple[float, float] = BETAS
+) -> list[LambRow]:
+    """Simulate training with packs and without on the same gradients; a row for each factor and noise.
+
+    >>> constant, noisy = lamb_rows([2], [0.0, 1.0])
+    >>> constant.largest < 1e-12, noisy.expected, round(noisy.second, 1)
+    (True, 1.3333333333333333, 1.3)
+    """
+    return [_row(p, noise, betas) for p in factors for noise in noises]
+
+
+def _row(p: int, noise: float, betas: tuple[float, float]) -> LambRow:
+    signal = _normal(PARAMETERS, 0, 0)
+    gradients = signal + noise * _normal(p * STEPS * PARAMETERS, p, 1).reshape(p * STEPS, PARAMETERS)
+    packs = gradients.reshape(STEPS, p, PARAMETERS).mean(axis=1)
+    powered = betas[0] ** p, betas[1] ** p
+    m, v = _moments(gradients, betas)
+    packed_m, packed_v = _moments(packs, powered)
+    other_m, _ = _moments(packs, betas)
+    mine, theirs = packed_m / np.sqrt(packed_v), m / np.sqrt(v)
+    return LambRow(
+        factor=p,
+        noise=noise,
+        first_apart=_size(m - packed_m) / _size(m),
+        first_apart_uncorrected=_size(m - other_m) / _size(m),
+        second=float(v.mean() / packed_v.mean()),
+        expected=(1 + noise**2) / (1 + noise**2 / p),
+        largest=float(max(np.abs(packed_m / m - 1).max(), np.abs(packed_v / v - 1).max())),
+        cosine=float(mine @ theirs) / (_size(mine) * _size(theirs)),
+    )
+
+
+def _moments(gradients: Array, betas: tuple[float, float]) -> tuple[Array, Array]:
+    """Return both moments after these gradients, ``[steps, parameters]``, beginning at 0."""
+    m, v = np.zeros(gradients.shape[1]), np.zeros(gradients.shape[1])
+    for gradient in gradients:
+        m = betas[0] * m + (1 - betas[0]) * gradient
+        v = betas[1] * v + (1 - betas[1]) * gradient**2
+    return m, v
+
+
+def _size(values: Array) -> float:
+    return math.sqrt(float(values @ values))
+
+
+def _normal(count: int, *parts: int) -> Array:
+    """Return draws from a normal distribution."""
+    from scipy.special import ndtri
+
+    bits = random.keys(np.arange(count), SEED, random.STREAM_LEG, *parts)
+    made: Array = ndtri(((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53)
+    return made

@@ -1,0 +1,49 @@
+"""The correction that ``packing.correction`` of a configuration asks for, by the factor that its data have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from nopad.errors import OptionError
+from nopad.training.loaders import Loaders
+from nopad.training.scaling import Scaled, scale_for_packing
+
+__all__ = ["corrected"]
+
+
+def corrected(made: Loaders, data: Any) -> tuple[Loaders, Scaled | None]:
+    """Return loaders of the configuration with corrected hyper-parameters; None: no correction is asked for.
+
+    The factor is that of the packs of an epoch in rows of the capacity, which do not depend on what a step is.
+
+    Raises:
+        OptionError: the factor is not known, or there is nothing that could be corrected.
+    """
+    config, args = made.config, made.args
+    how = config.packing.correction
+    if how == "none":
+        return made, None
+    if how == "betas" and config.optimizer is None and not _has_betas(args):
+        raise OptionError(
+            f"packing.correction is 'betas', and {_optim(args)} has none; choose an Adam, LAMB ([optimizer]), or "
+            'packing.correction = "accumulation"'
+        )
+    single = replace(config, packing=replace(config.packing, accumulation=1))
+    loader = made.of(single, args).loader(data, "train")
+    try:
+        scaled = scale_for_packing(args, loader, how)
+    except OptionError as error:
+        raise OptionError(f"packing.correction: {error}") from error
+    args = scaled.hparams
+    packing = replace(config.packing, accumulation=args.gradient_accumulation_steps)
+    return made.of(replace(config, packing=packing), args), scaled
+
+
+def _optim(args: Any) -> str:
+    return str(getattr(args.optim, "value", args.optim))
+
+
+def _has_betas(args: Any) -> bool:
+    """Whether the Trainer gives adam_beta1 and adam_beta2 to this optimiser."""
+    return any(kind in _optim(args) for kind in ("adam", "lion"))

@@ -1,0 +1,177 @@
+"""`CountedLR`: a `Schedule` applied to an optimiser of torch, by what a loader says it has given. Needs torch.
+
+It is one of torch's schedulers: ``step()`` after each optimiser step, ``state_dict()``, ``get_last_lr()``. What was
+seen is asked of the loader, which counts whole steps on all ranks and keeps its counts in its own state, so nothing is
+counted twice, and a run that goes on has the rates of one that nothing stopped, to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from nopad.errors import FormatError, OptionError
+from nopad.loading import PackedLoader
+from nopad.loading.summary import Summary
+from nopad.training.schedules import Schedule
+
+__all__ = ["CountedLR", "whole"]
+
+
+class CountedLR(LRScheduler):
+    """Sets the learning rates of an optimiser by how many sequences, tokens or steps were seen.
+
+    Args:
+        optimizer: of torch; the rate of each group is what the schedule's ratios multiply.
+        schedule: what the rate does.
+        loader: of the training data; not needed for "steps". Counting begins where it stands.
+        epochs, steps: how long training is, where the schedule does not say: epochs of the loader, from its first; or
+            optimiser steps, from here.
+
+    Attributes:
+        total: length of the whole, in what is counted.
+
+    Raises:
+        OptionError: the length is not known, 0, or shorter than the warm-up; there is no loader to ask; or it is a
+            stream on several ranks, which knows only its own part.
+
+    >>> import nopad, torch
+    >>> from nopad.training import CountedLR, Schedule
+    >>> loader = nopad.PackedLoader([[1, 2, 3], [4], [5, 6], [7, 8, 9]], capacity=4, rows=1, rank=0, world_size=1)
+    >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    >>> schedule = CountedLR(optimizer, Schedule(counts="sequences"), loader, epochs=1)
+    >>> rates = []
+    >>> for batch in loader:
+    ...     rates.append((batch.layout.sequences, *schedule.get_last_lr()))
+    ...     optimizer.step()
+    ...     schedule.step()
+    >>> sorted(rates, key=lambda one: -one[1])[0][1], schedule.total, schedule.get_last_lr()
+    (1.0, 4, [0.0])
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        schedule: Schedule,
+        loader: PackedLoader | None = None,
+        *,
+        epochs: float | None = None,
+        steps: int | None = None,
+    ) -> None:
+        if schedule.counts != "steps":
+            if loader is None:
+                raise OptionError(f"a schedule that counts {schedule.counts} asks a PackedLoader how many; give it one")
+            if loader.is_stream and loader.ranks.world_size > 1:
+                raise OptionError(
+                    f"a rank of a stream knows only its own {schedule.counts}; on several ranks, count steps"
+                )
+        self.schedule, self._loader = schedule, loader
+        self._asked = {**asdict(schedule), "epochs": epochs, "most_steps": steps}
+        self._begun = self._least = 0 if loader is None else self._seen_by(loader)
+        self._whole = whole(schedule, loader, epochs=epochs, steps=steps)
+        self._from_first = schedule.total is None and steps is None  # epochs are counted from the loader's first
+        self.total = self._whole - self._begun * self._from_first
+        schedule.checked(self.total)
+        super().__init__(optimizer)
+
+    def _seen_by(self, loader: PackedLoader) -> int:
+        """Return the loader's count; steps are counted here."""
+        if self.schedule.counts == "steps":
+            return 0
+        return loader.sequences_seen if self.schedule.counts == "sequences" else loader.tokens_seen
+
+    @property
+    def seen(self) -> int:
+        """How much was seen since the schedule began, in what is counted.
+
+        Raises:
+            OptionError: the loader stands before the place from which the schedule went on.
+        """
+        if self.schedule.counts == "steps" or self._loader is None:
+            return max(self.last_epoch, 0)
+        found = self._seen_by(self._loader)
+        if found < self._least:
+            raise OptionError(
+                f"the loader stands at {found:,} {self.schedule.counts}, and the schedule went on from "
+                f"{self._least:,}; load the loader's state too"
+            )
+        return found - self._begun
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        """Return the rate of each group after what was seen."""
+        ratio = self.schedule.ratio(self.seen, self.total)
+        return [base * ratio for base in self.base_lrs]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the schedule stands; plain values, without the loader's counts, which its own state has."""
+        return {
+            "asked": dict(self._asked),
+            "total": self.total,
+            "begun": self._begun,
+            "seen": self.seen,
+            "last_epoch": self.last_epoch,
+            "base_lrs": list(self.base_lrs),
+            "last_lr": list(self._last_lr),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where the schedule stood that gave the state, with its rates; load the loader's state too.
+
+        Its length is that of the state, unless training was asked to be of another one since.
+
+        Raises:
+            FormatError: this is no state of a `CountedLR`.
+            OptionError: it counted something else.
+        """
+        wanted = ("asked", "total", "begun", "seen", "last_epoch", "base_lrs", "last_lr")
+        missing = [name for name in wanted if name not in state_dict]
+        if missing:
+            raise FormatError(
+                f"this is no state of a schedule that counts: it has no {missing[0]!r}; the checkpoint is of a run "
+                "with another kind of schedule"
+            )
+        asked = state_dict["asked"]
+        if asked["counts"] != self.schedule.counts:
+            raise OptionError(
+                f"the schedule counts {self.schedule.counts}, and the one that is to go on counted {asked['counts']}; "
+                "give the same"
+            )
+        self._begun, self.last_epoch = int(state_dict["begun"]), int(state_dict["last_epoch"])
+        self._least = self._begun + int(state_dict["seen"])
+        same = asked == self._asked
+        self.total = int(state_dict["total"]) if same else self._whole - self._begun * self._from_first
+        self.schedule.checked(self.total)
+        self.base_lrs, self._last_lr = list(state_dict["base_lrs"]), list(state_dict["last_lr"])
+        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+            group["lr"] = rate
+
+
+def whole(
+    schedule: Schedule, loader: PackedLoader | None, *, epochs: float | None = None, steps: int | None = None
+) -> int:
+    """Return how long training is, in what a schedule counts.
+
+    Of sequences and tokens, an epoch has what the loader's epoch under way has in whole steps, and a step the mean of
+    these.
+
+    Raises:
+        OptionError: it is not known.
+    """
+    if schedule.total is not None:
+        return schedule.total
+    if steps is not None and schedule.counts == "steps":
+        return steps
+    summary = None if loader is None else loader.summary()
+    if not isinstance(summary, Summary) or (steps is None and epochs is None):
+        raise OptionError(
+            f"how many {schedule.counts} all of training has is not known"
+            + (" of a stream" if loader is not None and loader.is_stream else "")
+            + "; give schedule.total"
+        )
+    parts = steps / summary.steps if steps is not None else float(epochs or 0)
+    return math.ceil(parts * int(getattr(summary, schedule.counts)))

@@ -1,0 +1,120 @@
+"""`Schedule`: a learning rate as a function of how much was seen: sequences, tokens, or optimiser steps.
+
+Packing puts p times as many sequences into a step, so a schedule in steps ends its warm-up after p times as many
+sequences as before. One that counts sequences or tokens means the same with packs and without. This module is the
+recipe, in plain Python; `nopad.training.CountedLR` applies it to an optimiser of torch.
+
+Source: the warm-up from an initial rate and the polynomial decay to an end ratio are those of MLPerf's BERT; "Breaking
+MLPerf Training", Table 4, tunes them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from nopad.errors import OptionError
+from nopad.options import check_choice
+
+__all__ = ["Counts", "Schedule"]
+
+Counts = Literal["sequences", "tokens", "steps"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The learning rate, as a multiple of the optimiser's, after so many sequences, tokens or steps.
+
+    It rises in a line from `initial` to 1 during the warm-up, then falls to `end` as (1 - progress) ** `power`, and
+    stays there.
+
+    Attributes:
+        counts: what is counted, on all ranks: "sequences", "tokens" or "steps".
+        warmup: length of the warm-up, in what is counted; below 1, as a share of the whole.
+        total: length of the whole, in what is counted; None: that of training.
+        initial: ratio of the rate of the first step; "LR init" -s of MLPerf (a warm-up of w steps that begins at step
+            -s) is ``warmup=w - s, initial=s / w``.
+        end: ratio at the end.
+        power: of the decay; 1: a line; 0: none, until the end.
+
+    Raises:
+        OptionError: a value has no meaning: a whole of 0 steps, or a warm-up that is longer than the whole.
+
+    >>> schedule = Schedule(counts="tokens", warmup=1000, total=5000, initial=0.1, end=0.2)
+    >>> [round(schedule.ratio(seen), 3) for seen in (0, 500, 1000, 3000, 5000, 6000)]
+    [0.1, 0.55, 1.0, 0.6, 0.2, 0.2]
+    """
+
+    counts: Counts = "sequences"
+    warmup: float = 0
+    total: int | None = None
+    initial: float = 0.0
+    end: float = 0.0
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_choice("schedule.counts", self.counts, Counts)
+        for name, low, high in (("warmup", 0, math.inf), ("initial", 0, 1), ("end", 0, 1), ("power", 0, math.inf)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+                raise OptionError(f"schedule.{name} is {value!r}; it is a number from {low}{_to(high)}")
+            if not math.isfinite(value):
+                raise OptionError(f"schedule.{name} is {value!r}, and must be finite")
+        if self.warmup >= 1 and self.warmup != int(self.warmup):
+            raise OptionError(
+                f"schedule.warmup is {self.warmup!r}; it is a whole number of {self.counts}, or a share of the whole "
+                "from 0 to below 1"
+            )
+        if self.total is not None:
+            if isinstance(self.total, bool) or not isinstance(self.total, int):
+                raise OptionError(f"schedule.total is {self.total!r}; it is a whole number of {self.counts}, or None")
+            self.checked(self.total)
+
+    def checked(self, total: int) -> int:
+        """Return the length of the warm-up in a whole of `total`.
+
+        Raises:
+            OptionError: there are none, or fewer than the warm-up has.
+        """
+        if total < 1:
+            raise OptionError(f"the schedule has {total} {self.counts}, and needs at least 1")
+        warmup = int(self.warmup) if self.warmup >= 1 else math.ceil(self.warmup * total)
+        if warmup > total:
+            raise OptionError(
+                f"schedule.warmup is {warmup:,} {self.counts}, and all of training has {total:,}; give fewer, or a "
+                "share of the whole, such as 0.1"
+            )
+        return warmup
+
+    def ratio(self, seen: int, total: int | None = None) -> float:
+        """Return the rate after `seen`, as a multiple of the optimiser's.
+
+        Args:
+            seen: sequences, tokens or steps before this one.
+            total: of the whole, where the schedule itself does not say.
+
+        Raises:
+            OptionError: the whole is not known, or too short.
+        """
+        whole = self.total if self.total is not None else total
+        if whole is None:
+            raise OptionError("schedule.total is None: how long is the whole? Give it")
+        warmup = self.checked(whole)
+        if seen < warmup:
+            return self.initial + (1 - self.initial) * seen / warmup
+        if seen >= whole:
+            return self.end
+        left = 1 - (seen - warmup) / (whole - warmup)
+        return self.end + (1 - self.end) * float(left**self.power)
+
+    def described(self, total: int) -> str:
+        """Return in one line what the rate does in a whole of `total`."""
+        warmup = self.checked(total)
+        falls = "falls" if self.power == 1 else f"falls with power {self.power:g}"
+        rises = f"rises from {self.initial:g} of the rate to 1 over {warmup:,}, then " if warmup else ""
+        return f"counts {self.counts}: {rises}{falls} to {self.end:g} at {total:,}"
+
+
+def _to(high: float) -> str:
+    return "" if high == math.inf else f" to {high}"
