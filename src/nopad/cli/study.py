@@ -25,6 +25,7 @@ from nopad.cli.render_study import (
 from nopad.cli.study_balance import balance, scaling_verb
 from nopad.cli.study_glue import glue
 from nopad.cli.study_lamb import lamb
+from nopad.cli.study_learning import learning
 from nopad.cli.study_pretraining import pretraining
 from nopad.corpus import ReaderOptions
 from nopad.errors import OptionError
@@ -73,6 +74,7 @@ _INDEX = """[bold]nopad study[/]: the papers' tables and figures, redone beside 
   nopad study pretraining [INPUT...]  BERT's pairs at 128, 384, 512 tokens of any text, beside the papers' factors
   nopad study balance [FILE]          MLPerf, Table 5 and Figure 6: tokens per GPU; alone: long context
   nopad study scaling FILE            supplement, F: un-padding on many devices; MLPerf, Figures 7 and 11, simulated
+  nopad study learning                paper, 4.2 and 4.3: pre-training with packs and without, and what goes wrong
   nopad study lamb                    supplement, E: LAMB's betas to the power of the packing factor, with noise
 
 FILE is a histogram. The two published ones are in github.com/graphcore/examples (MIT licence),
@@ -212,6 +214,7 @@ study.command(name="scaling")(scaling_verb)
 study.command(name="glue")(glue)
 study.command(name="lamb")(lamb)
 study.command(name="pretraining")(pretraining)
+study.command(name="learning")(learning)
 
 
 def _histogram(file: Path) -> tuple[Histogram, int]:

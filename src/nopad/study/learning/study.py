@@ -1,0 +1,253 @@
+"""The whole study: its runs, and what is tuned from their weights, kept one by one, so that what was stopped goes on.
+
+Everything is a function of the size and the seeds. Results are a JSON line each in ``results.jsonl`` of a folder,
+written when they are known; a study that is started again in the same folder does the rest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nopad.errors import FormatError
+from nopad.files import write_atomic
+from nopad.study.learning.material import Material, material
+from nopad.study.learning.runs import Curve, Point, Recipe, Size, factor_of, held_out, model_of, train
+from nopad.study.learning.setups import BASE, RIGHT, WITHOUT_NEXT
+from nopad.study.learning.tuning import sets_of, tuned
+
+__all__ = ["Learning", "Prepared", "Spread", "prepare", "study_learning"]
+
+RESULTS = "results.jsonl"
+TUNED = (BASE.name, RIGHT.name, WITHOUT_NEXT.name)  # whose weights are tuned afterwards
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What will run, before it does.
+
+    Attributes:
+        factor: sequences per pack.
+        parameters: of the model.
+        recipes, seeds: every recipe runs with every seed from 0.
+        hours: how long it will take, by the time of a few steps here; without what is done already.
+    """
+
+    size: Size
+    material: Material
+    factor: float
+    parameters: int
+    recipes: tuple[Recipe, ...]
+    seeds: int
+    hours: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Mean, least and most over seeds."""
+
+    mean: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Return that of some values."""
+        return cls(mean=statistics.fmean(values), least=min(values), most=max(values))
+
+
+@dataclass(kw_only=True)
+class Learning:
+    """What was found.
+
+    Attributes:
+        curves: one per recipe and seed.
+        tuned: accuracies of classifiers by the recipe of their pre-training, one per seed of tuning.
+    """
+
+    factor: float
+    curves: list[Curve] = field(default_factory=list)
+    tuned: dict[str, list[float]] = field(default_factory=dict)
+
+    def of(self, recipe: str) -> list[Curve]:
+        """Return the curves of a recipe, by seed."""
+        return sorted((one for one in self.curves if one.recipe == recipe), key=lambda one: one.seed)
+
+    def names(self) -> list[str]:
+        """Return the recipes that have curves, in order."""
+        return list(dict.fromkeys(one.recipe for one in self.curves))
+
+    def spread(self, recipe: str, what: str) -> Spread | None:
+        """Return an attribute of `Point` at the end, over seeds; None where a recipe has none."""
+        values = [getattr(one.last, what) for one in self.of(recipe)]
+        return None if None in values else Spread.of(values)
+
+    def reached(self, recipe: str, accuracy: float, what: str) -> float | None:
+        """Return samples, seconds or another count of `Point` when an accuracy was reached, between points in a line.
+
+        The mean over seeds; None where a seed never reached it.
+        """
+        found = [_crossing(one.points, accuracy, what) for one in self.of(recipe)]
+        return None if None in found else statistics.fmean(one for one in found if one is not None)
+
+
+def _crossing(points: Sequence[Point], accuracy: float, what: str) -> float | None:
+    for before, after in itertools.pairwise(points):
+        if before.accuracy < accuracy <= after.accuracy:
+            share = (accuracy - before.accuracy) / (after.accuracy - before.accuracy)
+            return float(getattr(before, what) + share * (getattr(after, what) - getattr(before, what)))
+    return None
+
+
+def prepare(size: Size, recipes: Sequence[Recipe], seeds: int, folder: Path | None = None) -> Prepared:
+    """Read the texts, and time some steps.
+
+    Raises:
+        FormatError: `folder` has results of another study.
+    """
+    given = material(size.capacity, size.vocabulary, size.documents)
+    p = factor_of(given)
+    done = {(one.recipe, one.seed) for one in _kept(folder, size, p).curves}
+    few = replace(size, samples=4 * size.sequences, points=1, held_out=8)
+    judged = held_out(given, few)
+    per_slot: dict[str, float] = {}
+    for recipe in (BASE, RIGHT):
+        train(
+            recipe, given, replace(few, samples=size.sequences), 0, judged
+        )  # what the first steps compile or allocate
+        last = train(recipe, given, few, 0, judged)[0].last
+        per_slot[recipe.way] = last.seconds / last.slots
+    seconds = 0.0
+    for recipe in recipes:
+        slots = size.samples * size.capacity / (1 if recipe.way == "one per row" else p)
+        left = sum((recipe.name, seed) not in done for seed in range(seeds))
+        seconds += left * slots * per_slot.get(recipe.way, per_slot["packed"])
+    parameters = sum(one.numel() for one in model_of(given, size, 0).parameters())
+    return Prepared(
+        size=size,
+        material=given,
+        factor=p,
+        parameters=parameters,
+        recipes=tuple(recipes),
+        seeds=seeds,
+        hours=1.1 * seconds / 3600,  # evaluation and tuning are a tenth
+    )
+
+
+def study_learning(
+    prepared: Prepared,
+    folder: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Learning:
+    """Train every recipe with every seed, tune what is tuned, and return all results.
+
+    Args:
+        prepared: what is to run.
+        folder: where results are kept, and what is there already is not done again; None: nowhere.
+        say: gets a line when something is done.
+    """
+    size, given = prepared.size, prepared.material
+    found = _kept(folder, size, prepared.factor)
+    judged = held_out(given, size)
+    weights: dict[tuple[str, int], Any] = {}
+    for seed in range(prepared.seeds):  # all recipes once, then all again: what is stopped can be compared
+        for recipe in prepared.recipes:
+            if any((one.recipe, one.seed) == (recipe.name, seed) for one in found.curves):
+                continue
+            begin = time.perf_counter()
+            curve, weights[recipe.name, seed] = train(recipe, given, size, seed, judged)
+            if recipe.name in TUNED:
+                _keep_weights(folder, recipe.name, seed, weights[recipe.name, seed])
+            found.curves.append(curve)
+            _keep(folder, {"curve": asdict(curve)})
+            last = curve.last
+            say(
+                f"seed {seed}  {recipe.name:<32}{last.samples:>9,} samples {last.steps:>6,} steps "
+                f"{time.perf_counter() - begin:7.1f} s  loss {last.masked_loss:.3f}  accuracy {last.accuracy:.1%}"
+            )
+    _tune(prepared, found, weights, folder, say)
+    return found
+
+
+def _tune(
+    prepared: Prepared, found: Learning, weights: dict[tuple[str, int], Any], folder: Path | None, say: Any
+) -> None:
+    size, given = prepared.size, prepared.material
+    sets = sets_of(given, size)
+    for name in [one.name for one in prepared.recipes if one.name in TUNED]:
+        done = found.tuned.setdefault(name, [])
+        for seed in range(len(done), size.seeds):
+            of = (name, seed % prepared.seeds)
+            if of not in weights:
+                weights[of] = _weights(folder, *of)
+            done.append(tuned(weights[of], sets, given, size, seed))
+            _keep(folder, {"tuned": name, "seed": seed, "accuracy": done[-1]})
+        say(f"tuned   {name:<32}median accuracy {statistics.median(done):.1%} of {len(done)} seeds")
+
+
+def _header(size: Size, factor: float) -> dict[str, Any]:
+    return {"study": "learning", "size": asdict(size), "factor": factor}
+
+
+def _kept(folder: Path | None, size: Size, factor: float) -> Learning:
+    """Return what is in the folder; the folder begins with the header."""
+    found = Learning(factor=factor)
+    if folder is None:
+        return found
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / RESULTS
+    header = _header(size, factor)
+    if not path.exists():
+        write_atomic(path, (json.dumps(header) + "\n").encode())
+        return found
+    whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    try:
+        lines = [json.loads(line) for line in whole]
+    except ValueError as error:
+        raise FormatError(f"{path} is not of this study: {error}; choose another folder") from error
+    if not lines or lines[0] != header:
+        raise FormatError(f"{path} is of a study of another size, or of other texts; choose another folder")
+    if (kept := "".join(whole)) != path.read_text():  # a line that was being written when it was stopped
+        write_atomic(path, kept.encode())
+    for line in lines[1:]:
+        if "curve" in line:
+            points = tuple(Point(**point) for point in line["curve"].pop("points"))
+            found.curves.append(Curve(**line["curve"], points=points))
+        else:
+            found.tuned.setdefault(line["tuned"], []).append(line["accuracy"])
+    return found
+
+
+def _keep(folder: Path | None, line: dict[str, Any]) -> None:
+    if folder is not None:
+        with open(folder / RESULTS, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _place(folder: Path, name: str, seed: int) -> Path:
+    return folder / f"{name.replace(' ', '_')}-{seed}.safetensors"
+
+
+def _keep_weights(folder: Path | None, name: str, seed: int, weights: dict[str, torch.Tensor]) -> None:
+    from safetensors.torch import save
+
+    if folder is not None:
+        write_atomic(_place(folder, name, seed), save({key: value.clone() for key, value in weights.items()}))
+
+
+def _weights(folder: Path | None, name: str, seed: int) -> Any:
+    from safetensors.torch import load_file
+
+    assert folder is not None
+    return load_file(_place(folder, name, seed))

@@ -1,0 +1,91 @@
+"""How a model is fed packs: as nopad does it, one sequence per row, and wrongly, as the papers' ablations do.
+
+What is right goes through `nopad.packed`, and one sequence per row through the bare model. The rest goes through the
+bare model too, with an attention mask and positions written out here, so that each fault is the only one.
+
+Source: arXiv 2107.02027, section 3.2 (positions, masks, loss per sequence), section 4.2.1 (ablations), and section 5,
+which asks whether the two segments of a sequence should be kept apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import nopad
+from nopad.batch import PackedBatch
+from nopad.model.safety import is_packed
+
+__all__ = ["WAYS", "Way", "feeding", "seen_by"]
+
+Way = Literal["packed", "one per row", "no mask", "no reset", "neither", "segments"]
+WAYS: tuple[Way, ...] = ("packed", "one per row", "no mask", "no reset", "neither", "segments")
+
+Feed = Callable[[PackedBatch], dict[str, Tensor]]
+
+
+def feeding(model: Any, way: Way) -> Feed:
+    """Make the model ready for a way, and return what gives its outputs for a batch of rows.
+
+    Outputs are ``prediction_logits`` ``[R, L, V]`` and ``seq_relationship_logits``, ``[S, 2]`` in the order of the
+    batch's sequences, whatever the way.
+    """
+    if way == "packed":
+        return _packed(model if is_packed(model) else nopad.packed(model, backend="mask"))
+    if is_packed(model):
+        nopad.unpacked(model)
+
+    def run(batch: PackedBatch) -> dict[str, Tensor]:
+        return _bare(model, batch, way)
+
+    return run
+
+
+def _packed(model: Any) -> Feed:
+    def run(batch: PackedBatch) -> dict[str, Tensor]:
+        names = ("input_ids", "attention_mask", "position_ids", "token_type_ids")
+        outputs = model(**{name: batch[name] for name in names})
+        return {name: outputs[name] for name in ("prediction_logits", "seq_relationship_logits")}
+
+    return run
+
+
+def _bare(model: Any, batch: PackedBatch, way: Way) -> dict[str, Tensor]:
+    positions: Tensor = batch["position_ids"]
+    if way in ("no reset", "neither"):
+        positions = torch.arange(positions.shape[1]).expand(positions.shape)
+    kinds: Tensor = batch["token_type_ids"]
+    seen = seen_by(torch.from_numpy(batch.layout.sequence_ids), kinds, way)
+    mask = torch.zeros(seen.shape, dtype=model.dtype).masked_fill(~seen, torch.finfo(model.dtype).min)[:, None]
+    states = model.bert(batch["input_ids"], mask, kinds, positions).last_hidden_state
+    # [CLS] of every sequence, which the pooler expects first in a row of its own
+    first = torch.from_numpy(np.ascontiguousarray(batch.layout.position_ids == 0) & (batch.layout.sequence_ids > 0))
+    tokens, follows = model.cls(states, model.bert.pooler(states[first][:, None]))
+    return {"prediction_logits": tokens, "seq_relationship_logits": follows}
+
+
+def seen_by(sequence_ids: Tensor, segments: Tensor, way: Way) -> Tensor:
+    """Return which token attends to which, bool ``[R, L, L]``.
+
+    Args:
+        sequence_ids: number of each token's sequence in its row from 1; 0: padding; ``[R, L]``.
+        segments: 0 for a sequence's first side, 1 for its second; ``[R, L]``.
+        way: "no mask" and "neither" show every token of the row, "segments" those of the same side, and all of its
+            sequence to the first token, which tells whether one side follows the other; others the same sequence.
+            Padding sees padding: a row of nothing would give NaN.
+    """
+    real = sequence_ids > 0
+    seen = sequence_ids[:, :, None] == sequence_ids[:, None, :]
+    if way in ("no mask", "neither"):
+        return seen | (real[:, :, None] & real[:, None, :])
+    if way == "segments":
+        begins = torch.zeros_like(real)
+        begins[:, 0] = real[:, 0]
+        begins[:, 1:] = real[:, 1:] & (sequence_ids[:, 1:] != sequence_ids[:, :-1])
+        sides = torch.where(begins, 2, segments)  # a side of its own, which the others do not see
+        seen = seen & ((sides[:, :, None] == sides[:, None, :]) | begins[:, :, None])
+    return seen

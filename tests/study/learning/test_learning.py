@@ -1,0 +1,116 @@
+"""The study of learning, at toy size: what it trains, what it keeps, and what it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from nopad.errors import FormatError
+from nopad.study.learning import BASE, RIGHT, SIZES, Curve, Learning, Point, Recipe, prepare, recipes, study_learning
+from nopad.study.learning.setups import GROUPS, WITHOUT_NEXT
+from nopad.study.learning.study import RESULTS
+
+TOY = SIZES["toy"]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("learning")
+    prepared = prepare(TOY, [BASE, RIGHT, WITHOUT_NEXT], 1, folder)
+    said: list[str] = []
+    return folder, prepared, study_learning(prepared, folder, said.append), said
+
+
+def test_each_recipe_trains_on_the_samples(done):
+    _, prepared, found, said = done
+    assert prepared.factor > 1.1
+    assert found.names() == ["not packed", "packed", "no next sentence"]
+    assert len(said) == 6
+    for curve in found.curves:
+        assert [one.samples > 0 for one in curve.points] == [False, True, True]
+        assert TOY.samples <= curve.last.samples < TOY.samples + 2 * TOY.sequences
+        assert curve.last.tokens <= curve.last.slots
+    alone, packed, without = (found.of(name)[0].last for name in found.names())
+    assert alone.slots == alone.samples * TOY.capacity
+    assert packed.slots < alone.slots
+    assert without.next_accuracy is None
+    assert {name: len(each) for name, each in found.tuned.items()} == dict.fromkeys(found.names(), TOY.seeds)
+
+
+def test_the_same_again(done):
+    _, prepared, found, _ = done
+    again = study_learning(replace(prepared, recipes=(RIGHT,)))
+    ours, theirs = again.of("packed")[0], found.of("packed")[0]
+    assert [replace(one, seconds=0) for one in ours.points] == [replace(one, seconds=0) for one in theirs.points]
+    assert again.tuned["packed"] == found.tuned["packed"]
+
+
+def test_what_was_stopped_goes_on(done, tmp_path):
+    folder, prepared, found, _ = done
+    lines = (folder / RESULTS).read_text().splitlines(keepends=True)
+    (tmp_path / RESULTS).write_text("".join(lines[:2]) + lines[2][:50])
+    for weights in folder.glob("*.safetensors"):
+        (tmp_path / weights.name).write_bytes(weights.read_bytes())
+    said: list[str] = []
+    again = study_learning(prepared, tmp_path, said.append)
+    assert not any("not packed" in line for line in said if line.startswith("seed"))
+    assert [one.last.accuracy for one in again.curves] == [one.last.accuracy for one in found.curves]
+    assert again.tuned == found.tuned
+    said.clear()
+    assert study_learning(prepared, tmp_path, said.append) == again
+    assert [line[:5] for line in said] == ["tuned"] * 3
+
+
+def test_results_of_another_study_are_refused(done):
+    folder, *_ = done
+    with pytest.raises(FormatError, match="of a study of another size"):
+        prepare(replace(TOY, samples=96), [BASE], 1, folder)
+
+
+def test_every_recipe_has_a_name_of_its_own():
+    found = recipes()
+    assert len({one.name for one in found}) == len(found) == len({replace(one, name="") for one in found})
+    assert [one.name for one in recipes(("faults",))][:2] == ["not packed", "packed"]
+    assert len(recipes(())) == 2
+    assert {name for name, _ in GROUPS} == {"equal batch", "larger batch", "tuned", "faults", "choices"}
+
+
+def curve(recipe, seed, *accuracies):
+    points = [
+        Point(
+            samples=10 * at, tokens=0, slots=0, steps=at, seconds=2.0 * at, masked_loss=1.0, accuracy=one,
+            next_accuracy=None,
+        )
+        for at, one in enumerate(accuracies)
+    ]  # fmt: skip
+    return Curve(recipe=recipe, seed=seed, points=tuple(points))
+
+
+def test_when_an_accuracy_is_reached():
+    found = Learning(
+        factor=2.0, curves=[curve("a", 1, 0.0, 0.5, 0.5), curve("a", 0, 0.0, 0.2, 0.6), curve("b", 0, 0, 0)]
+    )
+    assert found.reached("a", 0.4, "samples") == pytest.approx((8 + 15) / 2)
+    assert found.reached("a", 0.4, "seconds") == pytest.approx((1.6 + 3.0) / 2)
+    assert found.reached("a", 0.55, "samples") is None  # one seed never does
+    assert found.reached("b", 0.1, "samples") is None
+    spread = found.spread("a", "accuracy")
+    assert (spread.mean, spread.least, spread.most) == (pytest.approx(0.55), 0.5, 0.6)
+    assert found.spread("a", "next_accuracy") is None
+
+
+def test_a_larger_batch_has_as_many_rows():
+    from nopad.study.learning.runs import batches
+
+    prepared = prepare(TOY, [RIGHT], 1)
+    given = prepared.material
+    rows = [
+        next(iter(batches(one, given, TOY, 0)))["input_ids"].shape[0]
+        for one in (BASE, RIGHT, Recipe(name="x", larger=True), replace(BASE, larger=True))
+    ]
+    p = prepared.factor
+    assert rows == [16, round(16 / p), 16, round(16 * p)]
