@@ -25,6 +25,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from tests.warm import WarmParent
+
 from nopad import Histogram
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -137,6 +139,34 @@ def wikipedia(_solved_once) -> Histogram:
 def squad(_solved_once) -> Histogram:
     """SQuAD 1.1 for BERT, capacity 384; only for tests marked `shared`."""
     return Histogram.load(PUBLISHED / "squad_1_1_bert_384.json")
+
+
+@pytest.fixture(scope="session")
+def warm_python():
+    """`python(*command, **environment)`: a process as `python COMMAND` starts it, from one that has imported a lot.
+
+    What the command imports is loaded once, with `python.load(*modules)`.
+    """
+    with WarmParent(Path(__file__).with_name("warm_python.py")) as python:
+        yield python
+
+
+@pytest.fixture(scope="session")
+def on_two_ranks(warm_python):
+    """`on_two_ranks(function, *arguments)`: call `function(rank, *arguments)` of a test module in two processes."""
+
+    def call(function, *arguments):
+        program = f"import sys; from {function.__module__} import {function.__name__} as call; rank, *rest = sys.argv[1:]"
+        warm_python.load(function.__module__)
+        ranks = [warm_python("-c", f"{program}; call(int(rank), *rest)", rank, *arguments) for rank in range(2)]
+        try:
+            errors = [rank.communicate(timeout=240)[1] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        assert [rank.returncode for rank in ranks] == [0, 0], errors[0][-2000:]
+
+    return call
 
 
 @pytest.fixture(scope="session")
