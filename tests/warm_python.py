@@ -13,8 +13,14 @@ from pathlib import Path
 
 
 def warm() -> None:
-    """Nothing is loaded before it is asked for."""
+    """Numba loads much at the first call of a compiled loop, and pyarrow at the first look at an array."""
     sys.path[0] = str(Path(__file__).parents[1])
+    import numpy as np
+
+    import nopad
+
+    nopad.open_source([np.arange(3)])
+    nopad.plan([3, 4], 8)
 
 
 def main(program: str, *arguments: str) -> None:
