@@ -100,6 +100,7 @@ def test_ids_of_a_decoder(sequences):
         model(input_ids=sequences[0][None], decoder_input_ids=batch["decoder_input_ids"])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 def test_a_compiled_model(sequences):
     import torch._dynamo
@@ -118,6 +119,7 @@ def test_a_compiled_model(sequences):
 BEFORE = [[], ["ids"], ["plain", "ids"], ["plain"]]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 @pytest.mark.parametrize(
     ("kind", "before"),
