@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import sys
 import threading
 from pathlib import Path
 
@@ -25,7 +24,6 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-
 from tests.warm import WarmParent
 
 from nopad import Histogram
@@ -51,20 +49,6 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("shared"):
                 item.add_marker(pytest.mark.skip(reason=ABSENT))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item):
-    """Slow tests run without coverage's tracer, under which Python takes twice as long: quick ones count for coverage."""
-    cov = sys.modules.get("coverage")
-    tracing = item.get_closest_marker("slow") and cov and cov.Coverage.current()
-    if not tracing:
-        return (yield)
-    tracing.stop()
-    try:
-        return (yield)
-    finally:
-        tracing.start()
 
 
 @pytest.fixture(scope="session")
@@ -171,7 +155,9 @@ def on_two_ranks(warm_python):
     """`on_two_ranks(function, *arguments)`: call `function(rank, *arguments)` of a test module in two processes."""
 
     def call(function, *arguments):
-        program = f"import sys; from {function.__module__} import {function.__name__} as call; rank, *rest = sys.argv[1:]"
+        program = (
+            f"import sys; from {function.__module__} import {function.__name__} as call; rank, *rest = sys.argv[1:]"
+        )
         warm_python.load(function.__module__)
         ranks = [warm_python("-c", f"{program}; call(int(rank), *rest)", rank, *arguments) for rank in range(2)]
         try:

@@ -130,8 +130,8 @@ def run(main: Callable[..., None], arguments: list[str], environment: dict[str, 
     for descriptor, standard in zip(fds, (1, 2), strict=True):
         os.dup2(descriptor, standard)
         os.close(descriptor)
-    sys.stdout = open(1, "w", closefd=False)  # the parent's may be files, and think that these are
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    sys.stdout = os.fdopen(1, "w", closefd=False)  # the parent's may be files, and think that these are
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     code: object = 0
     try:
         main(*arguments)

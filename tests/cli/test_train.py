@@ -52,7 +52,9 @@ use_cpu = true
 [output]
 folder = "{folder}/out"
 """
-MODULES = [f"transformers.models.{name}" for name in ("auto.modeling_auto", "auto.tokenization_auto", "bert.modeling_bert")]
+MODULES = [
+    f"transformers.models.{name}" for name in ("auto.modeling_auto", "auto.tokenization_auto", "bert.modeling_bert")
+]
 TIMES = ("sequences_per_second", "tokens_per_second", "eval_runtime")
 
 

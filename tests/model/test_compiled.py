@@ -119,9 +119,7 @@ def test_refusals():
             nopad.packed(build("bert"), max_sequences=most)
 
 
-@pytest.mark.parametrize(
-    "compiled", [pytest.param(True, marks=pytest.mark.slow), False], ids=["compiled", "as it is"]
-)
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=pytest.mark.slow), False], ids=["compiled", "as it is"])
 @pytest.mark.parametrize(
     ("kind", "head", "names"),
     [

@@ -5,7 +5,6 @@ The judge is the stock model on one sequence at a time.
 
 from __future__ import annotations
 
-
 import pytest
 import torch
 from zoo import FORMS, build

@@ -37,6 +37,7 @@ def test_between_the_bound_and_the_truth(judge, fewest, lengths, depth, squares,
         assert planned.problems() == []
 
 
+@pytest.mark.slow
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=200),
     depth=st.none() | st.integers(1, 8),

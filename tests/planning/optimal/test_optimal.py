@@ -12,6 +12,7 @@ from nopad.planning.optimal.solver import SolverError
 DEPTH = st.none() | st.integers(1, 4)
 
 
+@pytest.mark.slow
 @settings(max_examples=settings.default.max_examples * 4)
 @given(st.integers(2, 12), st.lists(st.integers(1, 12), min_size=1, max_size=10), DEPTH)
 def test_optimal_is_the_optimum(fewest, capacity, lengths, depth):
