@@ -24,7 +24,6 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from tests.warm import WarmParent
 
 from nopad import Histogram
 
@@ -146,6 +145,8 @@ def warm_python():
 
     What the command imports is loaded once, with `python.load(*modules)`.
     """
+    from tests.warm import WarmParent
+
     with WarmParent(Path(__file__).with_name("warm_python.py")) as python:
         yield python
 
