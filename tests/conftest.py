@@ -140,6 +140,38 @@ def squad(_solved_once) -> Histogram:
 
 
 @pytest.fixture(scope="session")
+def warm_python():
+    """`python(*command, **environment)`: a process as `python COMMAND` starts it, from one that has imported a lot.
+
+    What the command imports is loaded once, with `python.load(*modules)`.
+    """
+    from tests.warm import WarmParent
+
+    with WarmParent(Path(__file__).with_name("warm_python.py")) as python:
+        yield python
+
+
+@pytest.fixture(scope="session")
+def on_two_ranks(warm_python):
+    """`on_two_ranks(function, *arguments)`: call `function(rank, *arguments)` of a test module in two processes."""
+
+    def call(function, *arguments):
+        program = (
+            f"import sys; from {function.__module__} import {function.__name__} as call; rank, *rest = sys.argv[1:]"
+        )
+        warm_python.load(function.__module__)
+        ranks = [warm_python("-c", f"{program}; call(int(rank), *rest)", rank, *arguments) for rank in range(2)]
+        try:
+            errors = [rank.communicate(timeout=240)[1] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        assert [rank.returncode for rank in ranks] == [0, 0], errors[0][-2000:]
+
+    return call
+
+
+@pytest.fixture(scope="session")
 def refuses():
     """Expect exactly this error with exactly this message: `with refuses(LengthError, "..."):`."""
 

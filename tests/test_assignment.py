@@ -58,6 +58,7 @@ def by_hand(made, lengths, seed, order):
     return packs
 
 
+@pytest.mark.slow
 @given(LENGTHS, CAPACITY, DEPTH, EVERY, ORDER, SEED)
 def test_what_all_packs_keep(lengths, capacity, depth, algorithm, order, seed):
     options = {"depth": depth, "algorithm": algorithm}
@@ -164,6 +165,7 @@ def test_packs_do_not_come_sorted_by_length():
     assert abs(np.corrcoef(np.arange(len(longest)), longest)[0, 1]) < 0.1
 
 
+@pytest.mark.slow
 def test_source_order_interleaves_strategies_evenly():
     lengths = [8] * 300 + [4] * 600  # two strategies of 300 packs
     made = plan(lengths, 8)

@@ -1,12 +1,14 @@
 """A process that has imported what a job needs and forks one child a request: a test pays for no fresh interpreter.
 
 `python warm.py FD SCRIPT ...` calls SCRIPT's `warm(...)`, then serves the socket FD. A request is `fork` with the
-arguments of the child, its stdout and its stderr; it is answered by the child's number. Another is `wait` with such a
-number, answered by the exit code as `subprocess` gives it. The child calls SCRIPT's `main(*arguments)`.
+arguments of the child, what it has in its environment beside its parent's, its stdout and its stderr; it is answered
+by the child's number. Another is `wait` with such a number, answered by the exit code as `subprocess` gives it. A third
+is `load` with the names of modules to import. The child calls SCRIPT's `main(*arguments)`.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import runpy
@@ -16,8 +18,9 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Timer
 
 MOST = 1 << 16  # bytes of a request
 
@@ -25,10 +28,12 @@ MOST = 1 << 16  # bytes of a request
 class Forked:
     """A child, with as much of `subprocess.Popen` as tests use."""
 
-    def __init__(self, ask: Callable[..., int], *arguments: object) -> None:
+    def __init__(self, ask: Callable[..., int], arguments: tuple[object, ...], environment: dict[str, object]) -> None:
         self._ask = ask
         (out, theirs), (err, theirs_too) = os.pipe(), os.pipe()
-        self.pid = ask("fork", list(map(str, arguments)), fds=[theirs, theirs_too])
+        self.args = list(map(str, arguments))
+        child = self.args, {name: str(value) for name, value in environment.items()}
+        self.pid = ask("fork", child, fds=[theirs, theirs_too])
         os.close(theirs)
         os.close(theirs_too)
         self.stdout, self.stderr = (os.fdopen(pipe, encoding="utf-8") for pipe in (out, err))
@@ -36,6 +41,21 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float = 600) -> tuple[str, str]:
+        """All of both outputs, read at the same time: who is not read would stop. Who takes longer is killed."""
+        late = Timer(timeout, self.kill)
+        late.start()
+        try:
+            with self, ThreadPoolExecutor(1) as pool:
+                err = pool.submit(self.stderr.read)
+                return self.stdout.read(), err.result()
+        finally:
+            late.cancel()
 
     def wait(self) -> int:
         if self.returncode is None:
@@ -66,8 +86,13 @@ class WarmParent:
             socket.send_fds(self._socket, [json.dumps(request).encode()], list(fds))
             return int(self._socket.recv(MOST))
 
-    def __call__(self, *arguments: object) -> Forked:
-        return Forked(self._ask, *arguments)
+    def __call__(self, *arguments: object, **environment: object) -> Forked:
+        return Forked(self._ask, arguments, environment)
+
+    def load(self, *modules: str) -> WarmParent:
+        """Import what the next children need; only what runs nothing, as threads do not survive a fork."""
+        assert self._ask("load", modules) == 1, "more than one thread"
+        return self
 
     def __enter__(self) -> WarmParent:
         return self
@@ -86,19 +111,27 @@ def serve(ours: socket.socket, main: Callable[..., None]) -> None:
         what, argument = json.loads(data)
         if what == "wait":
             answer = os.waitstatus_to_exitcode(os.waitpid(argument, 0)[1])
+        elif what == "load":
+            for name in argument:
+                importlib.import_module(name)
+            names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+            answer = sum(not name.startswith("jemalloc") for name in names)  # which sees to its own thread at a fork
         elif not (answer := os.fork()):
             ours.close()
-            run(main, argument, fds)
+            run(main, *argument, fds)
         for descriptor in fds:
             os.close(descriptor)
         ours.send(str(answer).encode())
 
 
-def run(main: Callable[..., None], arguments: list[str], fds: list[int]) -> None:
+def run(main: Callable[..., None], arguments: list[str], environment: dict[str, str], fds: list[int]) -> None:
     """Be the child, to its end."""
+    os.environ.update(environment)
     for descriptor, standard in zip(fds, (1, 2), strict=True):
         os.dup2(descriptor, standard)
         os.close(descriptor)
+    sys.stdout = os.fdopen(1, "w", closefd=False)  # the parent's may be files, and think that these are
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     code: object = 0
     try:
         main(*arguments)

@@ -148,6 +148,7 @@ class TestTransformers:
         assert nopad.audit_step(trainer=trainer, ranks=1).passed
 
 
+@pytest.mark.slow
 def test_a_loader_of_nopad(tmp_path):
     from nopad.loading import causal as collate
     from nopad.training import PackedTrainer

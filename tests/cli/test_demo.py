@@ -114,6 +114,7 @@ def as_it_says(lines: list[str], texts: int, first: int) -> float:
     return float(difference.removeprefix("  largest difference of the normalised vectors: "))
 
 
+@pytest.mark.slow
 @WITH_MODEL
 def test_the_real_model(tmp_path):
     """What is packed and what is padded are the same vectors; a process of its own, for what loading may print."""

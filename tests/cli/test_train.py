@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 import tomllib
 from pathlib import Path
@@ -54,6 +52,9 @@ use_cpu = true
 [output]
 folder = "{folder}/out"
 """
+MODULES = [
+    f"transformers.models.{name}" for name in ("auto.modeling_auto", "auto.tokenization_auto", "bert.modeling_bert")
+]
 TIMES = ("sequences_per_second", "tokens_per_second", "eval_runtime")
 
 
@@ -104,13 +105,20 @@ def weights(folder: Path) -> bytes:
 
 
 @pytest.fixture(scope="session")
-def whole(given):
+def python(warm_python):
+    """Start ``python ...`` with what training imports imported already."""
+    return warm_python.load("nopad.cli.app", "nopad.training.run", "nopad.training.trainer", "datasets", *MODULES)
+
+
+@pytest.fixture(scope="session")
+def whole(given, python):
     """The folder of a run that nothing stopped."""
     path = given / "c.toml"
     path.write_text(CONFIG.format(folder=given))
-    done = subprocess.run([sys.executable, "-m", "nopad", "train", str(path)], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    return given / "out", done.stdout
+    done = python("-m", "nopad", "train", path)
+    out, err = done.communicate()
+    assert (done.returncode, err) == (0, "")
+    return given / "out", out
 
 
 def test_what_a_run_leaves(whole, given):
@@ -464,31 +472,30 @@ def free_port() -> str:
         return str(free.getsockname()[1])
 
 
-def on_ranks(ranks: int, notes: Path, *arguments) -> list[subprocess.CompletedProcess]:
+@pytest.fixture
+def on_ranks(python):
     """Run nopad on so many ranks, as torchrun does; rank n notes its losses in ``notes/n``."""
-    notes.mkdir()
-    same = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
-    same |= {"MASTER_PORT": free_port()} if ranks > 1 else {}
-    program = [sys.executable, str(Path(__file__).with_name("noting_program.py"))]
-    started = [
-        subprocess.Popen(
-            [*program, str(notes / str(n)), *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **({**same, "RANK": str(n), "LOCAL_RANK": str(n)} if ranks > 1 else {})},
-        )
-        for n in range(ranks)
-    ]
-    try:
-        outputs = [process.communicate(timeout=240) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    return [
-        subprocess.CompletedProcess(process.args, process.returncode, out, err)
-        for process, (out, err) in zip(started, outputs, strict=True)
-    ]
+
+    def run(ranks: int, notes: Path, *arguments) -> list[subprocess.CompletedProcess]:
+        notes.mkdir()
+        same = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1"}
+        same |= {"MASTER_PORT": free_port()} if ranks > 1 else {}
+        program = Path(__file__).with_name("noting_program.py")
+        started = [
+            python(program, notes / str(n), *arguments, **(same | {"RANK": n, "LOCAL_RANK": n} if ranks > 1 else {}))
+            for n in range(ranks)
+        ]
+        try:
+            outputs = [process.communicate(timeout=240) for process in started]
+        finally:
+            for process in started:
+                process.kill()
+        return [
+            subprocess.CompletedProcess(process.args, process.returncode, out, err)
+            for process, (out, err) in zip(started, outputs, strict=True)
+        ]
+
+    return run
 
 
 def step_losses(notes: Path) -> dict[int, float]:
@@ -503,7 +510,7 @@ def step_losses(notes: Path) -> dict[int, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "near"), [("float32", 1e-6), ("float64", 1e-12)])
-def test_one_rank_goes_on_with_what_two_began(config, tmp_path, dtype, near):
+def test_one_rank_goes_on_with_what_two_began(on_ranks, config, tmp_path, dtype, near):
     """The same global batch: the same sequences a step, and the same loss of the first step after going on."""
     out, again = tmp_path / "out", tmp_path / "again"
     still = "{hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0}"
@@ -525,7 +532,7 @@ def test_one_rank_goes_on_with_what_two_began(config, tmp_path, dtype, near):
 
 
 @pytest.mark.slow
-def test_two_ranks_say_what_is_wrong_once(config, tmp_path):
+def test_two_ranks_say_what_is_wrong_once(on_ranks, config, tmp_path):
     both = on_ranks(2, tmp_path / "notes", "train", config, *sets(task__text="txt"))
     assert [one.returncode for one in both] == [2, 2]
     assert both[0].stderr.count("has no 'txt'") == 1
@@ -534,15 +541,12 @@ def test_two_ranks_say_what_is_wrong_once(config, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 21))])
-def test_killed_at_any_moment_it_ends_with_the_same_weights(whole, config, tmp_path, seed):
+def test_killed_at_any_moment_it_ends_with_the_same_weights(python, whole, config, tmp_path, seed):
     generator, out = random.Random(seed), tmp_path / "out"
-    command = [sys.executable, "-m", "nopad", "train", str(config)]
+    command = ["-m", "nopad", "train", config]
     for _ in range(3 if seed else 1):
         begun = (out / "nopad_train.toml").is_file()
-        process = subprocess.Popen(
-            [*command, *(["--resume"] if begun else [])], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        assert process.stdout is not None
+        process = python(*command, *(["--resume"] if begun else []))
         for line in process.stdout:  # until training is under way, and then some steps
             if line.startswith(("new ", "resume ")):
                 break
@@ -552,8 +556,9 @@ def test_killed_at_any_moment_it_ends_with_the_same_weights(whole, config, tmp_p
     if (out / "metrics.jsonl").is_file():
         metrics(out)  # whole lines
     over = json.loads((out / "nopad_run.json").read_text())["finished"]
-    done = subprocess.run([*command, "--resume"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = python(*command, "--resume")
+    said, err = done.communicate()
+    assert (done.returncode, err) == (0, "")
     assert weights(out) == weights(whole[0])
     assert metrics(out) == metrics(whole[0])
-    assert over is None or "is over" in done.stdout
+    assert over is None or "is over" in said

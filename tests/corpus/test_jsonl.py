@@ -147,6 +147,7 @@ def test_bad_lines_do_not_hide_the_others(one_by_one):
     assert bad == BadRecord(line=11, reason="broken JSON: Expecting value at column 10")
 
 
+@pytest.mark.slow
 @given(texts=st.lists(st.text(), max_size=10), ascii_only=st.booleans())
 def test_any_text_survives(texts, ascii_only, one_by_one):
     texts = [text.encode("utf-8", "ignore").decode() for text in texts]

@@ -63,6 +63,7 @@ def test_epochs_differ_and_are_the_same_again_by_seed(fleet):
     assert one != fleet.contents(other.take())
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     step=st.sampled_from(STEPS),

@@ -94,6 +94,7 @@ def test_drop_takes_all_once_and_keeps_the_shares_of_those_left():
         PackedLoader(data, 32, rows=1, balance="sorted")
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     exhausted=st.sampled_from(["repeat", "drop", "stop"]),

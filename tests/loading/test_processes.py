@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -21,34 +18,34 @@ OPTIONS = {"capacity": 40, "rows": 2, "last": "fill", "accumulation": 2}
 PROGRAM = Path(__file__).with_name("ranks_program.py")
 
 
-def run(folder, world_size, *, options=OPTIONS, by_rank=None, state=None, mesh=None):
+@pytest.fixture
+def run(warm_python):
     """Run one process per rank; return each rank's exit status, the lines it printed, and the seconds it all took."""
-    folder.mkdir()
-    given = {"options": options, "by_rank": by_rank or {}, "lengths": LENGTHS, "store": str(folder / "store")}
-    (folder / "given.json").write_text(json.dumps({**given, "state": state, "mesh": mesh}))
-    begin = time.monotonic()
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(folder / "given.json")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)},
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        with ThreadPoolExecutor(world_size) as pool:  # all at once: a rank whose output nobody reads would stop
-            outputs = list(pool.map(lambda process: process.communicate(timeout=120), processes))
-    finally:
-        for process in processes:
-            process.kill()
-    lines = [[json.loads(line) for line in out.splitlines()] for out, _ in outputs]
-    return [process.returncode for process in processes], lines, time.monotonic() - begin
+    warm_python.load("torch.distributed.device_mesh", "nopad.loading", "nopad.corpus")
+
+    def run(folder, world_size, *, options=OPTIONS, by_rank=None, state=None, mesh=None):
+        folder.mkdir()
+        given = {"options": options, "by_rank": by_rank or {}, "lengths": LENGTHS, "store": str(folder / "store")}
+        (folder / "given.json").write_text(json.dumps({**given, "state": state, "mesh": mesh}))
+        begin = time.monotonic()
+        processes = [
+            warm_python(PROGRAM, folder / "given.json", RANK=rank, WORLD_SIZE=world_size, LOCAL_WORLD_SIZE=world_size)
+            for rank in range(world_size)
+        ]
+        try:
+            with ThreadPoolExecutor(world_size) as pool:  # all at once: a rank whose output nobody reads would stop
+                outputs = list(pool.map(lambda process: process.communicate(timeout=120), processes))
+        finally:
+            for process in processes:
+                process.kill()
+        lines = [[json.loads(line) for line in out.splitlines()] for out, _ in outputs]
+        return [process.returncode for process in processes], lines, time.monotonic() - begin
+
+    return run
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_ranks_run_an_epoch_of_ragged_data_and_stop_together(tmp_path, world_size):
+def test_ranks_run_an_epoch_of_ragged_data_and_stop_together(run, tmp_path, world_size):
     codes, lines, _ = run(tmp_path / "run", world_size)
     assert codes == [0] * world_size
     assert all(printed[-1] == {"done": True, "epoch": 1} for printed in lines)
@@ -56,7 +53,7 @@ def test_ranks_run_an_epoch_of_ragged_data_and_stop_together(tmp_path, world_siz
     assert Counter(number for printed in lines for number in printed[-2]["seen"]) == dict.fromkeys(range(203), 1)
 
 
-def test_tensor_parallel_peers_get_the_same_batches(tmp_path):
+def test_tensor_parallel_peers_get_the_same_batches(run, tmp_path):
     codes, lines, _ = run(tmp_path / "run", 4, mesh=[2, 2])
     assert codes == [0] * 4
     seen = [printed[-2]["seen"] for printed in lines]
@@ -65,7 +62,7 @@ def test_tensor_parallel_peers_get_the_same_batches(tmp_path):
     assert Counter(seen[0] + seen[2]) == dict.fromkeys(range(203), 1)
 
 
-def test_when_a_rank_is_killed_the_others_stop_and_others_go_on_exactly(tmp_path):
+def test_when_a_rank_is_killed_the_others_stop_and_others_go_on_exactly(run, tmp_path):
     codes, lines, seconds = run(tmp_path / "run", 3, by_rank={"1": {"dies_at": 7}})
     assert codes[1] == -9
     for rank in (0, 2):
@@ -89,7 +86,7 @@ def test_when_a_rank_is_killed_the_others_stop_and_others_go_on_exactly(tmp_path
         ({"rank": 0, "world_size": 2}, "2 processes have the ranks [0, 0]; expected each of 0 to 1 once"),
     ],
 )
-def test_ranks_that_disagree_are_told_so_at_the_first_step(tmp_path, differs, message):
+def test_ranks_that_disagree_are_told_so_at_the_first_step(run, tmp_path, differs, message):
     codes, lines, _ = run(tmp_path / "run", 2, by_rank={"1": {"options": differs}})
     assert codes == [3, 3]
     for printed in lines:
@@ -97,7 +94,7 @@ def test_ranks_that_disagree_are_told_so_at_the_first_step(tmp_path, differs, me
         assert message in printed[0]["error"]
 
 
-def test_ranks_of_a_stream_stop_together_at_its_end_and_others_go_on_exactly(tmp_path):
+def test_ranks_of_a_stream_stop_together_at_its_end_and_others_go_on_exactly(run, tmp_path):
     options = {**OPTIONS, "exhausted": "stop", "buffer": 8}
     codes, lines, _ = run(tmp_path / "run", 3, options=options)
     assert codes == [0, 0, 0]
@@ -111,7 +108,7 @@ def test_ranks_of_a_stream_stop_together_at_its_end_and_others_go_on_exactly(tmp
     assert seen == dict.fromkeys(range(203), 1)
 
 
-def test_ranks_that_read_other_streams_are_told_so(tmp_path):
+def test_ranks_that_read_other_streams_are_told_so(run, tmp_path):
     options = {**OPTIONS, "exhausted": "repeat"}
     codes, lines, _ = run(tmp_path / "run", 2, options=options, by_rank={"1": {"options": {"buffer": 9}}})
     assert codes == [3, 3]

@@ -5,10 +5,8 @@ import gc
 import json
 import multiprocessing
 import shutil
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Queue
 
 import numpy as np
 import pytest
@@ -49,26 +47,28 @@ def test_the_last_process_removes_the_folder(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
-def test_what_a_killed_job_left_behind_is_removed_by_the_next(tmp_path):
+def test_what_a_killed_job_left_behind_is_removed_by_the_next(tmp_path, warm_python):
     program = (
         "import os, sys, numpy as np; from pathlib import Path; from nopad.loading.sharing import HostArrays\n"
         "shared = HostArrays({'job': 1}, Path(sys.argv[1]))\n"
         "shared.arrays('epoch-0', lambda: {'order': np.arange(9)}); os.kill(os.getpid(), 9)"
     )
-    assert subprocess.run([sys.executable, "-c", program, tmp_path], check=False).returncode == -9
+    with warm_python.load("nopad.loading.sharing")("-c", program, tmp_path) as process:
+        assert process.wait() == -9
     left = [path for path in tmp_path.iterdir() if path.is_dir()]
     assert len(left) == 1
     HostArrays(FACTS, tmp_path)
     assert not left[0].exists()
 
 
-def test_what_a_killed_job_left_behind_is_not_read(tmp_path):
+def test_what_a_killed_job_left_behind_is_not_read(tmp_path, warm_python):
     program = (
         "import json, os, sys, numpy as np; from pathlib import Path; from nopad.loading.sharing import HostArrays\n"
         "shared = HostArrays(json.loads(sys.argv[2]), Path(sys.argv[1]))\n"
         "shared.arrays('epoch-0', lambda: {'order': np.zeros(9)}); os.kill(os.getpid(), 9)"
     )
-    subprocess.run([sys.executable, "-c", program, tmp_path, json.dumps(FACTS)], check=False)
+    with warm_python.load("nopad.loading.sharing")("-c", program, tmp_path, json.dumps(FACTS)) as process:
+        assert process.wait() == -9
     assert HostArrays(FACTS, tmp_path).arrays("epoch-0", lambda: {"order": np.arange(3)})["order"].tolist() == [0, 1, 2]
 
 
@@ -130,25 +130,25 @@ def test_a_make_that_fails_leaves_nothing_half_made(tmp_path):
     assert shared.arrays("epoch-0", lambda: {"order": np.arange(2)})["order"].tolist() == [0, 1]
 
 
-def _take(rank: int, folder: str, queue) -> None:
+def take(rank: int, folder: str) -> list:
+    """The batches of four epochs."""
     data = [np.full(length, number) for number, length in enumerate([5, 3, 8, 1, 7, 2, 6, 4] * 25)]
     loader = PackedLoader(
         data, 8, rows=2, rank=rank, world_size=4, last="fill", balance="sorted", host_dir=folder or None
     )
-    queue.put((rank, [[batch.input_ids.tolist() for batch in loader] for _ in range(4)]))
+    return [[batch.input_ids.tolist() for batch in loader] for _ in range(4)]
 
 
-def test_ranks_that_share_get_what_they_would_have_got_alone(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    processes = [context.Process(target=_take, args=(rank, str(tmp_path), queue)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    found = dict(queue.get(timeout=120) for _ in processes)
-    for process in processes:
-        process.join(60)
-    for rank in range(2):
-        alone = Queue()
-        _take(rank, "", alone)
-        assert alone.get() == (rank, found[rank])
+def test_ranks_that_share_get_what_they_would_have_got_alone(tmp_path, warm_python):
+    program = (
+        "import json, sys; from tests.loading.test_sharing import take; rank, folder = sys.argv[1:];"
+        "print(json.dumps(take(int(rank), folder)))"
+    )
+    warm_python.load("torch", "tests.loading.test_sharing")
+    processes = [warm_python("-c", program, rank, tmp_path) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        outputs = list(pool.map(lambda process: process.communicate(timeout=120), processes))
+    assert [process.returncode for process in processes] == [0, 0], outputs[0][1]
+    for rank, (out, _) in enumerate(outputs):
+        assert take(rank, "") == json.loads(out)
     assert [path.name for path in Path(tmp_path).iterdir()] == ["lock"]

@@ -168,6 +168,7 @@ def held_by(states):
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     step=st.sampled_from(STEPS),
@@ -202,6 +203,7 @@ def test_resumed_at_any_batch_it_gives_what_an_uninterrupted_run_gives(
     assert contents(first.take(8)) == contents([batches[taken:] for batches in whole])  # the same loader goes on
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     step=st.sampled_from(STEPS),
@@ -308,6 +310,7 @@ def test_an_epoch_is_shuffled_alike_however_a_loader_comes_to_it():
         assert expected is None or found == expected
 
 
+@pytest.mark.slow
 def test_a_buffer_larger_than_the_stream_shuffles_evenly():
     places = np.array([np.argsort(order_of(100, size=8, seed=seed)) for seed in range(400)])
     # 400 draws of a uniform place from 0 to 7: mean 3.5, standard error 0.115

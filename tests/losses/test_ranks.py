@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import nopad
 from nopad.losses import Accuracy, over_ranks, token_denominator, token_loss
@@ -39,8 +35,7 @@ def step(model, batch, per, ranks, accuracy):
     return over_ranks(loss)
 
 
-def on_rank(rank, folder, root):
-    sys.path.insert(0, root)
+def on_rank(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     try:
@@ -58,10 +53,10 @@ def on_rank(rank, folder, root):
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+def ranks(tmp_path_factory, on_two_ranks):
     """The folder with what two processes found: each starts once, for both ways to count."""
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(on_rank, (str(folder), str(Path(__file__).parents[2])), nprocs=2, join=True)
+    on_two_ranks(on_rank, folder)
     return folder
 
 

@@ -144,6 +144,7 @@ class TestCopiedMasks:
             close(gradients(again=True), gradients(again=False))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 class TestCompiledLayers:
     @pytest.mark.parametrize("kind", ["bert", "llama", "deberta", "mpnet"])

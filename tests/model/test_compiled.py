@@ -32,6 +32,7 @@ def drawn(seed, columns=False):
     return nopad.PackedBatch.from_sequences(sequences, form=nopad.Rows(64, rows=6), **how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "head", "name"),
     [
@@ -60,6 +61,7 @@ def test_one_graph_for_a_whole_dataset(kind, head, name, counters):
     assert not counters["graph_break"]
 
 
+@pytest.mark.slow
 def test_batches_sorted_by_length_compile_again_and_again(counters):
     model = build("bert")
     compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=False)
@@ -117,7 +119,7 @@ def test_refusals():
             nopad.packed(build("bert"), max_sequences=most)
 
 
-@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "as it is"])
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=pytest.mark.slow), False], ids=["compiled", "as it is"])
 @pytest.mark.parametrize(
     ("kind", "head", "names"),
     [
@@ -152,6 +154,7 @@ def test_heads_per_sequence_have_static_shapes(kind, head, names, compiled, coun
         assert not counters["graph_break"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "deberta-v2"])
 def test_layers_compiled_one_by_one(kind):
     model = nopad.packed(build(kind, "sequence classification"), backend="mask")

@@ -5,9 +5,6 @@ The judge is the stock model on one sequence at a time.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from zoo import FORMS, build
@@ -104,7 +101,7 @@ def test_training_on_targets_after_inference_mode(sequences):
     model(**batch).loss.backward()
 
 
-def test_in_another_process(tmp_path, sequences):
+def test_in_another_process(tmp_path, sequences, warm_python):
     model = nopad.packed(build("bert"))
     batch = nopad.PackedBatch.from_sequences(sequences)
     torch.save((model, batch, model(**batch).last_hidden_state), tmp_path / "all.pt")
@@ -112,7 +109,9 @@ def test_in_another_process(tmp_path, sequences):
         "import sys, torch; model, batch, wanted = torch.load(sys.argv[1], weights_only=False);"
         "assert torch.equal(model(**batch).last_hidden_state, wanted)"
     )
-    subprocess.run([sys.executable, "-c", program, str(tmp_path / "all.pt")], check=True, timeout=120)
+    process = warm_python.load("torch", "nopad.model")("-c", program, tmp_path / "all.pt")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
 
 
 def test_attention_of_ones_own_is_not_replaced(sequences):

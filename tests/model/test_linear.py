@@ -113,6 +113,7 @@ def test_where_it_stays_off(chosen, called, sequences, why):
     assert not called
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["the model", "its layers"])
 def test_what_is_compiled_is_left_to_the_compiler(chosen, sequences, what):
     torch._dynamo.reset()

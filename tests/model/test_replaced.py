@@ -190,6 +190,7 @@ class TestReplaced:
         assert torch.equal(alone(states), model.classifier(states))
 
 
+@pytest.mark.slow
 class TestCompiledParts:
     """What is compiled does not run hooks: a part with a hook in it must not be left out in silence."""
 

@@ -100,6 +100,7 @@ def test_ids_of_a_decoder(sequences):
         model(input_ids=sequences[0][None], decoder_input_ids=batch["decoder_input_ids"])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 def test_a_compiled_model(sequences):
     import torch._dynamo
@@ -115,9 +116,21 @@ def test_a_compiled_model(sequences):
         torch.testing.assert_close(compiled(ids).last_hidden_state, model(ids).last_hidden_state, atol=1e-12, rtol=0)
 
 
+BEFORE = [[], ["ids"], ["plain", "ids"], ["plain"]]
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-@pytest.mark.parametrize("kind", ["bert", pytest.param("llama", marks=pytest.mark.soak), "deberta"])
-@pytest.mark.parametrize("before", [[], ["ids"], ["plain", "ids"], ["plain"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("kind", "before"),
+    [
+        *(("bert", before) for before in BEFORE),
+        ("deberta", ["ids"]),
+        *(pytest.param("deberta", before, marks=pytest.mark.soak) for before in BEFORE if before != ["ids"]),
+        *(pytest.param("llama", before, marks=pytest.mark.soak) for before in BEFORE),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
 def test_a_batch_through_a_compiled_model(kind, before, sequences):
     """What raised once while compiling runs as it is afterwards, in part: right or refused, every time."""
     import torch._dynamo

@@ -16,6 +16,7 @@ from nopad.planning.conditions import bound_under, cut_packs, cut_strategies, wi
 LISTING = {"ennlshp", "nnlshp"}  # they list all strategies and refuse deep ones
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=4, max_size=30),

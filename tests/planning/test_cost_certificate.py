@@ -44,6 +44,7 @@ def test_no_pack_is_worth_more(proof, capacity, squares):
             proof.best(capacity, squares)
 
 
+@pytest.mark.slow
 @given(certificates(), st.lists(st.integers(1, 12), min_size=1, max_size=8), st.integers(144, 200))
 def test_never_above_the_truth(proof, lengths, squares):
     if proof.problem(24, squares) is None:

@@ -33,6 +33,7 @@ def test_the_algorithms_are_listed_sorted():
     assert " ".join(ALGORITHMS) == names
 
 
+@pytest.mark.slow
 @ALL_ALGORITHMS
 @given(histogram=st.from_type(Histogram), capacity=st.integers(40, 70), depth=DEPTH, seed=st.integers(0, 3))
 def test_what_every_plan_keeps(algorithm, histogram, capacity, depth, seed):

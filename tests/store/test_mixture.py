@@ -81,6 +81,7 @@ def test_a_folder_of_two_is_not_one(whole):
         open_packed(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index_only", [False, True])
 def test_a_crash_at_every_step_changes_no_byte(tmp_path, small_groups, pack, source, tree, break_at, index_only):
     class Crash(BaseException):

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from tests.tasks.equality import check_equal
 from tests.tasks.tiny import bert, llama, tokenizer, words
 
@@ -163,9 +160,8 @@ def test_the_order_of_sequences_in_a_batch_does_not_matter():
     check_equal(*(stepped(model, task, [batch]) for batch in batches))
 
 
-def on_rank(rank, folder, root):
+def on_rank(rank, folder):
     """One of two processes: unequal shares, under DDP; and one in which a rank has nothing but a stand-in."""
-    sys.path.insert(0, root)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     try:
@@ -198,9 +194,9 @@ SHARES = {"unequal": ([0, 2], [2, COUNT]), "stand-in": ([0, COUNT], None)}
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+def ranks(tmp_path_factory, on_two_ranks):
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(on_rank, (str(folder), str(Path(__file__).parents[2])), nprocs=2, join=True)
+    on_two_ranks(on_rank, folder)
     return folder
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
-import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +16,7 @@ WORLD_SIZE = 2
 
 
 @pytest.fixture(scope="session")
-def ranks(tmp_path_factory):
+def ranks(tmp_path_factory, warm_python):
     """What each rank printed, ``[trainer][rank]``, and the folder in which they trained."""
     folder = tmp_path_factory.mktemp("ranks")
     with socket.socket() as free:
@@ -25,16 +24,12 @@ def ranks(tmp_path_factory):
         port = str(free.getsockname()[1])
     same = {"WORLD_SIZE": WORLD_SIZE, "LOCAL_WORLD_SIZE": WORLD_SIZE, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     same |= {"GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "none"}  # Lightning takes these for torchrun's
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("ranks_program.py")), str(folder)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **{name: str(value) for name, value in (same | {"RANK": n, "LOCAL_RANK": n}).items()}},
-        )
-        for n in range(WORLD_SIZE)
-    ]
+    warm_python.load("nopad.training", "torch.distributed", "pytest", "transformers.models.llama.modeling_llama")
+    for name in ("trl", "lightning"):
+        if importlib.util.find_spec(name):
+            warm_python.load(name)
+    program = Path(__file__).with_name("ranks_program.py")
+    processes = [warm_python(program, folder, **same, RANK=n, LOCAL_RANK=n) for n in range(WORLD_SIZE)]
     try:
         outputs = [process.communicate(timeout=300) for process in processes]
     finally:

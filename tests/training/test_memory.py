@@ -54,6 +54,7 @@ def test_parameters_are_counted(tmp_path):
     assert found(model().bfloat16(), tmp_path).parameters == 2 * total
 
 
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # the name that all transformers know
 def test_activations_follow_the_sizes(tmp_path):
     small = found(model(), tmp_path).activations
     args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])

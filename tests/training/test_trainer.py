@@ -157,8 +157,11 @@ def test_each_trial_of_a_search_begins_anew(whole, tmp_path, monkeypatch):
     assert made.seen.batches == 2 * first.seen.batches[: 3 * ACCUMULATION]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("micro_step", [1, 4, 7])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("micro_step", "workers"),
+    [(1, 0), (4, 0), (7, 0), (4, 1), *(pytest.param(step, 1, marks=pytest.mark.soak) for step in (1, 7))],
+)
 def test_training_again_after_an_exception_loses_nothing(whole, tmp_path, micro_step, workers):
     """What stops a step, in whichever micro-step, has not seen the step's sequences."""
 

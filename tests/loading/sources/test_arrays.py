@@ -22,6 +22,7 @@ def test_a_mapped_folder_gives_every_column_in_its_own_type(tmp_path, make_recor
     assert found.values["weight"].dtype == np.float64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.int64, np.uint64])
 def test_integers_per_token_can_be_gathered_as_int64(tmp_path, make_records, write_arrays, dtype):
     records = make_records(90, high=300, top=np.iinfo(dtype).max + 1 if np.dtype(dtype).itemsize < 4 else 2**31)

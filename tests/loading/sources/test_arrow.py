@@ -96,6 +96,7 @@ def test_which_columns_are_read_can_be_chosen(in_memory, records, holds, only):
 LISTS = st.lists(st.lists(st.integers(0, 2**15 - 1), min_size=1, max_size=5), min_size=1, max_size=12)
 
 
+@pytest.mark.slow
 @given(LISTS, st.data(), st.sampled_from([pa.int8, pa.uint16, pa.int32, pa.int64]), st.booleans())
 def test_any_cut_of_a_table_into_slices(tmp_path_factory, lists, data, kind, large):
     if kind is pa.int8:

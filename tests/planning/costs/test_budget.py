@@ -34,6 +34,7 @@ def budgets(monkeypatch):
 CONDITIONS = pytest.mark.parametrize("condition", [{"max_squares": 21_000_000}, {"even": True}], ids=str)
 
 
+@pytest.mark.slow
 @CONDITIONS
 @pytest.mark.parametrize(("algorithm", "effort"), [("auto", 0), ("auto", 1), ("optimal", 0)])
 def test_an_effort_is_kept(lengths, budgets, condition, algorithm, effort):
@@ -61,6 +62,7 @@ def test_seconds_are_kept_and_said(lengths, budgets, monkeypatch, condition):
     assert made.problems() == []
 
 
+@pytest.mark.slow
 def test_more_effort_is_used(lengths):
     least = {effort: plan(lengths, 8192, max_squares=21_000_000, effort=effort).packs for effort in (0, 3)}
     assert least[3] < least[0]

@@ -44,6 +44,7 @@ def test_the_least_cap_is_never_above_the_truth(fewest, lengths, depth):
         assert least <= true
 
 
+@pytest.mark.slow
 def test_equal_lengths_no_longer_end_up_together():
     lengths = np.clip(np.random.default_rng(0).lognormal(np.log(350), 1.1, 50_000), 1, 2048).astype(np.int64)
     made = plan(lengths, 8192, even=True)

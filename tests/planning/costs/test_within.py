@@ -37,6 +37,7 @@ def test_between_the_bound_and_the_truth(judge, fewest, lengths, depth, squares,
         assert planned.problems() == []
 
 
+@pytest.mark.slow
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=200),
     depth=st.none() | st.integers(1, 8),
@@ -53,6 +54,7 @@ def test_slots_of_a_guide_get_real_lengths(judge, lengths, depth, squares, align
         assert proof.bound(Histogram.from_lengths(lengths), 120, squares, align) <= len(lengths)
 
 
+@pytest.mark.slow
 def test_near_the_bound_where_both_limits_bind():
     lengths = np.clip(np.random.default_rng(0).lognormal(np.log(350), 1.1, 100_000), 1, 2048).astype(np.int64)
     mean = int((lengths**2).sum()) / -(-int(lengths.sum()) // 8192)
@@ -62,6 +64,7 @@ def test_near_the_bound_where_both_limits_bind():
         assert made.facts["method"] == "spread"
 
 
+@pytest.mark.slow
 def test_column_generation_where_few_sequences_share_a_pack():
     lengths = np.clip(np.random.default_rng(0).normal(2800, 700, 20_000), 1, 4200).astype(np.int64)
     mean = int((lengths**2).sum()) / -(-int(lengths.sum()) // 8192)
@@ -79,6 +82,7 @@ def test_the_bound_sees_who_can_share_a_pack():
     assert bound_of(load_of(Histogram.from_counts({40: 5, 10: 30}), 80, 1, 1600)) == 35
 
 
+@pytest.mark.slow
 def test_the_same_plan_again_and_less_work_gives_a_plan_too():
     lengths = np.random.default_rng(1).integers(1, 500, 3000)
     first = plan(lengths, 1000, max_squares=300_000)

@@ -12,6 +12,7 @@ from nopad.planning.optimal.solver import SolverError
 DEPTH = st.none() | st.integers(1, 4)
 
 
+@pytest.mark.slow
 @settings(max_examples=settings.default.max_examples * 4)
 @given(st.integers(2, 12), st.lists(st.integers(1, 12), min_size=1, max_size=10), DEPTH)
 def test_optimal_is_the_optimum(fewest, capacity, lengths, depth):
@@ -50,6 +51,7 @@ REAL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 @pytest.mark.parametrize(("name", "capacity", "depth", "packs", "bound"), REAL)
 def test_published_histograms(request, name, capacity, depth, packs, bound):
@@ -62,6 +64,7 @@ def test_published_histograms(request, name, capacity, depth, packs, bound):
     assert made.notes == ()
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 @pytest.mark.parametrize(("depth", "packs"), [(3, 8_143_829), (4, 8_135_727), (None, 8_135_727)])
 def test_wikipedia_to_the_last_pack(wikipedia, depth, packs):
@@ -80,6 +83,7 @@ def around_a_third():
     return np.clip(np.round(np.random.default_rng(0).normal(60, 15, 3000)), 5, 160).astype(np.int64)
 
 
+@pytest.mark.slow
 class TestLargeCapacities:
     @pytest.mark.parametrize(
         ("lengths", "capacity", "depth", "gap"),
@@ -117,6 +121,7 @@ class TestHardInput:
         assert dict(made.facts) == {"linear_programs": 0}
         assert "the budget allowed no linear program" in str(made)
 
+    @pytest.mark.slow
     def test_the_budget_is_kept(self):
         histogram = Histogram.from_lengths(drawn(20_000, 2500, 0.7, 8192))
         used = []

@@ -33,6 +33,7 @@ def proofs(draw):
     return task_of(sizes, counts, tuple(limits), prices, None), PriceCertificate(rates, extras, units)
 
 
+@pytest.mark.slow
 @given(proofs())
 @settings(max_examples=150, deadline=None)
 def test_a_lifted_certificate_proves_as_much_and_no_pack_is_worth_more(drawn):

@@ -134,6 +134,7 @@ def test_a_pack_above_its_capacity_is_found(plans):
     assert any("above its capacity of 24 x 9" in problem for problem in load(json.dumps(document)).verify())
 
 
+@pytest.mark.slow
 def test_no_change_of_a_certificate_proves_too_much(plans):
     """A thousand mutations: each is refused, found out, or proves a bound that the plan itself does not contradict."""
     rng = random.Random(0)

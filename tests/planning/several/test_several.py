@@ -226,6 +226,7 @@ def two_kinds(n):
     return np.stack([tokens, np.minimum(16, rng.geometric(0.3, n) - 1)], axis=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("capacities", "prices", "most"), [([(8192, 32)], None, 0.01), ([(2048, 16), (8192, 32)], [1, 4.2], 0.02)]
 )
