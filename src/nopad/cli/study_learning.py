@@ -92,7 +92,7 @@ def described(prepared: Prepared) -> list[str]:
     """Return what will run, in lines."""
     size = prepared.size
     return [
-        f"BERT of {size.layers} layers of {size.hidden}: {prepared.parameters:,} parameters, {size.vocabulary:,} words",
+        f"BERT of {size.layers} x {size.hidden}: {prepared.parameters:,} parameters, vocabulary {size.vocabulary:,}",
         f"{len(prepared.material.train):,} pairs of at most {size.capacity} tokens; a pack holds p = "
         f"{prepared.factor:.3f} of them",
         f"{len(prepared.recipes)} recipes x {prepared.seeds} seeds of {size.samples:,} sequences, "
@@ -101,7 +101,8 @@ def described(prepared: Prepared) -> list[str]:
 
 
 def _duration(hours: float) -> str:
-    return f"{hours:.1f} hours" if hours >= 2 else f"{max(round(60 * hours), 1)} minutes"
+    minutes = max(round(60 * hours), 1)
+    return f"{hours:.1f} hours" if hours >= 2 else "1 minute" if minutes == 1 else f"{minutes} minutes"
 
 
 def tables(prepared: Prepared, found: Learning) -> list[Table]:
