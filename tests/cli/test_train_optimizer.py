@@ -111,7 +111,7 @@ def test_other_corrections_are_said(call, config):
     assert "1 ranks x 5 micro-steps" in text
     text = " ".join(str(call("train", config, "--dry-run", *sets(packing__correction="none"))).split())
     assert "correct " not in text
-    assert "gradient_accumulation_steps=2 would make it about as many" in text
+    assert "packing.accumulation = 2 would make it about as many" in text
 
 
 def test_a_run_that_was_stopped_ends_with_the_same_weights(call, config, tmp_path):

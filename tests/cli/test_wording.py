@@ -22,6 +22,12 @@ OURS = ("cli", "report", "study")  # rooms that know of the command line
 
 # Arguments of functions of Python, which no verb has
 PYTHON = {
+    "static",
+    "sparse",
+    "prefetch",
+    "how",
+    "balance",
+    "adapt_undecayed",
     "alone",
     "attention_mask",
     "batch_size",

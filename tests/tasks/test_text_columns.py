@@ -27,6 +27,7 @@ TEXTS = {
     "dpo": ({}, ("prompt", "chosen", "rejected", "completion")),
     "embed": ({"text": "title"}, ("title",)),
     "mask": ({}, ("text",)),
+    "pretrain": ({}, ("text", "pair")),
     "regress": ({"pair": None}, ("text",)),
     "reward": ({}, ("text", "prompt", "chosen", "rejected")),
     "tag": ({"labels": 3}, ("text",)),

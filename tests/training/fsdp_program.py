@@ -9,32 +9,36 @@ from torch.distributed.fsdp import fully_shard
 from nopad.errors import TrainingError
 from nopad.training import Lamb
 
-dist.init_process_group("gloo")
-mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
-
 
 def network():
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3)).double()
 
 
-for foreach in (False, True):
-    whole, sharded = network(), network()
-    for layer in (sharded[0], sharded[2], sharded):
-        fully_shard(layer, mesh=mesh)
-    runs = [(model, Lamb(model.parameters(), lr=0.1, foreach=foreach)) for model in (whole, sharded)]
-    for step in range(4):
-        data = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-        for model, optimizer in runs:
-            optimizer.zero_grad()
-            (model(data) ** 2).mean().backward()
-            optimizer.step()
-    pairs = zip(whole.parameters(), sharded.parameters(), strict=True)
-    print(f"apart {max((a.detach() - b.detach().full_tensor()).abs().max().item() for a, b in pairs)}", flush=True)
-    if dist.get_rank() == 0:  # one rank's piece; all ranks must stop
-        next(sharded.parameters()).grad.to_local()[0, 0] = torch.nan
-    try:
-        runs[1][1].step()
-    except TrainingError:
-        print("stopped", flush=True)
-dist.destroy_process_group()
+def main():
+    dist.init_process_group("gloo")
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+    for foreach in (False, True):
+        whole, sharded = network(), network()
+        for layer in (sharded[0], sharded[2], sharded):
+            fully_shard(layer, mesh=mesh)
+        runs = [(model, Lamb(model.parameters(), lr=0.1, foreach=foreach)) for model in (whole, sharded)]
+        for step in range(4):
+            data = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+            for model, optimizer in runs:
+                optimizer.zero_grad()
+                (model(data) ** 2).mean().backward()
+                optimizer.step()
+        pairs = zip(whole.parameters(), sharded.parameters(), strict=True)
+        print(f"apart {max((a.detach() - b.detach().full_tensor()).abs().max().item() for a, b in pairs)}", flush=True)
+        if dist.get_rank() == 0:  # one rank's piece; all ranks must stop
+            next(sharded.parameters()).grad.to_local()[0, 0] = torch.nan
+        try:
+            runs[1][1].step()
+        except TrainingError:
+            print("stopped", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

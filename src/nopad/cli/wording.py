@@ -35,9 +35,10 @@ FLAGS = {
     "pack": _PACK,
     "verify": ("source", "tokenizer"),
     "audit": ("accumulation", "backend", "ranks"),
-    "predict": ("capacity", "max_length", "over_long", "rows"),
+    "predict": ("capacity", "max_length", "over_long", "rows", "text"),
     "study distributions": ("over_long", "text_unit", "tokenizer"),
     "study glue": ("tokenizer",),
+    "study pretraining": ("text_field", "text_unit", "tokenizer"),
 }
 
 _TASK = ("end_of_turn", "labels_as", "last_only", "negative", "prompt", "rewriting", "roles", "template")
@@ -45,9 +46,20 @@ SETTABLE = {"predict": _TASK}  # by `--set NAME=VALUE`
 
 # Where the configuration of `nopad train` has them
 FIELDS = {
-    **{name: f"task.{name}" for name in (*_TASK, "max_length", "over_long")},
+    **{name: f"task.{name}" for name in (*_TASK, "max_length", "over_long", "text")},
     **{
-        name: f"packing.{name}" for name in ("accumulation", "algorithm", "align", "capacity", "last", "rows", "tokens")
+        name: f"packing.{name}"
+        for name in (
+            "accumulation",
+            "algorithm",
+            "align",
+            "capacity",
+            "last",
+            "rows",
+            "sequences",
+            "token_cap",
+            "tokens",
+        )
     },
     **{name: f"packing.options.{name}" for name in ("even", "granularity", "max_squares", "pack_multiple")},
     **{name: f"model.{name}" for name in ("backend", "tokenizer")},
