@@ -55,9 +55,12 @@ def folder(tmp_path_factory):
 def run(call, folder, tmp_path):
     """Train with a schedule, in a folder of this name below the test's own."""
 
-    def run(name, schedule, *more, code=0):
+    def run(name, schedule, *more, code=0, counted=""):
         path = tmp_path / f"{name}.toml"
-        path.write_text(CONFIG.format(folder=folder, schedule=schedule, out=tmp_path / name))
+        text = CONFIG.format(folder=folder, schedule=schedule, out=tmp_path / name)
+        if counted:  # in place of transformers' own
+            text = text.replace('lr_scheduler_type = ""\n', "").replace("warmup_steps = 2\n", "") + counted
+        path.write_text(text)
         ran = call("train", path, *more)
         assert ran.code == code, ran.error()
         return ran
@@ -101,6 +104,28 @@ def test_of_a_schedule_that_ends_the_new_rates_are_said_and_used(run, tmp_path):
     assert whole[half] != parts[half]
     assert f"of step {half + 1} is {whole[half + 1]:g}, where the shorter run had 0," in said
     assert f"that of the last step is {whole[2 * half]:g}" in said
+
+
+def test_a_schedule_that_counts_sequences_follows_the_new_length_from_the_first_step_on(run, tmp_path):
+    counted = '[schedule]\ncounts = "sequences"\nwarmup = 0.25\n'
+    run("whole", "", *epochs(4), counted=counted)
+    run("parts", "", counted=counted)
+    half = rates(tmp_path / "parts")[-1][0]
+    said = run("parts", "", "--resume", *epochs(4), counted=counted)
+    whole, parts = dict(rates(tmp_path / "whole")), dict(rates(tmp_path / "parts"))
+    assert whole.keys() == parts.keys()
+    assert all(whole[step] == parts[step] for step in whole if step > half)
+    assert whole[half] != parts[half]
+    assert f"(counts sequences) of step {half + 1} is {whole[half + 1]:g}, where the shorter run had 0, and it" in said
+    assert "falls to 0 at 120 sequences" in said
+
+
+def test_a_schedule_of_its_own_length_stays_and_that_is_said(run, tmp_path):
+    counted = '[schedule]\ncounts = "sequences"\ntotal = 45\nend = 0.125\n'
+    run("parts", "", counted=counted)
+    said = run("parts", "", "--resume", *epochs(3), counted=counted)
+    assert "(counts sequences) stays as it was, 0.000125 in the next step, since the schedule ended at 45" in said
+    assert rates(tmp_path / "parts")[-1][1] == 0.125e-3
 
 
 def test_steps_may_be_raised_too_and_nothing_else_may_change(run, tmp_path):

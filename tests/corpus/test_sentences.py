@@ -1,6 +1,8 @@
 # ruff: noqa: RUF001 - the stops of other scripts are meant
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +43,13 @@ def test_paragraphs_and_lists_end_sentences():
         "A title", "Some text that goes on.", "And more:", "- one", "- two.", "Still two", "1. first.", "Then",
         "2) second", "3.5 is no entry",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["." * 200_000 + "a", "!" * 100_000 + '"' * 100_000 + "a", "." * 200_000 + " A"])
+def test_long_rows_of_stops_take_no_square_of_their_length(text):
+    begin = time.perf_counter()
+    assert "".join(sentences_of(text)) == text.replace(" ", "")
+    assert time.perf_counter() - begin < 20  # else many minutes
 
 
 def test_lines():

@@ -180,11 +180,31 @@ def test_another_length_of_training_is_taken_and_another_count_refused():
     state = CountedLR(optimizer, Schedule(), given, epochs=2).state_dict()
     longer = CountedLR(optimizer, Schedule(), given, epochs=4)
     longer.load_state_dict(state)
-    assert longer.total == 4 * len(LENGTHS)
+    assert (longer.before, longer.total) == (2 * len(LENGTHS), 4 * len(LENGTHS))
     with pytest.raises(OptionError, match="counts tokens, and the one that is to go on counted sequences"):
         CountedLR(optimizer, Schedule(counts="tokens"), given, epochs=2).load_state_dict(state)
     with pytest.raises(FormatError, match="no state of a schedule that counts: it has no 'asked'"):
         longer.load_state_dict({"last_epoch": 3, "_step_count": 4})
+
+
+@pytest.mark.parametrize("counts", ["sequences", "tokens", "steps"])
+def test_a_run_that_gets_longer_has_the_rates_of_its_new_length_at_once(counts):
+    def begun(epochs, steps):
+        given, optimizer = loader(), torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+        length = {"steps": steps} if counts == "steps" else {"epochs": epochs}
+        return given, optimizer, CountedLR(optimizer, Schedule(counts=counts, end=0.25), given, **length)
+
+    short, long = begun(1, 10), begun(2, 20)
+    for given, optimizer, schedule in (short, long):
+        for _ in given:
+            optimizer.step()
+            schedule.step()
+    given, optimizer, schedule = begun(2, 20)
+    given.load_state_dict(short[0].state_dict())
+    optimizer.load_state_dict(short[1].state_dict())
+    schedule.load_state_dict(short[2].state_dict())
+    assert schedule.get_last_lr() == [group["lr"] for group in optimizer.param_groups] == long[2].get_last_lr()
+    assert schedule.get_last_lr() != short[2].get_last_lr()
 
 
 def test_a_loader_that_was_not_moved_too_is_noticed():

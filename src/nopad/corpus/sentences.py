@@ -32,12 +32,13 @@ SentenceUnit = Literal["rules", "line"]
 _PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*|\n(?=[^\S\n]*(?:[-*+•‣–]|\(?\d{1,3}[.)])[^\S\n])")
 _STOP = re.compile(
     r"[。！？｡]+[」』”’）】〉》]*\s*"
-    r"|(?P<stop>[.!?…‽।॥؟۔։]+)[\"'”’“‘»«›)\]}]*(?:\s+|\Z)"
-)
+    r"|(?<![.!?…‽।॥؟۔։])(?P<stop>[.!?…‽।॥؟۔։]++)[\"'”’“‘»«›)\]}]*+(?:\s+|\Z)"
+)  # a row of stops is tried once, from its first, or a long one would take the square of its length
 _OPENING = "\"'“‘«„‚(⟨[{¿¡*_`"
 _BEFORE = re.compile(r"[^\s\"'“”‘’«»()\[\]{}]*\Z")
 _DOTTED = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]|ph\.d")
 _ENTRY = re.compile(r"\(?(?:\d{1,3}|[A-Za-z])\Z")
+_LEADING = re.compile(r"[ \t(]*+\Z")
 _LONGEST = 40  # characters that are looked at before a stop
 
 
@@ -103,7 +104,7 @@ def _ends(text: str, begin: int, match: re.Match[str]) -> bool:
     word = before[0] if before else ""
     if not word:
         return True
-    if _ENTRY.fullmatch(word) and not text[begin : stop - len(word)].strip(" \t("):
+    if _ENTRY.fullmatch(word) and _LEADING.match(text, begin, stop - len(word)):
         return False  # the number of an entry
     plain = word.casefold()
     if plain in _NEVER:

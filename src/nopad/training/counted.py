@@ -35,6 +35,7 @@ class CountedLR(LRScheduler):
 
     Attributes:
         total: length of the whole, in what is counted.
+        before: the length that the schedule had which it goes on from; None: it began here.
 
     Raises:
         OptionError: the length is not known, 0, or shorter than the warm-up; there is no loader to ask; or it is a
@@ -76,6 +77,7 @@ class CountedLR(LRScheduler):
         self._whole = whole(schedule, loader, epochs=epochs, steps=steps)
         self._from_first = schedule.total is None and steps is None  # epochs are counted from the loader's first
         self.total = self._whole - self._begun * self._from_first
+        self.before: int | None = None
         schedule.checked(self.total)
         super().__init__(optimizer)
 
@@ -122,7 +124,8 @@ class CountedLR(LRScheduler):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where the schedule stood that gave the state, with its rates; load the loader's state too.
 
-        Its length is that of the state, unless training was asked to be of another one since.
+        Its length is that of the state, unless training was asked to be of another one since; then the rates are those
+        of the new length, from the next step on. Load the optimiser's state before, since it has rates as well.
 
         Raises:
             FormatError: this is no state of a `CountedLR`.
@@ -144,9 +147,13 @@ class CountedLR(LRScheduler):
         self._begun, self.last_epoch = int(state_dict["begun"]), int(state_dict["last_epoch"])
         self._least = self._begun + int(state_dict["seen"])
         same = asked == self._asked
-        self.total = int(state_dict["total"]) if same else self._whole - self._begun * self._from_first
+        self.before = int(state_dict["total"])
+        self.total = self.before if same else self._whole - self._begun * self._from_first
         self.schedule.checked(self.total)
         self.base_lrs, self._last_lr = list(state_dict["base_lrs"]), list(state_dict["last_lr"])
+        if not same:
+            ratio = self.schedule.ratio(int(state_dict["seen"]), self.total)
+            self._last_lr = [base * ratio for base in self.base_lrs]
         for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
             group["lr"] = rate
 

@@ -15,6 +15,8 @@ import torch
 import transformers
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 
+from nopad.training.counted import CountedLR
+
 __all__ = ["LENGTHS", "Longer", "compared"]
 
 _lib: Any = transformers
@@ -67,12 +69,16 @@ class Longer(TrainerCallback):
     ) -> None:
         """Set and tell the learning rate, if the run has more steps than it was to have at the checkpoint."""
         now, step = state.max_steps, state.global_step
-        if now <= self.before or optimizer is None:
-            return
         schedule = getattr(lr_scheduler, "scheduler", lr_scheduler)
+        counted = schedule if isinstance(schedule, CountedLR) else None
+        if optimizer is None or (now <= self.before and (counted is None or counted.before == counted.total)):
+            return
+        said = f"longer   {now:,} steps in place of {self.before:,}"
+        if counted is not None:
+            self.say(f"{said}; {_counted(counted, args.learning_rate, step)}")
+            return
         rates = getattr(schedule, "lr_lambdas", None)
         name = f"the learning rate ({getattr(args.lr_scheduler_type, 'value', args.lr_scheduler_type)})"
-        said = f"longer   {now:,} steps in place of {self.before:,}"
         if rates is None:  # it depends on evaluations
             self.say(f"{said}; {name} goes on as the schedule stands")
             return
@@ -84,11 +90,26 @@ class Longer(TrainerCallback):
         if all(old(one) == rates[0](one) for one in range(self.before + 1)):
             self.say(f"{said}; {name} of each step stays as it was, {here:g} in the next one")
             return
-        last = args.learning_rate * rates[0](now - 1)
-        self.say(
-            f"{said}; {name} of step {step + 1:,} is {here:g}, where the shorter run had {was:g}, and that of the last "
-            f"step is {last:g}: the steps taken so far had the rates of the shorter run"
-        )
+        last = f"that of the last step is {args.learning_rate * rates[0](now - 1):g}"
+        self.say(f"{said}; {name} {_changed(step, here, was, last)}")
+
+
+def _counted(counted: CountedLR, usual: float, step: int) -> str:
+    """Return what becomes of the rates of a schedule that counts, which has its new length already."""
+    schedule, seen, total = counted.schedule, counted.seen, counted.total
+    name, here = f"the learning rate (counts {schedule.counts})", usual * schedule.ratio(seen, total)
+    if counted.before in (None, total):
+        ended = f", since the schedule ended at {total:,} {schedule.counts} (schedule.total)" if seen >= total else ""
+        return f"{name} stays as it was, {here:g} in the next step{ended}"
+    last = f"it falls to {usual * schedule.end:g} at {total:,} {schedule.counts}"
+    return f"{name} {_changed(step, here, usual * schedule.ratio(seen, counted.before), last)}"
+
+
+def _changed(step: int, here: float, was: float, last: str) -> str:
+    return (
+        f"of step {step + 1:,} is {here:g}, where the shorter run had {was:g}, and {last}: the steps taken so far had "
+        "the rates of the shorter run"
+    )
 
 
 def _rate(args: Any, steps: int) -> Callable[[int], float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -63,6 +64,23 @@ def test_what_was_stopped_goes_on(done, tmp_path):
     said.clear()
     assert study_learning(prepared, tmp_path, said.append) == again
     assert [line[:5] for line in said] == ["tuned"] * 3
+
+
+def test_more_seeds_are_the_study_of_so_many_from_the_beginning(done, tmp_path):
+    folder, prepared, found, _ = done
+    lines = (folder / RESULTS).read_text()
+    (tmp_path / RESULTS).write_text(lines + lines.split("\n", 1)[1])  # as if two processes had written
+    for weights in folder.glob("*.safetensors"):
+        (tmp_path / weights.name).write_bytes(weights.read_bytes())
+    two = replace(prepared, recipes=(BASE, RIGHT), seeds=2)
+    grown, whole = study_learning(two, tmp_path), study_learning(two)
+    for name in ("not packed", "packed"):
+        assert [one.last.accuracy for one in grown.of(name)] == [one.last.accuracy for one in whole.of(name)]
+        assert grown.tuned[name] == whole.tuned[name]
+    written = [json.loads(line) for line in (tmp_path / RESULTS).read_text().splitlines()]
+    last = {line["tuned"]: (line["seed"], line["weights"]) for line in written if "tuned" in line}
+    assert last["packed"] == last["not packed"] == (1, 1)
+    assert study_learning(prepared, tmp_path) == found
 
 
 def test_results_of_another_study_are_refused(done):

@@ -116,7 +116,7 @@ def prepare(size: Size, recipes: Sequence[Recipe], seeds: int, folder: Path | No
     """
     given = material(size.capacity, size.vocabulary, size.documents)
     p = factor_of(given)
-    done = {(one.recipe, one.seed) for one in _kept(folder, size, p).curves}
+    done = {(one.recipe, one.seed) for one in _kept(folder, size, p, seeds).curves}
     few = replace(size, samples=4 * size.sequences, points=1, held_out=8)
     judged = held_out(given, few)
     per_slot: dict[str, float] = {}
@@ -156,7 +156,7 @@ def study_learning(
         say: gets a line when something is done.
     """
     size, given = prepared.size, prepared.material
-    found = _kept(folder, size, prepared.factor)
+    found = _kept(folder, size, prepared.factor, prepared.seeds)
     judged = held_out(given, size)
     weights: dict[tuple[str, int], Any] = {}
     for seed in range(prepared.seeds):  # all recipes once, then all again: what is stopped can be compared
@@ -190,7 +190,7 @@ def _tune(
             if of not in weights:
                 weights[of] = _weights(folder, *of)
             done.append(tuned(weights[of], sets, given, size, seed))
-            _keep(folder, {"tuned": name, "seed": seed, "accuracy": done[-1]})
+            _keep(folder, {"tuned": name, "seed": seed, "weights": of[1], "accuracy": done[-1]})
         say(f"tuned   {name:<32}median accuracy {statistics.median(done):.1%} of {len(done)} seeds")
 
 
@@ -198,8 +198,8 @@ def _header(size: Size, factor: float) -> dict[str, Any]:
     return {"study": "learning", "size": asdict(size), "factor": factor}
 
 
-def _kept(folder: Path | None, size: Size, factor: float) -> Learning:
-    """Return what is in the folder; the folder begins with the header."""
+def _kept(folder: Path | None, size: Size, factor: float, seeds: int) -> Learning:
+    """Return what is in the folder of a study of so many seeds, each result once; the folder begins with the header."""
     found = Learning(factor=factor)
     if folder is None:
         return found
@@ -219,12 +219,20 @@ def _kept(folder: Path | None, size: Size, factor: float) -> Learning:
     if (kept := "".join(whole)) != path.read_text():  # a line that was being written when it was stopped
         write_atomic(path, kept.encode())
     for line in lines[1:]:
-        if "curve" in line:
-            points = tuple(Point(**point) for point in line["curve"].pop("points"))
-            found.curves.append(Curve(**line["curve"], points=points))
-        else:
-            found.tuned.setdefault(line["tuned"], []).append(line["accuracy"])
+        _take(line, found, seeds)
     return found
+
+
+def _take(line: dict[str, Any], found: Learning, seeds: int) -> None:
+    """Add a line of the folder to what was found, unless it is there, or of a study of another number of seeds."""
+    if "curve" in line:
+        made = Curve(**{**line["curve"], "points": tuple(Point(**point) for point in line["curve"]["points"])})
+        if made.seed < seeds and all((one.recipe, one.seed) != (made.recipe, made.seed) for one in found.curves):
+            found.curves.append(made)
+        return
+    done = found.tuned.setdefault(line["tuned"], [])
+    if line["seed"] == len(done) and line["weights"] == line["seed"] % seeds:  # whose weights depend on how many
+        done.append(line["accuracy"])
 
 
 def _keep(folder: Path | None, line: dict[str, Any]) -> None:
