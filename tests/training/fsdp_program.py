@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
@@ -13,6 +15,11 @@ from nopad.training import Lamb
 def network():
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3)).double()
+
+
+def say(line):
+    """Print in one piece: the other rank prints too, and torchrun's processes are not buffered."""
+    os.write(1, f"{line}\n".encode())
 
 
 def main():
@@ -30,13 +37,13 @@ def main():
                 (model(data) ** 2).mean().backward()
                 optimizer.step()
         pairs = zip(whole.parameters(), sharded.parameters(), strict=True)
-        print(f"apart {max((a.detach() - b.detach().full_tensor()).abs().max().item() for a, b in pairs)}", flush=True)
+        say(f"apart {max((a.detach() - b.detach().full_tensor()).abs().max().item() for a, b in pairs)}")
         if dist.get_rank() == 0:  # one rank's piece; all ranks must stop
             next(sharded.parameters()).grad.to_local()[0, 0] = torch.nan
         try:
             runs[1][1].step()
         except TrainingError:
-            print("stopped", flush=True)
+            say("stopped")
     dist.destroy_process_group()
 
 
