@@ -28,8 +28,8 @@ import nopad
 from nopad.sequences import Sequences
 from nopad.tasks import OfPretraining
 
-SLOTS = {"mini": 4096, "base": 1024}  # of a step
-STEPS = {"mini": 4, "base": 2}  # of one turn
+SLOTS = {"mini": 2048, "base": 1024}  # of a step
+STEPS = {"mini": 3, "base": 2}  # of one turn
 SIZES = {
     "mini": {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536, "num_attention_heads": 12},
     "base": {},

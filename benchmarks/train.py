@@ -7,7 +7,7 @@ counts in `PackedTrainer`, beside a MiniLM step of 4,096 tokens. `trl`: `SFTTrai
 ``padding_free=True``, and ours, on one model, one set of texts and as many steps. `finetune`: MiniLM on local pairs,
 packed and padded, five seeds. `bytes`: what goes from host to device per sequence.
 
-    python benchmarks/train.py [speed] [overhead] [trl] [finetune] [bytes] [--seeds 5]
+    python benchmarks/train.py [speed] [overhead] [trl] [finetune] [bytes] [--seeds 5] [--capacity 384 ...]
 """
 
 from __future__ import annotations
@@ -63,9 +63,11 @@ def padded(ids: list[np.ndarray], rows: int, width: int | None = None) -> Iterat
         yield {"input_ids": torch.from_numpy(made[0]), "attention_mask": torch.from_numpy(made[1])}
 
 
-def speed(_: argparse.Namespace) -> None:
+def speed(options: argparse.Namespace) -> None:
     """Print sequences per second of each way, and speed-ups beside the packing factor."""
     for what, capacity, lengths_of, causal in CASES:
+        if capacity not in options.capacity:
+            continue
         torch.manual_seed(0)
         lengths = lengths_of()
         ids = [np.random.default_rng(n).integers(1000, 20000, length) for n, length in enumerate(lengths.tolist())]
@@ -215,8 +217,8 @@ def pairs(count: int) -> list[dict[str, Any]]:
 def finetune(options: argparse.Namespace) -> None:
     """Print accuracy and time of MiniLM on local pairs, packed and padded, seed by seed."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(_default_folder())
-    made = pairs(1152)
-    train, held_out = made[:960], made[960:]
+    made = pairs(704)
+    train, held_out = made[:512], made[512:]
     task = Classification(tokenizer, 2, pair="second", max_length=128, over_long="truncate")
     examples, tested = task.encode(train), task.encode(held_out)
     factor = nopad.plan(nopad.Histogram.from_lengths(examples.sequences.seq_lengths), 128).packing_factor
@@ -338,7 +340,8 @@ PARTS = {"speed": speed, "overhead": overhead, "trl": trl, "finetune": finetune,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="which; all by default")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=5, help="of finetune")
+    parser.add_argument("--capacity", type=int, nargs="+", default=[128, 384, 512, 2048], help="of speed")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
