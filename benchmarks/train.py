@@ -288,7 +288,7 @@ def trl(_: argparse.Namespace) -> None:
         "TRL packing": (theirs.SFTTrainer, {"packing": True}, ids, longest),
         "TRL padding-free": (theirs.SFTTrainer, {"padding_free": True, "max_length": None}, kept, longest),
         "TRL padded": (theirs.SFTTrainer, {}, ids, longest),
-        "nopad": (PackedSFTTrainer, {}, split, 0),
+        "nopad": (PackedSFTTrainer, {"max_length": None}, split, 0),
     }
     for name, (kind, how, data, lost) in ways.items():
         torch.manual_seed(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from multiprocessing import get_context
@@ -259,3 +260,36 @@ def test_counts_of_documents_and_sentences_are_proven_again(tmp_path):
     assert made.counts["long_sentences_tokens"] == 30
     assert made.counts["records"] == made.sequences
     assert nopad.verify(tmp_path / "out", source=source) == []
+
+
+def test_names_of_special_tokens_in_a_text_are_text():
+    import tokenizers
+
+    inner = tokenizers.Tokenizer.from_str(tokenizer()._inner.to_str())
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    inner.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
+    made = load_tokenizer(inner)
+    given = ["w1 [SEP] w2\nw3 [MASK] [CLS] [PAD] w4", "w5 w6\nw7", "w8\nw9"]
+    once = pickle.loads(pickle.dumps(made))
+    once.plain_encodings(["w1"])
+    for used in (made, pickle.loads(pickle.dumps(once))):
+        source = PretrainingSource(IterableSource(given), used, options(max_length=64, copies=9))
+        [batch] = (group.batch for group in sequences(source.blocks(), None, CorpusOptions(capacity=64)))
+        pairs = np.split(batch.tokens["input_ids"], np.cumsum(batch.seq_lengths)[:-1])
+        assert all([int((pair == one).sum()) for one in (0, 2, 3, 4)] == [0, 1, 2, 0] for pair in pairs)
+        assert {6, 7, 8, 9} <= set(np.concatenate(pairs).tolist())  # the words beside them
+        assert used.encode(["w1 [SEP]"])[0].tolist() == [6, 3]  # which other uses read as before
+
+
+def test_a_text_that_gives_what_pairs_are_made_with_is_refused():
+    with pytest.raises(
+        RecordError, match=r"document 1 of these, from 0, has a text of which the tokenizer makes \[SEP"
+    ):
+        made_of(source_of(["w1\nw2", "w3\nw4 [SEP]", "w5"]))
+
+
+def test_too_few_documents_are_told_with_the_bad_ones(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"w1\n\xff\n\nw2\nw3\n")
+    source = open_source(tmp_path / "a.txt", ReaderOptions(text_unit="paragraph"))
+    with pytest.raises(SourceError, match=r"1 document with a text \(.*a.txt, line 1: not UTF-8"):
+        list(PretrainingSource(source, tokenizer(), options()).blocks())

@@ -36,6 +36,13 @@ def test_a_python_tokenizer(slow):
         assert [*ids.tolist(), slow.eos_token_id] == slow(text)["input_ids"]
 
 
+def test_names_of_special_tokens_may_be_text(slow):
+    wrapped = nopad.load_tokenizer(slow)
+    name = slow.eos_token
+    assert wrapped.plain_encodings([name])[0].ids == [byte + 3 for byte in name.encode()]
+    assert wrapped.encode([name])[0].tolist() == [slow.eos_token_id]
+
+
 def test_it_packs(slow, tmp_path):
     source, options = IterableSource(TEXTS), CorpusOptions(capacity=16, over_long="split")
     tokenizer = nopad.load_tokenizer(slow)

@@ -168,3 +168,13 @@ def test_hyper_parameters_that_cannot_be_corrected(hparams, how, message):
     with pytest.raises(OptionError) as caught:
         scale_for_packing(hparams, 1.9, how)
     assert message in str(caught.value)
+
+
+def test_a_step_that_changes_says_so():
+    said = str(scale_for_packing({"accumulation": 8, "warmup_steps": 100}, 100))
+    assert "nothing else" not in said
+    assert "12.50 times as many" in said
+    assert "warmup_steps=100 see 12.50 times as many sequences" in said
+    for bad, what in (({"betas": None}, "betas"), ({"accumulation": 8, "rows": "x"}, "accumulation")):
+        with pytest.raises(OptionError, match=r"betas are None|rows per micro-step are 'x'"):
+            scale_for_packing(bad, 2, what)

@@ -196,7 +196,10 @@ class Sentences(NamedTuple):
 
 
 def sentences_in(texts: Sequence[str], tokenizer: Tokenizer, unit: SentenceUnit) -> Sentences:
-    """Divide documents into sentences, and tokenise them; a sentence without a token is left out."""
+    """Divide documents into sentences, and tokenise them; a sentence without a token is left out.
+
+    The name of a special token in a text, such as "[SEP]", is text like any other, as in BERT's own code.
+    """
     split = [sentences_of(text, unit) for text in texts]
     document = np.repeat(np.arange(len(split)), np.fromiter(map(len, split), np.int64, len(split)))
     tokens, lengths = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
@@ -206,7 +209,7 @@ def sentences_in(texts: Sequence[str], tokenizer: Tokenizer, unit: SentenceUnit)
         part += sentences
         size += sum(map(len, sentences))
         if part and (size >= TOKENISED_AT_ONCE or number == len(split)):
-            ids, counts = tokenizer.flatten(tokenizer.encodings(part))
+            ids, counts = tokenizer.flatten(tokenizer.plain_encodings(part))
             tokens.append(ids)
             lengths.append(counts)
             part, size = [], 0
@@ -250,8 +253,9 @@ def pairs_of(
 
     Raises:
         RecordError: fewer than two documents have a sentence that is left, or none has two, so nothing can be learned
-            of next sentences.
+            of next sentences; or a text gives a token that pairs are made with.
     """
+    _check_plain(given, words, where)
     fitting, counts = _fitting(given, options)
     there, first, sizes = np.unique(fitting.document, return_index=True, return_counts=True)
     _check_next(sizes, where)
@@ -261,6 +265,18 @@ def pairs_of(
     names = np.stack([numbers[there].view(np.int64)[made[:, 0]], made[:, 1], np.zeros(len(made), np.int64)], axis=1)
     counts |= {"random_next": int(made[:, 6].sum()), "trimmed_tokens": int(made[:, 7].sum())}
     return Pairs(_for_masks(sequences, names, words, options), there[made[:, 0]], counts)
+
+
+def _check_plain(given: Sentences, words: Vocabulary, where: str) -> None:
+    """Refuse texts that hold what begins a pair, ends its sides, or stands for what is hidden."""
+    for name, number in (("[CLS]", words.start), ("[SEP]", words.middle), ("[MASK]", words.masks.mask_id)):
+        at = np.flatnonzero(given.tokens == number)
+        if at.size:
+            sentence = int(np.searchsorted(np.cumsum(given.lengths), at[0], side="right"))
+            raise RecordError(
+                f"{where}: document {given.document[sentence]} of these, from 0, has a text of which the tokenizer "
+                f"makes {name} (id {number}), of which pairs are made; take it out, or choose another tokenizer"
+            )
 
 
 def _check_next(sizes: NDArray[np.int64], where: str) -> None:

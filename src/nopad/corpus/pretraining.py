@@ -61,6 +61,9 @@ class _Pool:
             self.bytes += len(document)
             self.filled += bool(document) and not document.isspace()
 
+    def given(self) -> Iterator[tuple[str | dict[str, str], str]]:
+        return zip(self.documents, self.places, strict=True)
+
     def join(self, other: _Pool) -> None:
         self.documents += other.documents
         self.places += other.places
@@ -158,9 +161,10 @@ class PretrainingSource(Source):
     def _block(self, pool: _Pool) -> Block:
         if pool.filled < 2:
             of = f" of {pool.source}" if pool.source else ""
+            bad = next((f" ({at}: {one['bad']})" for one, at in pool.given() if isinstance(one, dict)), "")
             raise SourceError(
-                f"{pool.places[0]}: {'1 document' if pool.filled else 'no document'}{of} with a text, and a next "
-                "sentence at random is drawn from another document; give at least two, or divide this one "
+                f"{pool.places[0]}: {'1 document' if pool.filled else 'no document'}{of} with a text{bad}, and a "
+                "next sentence at random is drawn from another document; give at least two, or divide this one "
                 '(text_unit="paragraph": empty lines between documents)'
             )
         decoder = partial(_decode, tokenizer=self._tokenizer, words=self._words, options=self.options, pool=pool.places)

@@ -36,6 +36,11 @@ class SlowBackend:
     def __init__(self, given: Any) -> None:
         """Wrap the tokenizer without changing it."""
         self._given = given
+        self.encode_special_tokens = False  # as tokenizers has it: whether names of special tokens are text
+
+    def copy(self) -> SlowBackend:
+        """Return another backend of the same tokenizer."""
+        return SlowBackend(self._given)
 
     def no_truncation(self) -> None:
         """Do nothing, since every call turns truncation off."""
@@ -88,5 +93,6 @@ class SlowBackend:
         return [SlowEncoding(self._call(text, add_special_tokens), []) for text in texts]
 
     def _call(self, text: str, special: bool) -> list[int]:
-        found = self._given(text, add_special_tokens=special, truncation=False, padding=False, verbose=False)
+        how = {"split_special_tokens": True} if self.encode_special_tokens else {}
+        found = self._given(text, add_special_tokens=special, truncation=False, padding=False, verbose=False, **how)
         return list(found["input_ids"])

@@ -74,8 +74,20 @@ class Tokenizer:
 
         Raises FormatError if the tokenizer has no token, not even an unknown one, for something in a text.
         """
+        return self._encoded(self._inner, texts)
+
+    def plain_encodings(self, texts: Sequence[str]) -> list[Any]:
+        """Encode all texts as `encodings`, but a special token's name in a text is text: "[SEP]" is no ``[SEP]``."""
+        self._plain.encode_special_tokens = True  # each time, since it is lost when the copy is pickled
+        return self._encoded(self._plain, texts)
+
+    @cached_property
+    def _plain(self) -> tokenizers.Tokenizer | SlowBackend:
+        return self._inner.copy() if isinstance(self._inner, SlowBackend) else _copied(self._inner)
+
+    def _encoded(self, inner: tokenizers.Tokenizer | SlowBackend, texts: Sequence[str]) -> list[Any]:
         try:
-            return self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+            return list(inner.encode_batch_fast(list(texts), add_special_tokens=False))
         except Exception as error:  # tokenizers raises nothing narrower
             raise FormatError(f"{self.name} cannot encode this text ({error}); choose another tokenizer") from error
 
@@ -164,12 +176,16 @@ def _from_object(given: Any) -> Tokenizer:
     name = str(getattr(given, "name_or_path", "") or "the tokenizer")
     inner = getattr(given, "backend_tokenizer", given)
     if isinstance(inner, tokenizers.Tokenizer):
-        return Tokenizer(tokenizers.Tokenizer.from_str(inner.to_str()), name=name)
+        return Tokenizer(_copied(inner), name=name)
     if not (hasattr(given, "get_vocab") and callable(given)):
         raise FormatError(
             f"{type(given).__name__} is no tokenizer; give a path, a name, or a tokenizer of tokenizers or transformers"
         )
     return Tokenizer(SlowBackend(given), name=name)
+
+
+def _copied(inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    return type(inner).from_str(inner.to_str())
 
 
 def _from_transformers(folder: Path) -> Tokenizer:

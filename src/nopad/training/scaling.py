@@ -162,6 +162,8 @@ def _fewer(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str
     after = min(low, low + 1, key=lambda n: abs(math.log(n * p / before)))
     off = after * p / before
     rows = next((_get(hparams, one) for one in _ROWS if _has(hparams, one)), None)
+    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
+        raise OptionError(f"rows per micro-step are {rows!r}; they are a whole number from 1")
     if rows is None:
         step = f"a step has {off:.2f} times as many sequences as before"
     else:
@@ -169,10 +171,13 @@ def _fewer(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str
             f"a step has {after * rows * p:,.1f} sequences per rank, and had {before * rows:,}: {off:.2f} times as many"
         )
     rounded = "" if abs(off - 1) < 0.01 else f" ({before / p:.2f} was rounded to {after})"
+    same = max(off, 1 / off) <= _ABOUT_ONE
+    rest = "nothing else changes its meaning" if same else "what depends on the batch, or counts steps, changes too"
     said = f"{before} -> {after}{rounded}" if after != before else f"stays {before}{rounded}"
     return {name: (before, after)} if after != before else {}, [
         f"correct  {name} {said}: a pack holds {p:.2f} sequences on average",
-        f"         {step}; nothing else changes its meaning",
+        f"         {step}; {rest}",
+        *([] if same else _lengths(hparams, off)),
     ]
 
 
@@ -183,8 +188,13 @@ def _forgetting(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], lis
         names = " or ".join(" and ".join(form) for form in _BETAS)
         raise OptionError(f"the hyper-parameters have {'no' if not forms else 'two forms of'} betas; give {names}")
     form = forms[0]
-    before = tuple(_get(hparams, "betas")) if form == ("betas",) else tuple(_get(hparams, name) for name in form)
-    if len(before) != 2 or not all(isinstance(b, int | float) and 0 <= b < 1 for b in before):
+    before = _get(hparams, "betas") if form == ("betas",) else tuple(_get(hparams, name) for name in form)
+    before = tuple(before) if isinstance(before, list) else before
+    if (
+        not isinstance(before, tuple)
+        or len(before) != 2
+        or not all(isinstance(b, int | float) and 0 <= b < 1 for b in before)
+    ):
         raise OptionError(f"betas are {before!r}; they are two numbers from 0 to below 1")
     after = tuple(float(b) ** p for b in before)
     pairs = (
