@@ -83,6 +83,14 @@ def test_more_seeds_are_the_study_of_so_many_from_the_beginning(done, tmp_path):
     assert study_learning(prepared, tmp_path) == found
 
 
+def test_weights_that_are_gone_are_named(done, tmp_path):
+    folder, prepared, *_ = done
+    lines = (folder / RESULTS).read_text().splitlines(keepends=True)
+    (tmp_path / RESULTS).write_text("".join(line for line in lines if "tuned" not in line))
+    with pytest.raises(FormatError, match=r"not_packed-0.safetensors is gone"):
+        study_learning(prepared, tmp_path)
+
+
 def test_results_of_another_study_are_refused(done):
     folder, *_ = done
     with pytest.raises(FormatError, match="of a study of another size"):

@@ -12,6 +12,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from nopad.errors import FormatError
-from nopad.files import write_atomic
+from nopad.files import locked, write_atomic
 from nopad.study.learning.material import Material, material
 from nopad.study.learning.runs import Curve, Point, Recipe, Size, factor_of, held_out, model_of, train
 from nopad.study.learning.setups import BASE, RIGHT, WITHOUT_NEXT
@@ -154,7 +155,15 @@ def study_learning(
         prepared: what is to run.
         folder: where results are kept, and what is there already is not done again; None: nowhere.
         say: gets a line when something is done.
+
+    Raises:
+        FormatError: `folder` has results of another study, or lacks weights that are to be tuned.
     """
+    with nullcontext() if folder is None else locked(folder / ".lock"):  # another process waits, then finds all done
+        return _studied(prepared, folder, say)
+
+
+def _studied(prepared: Prepared, folder: Path | None, say: Callable[[str], None]) -> Learning:
     size, given = prepared.size, prepared.material
     found = _kept(folder, size, prepared.factor, prepared.seeds)
     judged = held_out(given, size)
@@ -258,4 +267,7 @@ def _weights(folder: Path | None, name: str, seed: int) -> Any:
     from safetensors.torch import load_file
 
     assert folder is not None
-    return load_file(_place(folder, name, seed))
+    path = _place(folder, name, seed)
+    if not path.is_file():
+        raise FormatError(f"{path} is gone, whose curve {RESULTS} has; begin anew in another folder")
+    return load_file(path)
