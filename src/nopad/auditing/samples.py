@@ -53,25 +53,29 @@ def audit_samples(
 ) -> Verdict:
     """Check that samples of any kind get in a pack the results they get alone.
 
-    The model is copied in float64, and again in its own dtype, in evaluation mode. In each the samples are run alone,
-    and packed in the order given and in the reverse one; then one of them is changed in three ways (other values,
-    values x 1e6, NaN), and its neighbours may not change by one bit.
+    The model is copied in float64 and in its own dtype, both in evaluation mode. Through each copy the samples are run
+    alone, and packed in the given order and in reverse. Then the middle sample is poisoned in three ways: other values,
+    values x 1e6 (x 1e3 in float16), and NaN (left out where a pack-safe model's backend does not keep NaN apart). The
+    results of its neighbours must not change by one bit on a CPU, and elsewhere by no more than rounding.
 
     Args:
-        model: any torch module; pack-safe or not. It is only copied.
+        model: any torch module, pack-safe or not. It is copied, never changed.
         samples: two or more samples, as `alone` and `packed` take them: tensors, or dicts, tuples and lists of them.
-            Tensors of floats are given in the dtype that is tried, on the model's device.
-        alone: ``alone(model, sample)``: the result of one sample by itself, a tensor or a dict of tensors.
-        packed: ``packed(model, samples)``: the results of several, packed; one per sample, in their order, each of the
-            same form as `alone` gives.
-        gradients: also compare the gradients of the parameters.
-        seed: random seed of the weights of outputs, and of the values that a changed sample gets.
+            Both functions get them on the model's device, with float tensors cast to the dtype under test.
+        alone: ``alone(model, sample)`` returns the result of one sample by itself: a float tensor, or a dict of them.
+        packed: ``packed(model, samples)`` returns the results of several samples run as one pack: a list with one
+            result per sample, in their order, each with the keys and shapes that `alone` returns for it.
+        gradients: also compare the gradients of the model's parameters.
+        seed: random seed of the weights with which outputs are summed for gradients, and of the values of a poisoned
+            sample.
+
+    Returns:
+        A `nopad.auditing.Verdict`; `isolated` says whether all checks passed. An exception in the model or in one of
+        the two functions is a failed check with the exception's name.
 
     Raises:
         OptionError: `model` is no module, `alone` or `packed` is no function, there are fewer than two samples, or
             the results alone differ from one run to the next.
-
-    An exception of the model or of the two functions is a failed check with the exception's name.
 
     >>> import torch, nopad
     >>> model = torch.nn.Linear(3, 2)

@@ -154,7 +154,7 @@ class PackedBatch(MutableMapping[str, Any]):
         pad_id: int = 0,
         fill: Mapping[str, Any] | None = None,
     ) -> PackedBatch:
-        """Build a batch of dicts, one per sequence, as Hugging Face datasets give them; use it as a collator.
+        """Build a batch from dicts, one per sequence, as Hugging Face datasets give them; use it as a collator.
 
         Padding is removed where ``attention_mask`` is 0. Rows of a packed dataset, which have ``seq_lengths``, are
         split into sequences. ``label`` and ``label_ids`` become ``labels``.
@@ -223,21 +223,23 @@ class PackedBatch(MutableMapping[str, Any]):
     ) -> PackedBatch:
         """Build a batch of sequences whose tokens are vectors: patches of images, frames of sound, any embeddings.
 
-        The batch has ``inputs_embeds`` ``[R, L, H]`` in place of ``input_ids``, on the device of the embeddings.
-        Gradients flow through it to what made them.
+        The batch has ``inputs_embeds`` ``[R, L, H]`` in place of ``input_ids``, of the embeddings' dtype and on their
+        device; padding is 0. Gradients flow back through it to the embeddings.
 
         Args:
-            embeddings: one float tensor ``[length, H]`` per sequence, of one dtype and device.
-            form: as in `from_sequences`; so are `columns`, `sequence_columns` and `fill`.
-            columns: see there.
-            sequence_columns: see there.
-            fill: see there.
+            embeddings: one float tensor ``[length, H]`` per sequence, all of one dtype and on one device.
+            form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
+            columns: further columns by name: n lists of one value per token, or n single values.
+            sequence_columns: columns with one array per sequence, all of one shape, such as multi-label targets
+                ``[n, C]``.
+            fill: padding value of per-token columns, by name; default 0, and -100 for names that end in ``labels``.
 
         Raises:
             LengthError: a sequence is empty or longer than the capacity.
             OptionError: `form` is invalid or does not fit these sequences, or `fill` names no column.
-            BatchError: there are no embeddings, they are no float tensors ``[length, H]`` of one H, dtype and device,
-                or a column has wrong lengths or holds no numbers.
+            BatchError: there are no embeddings; they are not all float tensors ``[length, H]`` with the same H, dtype
+                and device; a column is named ``input_ids`` or ``inputs_embeds``, has wrong lengths or holds no numbers;
+                or the layout itself provides it (attention_mask, position_ids).
         """
         check_embeddings(embeddings)
         for name in ("input_ids", "inputs_embeds"):

@@ -28,7 +28,10 @@ _SPARK = 24
 
 
 def redone_table(table: Table, rows: Sequence[Redone], width: int) -> Group:
-    """Return a published table with three lines per row, or one line for a row that the paper does not have."""
+    """Return a published table beside ours, at most `width` characters wide.
+
+    A row takes three lines: published, ours, and the difference; one that the paper does not have takes only ours.
+    """
 
     def make(left_out: Sequence[str]) -> Grid:
         columns = [column for column in table.columns if column not in left_out]

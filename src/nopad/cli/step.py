@@ -19,10 +19,13 @@ _TAKES = {"collate": "examples", "loss": "model, batch, step", "alone": "model, 
 
 
 def audited(path: str, *, ranks: int, accumulation: int | None, per: str, seed: int) -> Any:
-    """Run the audit of the step that a file defines; return its verdict.
+    """Audit the training step that the Python file `path` defines (see `parts_of`); return the `StepVerdict`.
+
+    The other arguments are those of `nopad.audit_step`; `seed` also seeds torch before the file runs.
 
     Raises:
-        OptionError: there is no such file, it cannot be run, or it does not define what is needed.
+        OptionError: there is no such file, it cannot be run, or it defines neither ``trainer()`` nor ``model()`` and
+            ``examples()``.
         MissingExtraError: torch or transformers is not installed.
     """
     try:

@@ -83,7 +83,9 @@ class ArrayLayout:
     def check_clear(self, all_of_one: bool, carried: Sequence[str] | None = None) -> None:
         """Refuse a column that could be per token or per sequence, unless all sequences have one token.
 
-        `carried`: names of the per-token columns that are used beside the ids; None: all.
+        Args:
+            all_of_one: whether every sequence has exactly one token, so that both readings are the same.
+            carried: names of the per-token columns that are used beside the ids; None: all.
 
         Raises:
             SourceError: there are as many sequences as tokens, but not one token in each.

@@ -53,7 +53,7 @@ class Answered:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is learned; the first token never is, since nothing predicts it."""
+        """Whether no token is learned. The first one does not count, since nothing predicts it."""
         return not any(self.learned[1:])
 
 

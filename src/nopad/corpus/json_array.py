@@ -25,7 +25,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def is_array(file: InputFile) -> bool:
-    """Whether the first character of a file that is not a space begins a JSON array."""
+    """Whether a file holds a JSON array: its first character other than white space is ``[``."""
     for line in file.lines():
         if rest := line.removeprefix(b"\xef\xbb\xbf").strip():
             return rest.startswith(b"[")

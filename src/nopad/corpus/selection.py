@@ -50,7 +50,10 @@ class Selection:
     new: Literal["all", "mask", "none"] = "none"
 
     def unforeseen(self, record: Mapping[str, Any]) -> str | None:
-        """Return why a column that is not `known` makes a record bad; None if no column does (`new` says which do)."""
+        """Return the reason why `record` is bad: it has a column that is not `known` and that `new` forbids.
+
+        None: it has no such column.
+        """
         if self.new == "none":
             return None
         if self.new == "mask":

@@ -68,13 +68,16 @@ class PackedLoader:
         tokens: most tokens per rank and micro-step: one pack, as one flat row without padding, ``[1, tokens]``; instead
             of `rows` and `capacity`.
         sequences: sequences per rank and micro-step, as one flat row without padding; instead of `rows` and `capacity`.
-        token_cap: with `sequences`, most tokens per rank and micro-step. Where so many sequences do not fit, ranks get
-            different numbers of them, and if need be a step takes fewer. None: no limit.
+        token_cap: only with `sequences`: most tokens per rank and micro-step. If `sequences` sequences on each rank
+            would exceed it, ranks get different numbers of sequences; if a whole step's do not fit even so, the step
+            takes fewer, and the rest go to the next step. None: no limit.
         accumulation: micro-steps per optimiser step.
-        last: what happens with units that make no whole step: "drop" them (counted in `summary`), "fill" the step with
-            empty rows (a rank without any sequence gets a stand-in of weight 0), or "refuse".
-        balance: how units are drawn and dealt to ranks; a `Balance` or the name of one.
-        cost: how much work a sequence is, which is what ranks share evenly: a `nopad.balance.CostModel`; None: tokens.
+        last: what happens at the end of an epoch to units (packs, or single sequences or groups) too few for a whole
+            step: "drop" them (counted in `summary`), "fill" the step with empty rows (a rank without any sequence gets
+            a stand-in of weight 0), or "refuse" with an OptionError.
+        balance: how units are drawn and dealt to ranks; a `nopad.balance.Balance` or the name of one.
+        cost: how much work a sequence is, so that ranks get equal work: a `nopad.balance.CostModel`; None: its number
+            of tokens.
         seed: the seed of all random choices.
         align: every sequence takes a multiple of this many slots of its row, the last of them padding (2 x the ranks of
             context parallelism; FP8 kernels). Packs are planned for it.
@@ -89,8 +92,9 @@ class PackedLoader:
         rank, world_size, node_size, group: this process's place (`Ranks.found`); None: from torch.distributed, or the
             environment.
         prefetch: batches that are built ahead in a thread; 0: none.
-        host_dir: a folder where the ranks of a host share what all of them need, so that their memory does not grow
-            with their number; None: from a million sequences and two ranks on, a folder for temporary files.
+        host_dir: a folder where the ranks of a host share what all of them need, so that memory does not grow with the
+            number of ranks; None: a temporary folder if the host has two or more ranks and the data about a million
+            sequences (2**20) or more, else nothing is shared.
         options: of the plan: depth, algorithm, effort, ... (see `nopad.plan`); or ``plan``, one that exists. Of a
             stream: ``tokenizer``; ``exhausted``, "repeat" or "stop"; ``shuffle_buffer``, how many sequences wait for a
             random turn (by `seed`) before they are packed; depth, buffer, patience and buffer_tokens of
@@ -283,7 +287,8 @@ class PackedLoader:
     def steps_in(self, epoch: int) -> int:
         """Return how many optimiser steps the whole epoch of this number has.
 
-        As many in every epoch, but for mixtures and under a `token_cap`: then it is dealt first, O(sequences).
+        Every epoch has the same number, except in mixtures and with a `token_cap`; there the epoch must be dealt to
+        know it, which takes O(sequences).
 
         Raises:
             TypeError: nobody knows, since the data are a stream.
@@ -362,9 +367,10 @@ class PackedLoader:
         return self._moved_on(lambda: self._supply.batches(self._at))
 
     def dataloader(self, *, num_workers: int = 0, **options: Any) -> TorchLoader:
-        """Return a torch `DataLoader` of these batches, which `num_workers` processes build; it moves this loader on.
+        """Return a torch `DataLoader` of these batches, which `num_workers` processes build; 0: this process.
 
-        `options` are the DataLoader's: pin_memory, prefetch_factor, timeout, ...
+        Iterating over it moves this loader on as well, so this loader's `state_dict` is the one to save. `options` are
+        the DataLoader's: pin_memory, prefetch_factor, timeout, ...
 
         Raises:
             MissingExtraError: torch is not installed.

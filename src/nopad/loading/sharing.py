@@ -35,10 +35,17 @@ _NAMES = "names.json"  # of the arrays in a folder
 
 
 class HostArrays:
-    """Arrays by name, made once on this host.
+    """Arrays by name, made by one process of this host and mapped from files by all others with the same facts.
+
+    Args:
+        facts: what all processes that share have in common; JSON values. Their digest names the folder.
+        root: where that folder is made; None: this user's folder below that for temporary files.
 
     Attributes:
-        folder: where they are.
+        folder: the folder of the arrays' files.
+
+    Raises:
+        StorageError: the folder cannot be made, or belongs to somebody else.
     """
 
     def __init__(self, facts: Mapping[str, Any], root: Path | None = None) -> None:

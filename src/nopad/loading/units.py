@@ -106,7 +106,7 @@ class Units:
             raise CorruptError("the data gave other sequences than were dealt: lengths differ; open it again")
 
     def tokens(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the tokens of each of the chosen units; int64 ``[chosen]``."""
+        """Return how many tokens each of the chosen units has; int64 ``[chosen]``."""
         numbers, sizes = self.members(chosen)
         if numbers is chosen:
             return self.seq_lengths[numbers].astype(np.int64)

@@ -156,7 +156,7 @@ class State:
         self.tell_cell()
 
     def tell_cell(self) -> None:
-        """Store in the cell what hooks need in calls of static shapes."""
+        """Copy to `cell` what hooks need in calls of static shapes: `most`, and how the head pools."""
         self.cell.most, self.cell.how = self.most, self.head.pooling()
 
     def _hooks(self) -> Iterator[tuple[nn.Module, Hook]]:

@@ -50,7 +50,7 @@ class PairsAt:
         return self.counts["random_next"] / self.lengths.histogram.sequences
 
     def document(self) -> dict[str, Any]:
-        """Return everything, ready for JSON, with the histogram."""
+        """Return the summary of lengths, the published numbers, the counts and the histogram, ready for JSON."""
         histogram = self.lengths.histogram
         return {
             **self.lengths.summary(),

@@ -103,7 +103,7 @@ class RegressionMeter(Meter):
         self.parts.append(torch.stack([guess.double(), labels.double()]).cpu())
 
     def reduce(self) -> None:
-        """Gather the numbers of all ranks."""
+        """Gather predictions and labels from all ranks, so that `values` is over all of them."""
         mine = torch.cat(self.parts, 1).numpy() if self.parts else np.zeros((2, 0))
         self.parts = [torch.from_numpy(part) for part in over_all_ranks(mine)]
 

@@ -36,8 +36,12 @@ class OfPretraining(Objective):
     """Masked tokens and next sentences, of models like ``BertForPreTraining``.
 
     Args:
-        per: the mean of masked tokens: "token" or "sequence" (`nopad.losses`).
-        next_sentence: whether next sentences are learned too.
+        per: how the loss of masked tokens is averaged: over tokens ("token"), or within each sequence first
+            ("sequence"); see `nopad.losses`.
+        next_sentence: whether next-sentence prediction is learned too.
+
+    Raises:
+        OptionError: `per` has another value.
     """
 
     targets: tuple[str, ...] = ("labels", NEXT)
@@ -53,18 +57,22 @@ class OfPretraining(Objective):
             self.targets, self.reads, self.parts = ("labels",), (TOKENS,), 1
 
     def outputs(self, model: Any, batch: PackedBatch) -> Any:
-        """Return what the model gives for the batch without its targets."""
+        """Run the model on the batch without its targets, and return the model's outputs."""
         return model(**{name: batch[name] for name in batch if name not in ("labels", NEXT)})
 
     def denominator(self, batch: PackedBatch) -> Tensor:
-        """Return the number of masked tokens, or of sequences with one; and that of sequences: ``[2]``."""
+        """Return the denominators of both losses; float64 ``[2]``, or a scalar without next sentences.
+
+        That of masked tokens is their number or, per sequence, the number of sequences that have one; that of next
+        sentences is the number of sequences with a label.
+        """
         tokens = token_denominator(batch["labels"], batch, per=self.per)
         return torch.stack([tokens, sequence_denominator(batch[NEXT])]) if self.next_sentence else tokens
 
     def each(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return the sums of both losses, each divided by its denominator; ``[2]``, or ``[1]`` without next sentences.
+        """Return both losses, each a sum divided by its denominator; ``[2]``, or ``[1]`` without next sentences.
 
-        `denominator`: of `denominator`, over as many batches as the caller counts.
+        `denominator` is what the method `denominator` returns, summed over all batches of the step.
         """
         counts = denominator.reshape(-1)
         found = [token_loss(outputs[TOKENS], batch["labels"], batch, per=self.per, denominator=counts[0])]
@@ -73,15 +81,19 @@ class OfPretraining(Objective):
         return torch.stack(found)
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return the sum of both losses, each divided by its denominator."""
+        """Return the sum of both losses, a scalar; `denominator` as in `each`."""
         return self.each(outputs, batch, denominator).sum()
 
     def meter(self) -> Meter:
-        """Return a meter of both losses and accuracies."""
+        """Return a meter of both losses and both accuracies."""
         return _PretrainingMeter(self)
 
     def alone(self, model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        """Return the losses of one sequence alone, for an audit: of its masked tokens ``[n]``, of its label ``[1]``."""
+        """Return the losses of one sequence run alone, for an audit: masked tokens ``[n]``, next sentence ``[1]``.
+
+        `inputs` are the model's arguments and targets with a batch dimension of 1. Without next sentences, only the
+        first is returned; the second is ``[0]`` if the sequence has no such label.
+        """
         hidden = {name: value for name, value in inputs.items() if name not in ("labels", NEXT)}
         outputs, labels = model(**hidden), inputs["labels"][0]
         masked = cross_entropy(outputs[TOKENS][0], labels, ignore_index=IGNORED, reduction="none")[labels != IGNORED]

@@ -43,27 +43,30 @@ class Pretraining(Task):
 
     Args:
         tokenizer: the model's tokenizer, with ``[CLS]``, ``[SEP]`` and ``[MASK]``.
-        text: column of a document's text; in predictions of the first text.
-        pair: column of the second text, in predictions.
+        text: column that holds a document; for predictions, the column of a pair's first text.
+        pair: column of a pair's second text; used by predictions only.
         text_unit: what a document of a text file is: a "paragraph" between empty lines, a "line", or the "file".
         sentences: "rules" (`nopad.corpus.sentences`) or "line": each line of a document is a sentence.
-        copies: how often pairs are made of each document, each time others.
-        short, random_next: shares of documents with a shorter target, and of pairs whose second side is of another
-            document (`nopad.corpus.pairs`).
-        static: masks stay as they are; else they are drawn anew in every epoch.
-        rate, max_predictions: how many tokens are predicted (`nopad.corpus.masks`); `max_predictions` None: 20, 56, 76
-            at a `max_length` of 128, 384, 512, else 15 % of it.
+        copies: how many times pairs are made from each document; they differ each time.
+        short: share of the documents, from 0 to 1, whose pairs are made shorter than `max_length`.
+        random_next: share of the pairs, from 0 to 1, whose second side comes from another document
+            (`nopad.corpus.pairs`).
+        static: draw masks once and keep them; if False, they are drawn anew in every epoch.
+        rate: share of a sequence's tokens that is predicted (`nopad.corpus.masks`).
+        max_predictions: most tokens of a sequence that are predicted; None: 20, 56 or 76 at a `max_length` of 128, 384
+            or 512, else 15 % of `max_length`.
         whole_words: all tokens of a word are masked, or none.
-        per: the mean of masked tokens: over all of a step ("token"), or over each sequence's first ("sequence"), as in
-            the packing paper.
-        next_sentence: whether next sentences are learned too.
-        seed: of pairs and masks.
-        top: how many tokens a prediction has for each ``[MASK]``.
+        per: how the loss of masked tokens is averaged: over all masked tokens of a step ("token"), or first within
+            each sequence and then over sequences ("sequence"), as in the packing paper.
+        next_sentence: whether next-sentence prediction is learned too.
+        seed: random seed of pairs and masks.
+        top: how many candidate tokens a prediction lists for each ``[MASK]``.
         max_length: most tokens of a pair.
-        over_long: sentences that leave no room for another: "error", "truncate", "split" or "drop".
+        over_long: what happens to sentences that leave no room for another in a pair: "error", "truncate", "split" or
+            "drop".
 
-    Predictions are of pairs of texts: ``next``, the probability that the second follows the first, and ``fill``, as of
-    `nopad.tasks.MaskedLM`.
+    Predictions take pairs of texts and give ``next``, the probability that the second follows the first, and ``fill``,
+    the same as in `nopad.tasks.MaskedLM`.
 
     Raises:
         OptionError: an option has an invalid value, or the tokenizer lacks a token.
@@ -149,13 +152,17 @@ class Pretraining(Task):
         return Vocabulary.of(load_tokenizer(given), options, names)
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn documents into pairs, or with `labels` False pairs of texts into sequences; see `Task.encode`.
+        """Turn documents into pairs of sentences for training; see `Task.encode`.
 
-        Pairs have the columns ``token_type_ids``, ``next_sentence_label`` and, of static masks, ``labels``; else
-        ``maskable``, by which `collate` masks them. What became of documents and sentences is counted.
+        If `labels` is False, the records are pairs of texts instead, and each becomes one sequence to predict on.
+
+        Pairs have the columns ``token_type_ids`` and ``next_sentence_label``. With static masks they also have
+        ``labels``; otherwise ``maskable``, which tells `collate` where it may mask. The result's counts say how many
+        documents were empty, how many sentences were too long, and how many second sides are random.
 
         Raises:
             RecordError: fewer than two documents have a sentence, or none has two, so no next sentence can be learned.
+            LengthError: a sentence is too long, and `over_long` is "error".
             OptionError: there is no `max_length`.
         """
         if not labels:

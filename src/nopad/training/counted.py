@@ -27,19 +27,20 @@ class CountedLR(LRScheduler):
     """Sets the learning rates of an optimiser by how many sequences, tokens or steps were seen.
 
     Args:
-        optimizer: of torch; the rate of each group is what the schedule's ratios multiply.
-        schedule: what the rate does.
-        loader: of the training data; not needed for "steps". Counting begins where it stands.
-        epochs, steps: how long training is, where the schedule does not say: epochs of the loader, from its first; or
-            optimiser steps, from here.
+        optimizer: a torch optimiser; the ``lr`` of each of its groups is the peak rate, which the schedule multiplies.
+        schedule: the rate as a function of what was seen.
+        loader: the loader of the training data; not needed if the schedule counts "steps". What it has given before now
+            does not count.
+        epochs, steps: how long training is, if ``schedule.total`` is None: epochs, counted from the loader's first; or
+            optimiser steps, counted from now.
 
     Attributes:
-        total: length of the whole, in what is counted.
-        before: the length that the schedule had which it goes on from; None: it began here.
+        total: length of the whole schedule, in what is counted.
+        before: `total` of the schedule whose state was loaded; None: no state was loaded.
 
     Raises:
-        OptionError: the length is not known, 0, or shorter than the warm-up; there is no loader to ask; or it is a
-            stream on several ranks, which knows only its own part.
+        OptionError: the length of training is not known, 0, or shorter than the warm-up; sequences or tokens are
+            counted without a loader; or the loader is a stream on several ranks, where each knows only its own part.
 
     >>> import nopad, torch
     >>> from nopad.training import CountedLR, Schedule
@@ -92,7 +93,7 @@ class CountedLR(LRScheduler):
         """How much was seen since the schedule began, in what is counted.
 
         Raises:
-            OptionError: the loader stands before the place from which the schedule went on.
+            OptionError: the loader has given less than the loaded state says: its own state was not loaded.
         """
         if self.schedule.counts == "steps" or self._loader is None:
             return max(self.last_epoch, 0)
@@ -105,12 +106,12 @@ class CountedLR(LRScheduler):
         return found - self._begun
 
     def get_lr(self) -> list[float | torch.Tensor]:
-        """Return the rate of each group after what was seen."""
+        """Return the learning rate of each group of parameters, by what was seen so far."""
         ratio = self.schedule.ratio(self.seen, self.total)
         return [base * ratio for base in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the schedule stands; plain values, without the loader's counts, which its own state has."""
+        """Return where the schedule stands, as plain values. Save the loader's state too: it has the counts."""
         return {
             "asked": dict(self._asked),
             "total": self.total,
@@ -122,14 +123,15 @@ class CountedLR(LRScheduler):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where the schedule stood that gave the state, with its rates; load the loader's state too.
+        """Continue from a saved state, with its rates.
 
-        Its length is that of the state, unless training was asked to be of another one since; then the rates are those
-        of the new length, from the next step on. Load the optimiser's state before, since it has rates as well.
+        Load the optimiser's state first, since it has rates as well, and the loader's state too. The length stays that
+        of the state, unless this schedule was made with another schedule, `epochs` or `steps`; then the rates follow
+        the new length.
 
         Raises:
-            FormatError: this is no state of a `CountedLR`.
-            OptionError: it counted something else.
+            FormatError: `state_dict` is not the state of a `CountedLR`.
+            OptionError: the saved schedule counted something else, or the new length is shorter than the warm-up.
         """
         wanted = ("asked", "total", "begun", "seen", "last_epoch", "base_lrs", "last_lr")
         missing = [name for name in wanted if name not in state_dict]

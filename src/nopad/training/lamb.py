@@ -8,14 +8,14 @@ The rule, for a parameter p with gradient g at its update number t; G is the nor
     r = min(|p|, max_weight_norm) / |u|, at most max_trust_ratio; 1 where |p| or |u| is 0
     p = p - lr r u
 
-As it is by default, it is the LAMB of MLPerf (apex's FusedLAMB, timm): with bias correction, gradients clipped by their
+With its defaults this is the LAMB of MLPerf (apex's FusedLAMB, timm): with bias correction, gradients clipped by their
 global norm first, a ratio that nothing clamps, and r = 1 for groups without weight decay (biases, normalisation). The
 third version of the paper, and torch_optimizer and pytorch_optimizer after it, are ``bias_correction=False,
 max_grad_norm=None, max_weight_norm=10, adapt_undecayed=True``.
 
-One routine updates a list of parameters; with ``foreach`` a list holds all of a device and dtype, without it one, so
-both give the same bits wherever torch's foreach functions do. Memory: m and v, and while it steps twice the parameters
-of one list. Source: You et al., arXiv 1904.00962.
+One routine updates a list of parameters: with ``foreach`` all those of a device and dtype, without it a single one. So
+both give the same bits wherever torch's foreach functions do. Memory: m and v; and during a step, twice the parameters
+of one list more. Source: You et al., arXiv 1904.00962.
 """
 
 from __future__ import annotations
@@ -40,23 +40,25 @@ class Lamb(torch.optim.Optimizer):
 
     Args:
         params: parameters, or groups of them (`decay_groups` makes the two that BERT has).
-        lr: learning rate, a float.
-        betas: decay of the two moments; `nopad.training.scale_for_packing` raises them to the packing factor.
-        eps: added to the root of the second moment.
-        weight_decay: times the parameter, added to the update. A group without decay gets no trust ratio either.
+        lr: learning rate; a float, not a tensor.
+        betas: decay rates of the two moments, from 0 to below 1; `nopad.training.scale_for_packing` can raise them to
+            the power of the packing factor.
+        eps: added to the square root of the second moment.
+        weight_decay: this times the parameter is added to the update, before the trust ratio is taken. Groups where it
+            is 0 get no trust ratio either, unless `adapt_undecayed`.
         bias_correction: divide the moments by 1 - beta^t; t counts the updates of each parameter.
-        max_grad_norm: most that the norm of all gradients together may be; None: leave them as they are, such as where
-            a trainer clips them already.
-        max_weight_norm: most that |p| counts in the ratio; None: as it is.
-        max_trust_ratio: most that the ratio may be; None: as it is.
-        adapt_undecayed: give groups without weight decay a ratio too.
-        foreach: update all parameters of a device and dtype together; None: on CUDA.
+        max_grad_norm: gradients are scaled down if the norm of all of them together is above this; None: they are not,
+            for trainers that clip them already.
+        max_weight_norm: upper limit of |p| in the trust ratio; None: no limit.
+        max_trust_ratio: upper limit of the trust ratio; None: no limit.
+        adapt_undecayed: give groups without weight decay a trust ratio too.
+        foreach: update all parameters of a device and dtype together; None: only those on CUDA.
 
     Moments have the dtype of their parameter. Norms of half-precision tensors are taken in float32.
 
     Raises:
-        OptionError: an option has no meaning; a parameter is complex, sparse, or a piece of a tensor (FSDP1), of which
-            no norm can be taken; or no group has weight decay, so that nothing would be LAMB.
+        OptionError: an option is out of range; a parameter is complex, sparse, or a piece of a tensor (FSDP1), whose
+            whole norm is not known; or no group has weight decay or `adapt_undecayed`, so that this would be Adam.
 
     >>> import torch
     >>> from nopad.training import Lamb
@@ -110,9 +112,9 @@ class Lamb(torch.optim.Optimizer):
         have no decay.
 
         Args:
-            args: `transformers.TrainingArguments`: learning_rate, adam_beta1, adam_beta2, adam_epsilon, weight_decay
-                (which is 0 unless given, and then this is refused).
-            switches: further options of `Lamb`.
+            args: `transformers.TrainingArguments`, of which learning_rate, adam_beta1, adam_beta2, adam_epsilon and
+                weight_decay are read. Set weight_decay: its default there is 0, which `Lamb` refuses.
+            switches: further options of `Lamb`, such as ``adapt_undecayed``.
         """
         own = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
         return Lamb, {**own, "weight_decay": args.weight_decay, "max_grad_norm": None, **switches}
@@ -121,7 +123,8 @@ class Lamb(torch.optim.Optimizer):
         """Add a group of parameters.
 
         Raises:
-            OptionError: as the class; or its `max_grad_norm` is not that of the other groups.
+            OptionError: an option or parameter is refused, as by the class; or the group's `max_grad_norm` is not that
+                of the other groups. The group is then not added.
         """
         super().add_param_group(param_group)
         group, number = self.param_groups[-1], len(self.param_groups) - 1
@@ -229,9 +232,10 @@ class Lamb(torch.optim.Optimizer):
 
 
 def decay_groups(model: torch.nn.Module, weight_decay: float = 0.01) -> list[dict[str, Any]]:
-    """Return the parameters of a model that are trained in two groups: with weight decay, and without.
+    """Return a model's trainable parameters as two groups for an optimiser: with weight decay, and without.
 
-    Biases, and whatever belongs to a normalisation (a module whose class is called ...Norm...), have none, as in BERT.
+    The second group holds biases, and everything in normalisation layers (classes with "norm" in their name), as in
+    BERT. Each group is a dict of ``params`` and ``weight_decay``; a parameter that modules share occurs once.
 
     >>> import torch
     >>> layer = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))

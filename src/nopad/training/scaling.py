@@ -37,13 +37,13 @@ _ABOUT_ONE = 1.05  # a factor up to which a step is the same for practical purpo
 
 @dataclass(frozen=True, kw_only=True)
 class Scaled:
-    """Hyper-parameters for packs; print it to read what was changed, and why.
+    """Hyper-parameters for training with packs; print it to read what was changed, and why.
 
     Attributes:
-        hparams: the new ones, of the kind that was given; what was given stays as it was.
-        factor: sequences per pack.
-        how: the correction.
-        changed: name -> (before, after).
+        hparams: the new hyper-parameters, a copy of the same type as the given ones, which are left unchanged.
+        factor: average number of sequences per pack.
+        how: the correction that was made.
+        changed: ``(before, after)`` of each changed hyper-parameter, by name.
         lines: what was changed and why, for people.
     """
 
@@ -59,14 +59,15 @@ class Scaled:
 
 
 def factor_of(measured: Any) -> float:
-    """Return how many sequences a row has on average, as measured.
+    """Return the packing factor: how many sequences a pack holds on average.
 
     Args:
         measured: a `PackedLoader` of packs or its `summary()`, a `Plan`, `Packs`, an opened packed dataset or its
             manifest; or the number itself.
 
     Raises:
-        OptionError: it is none of these; nothing is packed; or the factor is below 1, or no number.
+        OptionError: `measured` is none of these, has no packs, or is a stream, which cannot be measured before it is
+            read; or the number is below 1 or not finite.
 
     >>> import nopad
     >>> factor_of(nopad.pack([5, 3, 4, 2, 2], capacity=8)), factor_of(1.913)
@@ -113,20 +114,21 @@ def _divided(sequences: int, packs: int) -> float:
 
 
 def scale_for_packing(hparams: Any, factor: Any, how: How = "accumulation") -> Scaled:
-    """Return hyper-parameters for packs, from those of training without packs.
+    """Return hyper-parameters for training with packs, made from those for training without.
 
     Args:
-        hparams: `transformers.TrainingArguments`, another dataclass, or a dict. Read are
-            ``gradient_accumulation_steps`` or ``accumulation``; ``adam_beta1`` and ``adam_beta2``, ``beta1`` and
-            ``beta2``, or ``betas``; and, to say what comes of them, ``per_device_train_batch_size`` or ``rows``,
-            ``warmup_steps``, ``max_steps``.
-        factor: sequences per pack, or what `factor_of` measures it from.
-        how: "accumulation": so many times fewer micro-steps, rounded to at least 1; "betas": betas to this power;
-            "none": nothing.
+        hparams: `transformers.TrainingArguments`, another dataclass, or a dict. To be changed, it must have
+            ``gradient_accumulation_steps`` or ``accumulation`` (how="accumulation"); or ``adam_beta1`` and
+            ``adam_beta2``, ``beta1`` and ``beta2``, or ``betas`` (how="betas"). If it has
+            ``per_device_train_batch_size`` or ``rows``, ``warmup_steps`` or ``max_steps``, the printed lines say what
+            packing makes of them.
+        factor: sequences per pack, or anything that `factor_of` measures it from.
+        how: "accumulation": divide the number of micro-steps by the factor, rounded, at least 1; "betas": raise both
+            betas to the power of the factor; "none": change nothing.
 
     Raises:
-        OptionError: the factor is below 1; or `hparams` have not what is to be changed, have it twice, or have one
-            micro-step already.
+        OptionError: the factor is below 1; `hparams` lacks the value to change, or has it under two names; or, with
+            "accumulation", there is only one micro-step, which cannot become fewer.
 
     >>> print(scale_for_packing({"accumulation": 8, "rows": 4, "betas": (0.81, 0.95)}, 2.0))
     correct  accumulation 8 -> 4: a pack holds 2.00 sequences on average

@@ -26,20 +26,20 @@ Counts = Literal["sequences", "tokens", "steps"]
 class Schedule:
     """The learning rate, as a multiple of the optimiser's, after so many sequences, tokens or steps.
 
-    It rises in a line from `initial` to 1 during the warm-up, then falls to `end` as (1 - progress) ** `power`, and
-    stays there.
+    It rises linearly from `initial` to 1 during the warm-up, then falls from 1 to `end` with
+    (1 - progress) ** `power`, and stays there.
 
     Attributes:
-        counts: what is counted, on all ranks: "sequences", "tokens" or "steps".
-        warmup: length of the warm-up, in what is counted; below 1, as a share of the whole.
-        total: length of the whole, in what is counted; None: that of training.
-        initial: ratio of the rate of the first step; "LR init" -s of MLPerf (a warm-up of w steps that begins at step
-            -s) is ``warmup=w - s, initial=s / w``.
-        end: ratio at the end.
-        power: of the decay; 1: a line; 0: none, until the end.
+        counts: what is counted, over all ranks: "sequences", "tokens" or "steps" (of the optimiser).
+        warmup: length of the warm-up, in what is counted; a value below 1 is a share of the whole schedule.
+        total: length of the whole schedule, warm-up included, in what is counted; None: that of training.
+        initial: multiple at the first step, from 0 to 1. MLPerf's warm-up of w steps that begins at step -s
+            ("LR init" -s) is ``warmup=w - s, initial=s / w``.
+        end: multiple at the end, from 0 to 1.
+        power: exponent of the decay; 1: linear; 0: the rate stays, and drops to `end` at the end.
 
     Raises:
-        OptionError: a value has no meaning: a whole of 0 steps, or a warm-up that is longer than the whole.
+        OptionError: a value is out of range, `total` is below 1, or the warm-up is longer than `total`.
 
     >>> schedule = Schedule(counts="tokens", warmup=1000, total=5000, initial=0.1, end=0.2)
     >>> [round(schedule.ratio(seen), 3) for seen in (0, 500, 1000, 3000, 5000, 6000)]
@@ -72,10 +72,10 @@ class Schedule:
             self.checked(self.total)
 
     def checked(self, total: int) -> int:
-        """Return the length of the warm-up in a whole of `total`.
+        """Return the length of the warm-up, in what is counted, if the whole schedule has length `total`.
 
         Raises:
-            OptionError: there are none, or fewer than the warm-up has.
+            OptionError: `total` is below 1, or less than the warm-up.
         """
         if total < 1:
             raise OptionError(f"the schedule has {total} {self.counts}, and needs at least 1")
@@ -91,11 +91,11 @@ class Schedule:
         """Return the rate after `seen`, as a multiple of the optimiser's.
 
         Args:
-            seen: sequences, tokens or steps before this one.
-            total: of the whole, where the schedule itself does not say.
+            seen: how many sequences, tokens or steps came before the step that takes this rate.
+            total: length of the whole schedule; used only if the schedule's own `total` is None.
 
         Raises:
-            OptionError: the whole is not known, or too short.
+            OptionError: neither gives a `total`, or it is below 1 or less than the warm-up.
         """
         whole = self.total if self.total is not None else total
         if whole is None:
@@ -109,7 +109,7 @@ class Schedule:
         return self.end + (1 - self.end) * float(left**self.power)
 
     def described(self, total: int) -> str:
-        """Return in one line what the rate does in a whole of `total`."""
+        """Return in one line what the rate does, if the whole schedule has length `total`."""
         warmup = self.checked(total)
         falls = "falls" if self.power == 1 else f"falls with power {self.power:g}"
         rises = f"rises from {self.initial:g} of the rate to 1 over {warmup:,}, then " if warmup else ""

@@ -44,7 +44,10 @@ class Example:
         return self.columns.get("labels")
 
     def with_columns(self, columns: Mapping[str, Tensor], per_token: Iterable[str] = ()) -> Example:
-        """Return this example with some columns replaced or added."""
+        """Return this example with some columns replaced or added.
+
+        `per_token` names those of them that have a value per token; columns that were per token stay so.
+        """
         return Example({**self.columns, **columns}, self.per_token | frozenset(per_token))
 
     def cut(self, begin: int, length: int) -> Example:
@@ -65,7 +68,11 @@ class Example:
         return int((labels != IGNORED).sum())
 
     def inputs(self, model: Any) -> dict[str, Tensor | bool]:
-        """Return the arguments of a forward call of this sequence alone, ``[1, length]`` or ``[1, ...]``."""
+        """Return the arguments for running this sequence alone: those of its columns that the model's forward takes.
+
+        Each gets a batch dimension: ``[1, length]`` per token, else ``[1, ...]``. They are on the model's device, and
+        floats have the dtype of its parameters. ``use_cache`` is False where the model knows it.
+        """
         forward = inspect.signature(type(_named(model)).forward).parameters
         takes = set(forward)
         parameter = next(model.parameters())

@@ -112,7 +112,7 @@ class StreamSupply(Supply):
         return f"a stream{packs}, {self.serving.takes(self.packing.unit)} per rank and micro-step"
 
     def facts(self) -> dict[str, Any]:
-        """Return what identifies source, tokenizer, options, and what makes batches."""
+        """Return what must be the same when a saved run goes on: source, tokenizer, options, how batches are made."""
         source, tokenizer = self.reader.source, self.reader.tokenizer
         said = [source.kind, source.names, source.settings(), source.inventory()]
         options = asdict(self.reader.options)

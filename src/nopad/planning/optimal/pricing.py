@@ -50,7 +50,7 @@ class Items:
         return self.depth >= self.capacity // int(self.sizes[0])
 
     def steps(self, *, loose: bool = False) -> int:
-        """Return the operations of pricing these items once; `loose` is that of `price`."""
+        """Return about how many operations one call of `price` takes for these items, with the same `loose`."""
         return self.sizes.size * self.capacity * (1 if loose or self.unlimited else self.depth) // 2
 
 

@@ -25,7 +25,11 @@ _MOST = {1: 2000, 2: 500}  # sizes that are raised, where the table has one colu
 
 
 def lifting(cells: int, places: int) -> int:
-    """Return about how many operations `lifted` takes with a table of so many cells and second limits."""
+    """Return about how many operations `lifted` takes.
+
+    `cells` is the number of cells of the table of pricing, `places` the number of its columns: 1 if only tokens are
+    limited, not a second size.
+    """
     return _MOST[1 if places == 1 else 2] * cells + 10**6
 
 

@@ -79,7 +79,7 @@ class Master:
 
     @property
     def cells(self) -> tuple[int, int]:
-        """Numbers in the table of pricing, and its columns."""
+        """How many cells the table of pricing has, and how many columns."""
         return self._table.size, self._table.shape[1]
 
     @property

@@ -22,9 +22,13 @@ BLACK = "#000000"
 
 
 def learning_chart(found: Learning) -> Any:
-    """Return a chart: a panel per comparison, mean over seeds as a line, least to most as a band.
+    """Return an Altair chart of accuracy on held-out masked tokens, with a panel for each comparison.
 
-    The first comparison is drawn twice: by sequences trained on, and by seconds.
+    A line is the mean over seeds, the band around it goes from the least to the most. The comparison at equal batch is
+    drawn twice: by sequences trained on, and by seconds of training.
+
+    Raises:
+        MissingExtraError: altair or vl-convert is not installed.
     """
     alt = load_altair()
     known = set(found.names())

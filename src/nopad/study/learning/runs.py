@@ -32,14 +32,20 @@ class Size:
     """How large a study is.
 
     Attributes:
-        layers, hidden, heads, vocabulary, capacity: of the model, and of its rows.
-        documents: texts of the standard library that it reads; None: all.
-        sequences: of a step, without packing.
+        layers: number of the model's layers.
+        hidden: its hidden size.
+        heads: attention heads per layer.
+        vocabulary: number of tokens in the vocabulary.
+        capacity: tokens of a row, and most tokens of a pair.
+        documents: how many texts of the standard library are read; None: all.
+        sequences: sequences per step, without packing.
         samples: sequences that a run trains on.
-        rate: learning rate of LAMB.
-        points: evaluations of a run.
-        held_out: pairs that are held out.
-        tuned, tests, seeds: texts to tune on afterwards, texts to test that on, and how often.
+        rate: peak learning rate of LAMB.
+        points: evaluations of a run, beside the one before its first step.
+        held_out: how many pairs are held out for evaluation.
+        tuned: texts that classifiers are fine-tuned on afterwards.
+        tests: texts that these classifiers are tested on.
+        seeds: how many classifiers are fine-tuned for each recipe, each with another seed.
     """
 
     layers: int
@@ -112,18 +118,18 @@ SIZES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What one run does; by default what nopad does, with as many sequences in a step as without packing.
+    """What one run does. The defaults are what nopad does, with as many sequences in a step as without packing.
 
     Attributes:
-        name: in tables and pictures.
-        way: how the model is fed.
-        larger: a step has as many rows as one without packing has, so p times as many sequences, p being the packing
-            factor; one sequence per row: p times as many rows.
-        rate: multiple of the learning rate; "factor": p.
-        betas: 1, or "factor": both betas to the power p.
-        per: the mean of masked tokens.
-        next_sentence: whether next sentences are learned.
-        greedy: sequences are packed as they come, until the next does not fit.
+        name: its name in tables and pictures.
+        way: how the model is fed (`nopad.study.learning.ways`).
+        larger: a step has p times as many sequences, p being the packing factor: with packs as many rows as a step
+            without packing has, with one sequence per row p times as many rows.
+        rate: multiple of the size's learning rate; "factor": p.
+        betas: "as they are", or "factor": both betas are raised to the power p.
+        per: how the loss of masked tokens is averaged: over tokens, or within each sequence first.
+        next_sentence: whether next-sentence prediction is learned too.
+        greedy: sequences are packed as they come; a new pack begins when the next does not fit.
     """
 
     name: str
@@ -138,13 +144,17 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Where a run is; losses and accuracies are of held-out pairs.
+    """One evaluation of a run; losses and accuracies are those on held-out pairs.
 
     Attributes:
-        samples, tokens, slots, steps: trained on so far; slots are tokens with padding.
-        seconds: of training so far, without evaluation.
-        masked_loss, accuracy: of masked tokens.
-        next_accuracy: of next sentences; None where they are not learned.
+        samples: sequences trained on so far.
+        tokens: tokens trained on so far, without padding.
+        slots: tokens trained on so far, padding included.
+        steps: optimiser steps so far.
+        seconds: time of training so far, without evaluation.
+        masked_loss: mean loss of a masked token; infinite if training diverged.
+        accuracy: share of the masked tokens that are predicted right, from 0 to 1.
+        next_accuracy: share of the next-sentence labels that are predicted right; None where they are not learned.
     """
 
     samples: int
@@ -159,7 +169,13 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A run's points, from before the first step to after the last."""
+    """A run's evaluations, from before the first step to after the last.
+
+    Attributes:
+        recipe: name of the run's recipe.
+        seed: the run's seed.
+        points: the evaluations, in order.
+    """
 
     recipe: str
     seed: int
@@ -167,17 +183,20 @@ class Curve:
 
     @property
     def last(self) -> Point:
-        """The last point."""
+        """The evaluation after the last step."""
         return self.points[-1]
 
 
 def factor_of(material: Material) -> float:
-    """Return sequences per pack of what is trained on, without a limit of depth."""
+    """Return how many training sequences a pack holds on average, with no limit of depth."""
     return plan(material.train.seq_lengths, material.capacity).packing_factor
 
 
 def model_of(material: Material, size: Size, seed: int, **options: Any) -> Any:
-    """Return a new model, in training mode; without dropout, so that runs differ in nothing but their recipes."""
+    """Return a new BERT model with weights drawn by `seed`, in training mode, without dropout.
+
+    `options` are further ones of `transformers.BertConfig`.
+    """
     import transformers
 
     torch.manual_seed(seed)
@@ -201,7 +220,7 @@ def _masking(material: Material, seed: int) -> Masking:
 
 
 def batches(recipe: Recipe, material: Material, size: Size, seed: int) -> PackedLoader:
-    """Return the loader of a run: rows, of several sequences or of one."""
+    """Return the loader of a run's training data, whose rows hold several sequences or one, as the recipe says."""
     p = factor_of(material)
     sequences = size.sequences * (p if recipe.larger else 1.0)
     how: dict[str, Any] = {"rows": max(round(sequences / p), 1)}
@@ -214,7 +233,7 @@ def batches(recipe: Recipe, material: Material, size: Size, seed: int) -> Packed
 
 
 def held_out(material: Material, size: Size) -> list[PackedBatch]:
-    """Return the pairs that are held out, packed, with masks that are always the same."""
+    """Return batches of the held-out pairs, packed, with masks that are the same for all recipes and seeds."""
     most = min(size.held_out, len(material.held_out))
     loader = PackedLoader(
         material.held_out.part(0, most), material.capacity, rows=32, last="fill", collate=_masking(material, 2**31)
@@ -225,14 +244,14 @@ def held_out(material: Material, size: Size) -> list[PackedBatch]:
 def train(
     recipe: Recipe, material: Material, size: Size, seed: int, judged: list[PackedBatch]
 ) -> tuple[Curve, dict[str, torch.Tensor]]:
-    """Train a new model and return its curve, and its weights afterwards.
+    """Train a new model; return its curve, and its weights at the end as a state dict.
 
     Args:
         recipe: what the run does.
-        material: what it reads.
-        size: of model and run.
-        seed: of weights, order and masks.
-        judged: of `held_out`.
+        material: the pairs it reads.
+        size: size of model and run.
+        seed: random seed of weights, order and masks.
+        judged: the batches to evaluate on, from `held_out`.
     """
     p = factor_of(material)
     model = model_of(material, size, seed)

@@ -60,6 +60,9 @@ GROUPS: tuple[Group, ...] = (
 
 
 def recipes(groups: tuple[str, ...] | None = None) -> list[Recipe]:
-    """Return the recipes of some groups, or of all, each once; `BASE` and `RIGHT` are always among them."""
+    """Return the recipes of the named groups (names as in `GROUPS`; None: all), each once.
+
+    `BASE` and `RIGHT` always come first; names that are no group's are passed over.
+    """
     chosen = [one for name, found in GROUPS if groups is None or name in groups for one in found]
     return list(dict.fromkeys([BASE, RIGHT, *chosen]))

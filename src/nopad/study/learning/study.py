@@ -34,13 +34,16 @@ TUNED = (BASE.name, RIGHT.name, WITHOUT_NEXT.name)  # whose weights are tuned af
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What will run, before it does.
+    """What a study will run, and how long it will take.
 
     Attributes:
-        factor: sequences per pack.
-        parameters: of the model.
-        recipes, seeds: every recipe runs with every seed from 0.
-        hours: how long it will take, by the time of a few steps here; without what is done already.
+        size: the size of the study.
+        material: the pairs that all runs read.
+        factor: average number of sequences per pack.
+        parameters: number of the model's parameters.
+        recipes: the recipes to run.
+        seeds: number of seeds; every recipe runs with seeds 0 to `seeds` - 1.
+        hours: estimated hours on this machine, from the time of a few steps; without what is done already.
     """
 
     size: Size
@@ -54,7 +57,7 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Mean, least and most over seeds."""
+    """Mean, least and greatest of some values, one per seed."""
 
     mean: float
     least: float
@@ -62,17 +65,19 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Return that of some values."""
+        """Return the spread of `values`, of which there is at least one."""
         return cls(mean=statistics.fmean(values), least=min(values), most=max(values))
 
 
 @dataclass(kw_only=True)
 class Learning:
-    """What was found.
+    """The results of a study.
 
     Attributes:
+        factor: average number of sequences per pack.
         curves: one per recipe and seed.
-        tuned: accuracies of classifiers by the recipe of their pre-training, one per seed of tuning.
+        tuned: accuracies of fine-tuned classifiers, one per seed of fine-tuning, by the name of the recipe that their
+            weights were pre-trained with.
     """
 
     factor: float
@@ -80,22 +85,25 @@ class Learning:
     tuned: dict[str, list[float]] = field(default_factory=dict)
 
     def of(self, recipe: str) -> list[Curve]:
-        """Return the curves of a recipe, by seed."""
+        """Return the curves of the recipe of this name, in order of their seeds."""
         return sorted((one for one in self.curves if one.recipe == recipe), key=lambda one: one.seed)
 
     def names(self) -> list[str]:
-        """Return the recipes that have curves, in order."""
+        """Return the names of the recipes that have curves, in the order in which they were first run."""
         return list(dict.fromkeys(one.recipe for one in self.curves))
 
     def spread(self, recipe: str, what: str) -> Spread | None:
-        """Return an attribute of `Point` at the end, over seeds; None where a recipe has none."""
+        """Return how the attribute `what` of the last `Point` spreads over a recipe's seeds.
+
+        None: the attribute is None, as `next_accuracy` is where next sentences are not learned.
+        """
         values = [getattr(one.last, what) for one in self.of(recipe)]
         return None if None in values else Spread.of(values)
 
     def reached(self, recipe: str, accuracy: float, what: str) -> float | None:
-        """Return samples, seconds or another count of `Point` when an accuracy was reached, between points in a line.
+        """Return how many samples, seconds or another count (`what`, of `Point`) a recipe took to reach an accuracy.
 
-        The mean over seeds; None where a seed never reached it.
+        This is the mean over seeds, interpolated linearly between points; None if a seed's run never reached it.
         """
         found = [_crossing(one.points, accuracy, what) for one in self.of(recipe)]
         return None if None in found else statistics.fmean(one for one in found if one is not None)
@@ -110,7 +118,13 @@ def _crossing(points: Sequence[Point], accuracy: float, what: str) -> float | No
 
 
 def prepare(size: Size, recipes: Sequence[Recipe], seeds: int, folder: Path | None = None) -> Prepared:
-    """Read the texts, and time some steps.
+    """Read the texts and time a few steps, so that the length of the study is known before it runs.
+
+    Args:
+        size: one of `SIZES`, or another.
+        recipes: the recipes to run, such as `recipes` returns.
+        seeds: how many seeds each runs with.
+        folder: where results are kept; what is there already counts as done. None: nothing is kept.
 
     Raises:
         FormatError: `folder` has results of another study.
@@ -149,15 +163,15 @@ def study_learning(
     folder: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Learning:
-    """Train every recipe with every seed, tune what is tuned, and return all results.
+    """Train every recipe with every seed, fine-tune classifiers from some of the weights, and return all results.
 
     Args:
-        prepared: what is to run.
-        folder: where results are kept, and what is there already is not done again; None: nowhere.
-        say: gets a line when something is done.
+        prepared: what is to run, from `prepare`.
+        folder: where results are kept; what is there already is not run again. None: nothing is kept.
+        say: called with a line of text whenever a run or a recipe's fine-tuning is done.
 
     Raises:
-        FormatError: `folder` has results of another study, or lacks weights that are to be tuned.
+        FormatError: `folder` has results of another study, or lacks weights that are to be fine-tuned.
     """
     with nullcontext() if folder is None else locked(folder / ".lock"):  # another process waits, then finds all done
         return _studied(prepared, folder, say)
