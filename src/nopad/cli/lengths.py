@@ -59,8 +59,8 @@ def read_given(
 
     Raises:
         OptionError: neither the file nor `capacity` states a capacity; a histogram or a file of lengths is given with
-            another input or with corpus options; or `validation` is not at least 0 and below 1, or not 0 with a
-            histogram.
+            another input or with corpus options; a histogram is given with `as_pairs` or a `validation` above 0; or
+            `validation` is not from 0 to below 1.
         RecordError: no record is left to plan for.
         SourceError: there is no such file, or it holds no sequences.
     """

@@ -50,7 +50,7 @@ def train(
 ) -> None:
     r"""Train a model on packs, as CONFIG.toml says; Ctrl-C or a kill loses at most the steps since a checkpoint.
 
-    The output folder receives checkpoints, metrics.jsonl, the trained model and its task. Needs the extra nopad\[train].
+    The output folder gets checkpoints, metrics.jsonl, the trained model and its task. Needs the extra nopad\[train].
     On several GPUs: torchrun --nproc-per-node 8 -m nopad train CONFIG.toml
 
     Examples:

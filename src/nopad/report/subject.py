@@ -1,7 +1,7 @@
 """`Subject`: a histogram, a plan, or a packed dataset, in the form that a report shows.
 
 For a histogram the default plan is shown. Packs are an evenly spaced sample: real packs with record numbers for a
-dataset, strategies for a plan. O(lengths) for histograms and plans, milliseconds for datasets.
+dataset, strategies for a plan. Takes O(lengths) time for histograms and plans, milliseconds for datasets.
 """
 
 from __future__ import annotations
