@@ -1,4 +1,4 @@
-"""``nopad audit``: check that a model gives every sequence of a pack the result it gets alone, or a training step."""
+"""``nopad audit``: check that a model gives packed sequences the same results as alone, or audit a training step."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def audit(
 ) -> None:
     r"""Check that a model on packs keeps sequences apart, or name the layer at which they see each other.
 
-    Exit code 0 when every check passes, 1 when one does not, or when the model fails. Needs the extra nopad\[torch].
+    Exit code 0 when every check passes, 1 when a check or the model itself fails. Needs the extra nopad\[torch].
 
     Examples:
       nopad audit path/to/model
@@ -213,7 +213,8 @@ def _imported(name: str) -> Any:
 def load_model(spec: str, attention: str | None = None) -> Any:
     """Load a transformers model in its own dtype, with the head that its configuration names.
 
-    `spec`: a folder, or a name on the hub; `attention`: transformers' `attn_implementation`; None: its default.
+    `spec` is a folder or a name on the hub. `attention` is passed as transformers' `attn_implementation`; None:
+    transformers chooses.
 
     Raises:
         MissingExtraError: torch or transformers is not installed.

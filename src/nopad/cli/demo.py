@@ -1,4 +1,4 @@
-"""``nopad demo``: pack text that every machine has, the docstrings and comments of Python itself."""
+"""``nopad demo``: pack text that every machine has: the docstrings and comments of Python's standard library."""
 
 from __future__ import annotations
 

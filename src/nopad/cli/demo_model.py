@@ -1,4 +1,4 @@
-"""The second part of the demo: a real model on 2,000 real texts, padded and packed, compared."""
+"""The second part of the demo: a real model on 2,000 real texts, to compare packed with padded batches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def longer_texts(path: Path, count: int, seed: int = 0) -> list[str]:
 
 
 def embedding_lines(path: Path) -> Iterator[str]:
-    """Embed the texts padded and packed, and yield lines with the results; one line if there is nothing to run."""
+    """Embed texts from the demo's file padded and packed; yield lines of text with the throughputs.
+
+    If torch, transformers or the model is not installed, yield one line that says how to install them.
+    """
     try:
         import torch
 

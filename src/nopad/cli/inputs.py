@@ -20,13 +20,13 @@ def open_inputs(inputs: Sequence[str], reader: ReaderOptions, policies: Mapping[
     """Open the user's inputs: one ``.npy`` file of lengths, a corpus, or several named inputs.
 
     Args:
-        inputs: the words of the command line.
-        reader: what is read from a corpus.
-        policies: options of `CorpusOptions`; refused with a file of lengths.
+        inputs: the inputs as given on the command line.
+        reader: which fields and columns are read from a corpus, and how.
+        policies: options of `CorpusOptions`, by name; with a file of lengths, each must have its default.
 
     Raises:
-        OptionError: a file of lengths is given with something else or with options of a corpus, or only some inputs
-            have names.
+        OptionError: a file of lengths is given with another input or with corpus options, or some inputs have names
+            and others have none.
     """
     if len(inputs) == 1 and inputs[0].endswith(".npy"):
         refuse_policies(inputs[0], reader, policies or {})
@@ -48,7 +48,7 @@ def open_inputs(inputs: Sequence[str], reader: ReaderOptions, policies: Mapping[
 
 
 def refuse_policies(file: str, reader: ReaderOptions, policies: Mapping[str, Any]) -> None:
-    """Refuse options of a corpus with a file of lengths, where they would have no effect.
+    """Check that no corpus options are given with `file`, which holds lengths: they would have no effect.
 
     Raises:
         OptionError: an option differs from its default.

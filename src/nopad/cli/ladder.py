@@ -22,12 +22,12 @@ Ladder = tuple[tuple[tuple[int, ...], ...], tuple[int | float, ...] | None]
 
 
 def parse_ladder(text: str) -> Ladder:
-    """Parse ``2048:1,8192:4.3`` or ``2048,8192`` to the limits of each capacity, and prices (None: none given).
+    """Parse ``2048:1,8192:4.3`` or ``2048,8192``; return the limits of each capacity, and the prices (None: not given).
 
-    Limits of two kinds are like ``2048x16:1,8192x32:4.3``.
+    With limits on two kinds of size, the text is like ``2048x16:1,8192x32:4.3``.
 
     Raises:
-        OptionError: the text is none of them, or a capacity or a price is not allowed.
+        OptionError: the text has another form, or a capacity or a price is not allowed.
 
     >>> parse_ladder("2048:1,8192:4.3"), parse_ladder("2048,8192"), parse_ladder("2048x16:1")
     ((((2048,), (8192,)), (1, 4.3)), (((2048,), (8192,)), None), (((2048, 16),), (1,)))
@@ -52,10 +52,11 @@ def _number(text: str) -> int | float:
 
 
 def refuse_beside(given: Mapping[str, Any], depths: Sequence[str] | None, options: Mapping[str, Any]) -> None:
-    """Refuse what does not go with --ladder: `given` options that are set, several depths, options but effort.
+    """Check that no options are given that cannot be combined with ``--ladder``.
 
     Raises:
-        OptionError: there is one.
+        OptionError: an option in `given` is set, there are several `depths`, or `options` has a name other than
+            "effort".
     """
     for name, value in given.items():
         if value:
@@ -75,7 +76,7 @@ def show_ladder(
     as_json: bool,
     output: Path | None,
 ) -> None:
-    """Plan, print, and save where that is asked for."""
+    """Make the plan, print it as text or JSON, and save it to `output` (None: do not save it)."""
     capacities, prices = ladder
     plan = plan_several(given, capacities, prices, depth=depth, **options)
     if output is not None:

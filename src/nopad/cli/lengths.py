@@ -1,4 +1,4 @@
-"""The lengths that `plan` and `study` use: those of a corpus as `pack` would read it, or those stored in a file."""
+"""The lengths that `plan` and `study` use: from a corpus as `pack` would read it, or from a file of lengths."""
 
 from __future__ import annotations
 
@@ -53,12 +53,14 @@ def read_given(
 ) -> Given:
     """Read a histogram (.json), lengths (.npy) or a corpus; `policies` and `reader` apply only to a corpus.
 
-    `inputs` are the words of the command line. `validation` is the share of records that `seed` holds out; the lengths
-    are those of the others. `as_pairs` makes of the source of a corpus what is packed of it.
+    `inputs` are the inputs as given on the command line. `validation` is the share of records to hold out, drawn with
+    `seed`; the lengths are those of the other records. `as_pairs` turns the source of a corpus into the source of pairs
+    that is packed instead; None: the corpus itself is packed.
 
     Raises:
-        OptionError: neither the file nor `capacity` states a capacity, a histogram is given with another input, or it
-            is given with options of a corpus; or `validation` is not from 0 to below 1.
+        OptionError: neither the file nor `capacity` states a capacity; a histogram or a file of lengths is given with
+            another input or with corpus options; a histogram is given with `as_pairs` or a `validation` above 0; or
+            `validation` is not from 0 to below 1.
         RecordError: no record is left to plan for.
         SourceError: there is no such file, or it holds no sequences.
     """
@@ -103,7 +105,7 @@ def read_pairs(
     The other arguments are those of `read_given`.
 
     Raises:
-        OptionError: another input is given, or options of a corpus.
+        OptionError: the input is not a single ``.npy`` file, corpus options are given, or `validation` is not 0.
         FormatError: the file holds an array of another shape.
         SourceError: there is no such file, or it holds no sequences.
     """

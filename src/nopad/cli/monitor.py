@@ -33,7 +33,7 @@ class _Share(ProgressColumn):
 
 
 class Drawn:
-    """Progress that is drawn inside a ``with``, and cleared behind it."""
+    """Base of progress bars that are drawn inside a ``with`` block, and cleared at its end."""
 
     _progress: Progress
 
@@ -45,7 +45,7 @@ class Drawn:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop drawing and clear what is drawn."""
+        """Stop drawing, and clear the bars."""
         self._progress.stop()
 
 
@@ -53,7 +53,7 @@ class Bars(Drawn):
     """A `nopad.store.Monitor` that draws progress bars; use it as a context manager."""
 
     def __init__(self) -> None:
-        """Draw nothing yet."""
+        """Prepare the bars; nothing is drawn until the ``with`` block begins."""
         console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description:<26}"),
@@ -68,13 +68,13 @@ class Bars(Drawn):
         self._task: TaskID | None = None
 
     def stage(self, name: str, total: int | None, unit: str) -> None:
-        """Begin a bar for the stage `name` with `total` units (None: not known), in place of the last stage's bar."""
+        """Replace the last stage's bar with one for the stage `name` of `total` units (None: not known)."""
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._task = self._progress.add_task(name, total=total, tokens=0)
 
     def advance(self, units: int, tokens: int = 0) -> None:
-        """Advance the bar by so many of its units, and add `tokens` to the number of tokens that it shows."""
+        """Advance the bar by `units`, and add `tokens` to the number of tokens from which it shows the throughput."""
         if self._task is not None:
             task = self._progress.tasks[-1]
             self._progress.update(self._task, advance=units, tokens=task.fields["tokens"] + tokens)

@@ -139,7 +139,7 @@ Even = Annotated[
 
 
 def parse_options(given: list[str] | None, even: bool = False) -> dict[str, Any]:
-    """Parse ``NAME=VALUE`` pairs of ``--option``; `even` stands for ``even=true``.
+    """Parse the ``NAME=VALUE`` pairs of ``--option``; if `even` is True, add ``even=true``.
 
     Raises:
         OptionError: as for `parse_pairs`.
@@ -148,7 +148,9 @@ def parse_options(given: list[str] | None, even: bool = False) -> dict[str, Any]
 
 
 def parse_pairs(option: str, example: str, given: list[str] | None) -> dict[str, Any]:
-    """Parse ``NAME=VALUE`` pairs of a repeatable option; values are JSON, or else plain text.
+    """Parse the ``NAME=VALUE`` pairs of a repeatable option; a value that is not JSON is taken as plain text.
+
+    `option` and `example` are a flag and a pair such as ``scale=20``, for error messages.
 
     Raises:
         OptionError: a pair has no name or no value, or a name occurs twice.
@@ -178,10 +180,10 @@ def parse_reader(
     mask_field: str | None,
     pad_id: int | None,
 ) -> corpus.ReaderOptions:
-    """Return the `ReaderOptions` of a command line, where "none" stands for no column.
+    """Return the `ReaderOptions` of a command line; "none" as a name in `carry` or as `mask_field` means no column.
 
     Raises:
-        OptionError: "none" is given together with names.
+        OptionError: `carry` has "none" together with other names.
     """
     names = carry or []
     if "none" in names and len(names) > 1:
@@ -203,7 +205,7 @@ def parse_policies(
     on_bad_record: corpus.OnBadRecord,
     vocab_size: int | None,
 ) -> dict[str, Any]:
-    """Return the options of `CorpusOptions`, except the capacity, by name."""
+    """Return the options of `CorpusOptions` by name, without the capacity."""
     return {
         "special_tokens": special_tokens,
         "over_long": over_long,
@@ -231,10 +233,10 @@ def parse_share(text: str | None) -> float:
 
 
 def parse_depth(text: str | None) -> int | None:
-    """Parse a depth: an integer >= 1, or "none", "max" or "unlimited" for no limit.
+    """Parse a depth: an integer >= 1; or "none", "max", "unlimited" or None for no limit, which returns None.
 
     Raises:
-        OptionError: the text is none of these.
+        OptionError: the text is not a depth.
     """
     if text is None or text.lower() in ("none", "max", "unlimited"):
         return None

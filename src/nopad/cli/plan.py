@@ -1,4 +1,4 @@
-"""``nopad plan``: show how much padding there is, and how much of it each algorithm removes."""
+"""``nopad plan``: show how much padding there is without packing, and how much of it each algorithm removes."""
 
 from __future__ import annotations
 

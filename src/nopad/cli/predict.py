@@ -1,4 +1,4 @@
-"""``nopad predict``: classify, embed, score or answer records of any number, on packs, into Parquet files."""
+"""``nopad predict``: classify, embed, score or answer any number of records on packs, and write Parquet files."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def predict(
     part_records: PartRecords = 10_000,
     device: Device = None,
 ) -> None:
-    r"""Predict records of any number on packs, in input order, into Parquet files; run it again to go on.
+    r"""Predict any number of records on packs, into Parquet files in input order; run it again to resume.
 
     Needs the extra nopad\[torch].
 

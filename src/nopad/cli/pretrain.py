@@ -1,4 +1,4 @@
-"""``--pretrain bert``: documents of the command line as pairs for pre-training."""
+"""``--pretrain bert``: turn the input documents into pairs for pre-training."""
 
 from __future__ import annotations
 
@@ -43,10 +43,17 @@ PretrainOptions = Annotated[
 def parse_pretrain(
     pretrain: str | None, given: list[str] | None, tokenizer: str | None, policies: Mapping[str, Any], seed: int
 ) -> Wrap | None:
-    """Return what turns a source, for packs of a capacity, into one of pairs; None without ``--pretrain``.
+    """Return a function from a source and a capacity to a source of pairs; None without ``--pretrain``.
+
+    Args:
+        pretrain: the value of ``--pretrain``; None: not given.
+        given: the ``NAME=VALUE`` pairs of ``--pretrain-option``.
+        tokenizer: the value of ``--tokenizer``; None: nopad's default tokenizer.
+        policies: options of `CorpusOptions`, by name.
+        seed: random seed for making pairs.
 
     Raises:
-        OptionError: an option is unknown, or has no effect on pairs.
+        OptionError: an option is unknown or has no effect on pairs, or `given` is not empty without ``--pretrain``.
     """
     options = parse_pairs("--pretrain-option", "copies=5", given)
     if pretrain is None:
@@ -80,6 +87,9 @@ def parse_pretrain(
 
 
 def as_packed(source: Source, options: Mapping[str, Any], tokenizer: str | None) -> Source:
-    """Return a source as it was packed, by the options of the dataset's manifest."""
+    """Return the source that a dataset was packed from: `source`, or pairs made from it.
+
+    `options` are those of the dataset's manifest; they say whether pairs were made, and how.
+    """
     made = options_from_settings(options)
     return source if made is None else PretrainingSource(source, load_tokenizer(tokenizer), made)

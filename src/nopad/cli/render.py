@@ -59,7 +59,10 @@ def plan_table(rows: Sequence[dict[str, Any]], width: int | None = None) -> Tabl
 
 
 def fitted(make: Callable[[Sequence[str]], Table], least: Sequence[str], width: int | None) -> Table:
-    """Return a table of at most `width`; columns in `least` are left out until it fits, and named in the caption."""
+    """Return a table of at most `width` characters (None: no limit), by leaving out columns in the order of `least`.
+
+    `make` returns the table without the columns that it is given. The caption names the columns left out.
+    """
     left_out: list[str] = []
     table = make(left_out)
     for name in least:
@@ -107,7 +110,7 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def bars(manifest: Manifest) -> Text:
-    """Show real tokens and padding before (one sequence per row) and after packing."""
+    """Return two bars of real tokens and padding: before packing (one sequence per row), and after."""
     before = manifest.tokens / (manifest.sequences * manifest.capacity)
     text = Text()
     for name, rows, share in (("before", manifest.sequences, before), ("after", manifest.packs, manifest.efficiency)):
@@ -121,7 +124,7 @@ def bars(manifest: Manifest) -> Text:
 
 
 def outcome(manifest: Manifest, plan: Plan) -> Text:
-    """Return the summary that ends `nopad pack`: bars, packs and lower bound, and what happened to the records."""
+    """Return the summary that `nopad pack` prints last: bars, packs, lower bound, and what happened to the records."""
     text = bars(manifest)
     text.append(f"  packs: {plan.packs:,} for {counted(plan.sequences, 'sequence')} (")
     text.append(f"{plan.packing_factor:.2f} per pack", style="bold")

@@ -21,7 +21,7 @@ _TOLERANCE, _TOLERANCE_STRATIFIED = 30, 8  # tokens
 
 
 def balance_table(rows: Sequence[BalanceRow], histogram: Histogram, width: int) -> Group:
-    """Return how even each method is on one number of GPUs, beside Table 5 if these are its numbers."""
+    """Return a table of how evenly each method loads the GPUs; beside Table 5's figures if it has these rows."""
     published = {row.method: published_range(row, histogram) for row in rows}
     columns: dict[str, Callable[[BalanceRow], str]] = {
         "unit": lambda row: row.unit,
@@ -55,7 +55,7 @@ def balance_table(rows: Sequence[BalanceRow], histogram: Histogram, width: int) 
 
 
 def waste_table(rows: Sequence[BalanceRow]) -> Group:
-    """Return the waste of each method by number of GPUs."""
+    """Return a table of the waste of each method, by number of GPUs."""
     gpus = sorted({row.gpus for row in rows})
     found = {(row.method, row.gpus): row for row in rows}
     grid = _grid(["method", *(f"{n:,}" for n in gpus)])
@@ -65,14 +65,14 @@ def waste_table(rows: Sequence[BalanceRow]) -> Group:
 
 
 def effect_lines(effects: Mapping[str, float], steps: int) -> Iterator[str]:
-    """Say how the cost of a step goes with its number."""
+    """Yield lines with the correlation between a step's cost and its number, for each way to draw."""
     yield f"correlation of a step's cost with its number, over {steps:,} steps of 128 sequences:"
     for draw, correlation in effects.items():
         yield f"  {draw}: {correlation:+.4f}"
 
 
 def long_table(rows: Sequence[LongRow], width: int) -> Group:
-    """Return how even each way to pack and deal is on a workload."""
+    """Return a table of how evenly each method of packing and dealing loads the ranks on a workload."""
     columns: dict[str, Callable[[LongRow], str]] = {
         "unit": lambda row: row.unit,
         "tokens per rank": lambda row: f"{row.min_tokens:,.0f} .. {row.max_tokens:,.0f}",
@@ -99,7 +99,7 @@ def long_table(rows: Sequence[LongRow], width: int) -> Group:
 
 
 def scaling_table(rows: Sequence[ScalingRow]) -> Group:
-    """Return the speed-up over padding by number of devices."""
+    """Return a table of the speed-up over padding by number of devices."""
     heads = ["devices", "as printed", "equations solved", "Gumbel times", "simulated", "balanced", "packing"]
     grid = _grid(heads, left=0)
     for row in rows:
@@ -109,7 +109,7 @@ def scaling_table(rows: Sequence[ScalingRow]) -> Group:
 
 
 def latency_table(rows: Sequence[LatencyRow]) -> Group:
-    """Return the simulated latency of a step: a line per batch and number of GPUs, a column per method."""
+    """Return a table of a step's simulated latency: a row per batch size and number of GPUs, a column per method."""
     methods = [name for name in METHODS if any(row.method == name for row in rows)]
     found = {(row.batch, row.gpus, row.method): row for row in rows}
     grid = _grid(["batch", "GPUs", *methods], left=0)

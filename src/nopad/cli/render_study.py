@@ -1,4 +1,4 @@
-"""Tables of the studies for a terminal: published figure, our figure and difference in separate lines."""
+"""Tables of the studies for a terminal: published figure, our figure and difference on separate lines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SPARK = 24
 def redone_table(table: Table, rows: Sequence[Redone], width: int) -> Group:
     """Return a published table beside ours, at most `width` characters wide.
 
-    A row takes three lines: published, ours, and the difference; one that the paper does not have takes only ours.
+    A row takes three lines: published, ours, and the difference. A row that the paper does not have takes one: ours.
     """
 
     def make(left_out: Sequence[str]) -> Grid:
@@ -54,7 +54,7 @@ def redone_table(table: Table, rows: Sequence[Redone], width: int) -> Group:
 
 
 def redone_notes(rows: Sequence[Redone]) -> Iterator[str]:
-    """Yield the notes of the rows."""
+    """Yield a line for each row with a note: algorithm, depth and note."""
     return (f"{row.name}, depth {row.depth}: {row.note}" for row in rows if row.note)
 
 
@@ -116,7 +116,7 @@ def residuals_table(compared: Sequence[Compared], histogram: Histogram, capacity
 
 
 def distributions_table(found: Sequence[Distribution], width: int) -> Group:
-    """Return a table with one row per corpus."""
+    """Return a table of length distributions and speed-ups, with one row per corpus."""
     columns: dict[str, Callable[[Distribution], str]] = {
         "capacity": lambda one: f"{one.capacity:,}",
         "sequences": lambda one: f"{one.histogram.sequences:,}",
@@ -143,7 +143,7 @@ def distributions_table(found: Sequence[Distribution], width: int) -> Group:
 
 
 def pairs_table(found: Sequence[PairsAt], width: int) -> Group:
-    """Return the pairs of a corpus at several lengths, beside the papers' factors."""
+    """Return a table of a corpus's pairs at several maximum lengths, beside the paper's speed-ups and factors."""
     columns: dict[str, Callable[[PairsAt], str]] = {
         "pairs": lambda one: f"{one.lengths.histogram.sequences:,}",
         "mean": lambda one: f"{one.lengths.mean:.1f}",

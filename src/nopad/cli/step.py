@@ -45,13 +45,14 @@ def audited(path: str, *, ranks: int, accumulation: int | None, per: str, seed: 
 
 
 def parts_of(path: str) -> dict[str, Any]:
-    """Run a file; return what it defines as arguments of `nopad.audit_step`.
+    """Run a Python file; return the parts that it defines, as keyword arguments of `nopad.audit_step`.
 
-    That is either ``trainer()``, which returns a Trainer, or ``model()`` and ``examples()``, with the functions
-    ``collate(examples)``, ``loss(model, batch, step)`` and ``alone(model, inputs)`` if it has them.
+    The file defines either ``trainer()``, which returns a Trainer, or ``model()`` and ``examples()``. Beside these two
+    it may define ``collate(examples)`` and ``loss(model, batch, step)``; beside either, ``alone(model, inputs)``.
 
     Raises:
-        OptionError: the file cannot be run, or defines neither.
+        OptionError: the file cannot be run; it defines neither ``trainer()`` nor ``model()`` and ``examples()``, or a
+            part that does not go with ``trainer()``; or a part is not a function.
     """
     file = Path(path)
     spec = importlib.util.spec_from_file_location("nopad_audited_step", file) if file.is_file() else None

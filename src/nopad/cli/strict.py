@@ -1,7 +1,7 @@
-"""Checks that hold for every command, in the one place that parses all arguments.
+"""Checks on the arguments of every command, in the one place that parses all of them.
 
-An option that takes one value and is given twice is a mistake: the first value would silently be lost. An empty value
-mostly comes from a shell variable that is not set; as a path it would mean the current folder. Results are written to
+An option that takes one value but is given twice is a mistake: the first value would silently be lost. An empty value
+usually comes from a shell variable that is not set; as a path it would mean the current folder. Results are written to
 local disks only: every option with the metavar FILE or FOLDER names an output.
 """
 
@@ -59,7 +59,10 @@ def _check_output(path: str, *, is_file: bool) -> None:
 
 
 def sturdy_streams() -> None:
-    """Make stdout and stderr accept any text: what they cannot encode is replaced, and a closed stream drops it all."""
+    """Make stdout and stderr accept any text.
+
+    Characters that a stream cannot encode are replaced; if a stream is closed, its output is discarded.
+    """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed from outside, `nopad ... >&-`
@@ -70,7 +73,7 @@ def sturdy_streams() -> None:
 
 
 def make_strict(*apps: typer.Typer) -> None:
-    """Use `StrictCommand` for every command of these apps."""
+    """Make every command of these apps a `StrictCommand`."""
     for app in apps:
         for command in app.registered_commands:
             command.cls = StrictCommand

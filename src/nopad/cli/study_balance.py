@@ -1,4 +1,4 @@
-"""``nopad study balance`` and ``nopad study scaling``: how even ranks are, and what that means for speed."""
+"""``nopad study balance`` and ``nopad study scaling``: how evenly ranks are loaded, and how that affects speed."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ def balance(
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
-    """Recompute MLPerf Table 5 and Figure 6: how evenly each way to balance feeds the ranks; ours beside them.
+    """Recompute MLPerf Table 5 and Figure 6: how evenly each balancing method loads the ranks, ours included.
 
-    With a histogram: tokens per GPU, waste (how much longer than the mean rank the slowest takes), ABR (share of time
-    spent waiting). Without: corpora of long context, where ranks wait once per step or at each micro-step.
+    With a histogram: tokens per GPU, waste (how much longer the slowest rank takes than the mean rank), ABR (share of
+    time spent waiting). Without one: drawn corpora of long context, where ranks wait once per step or per micro-step.
 
     Examples:
       nopad study balance wikipedia.json
@@ -188,8 +188,9 @@ def scaling_verb(
 ) -> None:
     """Recompute the supplement's estimate of un-padding on many devices; simulate MLPerf Figures 7 and 11.
 
-    The printed scale of the Gumbel distribution, 0.108, does not satisfy its own equations; 0.318 does. Beside both: a
-    Gumbel distribution of times, a simulation from the histogram, the same with balance, and packing.
+    The printed scale of the Gumbel distribution, 0.108, does not satisfy the supplement's own equations; 0.318 does.
+    Beside both estimates: a Gumbel distribution of times, a simulation from the histogram without and with balance, and
+    the packing factor.
 
     Examples:
       nopad study scaling wikipedia.json

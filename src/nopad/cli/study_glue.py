@@ -36,7 +36,7 @@ def glue(
 ) -> None:
     """Recompute Table 3, GLUE at capacity 128: published, ours, the difference; then nopad's default plan.
 
-    A set that is neither in the folder nor to be had from the hub is shown as published, and marked so.
+    A set that is missing from the folder or the hub is shown with the published figures only, and marked as missing.
 
     Examples:
       nopad study glue

@@ -1,4 +1,4 @@
-"""``nopad study lamb``: what betas to the power of the packing factor keep, and what they do not."""
+"""``nopad study lamb``: LAMB's moments with packs, if betas are raised to the power of the packing factor."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _NOTES = (
 
 
 def lamb(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
-    """Recompute the supplement's theorem on LAMB: p steps against one of p times the sequences, with betas to the p.
+    """Recompute the supplement's theorem on LAMB: p steps, against one with p times the sequences and betas^p.
 
-    Moments without packs and with packs, simulated on the same gradients: constant ones, and ones with noise.
+    Simulates the moments without and with packs on the same gradients, both constant and noisy.
 
     Examples:
       nopad study lamb

@@ -1,4 +1,4 @@
-"""``nopad study learning``: packed pre-training beside training without packing, and beside what goes wrong."""
+"""``nopad study learning``: compare packed pre-training with training without packing, and with faulty packing."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def learning(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Pre-train a small BERT again and again: packed, not packed, and with the faults that packing can have.
+    """Pre-train a small BERT many times: packed, not packed, and with the faults that packing can have.
 
-    Curves over equal numbers of sequences, the paper's three comparisons and its ablations, then classifiers tuned from
-    what was learned. Texts are the standard library's docstrings and comments.
+    All runs train on the same number of sequences. They are the paper's three comparisons and its ablations; then
+    classifiers are fine-tuned from the weights. Texts are the docstrings and comments of Python's standard library.
 
     Examples:
       nopad study learning --size toy
@@ -89,7 +89,7 @@ def learning(
 
 
 def described(prepared: Prepared) -> list[str]:
-    """Return what will run, in lines."""
+    """Return lines of text about the model, the data, and the runs with their estimated time."""
     size = prepared.size
     return [
         f"BERT of {size.layers} x {size.hidden}: {prepared.parameters:,} parameters, vocabulary {size.vocabulary:,}",
@@ -106,7 +106,7 @@ def _duration(hours: float) -> str:
 
 
 def tables(prepared: Prepared, found: Learning) -> list[Table]:
-    """Return the tables: one of all recipes, and one of what was tuned."""
+    """Return a table of all recipes, and one of the fine-tuned classifiers if there are any."""
     from nopad.study.learning import BASE
 
     base = found.spread(BASE.name, "accuracy")
@@ -155,7 +155,7 @@ def _grid(title: str, heads: list[str]) -> Table:
 
 
 def as_document(prepared: Prepared, found: Learning) -> dict[str, Any]:
-    """Return everything as JSON has it."""
+    """Return size, packing factor, number of parameters, curves and fine-tuning results as a dict, ready for JSON."""
     return {
         "size": asdict(prepared.size),
         "factor": prepared.factor,

@@ -46,7 +46,7 @@ def pretraining(
 ) -> None:
     """Make BERT's pre-training pairs at 128, 384 and 512 tokens: lengths, and the speed-up that packing gives.
 
-    Beside them stand the packing factors that the papers have for Wikipedia at these lengths.
+    Shown beside them: the paper's theoretical speed-ups and packing factors for Wikipedia at these lengths.
 
     Examples:
       nopad study pretraining

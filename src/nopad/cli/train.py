@@ -48,7 +48,7 @@ def train(
         bool, typer.Option("--resume", help="Go on with the run in the output folder, exactly where it stopped.")
     ] = False,
 ) -> None:
-    r"""Train a model on packs, as CONFIG.toml says; Ctrl-C or a kill loses at most what came after a checkpoint.
+    r"""Train a model on packs, as CONFIG.toml says; Ctrl-C or a kill loses at most the steps since a checkpoint.
 
     The output folder gets checkpoints, metrics.jsonl, the trained model and its task. Needs the extra nopad\[train].
     On several GPUs: torchrun --nproc-per-node 8 -m nopad train CONFIG.toml

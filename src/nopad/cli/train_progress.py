@@ -1,4 +1,4 @@
-"""The bar of `nopad train` on stderr: steps, and the time left; nothing if stderr is not a terminal."""
+"""The progress bar of `nopad train` on stderr: steps and time left; not drawn if stderr is not a terminal."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Bar"]
 
 
 class Bar(Drawn):
-    """A bar of optimiser steps; use it as a context manager."""
+    """A progress bar of optimiser steps; use it as a context manager."""
 
     def __init__(self, *, shown: bool) -> None:
-        """Draw nothing yet; with `shown` False, never."""
+        """Prepare the bar; if `shown` is False, it is never drawn."""
         console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("training"),

@@ -41,9 +41,9 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help='Print {"ok": ..., "problems": [...]}.')] = False,
     tokenizer: TokenizerSpec = None,
 ) -> None:
-    """Read everything again and verify: every sequence once, nothing above capacity or depth, all checksums.
+    """Read a plan or dataset in full and verify: every sequence once, no pack above capacity or depth, all checksums.
 
-    Exit code 0 when all holds, 1 when something does not.
+    Exit code 0 when every check passes, 1 when one fails.
 
     Examples:
       nopad verify packed

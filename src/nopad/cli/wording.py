@@ -1,8 +1,9 @@
-"""Messages name options as Python does; each verb has flags, or fields. This is the one place that translates.
+"""Translate option names in messages from Python's form to the flags or configuration fields of a verb.
 
-An option that the verb has is its flag (``--over-long truncate``), for `nopad train` a field of its configuration
-(``task.over_long = "truncate"``). One that only `nopad pack` has is named with it, for that is where it can be given.
-What a call in Python has between its parentheses stays as it is, and so does what no verb has.
+A verb is a command such as ``pack``. An option that the verb has becomes its flag (``--over-long truncate``), or for
+`nopad train` a field of its configuration (``task.over_long = "truncate"``). An option that only `nopad pack` has
+becomes that command with its flag (``nopad pack --empty skip``). Arguments inside the parentheses of a Python call
+stay unchanged, and so do options that no verb has.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ _KEY = re.compile(r'"([^"]*)": ')
 
 
 def verb_of(arguments: list[str]) -> str:
-    """Return which verb a command line has, empty without one.
+    """Return the verb of a command line, such as "pack" or "study glue"; "" if it has none.
 
     >>> verb_of(["--debug", "study", "glue", "folder"]), verb_of(["pack", "texts"])
     ('study glue', 'pack')
@@ -89,7 +90,7 @@ def verb_of(arguments: list[str]) -> str:
 
 
 def worded(message: str, verb: str) -> str:
-    """Return a message in which options of Python are those of a verb.
+    """Return a message with its Python option names replaced by the flags or fields of a verb.
 
     >>> said = 'choose over_long="truncate" or "drop", or another tokenizer='
     >>> worded(said, "pack")

@@ -1,4 +1,4 @@
-"""The charts of the report, one function each, from a subject to an altair chart."""
+"""The charts of the report: one function each, which takes a subject and returns an altair chart."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def length_chart(subject: Subject) -> Any:
 
 
 def efficiency_chart(subject: Subject) -> Any:
-    """Return a chart of the efficiency by depth: each algorithm, and the proven limit of any plan."""
+    """Return a chart of the efficiency by depth: one line per algorithm, and the proven limit of any plan."""
     alt = load_altair()
     depths = list(dict.fromkeys(_depth(row["depth"]) for row in subject.comparison))
     rows = []
@@ -206,7 +206,7 @@ def source_chart(subject: Subject) -> Any:
 
 
 def charts_of(subject: Subject) -> dict[str, Any]:
-    """Return all charts of a subject by name; "sources" only if its sources are named."""
+    """Return all charts of a subject by name; "sources" is included only if the subject has named sources."""
     makers = {
         "packs": packs_chart,
         "lengths": length_chart,

@@ -26,8 +26,8 @@ _DEFAULTS: dict[str, Any] = {
 def pack_command(manifest: Manifest, out: str) -> str:
     """Return the command as one line for a shell, with every option that differs from its default.
 
-    INPUT stands for the source, and TOKENIZER for the tokenizer: datasets store no paths, so that the same input gives
-    the same bytes anywhere; the report gives the SHA-256 of both.
+    INPUT stands for the source, and TOKENIZER for the tokenizer. Datasets store no paths, so that the same input gives
+    the same bytes on any machine; the report shows the SHA-256 of the source and of the tokenizer instead.
     """
     inputs = [f"{part['name']}=INPUT" for part in manifest.sources] or ["INPUT"]
     words = ["nopad", "pack", *inputs, "-o", out]
@@ -37,7 +37,7 @@ def pack_command(manifest: Manifest, out: str) -> str:
 
 
 def option_words(options: Mapping[str, Any]) -> list[str]:
-    """Return options of an algorithm and conditions as words of a command line."""
+    """Return the options of an algorithm, and a plan's conditions, as words of a command line."""
     return [
         word
         for name, value in options.items()

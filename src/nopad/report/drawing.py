@@ -1,4 +1,4 @@
-"""What all charts need: altair if it is installed, colours that everyone can tell apart, and saving.
+"""Shared by all charts: importing altair, colours that colour-blind readers can tell apart, and saving.
 
 Needs the extra `report` (altair, vl-convert).
 """
@@ -19,10 +19,10 @@ COLOURS = (BLUE, "#e69f00", "#009e73", "#cc79a7", "#56b4e9", ORANGE, "#f0e442") 
 
 
 def check_chart(path: Path) -> None:
-    """Refuse a chart that could not be saved, before anything is computed.
+    """Check that a chart can be saved at `path`; call this before computing the chart.
 
     Raises:
-        OptionError: the suffix is none of `CHART_KINDS`, or the folder does not exist.
+        OptionError: the suffix is not in `CHART_KINDS`, or the folder does not exist.
         MissingExtraError: altair or vl-convert is not installed.
     """
     if path.suffix not in CHART_KINDS:
@@ -33,7 +33,7 @@ def check_chart(path: Path) -> None:
 
 
 def save_chart(chart: Any, path: Path) -> None:
-    """Save an altair chart in the format of its suffix; a failure leaves no partial file.
+    """Save an altair chart in the format that the suffix of `path` names; a failure leaves no partial file.
 
     Raises:
         StorageError: the file cannot be written.

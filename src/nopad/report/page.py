@@ -1,4 +1,4 @@
-"""One self-contained page: the filled template, all charts as specifications, and Vega. It works offline."""
+"""One self-contained page: the filled template, the specifications of all charts, and Vega. It works offline."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 def write_report(subjects: Sequence[Subject], path: Path, *, throughput: float = THROUGHPUT) -> None:
     """Write the page about all subjects to `path`; a failure leaves no partial file.
 
-    `throughput`: slots per second and accelerator, from which the hours saved are computed.
+    `throughput` is the number of slots per second and accelerator from which the hours saved are computed.
 
     Raises:
         MissingExtraError: altair or vl-convert is not installed.
@@ -55,7 +55,7 @@ def write_report(subjects: Sequence[Subject], path: Path, *, throughput: float =
 
 
 def write_pictures(subjects: Sequence[Subject], folder: Path) -> list[Path]:
-    """Save every chart as PNG, at twice the screen resolution; return the files.
+    """Save every chart of every subject as PNG in `folder`, at twice the screen resolution; return the files' paths.
 
     Raises:
         MissingExtraError: altair or vl-convert is not installed.

@@ -1,7 +1,7 @@
 """`Subject`: a histogram, a plan, or a packed dataset, in the form that a report shows.
 
 For a histogram the default plan is shown. Packs are an evenly spaced sample: real packs with record numbers for a
-dataset, strategies for a plan. O(lengths) for histograms and plans, milliseconds for datasets.
+dataset, strategies for a plan. Takes O(lengths) time for histograms and plans, milliseconds for datasets.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class Subject:
     """A histogram, plan or packed dataset to report on.
 
     Attributes:
-        name: name, as it is shown.
+        name: name of the subject, for display.
         kind: "histogram", "plan" or "dataset".
-        plan: the plan of its packs; for a histogram the default plan.
-        comparison: rows of `compare` for several algorithms and depths.
-        packs: a sample; each pack as (length, record or "") pairs.
-        outcome: what happened to the records, as (what, count) pairs; empty without records.
+        plan: the plan of the packs; for a histogram the default plan.
+        comparison: rows of `nopad.planning.comparison.compare` for several algorithms and depths.
+        packs: a sample of packs; each is a list of (length, record) pairs, with record "" if there is no dataset.
+        outcome: what happened to the records, as (what, count) pairs; empty unless the subject is a dataset.
         facts: fingerprints and versions, as (name, value) pairs.
         command: the command that makes this plan or dataset again, with INPUT and TOKENIZER as placeholders.
         notes: the notes of the plan.
-        sources: the manifest's entries of named sources.
-        split: "train" or "validation" if a share was held out; else None.
+        sources: the manifest's entries for named sources; empty if sources have no names.
+        split: which part of the records the dataset holds, "train" or "validation"; None: no share was held out.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Subject:
 
     @property
     def histogram(self) -> Histogram:
-        """The histogram of its lengths."""
+        """Histogram of the sequence lengths."""
         return self.plan.histogram
 
     @property
@@ -81,7 +81,7 @@ class Subject:
 
     @property
     def comparison_notes(self) -> list[str]:
-        """The notes of the plans that are compared."""
+        """The notes of the plans in `comparison`."""
         return notes_of(self.comparison)
 
     @property
@@ -91,7 +91,7 @@ class Subject:
 
     @property
     def level(self) -> str:
-        """How much padding is left: "low" up to 5 %, "high" from 20 % on, "middle" between."""
+        """How much padding is left after packing: "low" up to 5 %, "high" from 20 % on, "middle" in between."""
         return "low" if self.padding_after <= 0.05 else "middle" if self.padding_after < 0.2 else "high"
 
     def hours_saved(self, throughput: float) -> float:
@@ -100,15 +100,15 @@ class Subject:
         return saved_slots / throughput / 3600
 
     def fills(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the tokens per pack of each strategy, and its number of packs; int64 ``[strategies]`` each."""
+        """Return each strategy's number of tokens per pack, and its number of packs; int64 ``[strategies]`` each."""
         sums = np.add.reduceat(self.plan.lengths, self.plan.indptr[:-1])
         return sums, self.plan.counts
 
 
 def read_subject(path: Path, *, comparison: Sequence[Mapping[str, Any]] | None = None) -> Subject:
-    """Read what a report is about: the histogram, plan or packed dataset at a path.
+    """Read the subject of a report: the histogram, plan or packed dataset at a path.
 
-    `comparison`: `Plan.summary` rows to show for a dataset; None: several algorithms and depths are compared now.
+    `comparison`: for a dataset, the `Plan.summary` rows to show; None: compare several algorithms and depths now.
 
     Raises:
         FormatError: the path is not a histogram, plan or packed dataset.

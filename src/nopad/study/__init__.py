@@ -1,7 +1,7 @@
-"""The papers' tables and figures, recomputed: functions from a histogram to published and our own figures.
+"""The papers' tables and figures, recomputed from a histogram and shown beside the published values.
 
-No computation here uses a published result: `published` is only compared with ours. Only the command line imports this
-package.
+No computation here uses a published result: the figures in `published` are only compared with ours. Within nopad, only
+the command line imports this package.
 """
 
 from __future__ import annotations

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 @njit(cache=True, nogil=True)
 def first_fit_in_bins(lengths: NDArray[Any], capacity: int, bins: int, pack_of: NDArray[Any]) -> int:
-    """Put each sequence into the first of a few open packs that has room; set its pack, return the number of packs.
+    """Put each sequence into the first of `bins` open packs that has room; return the number of packs.
 
-    When a sequence fits into none, all are handed out and as many opened.
+    The pack of each sequence is written to `pack_of`. If a sequence fits into no open pack, all open packs are closed
+    and as many new ones opened.
     """
     room = np.full(bins, capacity, dtype=np.int64)
     first = 0
@@ -38,9 +39,9 @@ def first_fit_in_bins(lengths: NDArray[Any], capacity: int, bins: int, pack_of: 
 
 @njit(cache=True, nogil=True)
 def worst_fit(lengths: NDArray[Any], capacity: int, packs: int, pack_of: NDArray[Any]) -> int:
-    """Put each sequence into the emptiest pack, or a new one if it has no room; return the number of packs.
+    """Put each sequence into the emptiest pack, or into a new one if that has no room; return the number of packs.
 
-    `packs` are open from the start.
+    The pack of each sequence is written to `pack_of`. `packs` is the number of packs that are open from the start.
     """
     room = np.full(lengths.shape[0] + packs, capacity, dtype=np.int64)
     for i in range(lengths.shape[0]):

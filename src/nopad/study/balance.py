@@ -1,12 +1,13 @@
-"""The paper's Table 5 and Figure 6: tokens per GPU under each way to balance, and ours beside them.
+"""The paper's Table 5 and Figure 6: tokens per GPU under each balancing method, the paper's and ours.
 
-Each method draws from the histogram and deals step by step, as `nopad.balance` does in training; what is reported are
-means over the steps. The published rows are simulated as the paper describes them: a batch of 16 sequences per GPU, or
-of 8 packs, and nodes of 8 GPUs. The number of GPUs of Table 5 is not printed; at 1,024, and at no other number, all of
-its rows are met.
+Each method draws from the histogram and deals step by step, as `nopad.balance` does in training; the reported values
+are means over the steps. The published rows are simulated as the paper describes them: nodes of 8 GPUs, with a batch
+of 16 sequences or 8 packs per GPU. The paper does not print the number of GPUs for Table 5; with 1,024 GPUs, and with
+no other number, the simulation matches all of its rows.
 
-*Communication* says what a method has to exchange in training: the paper's sorts samples that were loaded, within a
-node or globally. Ours needs none, since each rank computes the whole assignment from lengths and a seed.
+*Communication* is what ranks have to exchange in training: the paper's presorting methods sort samples after they are
+loaded, within a node or globally. Our methods need no communication: each rank computes the whole assignment from the
+lengths and a seed.
 
 Source: "Breaking MLPerf Training: A Case Study on Optimizing BERT" (Samsung), 5.2, Figure 6 and Table 5.
 """
@@ -69,12 +70,12 @@ class Studied:
     """A method of the study.
 
     Attributes:
-        name: its name in `nopad.balance.METHODS`, or of a kind of packs.
+        name: the method's name in `nopad.balance.METHODS`; for packs "packs" or "packs_depth_N".
         balance: how units are drawn and dealt.
-        unit: what is dealt.
-        communication: what has to be exchanged in training.
-        published: whether it is the paper's, rather than ours.
-        depth: most sequences in a pack, for packs.
+        unit: what is dealt: "sequences" or "packs".
+        communication: where ranks exchange samples in training: "none" (nowhere), within each "node", or "global".
+        published: whether the method is the paper's; False: it is ours.
+        depth: most sequences in a pack; None: no limit. Used only if the unit is "packs".
     """
 
     name: str
@@ -86,7 +87,7 @@ class Studied:
 
 
 def studied() -> tuple[Studied, ...]:
-    """Return the methods of the study, the paper's first."""
+    """Return the methods of the study: first the paper's, then ours."""
     exchanged: dict[str, Communication] = {
         "none": "none",
         "stratified": "none",
@@ -113,18 +114,19 @@ class BalanceRow:
 
     Attributes:
         gpus: number of ranks.
-        node: ranks of a node.
-        batch: sequences per rank and step; of packs, two sequences count for each pack, as in the paper.
+        node: ranks per node.
+        batch: sequences per rank and step; a pack counts as two sequences, as in the paper.
         method: name of the method.
         unit: "sequences" or "packs".
-        communication: what has to be exchanged in training: "none", "node" or "global".
-        min_tokens: tokens of the rank with the fewest, on average over the steps.
-        max_tokens: tokens of the rank with the most, on average over the steps.
-        mean_tokens: tokens of a rank, on average.
-        waste: how much longer than its mean the costliest rank of a step takes: mean of largest / mean cost, minus 1.
+        communication: where ranks exchange samples in training: "none" (nowhere), within each "node", or "global".
+        min_tokens: number of tokens on the rank with the fewest, averaged over the steps.
+        max_tokens: number of tokens on the rank with the most, averaged over the steps.
+        mean_tokens: number of tokens per rank, averaged over ranks and steps.
+        waste: how much longer the costliest rank takes than the mean rank: largest / mean cost of a step, minus 1,
+            averaged over the steps.
         floor: the lowest waste that any deal of the same steps could have.
-        abr: share of the ranks' time that is spent waiting: mean of 1 - mean / largest cost.
-        seconds_per_step: time to draw and deal a step, all ranks' parts.
+        abr: share of the ranks' time that is spent waiting: 1 - mean / largest cost of a step, averaged over the steps.
+        seconds_per_step: seconds to draw and deal a step for all ranks.
         steps: number of steps that were simulated.
     """
 
@@ -160,20 +162,20 @@ def balance_rows(
 ) -> Iterator[BalanceRow]:
     """Simulate each method on each number of GPUs, and yield a row for each.
 
-    Methods that the batch is too small for are left out: quotas need a sequence of each stratum.
+    A stratified method is left out if the batch or the histogram is too small for its quotas of each stratum.
 
     Args:
         histogram: lengths to draw from.
-        gpus: numbers of ranks.
-        node: ranks of a node; fewer GPUs are one node.
+        gpus: the numbers of GPUs (ranks) to simulate.
+        node: ranks per node; with fewer GPUs than this, all of them are one node.
         batch: sequences per rank and step, at least 2.
-        cost: cost model; None: tokens.
-        steps: number of steps; None: 500, or as many as take 8 million sequences.
-        methods: which; None: all of `studied`.
+        cost: cost model; None: the number of tokens.
+        steps: number of steps to simulate; None: 500, or fewer if these would take more than 8 million sequences.
+        methods: the methods to simulate; None: all those that `studied` returns.
 
     Raises:
-        OptionError: a number is not allowed, or the node does not divide the GPUs.
-        BalanceError: the histogram holds fewer sequences, or packs, than one step takes.
+        OptionError: a number is out of range, or `node` does not divide a number of GPUs.
+        BalanceError: the histogram holds fewer sequences, or gives fewer packs, than one step takes.
 
     >>> histogram = Histogram.from_counts({n: 50 for n in range(1, 65)})
     >>> rows = balance_rows(histogram, [8], steps=20, methods=[Studied(name="ours", balance=Balance())])
@@ -213,7 +215,7 @@ class Pool:
         self._drawn: dict[tuple[Unit, int | None, int], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
 
     def units(self, method: Studied, size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return tokens and cost of the first `size` units of what a method deals; one array if they are the same."""
+        """Return number of tokens and cost of the first `size` units for a method; one array if both are the same."""
         what = (method.unit, method.depth)
         if what not in self._orders:
             self._orders[what] = self._sequences() if method.unit == "sequences" else self._packs(method.depth)
@@ -316,16 +318,25 @@ def _shuffled(counts: NDArray[np.int64], stream: int) -> NDArray[np.int32]:
 
 
 def published_range(row: BalanceRow, histogram: Histogram) -> tuple[int, int] | None:
-    """Return the least and most tokens that Table 5 prints for a row; None if it is not a row of this table."""
+    """Return the least and most tokens per GPU that Table 5 prints for a row; None if it has no such row."""
     same = (row.gpus, row.node, row.batch) == TOKENS_PER_GPU_ARE_OF
     known = any(table.name == FIGURES_ARE_OF for table in tables_for(histogram, histogram.max_length))
     return TOKENS_PER_GPU.get(row.method) if same and known else None
 
 
 def order_effect(histogram: Histogram, cost: CostModel | None = None, steps: int = ORDER_STEPS) -> dict[str, float]:
-    """Return how the cost of a step correlates with its number, by draw: steps drawn by cost come in random order.
+    """Return the correlation between a step's number and its cost, for each of three ways to draw.
 
-    One epoch of `steps` steps of 128 sequences, or as many as the histogram has.
+    It is near 0 for all three: steps that are drawn by cost come in random order too. Simulates one epoch of up to
+    `steps` steps, each of 128 sequences; fewer if the histogram holds fewer sequences.
+
+    Args:
+        histogram: lengths to draw from.
+        cost: cost model; None: the number of tokens.
+        steps: most steps to simulate.
+
+    Raises:
+        OptionError: the histogram holds too few sequences for two steps.
 
     >>> effect = order_effect(Histogram.from_counts({n: 1280 for n in range(1, 101)}))
     >>> sorted(effect), max(map(abs, effect.values())) < 0.1

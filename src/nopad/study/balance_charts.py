@@ -26,7 +26,7 @@ _SHOWN = {  # in Figure 6 as published, then ours
 
 
 def ranges_chart(rows: Sequence[BalanceRow]) -> Any:
-    """Return Figure 6 as a chart: a panel per method, in it a bar from the fewest to the most tokens per GPU count."""
+    """Return Figure 6 as a chart: one panel per method; each bar spans the fewest to the most tokens on a GPU."""
     alt = load_altair()
     found = {row.method for row in rows}
     names = [name for method, name in _SHOWN.items() if method in found]
@@ -67,7 +67,7 @@ def ranges_chart(rows: Sequence[BalanceRow]) -> Any:
 
 
 def long_context_chart(rows: Sequence[LongRow]) -> Any:
-    """Return waste by method at long context: a panel per workload, a bar per place where ranks wait, and its floor."""
+    """Return a chart of waste and floor at long context: a panel per workload, a bar per method and kind of wait."""
     alt = load_altair()
     methods = list(dict.fromkeys(row.method for row in rows))
     waits, panels = ["optimiser step", "micro-step"], []
@@ -103,7 +103,7 @@ def long_context_chart(rows: Sequence[LongRow]) -> Any:
 
 
 def scaling_chart(rows: Sequence[ScalingRow]) -> Any:
-    """Return the speed-ups over padding by number of devices."""
+    """Return a chart of the speed-ups over padding by number of devices."""
     alt = load_altair()
     curves = {
         "un-padding, as printed": "printed",
@@ -136,7 +136,7 @@ def scaling_chart(rows: Sequence[ScalingRow]) -> Any:
 
 
 def latency_chart(rows: Sequence[LatencyRow]) -> Any:
-    """Return the simulated latency of a step, stacked by what it consists of: a panel per batch and number of GPUs."""
+    """Return a chart of a step's simulated latency, stacked by part: a panel per batch size and number of GPUs."""
     alt = load_altair()
     parts = ("compute", "waiting", "launch", "reduce", "exchange")
     methods = [name for name in METHODS if any(row.method == name for row in rows)]

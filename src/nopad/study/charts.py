@@ -19,7 +19,7 @@ _BINS = 64
 def residuals_chart(plain: Residuals, weighted: Residuals) -> Any:
     """Return the residuals by length as a chart of two panels, like Figures 10 and 11.
 
-    Above, all lengths have weight 1; below, short lengths have a smaller one.
+    In the upper panel all lengths have weight 1; in the lower panel short lengths have a smaller weight.
     """
     alt = load_altair()
     panels = []

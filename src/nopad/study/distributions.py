@@ -1,8 +1,9 @@
-"""Figure 1: how lengths are distributed, and the speed-up that packing could give and does give.
+"""Figure 1: how lengths are distributed, and the theoretical and achieved speed-up of packing.
 
 The theoretical speed-up is capacity x sequences / tokens: no padding, no overhead. The achieved speed-up is the
-packing factor. Between the factor of the papers' algorithm (`spfhp` without a depth limit) and that of the proven
-bound lies what a better plan can still gain; no plan exceeds the bound. Milliseconds to seconds per corpus.
+packing factor. No plan exceeds the packing factor of the proven lower bound. The difference between that factor and
+the factor of the papers' algorithm (`spfhp` without a depth limit) is the most that a better plan could gain. Takes
+milliseconds to seconds per corpus.
 
 Source: arXiv 2107.02027, section 2 and figure 1.
 """
@@ -26,13 +27,13 @@ class Distribution:
     """Lengths and speed-ups of one corpus.
 
     Attributes:
-        name: name, as it is shown.
+        name: name of the corpus, for display.
         capacity: capacity in tokens.
         histogram: histogram of its lengths.
-        theoretical: the speed-up without any padding.
+        theoretical: speed-up if there were no padding.
         spfhp: packing factor of the papers' algorithm, without a depth limit.
-        factor: packing factor of nopad's default, without a depth limit.
-        possible: packing factor of the lower bound, which no plan exceeds.
+        factor: packing factor of nopad's default algorithm, without a depth limit.
+        possible: packing factor at the lower bound on the number of packs; no plan exceeds it.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Distribution:
 
     @property
     def median(self) -> int:
-        """Median length in tokens, the shorter of two middle ones."""
+        """Median length in tokens; of two middle lengths, the shorter."""
         middle = (self.histogram.sequences - 1) // 2
         return int(self.histogram.lengths[np.searchsorted(np.cumsum(self.histogram.counts), middle, side="right")])
 
@@ -74,7 +75,7 @@ class Distribution:
         return np.bincount(place, weights=self.histogram.counts, minlength=bins) / self.histogram.sequences
 
     def summary(self) -> dict[str, Any]:
-        """Return everything but the histogram itself as a dict, ready for JSON."""
+        """Return all attributes and properties except the histogram as a dict, ready for JSON."""
         return {
             "name": self.name,
             "capacity": self.capacity,
@@ -92,7 +93,7 @@ class Distribution:
 
 
 def distribution(name: str, histogram: Histogram, capacity: int) -> Distribution:
-    """Measure one corpus.
+    """Measure one corpus: plan it with both algorithms, and return its `Distribution`.
 
     Raises:
         LengthError: a length is above `capacity`.

@@ -1,8 +1,9 @@
-"""Table 3 of the supplement: GLUE's training sets at capacity 128, one sequence per row and by SPFHP without a limit.
+"""Table 3 of the supplement: GLUE's training sets at capacity 128, unpacked and packed by SPFHP without a depth limit.
 
-A sequence is a text, or two, with BERT's special tokens, cut to the capacity as transformers' example does. The table
-has eight of GLUE's nine sets (QNLI is missing). The published figures are compared only where a set has as many
-sequences as the paper's; what is not here is shown as published, and marked so.
+A sequence is one text or a pair of texts with BERT's special tokens, cut to the capacity as in transformers' GLUE
+example. The table has eight of GLUE's nine sets (QNLI is missing). A set is compared with the published figures only
+if it has as many sequences as in the paper; a set that is not available is shown with the published figures alone, and
+marked as such.
 
 Source: see `nopad.study.published`.
 """
@@ -36,13 +37,13 @@ _PUBLISHED = dict(zip(("cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "rte", "wn
 
 @dataclass(frozen=True, kw_only=True)
 class GlueSet:
-    """One of GLUE's training sets, or why it is not here.
+    """One of GLUE's training sets, or the reason why it is not available.
 
     Attributes:
-        name: GLUE's name of it.
-        records: its records, as dicts with the hub's columns; None: it is not here.
-        origin: where they are from.
-        missing: why there are none.
+        name: GLUE's name for the set, such as "cola".
+        records: the set's records, as dicts with the hub's columns; None: the set is not available.
+        origin: the file or hub name that the records come from; empty without records.
+        missing: why there are no records; empty with records.
     """
 
     name: str
@@ -52,12 +53,12 @@ class GlueSet:
 
 
 def glue_sets(folder: Path | None) -> Iterator[GlueSet]:
-    """Yield all nine sets: those of a folder (`nopad.corpus.glue.glue_files`), or without one those of the hub.
+    """Yield all nine sets, read from a folder as `nopad.corpus.glue.glue_files` finds them; None: from the hub.
 
-    A set that is not there is yielded too, and says why.
+    A set that is not available is yielded too; its `missing` says why.
 
     Raises:
-        SourceError: the folder has none of the sets, or as `glue_files` and `nopad.corpus.open_records`.
+        SourceError: the folder has none of the sets, or `glue_files` or `nopad.corpus.open_records` raises it.
     """
     if folder is not None:
         files = glue_files(folder)
@@ -88,13 +89,13 @@ def _opened(name: str, files: list[Path]) -> Iterable[Mapping[str, Any]]:
 def glue_lengths(
     found: GlueSet, tokenizer: Tokenizer, advance: Callable[[int], None] = lambda records: None
 ) -> tuple[Histogram, int]:
-    """Return the lengths of a set's sequences in tokens, cut to the capacity, and how many were cut.
+    """Return a histogram of a set's sequence lengths, cut to the capacity of 128, and how many sequences were cut.
 
-    `advance` is called with numbers of records that were read.
+    `advance` is called repeatedly with the number of records read since the last call.
 
     Raises:
-        RecordError: a record lacks a text, or its text is none; the message gives its number.
-        SourceError: there is no record.
+        RecordError: a record lacks a text column, or its value is not a string; the message gives the record's number.
+        SourceError: there are no records.
 
     >>> from nopad import load_tokenizer
     >>> records = [{"question1": "Why?", "question2": "Why not?"}, {"question1": "a", "question2": "b " * 200}]
@@ -133,12 +134,12 @@ def _text(found: GlueSet, record: Mapping[str, Any], column: str, number: int) -
 
 
 def redo_glue(name: str, histogram: Histogram | None, notes: Iterable[str] = ()) -> tuple[Table, list[Redone]]:
-    """Return the table of one set, and its rows: published beside ours, then nopad's default plan.
+    """Return the table of one set and its rows: published figures beside ours, then nopad's default plan.
 
     Args:
-        name: GLUE's name of the set.
-        histogram: its lengths; None: it is not here, and the rows have the published figures only.
-        notes: remarks about the set, for its first row.
+        name: GLUE's name for the set.
+        histogram: the set's lengths; None: the set is not available, and the rows have only the published figures.
+        notes: remarks about the set, shown in its first row.
 
     >>> table, rows = redo_glue("cola", Histogram.from_counts({5: 8000, 64: 551}))
     >>> rows[1].name, rows[1].published["packs"], rows[1].ours["packs"], rows[1].difference["packs"], rows[2].name

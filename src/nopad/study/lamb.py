@@ -1,14 +1,14 @@
-"""The supplement's theorem on LAMB's betas: exact for constant gradients, and how far off with noise.
+"""The supplement's theorem on LAMB's betas: exact for constant gradients; here, how far off it is with noise.
 
-With p sequences per pack, a step takes the mean of p gradients, where training without packs takes p steps. The
-theorem: if these gradients are the same, one step with beta^p leaves the moments that p steps with beta leave. With
-noise of their own in each gradient, the first moment is the same on average, since a pack has the weight that its
-sequences had. The second is not: of p gradients with signal s and noise n, the mean square is s^2 + n^2, and the square
-of their mean s^2 + n^2 / p. So without packs the second moment is larger, by ``(1 + r) / (1 + r / p)`` with
-``r = (n / s)^2``, whatever beta is. LAMB's trust ratio divides by the size of the update and so cancels a factor common
-to a tensor; Adam's steps become longer.
+With p sequences per pack, one step takes the mean of p gradients, where training without packs takes p steps. The
+theorem: if the p gradients are equal, one step with beta^p gives the same moments as p steps with beta. If each
+gradient has independent noise, the first moment is still the same on average, since a pack weighs as much as its
+sequences did. The second moment is not: for p gradients with signal s and noise n, the mean square is s^2 + n^2, but
+the square of the mean is s^2 + n^2 / p. So without packs the second moment is larger by a factor of
+``(1 + r) / (1 + r / p)`` with ``r = (n / s)^2``, whatever beta is. LAMB's trust ratio divides by the norm of the
+update, and so cancels a factor that a whole tensor shares; Adam's steps become longer.
 
-Simulated for many parameters at once, with signals drawn from a normal distribution. Takes under a second.
+The simulation runs many parameters at once, with signals drawn from a normal distribution. It takes under a second.
 
 Source: supplement to arXiv 2107.02027, E.
 """
@@ -39,12 +39,12 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class PowerRow:
-    """beta1 to the power of a packing factor.
+    """The betas raised to the power of a packing factor.
 
     Attributes:
-        factor: sequences per pack.
-        beta1, beta2: corrected.
-        printed: beta1 as the supplement prints it; None: it does not.
+        factor: packing factor, the mean number of sequences per pack.
+        beta1, beta2: corrected betas: beta to the power of `factor`.
+        printed: corrected beta1 as the supplement prints it; None: it does not print this one.
     """
 
     factor: float
@@ -55,17 +55,19 @@ class PowerRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LambRow:
-    """Moments with packs beside those without, after the same sequences.
+    """Optimiser moments with packs compared with those without, after the same sequences.
+
+    With packs, the betas are corrected (raised to the power of `factor`) except in `first_apart_uncorrected`.
 
     Attributes:
         factor: sequences per pack.
-        noise: of a gradient, as a multiple of its signal; 0: gradients are constant.
-        first_apart: size of the difference of the first moments / size of those without packs; betas corrected.
-        first_apart_uncorrected: the same with betas as they were.
-        second: mean second moment without packs / with packs, betas corrected.
-        expected: what this is on average, by the formula.
-        largest: largest relative difference of any moment of a parameter, betas corrected.
-        cosine: of the angle between the two updates, m / sqrt(v); betas corrected.
+        noise: noise of a gradient, as a multiple of its signal; 0: gradients are constant.
+        first_apart: norm of the difference of the two first moments / norm of the first moment without packs.
+        first_apart_uncorrected: the same ratio with uncorrected betas.
+        second: mean second moment without packs / mean second moment with packs.
+        expected: expected value of `second`, by the formula.
+        largest: largest relative difference of either moment, over all parameters.
+        cosine: cosine of the angle between the two updates ``m / sqrt(v)``.
     """
 
     factor: int
@@ -81,7 +83,7 @@ class LambRow:
 def powers(
     factors: Sequence[float] = (1.913, 1.996, *map(float, FACTORS)), betas: tuple[float, float] = BETAS
 ) -> list[PowerRow]:
-    """Return the corrected betas of packing factors.
+    """Return the corrected betas for each packing factor, in ascending order of the factors.
 
     >>> [(row.factor, round(row.beta1, 4), row.printed) for row in powers([2.0])]
     [(2.0, 0.6561, 0.66)]
@@ -95,7 +97,7 @@ def powers(
 def lamb_rows(
     factors: Sequence[int] = FACTORS, noises: Sequence[float] = NOISES, betas: tuple[float, float] = BETAS
 ) -> list[LambRow]:
-    """Simulate training with packs and without on the same gradients; a row for each factor and noise.
+    """Simulate training with and without packs on the same gradients; return a row for each factor and noise.
 
     >>> constant, noisy = lamb_rows([2], [0.0, 1.0])
     >>> constant.largest < 1e-12, noisy.expected, round(noisy.second, 1)

@@ -1,17 +1,17 @@
-"""The paper's Figures 7 and 11, as a simulation: what a step takes, by batch size and number of GPUs.
+"""The paper's Figures 7 and 11, as a simulation: how long a step takes, by batch size and number of GPUs.
 
 The figures are images of measurements on 1,024 A100 GPUs, which cannot be repeated here. This is a cost model with the
-constants below. A step takes
+constants below. The time of a step is the sum of
 
-* the compute of the rank with the most tokens, as `balance_rows` simulates it, or of whole rows under padding;
-* launching kernels, which a CUDA graph saves; only shapes that never change (padding, packing) can use one, and as in
-  the paper only while the batch is small enough for its memory;
-* the part of the gradients' all-reduce that does not hide behind the backward pass;
+* compute: that of the rank with the most tokens, as `balance_rows` simulates it; with padding, that of full rows;
+* launching kernels, most of which a CUDA graph saves; only methods whose shapes never change (padding, packing) can
+  use a graph, and as in the paper only while the batch is small enough for the graph's memory;
+* the part of the gradients' all-reduce that is not hidden behind the backward pass;
 * exchanging and sorting samples, for those methods that do so in training.
 
-Two constants are set so that the model meets two figures of the text: exchanging takes 18.2 % of a step for global
-presorting, and 1.9 % within nodes, on 1,024 GPUs with 16 sequences each. Everything else follows; it shows how methods
-compare and why, not what a cluster would measure.
+Two constants are set so that the model matches two figures in the paper's text: on 1,024 GPUs with 16 sequences each,
+exchanging takes 18.2 % of a step for global presorting, and 1.9 % within nodes. All other results follow from the
+model. They show how methods compare and why, not what a cluster would measure.
 
 Source: "Breaking MLPerf Training" (Samsung), 5.2, C.1, Figures 7 and 11.
 """
@@ -45,19 +45,19 @@ METHODS = ("padding", *_SIMULATED.values())
 
 @dataclass(frozen=True)
 class Constants:
-    """What the model is made of; the defaults are BERT-large on A100 GPUs.
+    """Constants of the cost model; the defaults are for BERT-large on A100 GPUs.
 
     Attributes:
-        token_s: compute of a token, forward and backward: 1.8 GFLOP at 120 TFLOP/s.
-        launch_s: launching a step's kernels one by one.
-        graph_s: launching them as a CUDA graph.
+        token_s: seconds to compute one token, forward and backward: 1.8 GFLOP at 120 TFLOP/s.
+        launch_s: seconds to launch a step's kernels one by one.
+        graph_s: seconds to launch them as a CUDA graph.
         graph_batch: largest batch for which a graph fits into memory.
-        gradient_bytes: what is reduced: 336 million values of 2 bytes.
-        network_bytes_per_s: of a node.
-        hidden_share: share of the compute behind which the all-reduce can hide: most of the backward pass.
-        sample_bytes: what is exchanged of a sample, padded: 4 columns of 512 values of 8 bytes.
-        hop_s: what each further rank adds to a global exchange; set by the 18.2 %.
-        node_s: exchanging and sorting within a node; set by the 1.9 %.
+        gradient_bytes: bytes of gradients that are reduced: 336 million values of 2 bytes.
+        network_bytes_per_s: network bandwidth of a node, in bytes per second.
+        hidden_share: share of the compute time that can hide the all-reduce: most of the backward pass.
+        sample_bytes: bytes exchanged per sample, padded: 4 columns of 512 values, 8 bytes each.
+        hop_s: seconds that each rank adds to a global exchange; set so that the 18.2 % are met.
+        node_s: seconds to exchange and sort 16 sequences per GPU within a node; set so that the 1.9 % are met.
     """
 
     token_s: float = 15e-6
@@ -74,18 +74,18 @@ class Constants:
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyRow:
-    """What a step takes by one method, in seconds; the parts add up to `seconds`.
+    """How long a step takes with one method, in seconds; the parts add up to `seconds`.
 
     Attributes:
         gpus: number of GPUs.
         batch: sequences per GPU.
         method: name of the method.
-        compute: computing, on a rank with the mean number of tokens.
-        waiting: how much longer the rank with the most tokens computes; 0 where batches are padded.
-        launch: launching kernels.
-        reduce: the part of the all-reduce that nothing hides.
-        exchange: exchanging and sorting samples.
-        seconds: all of it.
+        compute: compute time of a rank with the mean number of tokens.
+        waiting: how much longer the rank with the most tokens computes; 0 if batches are padded.
+        launch: time to launch kernels.
+        reduce: time of the part of the all-reduce that is not hidden behind compute.
+        exchange: time to exchange and sort samples.
+        seconds: total time of the step.
     """
 
     gpus: int
@@ -112,7 +112,13 @@ def latency_rows(
 ) -> Iterator[LatencyRow]:
     """Yield how long a step takes with padded batches, with each method of Figure 7, and with nopad's.
 
-    Numbers of GPUs for which the histogram holds fewer than two steps of sequences, or one step of packs, are left out.
+    A number of GPUs is left out if the histogram holds too few sequences for two steps, or too few packs for one.
+
+    Args:
+        histogram: lengths to draw from.
+        gpus: the numbers of GPUs to simulate.
+        batches: the batch sizes to simulate, in sequences per GPU.
+        constants: constants of the cost model; None: those of BERT-large on A100 GPUs.
     """
     constants = constants or Constants()
     packs = plan(histogram, histogram.max_length, algorithm="lpfhp").packs

@@ -1,21 +1,25 @@
-"""Balance at long context, where attention is most of the work and one sequence can take longer than a rank's share.
+"""Balance at long context, where attention is most of the work and one sequence can cost more than a rank's share.
 
-Drawn corpora, 64 ranks, 4 packs per rank and step. Each way to pack and deal is simulated step by step, for ranks that
-wait once per optimiser step and for ranks that wait at each micro-step. A step then takes as long as its costliest
-rank, or as the sum over its micro-steps of the costliest rank of each.
+The corpora are drawn at random; there are 64 ranks, with 4 packs per rank and step. Each method of packing and dealing
+is simulated step by step, in two settings: ranks wait for each other once per optimiser step, or at each micro-step. In
+the first, a step takes as long as its costliest rank; in the second, the times of the costliest ranks of its
+micro-steps add up.
 
-*Floor*: the lowest waste that any deal of the same step, or of the same micro-steps, could have: no rank is cheaper
-than the longest sequence on it.
+*Floor*: the lowest waste that any deal of the same step, or of the same micro-steps, could have. It exists because a
+rank costs at least as much as its longest sequence.
 
-Ours are two. *Sequences under a cap* are dealt to ranks by cost, in any numbers, with at most twice the tokens of an
-even share; each rank packs its own into as many micro-batches as it takes. So ranks run different numbers of
-micro-batches: this is only for ranks that wait once per step.
-*Packs drawn by cost* keeps fixed packs: those of a window of steps are sorted by cost, each micro-step takes its packs
-from one place of that order, and each step has one micro-step from each quarter of it. The packs of a micro-step are
-then alike, wherever ranks wait. What it costs: a micro-step is not a random sample of the window, though every pack
-still comes exactly once, and steps differ more in cost (`spread`).
+Two of the methods are ours:
 
-The published schedulers are re-built from their descriptions: next-fit in order of arrival (Megatron-LM's
+*Sequences under a cap* are dealt to ranks by cost. A rank may get any number of sequences, up to twice the tokens of an
+even share, and packs them into as many micro-batches as they need. Ranks then run different numbers of micro-batches,
+so this method works only if ranks wait once per step.
+
+*Packs drawn by cost* keeps fixed packs. The packs of a window of steps are sorted by cost; each micro-step takes its
+packs from one place in that order, and each step has one micro-step from each quarter of it. The packs of a micro-step
+then have similar costs, in both settings. The drawback: a micro-step is not a random sample of the window (though every
+pack still comes exactly once), and the costs of steps differ more (`spread`).
+
+The published schedulers are re-implemented from their descriptions: next-fit in order of arrival (Megatron-LM's
 ``dp_balanced``), worst-fit decreasing over the sequences of a step (NeMo AutoModel), and first-fit into eight open
 packs on each rank (torchtitan with Grain).
 """
@@ -56,12 +60,12 @@ OPEN_PACKS = 8
 
 @dataclass(frozen=True)
 class Workload:
-    """A corpus that is drawn: a mixture of lognormal lengths, cut at the capacity.
+    """A random corpus: its lengths are drawn from a mixture of lognormal distributions and cut at the capacity.
 
     Attributes:
-        name: for the reader.
-        capacity: most tokens of a pack, and of a sequence.
-        parts: share, mean length and sigma of the logarithm, of each part of the mixture.
+        name: name of the workload, for display.
+        capacity: most tokens in a pack, and so in a sequence.
+        parts: ``(share, mean length in tokens, standard deviation of the log length)`` of each part of the mixture.
     """
 
     name: str
@@ -69,7 +73,7 @@ class Workload:
     parts: tuple[tuple[float, float, float], ...]
 
     def lengths(self, sequences: int) -> NDArray[np.int32]:
-        """Return `sequences` lengths in tokens; int32 ``[sequences]``, the same at each call.
+        """Draw the lengths of this many sequences in tokens, int32 ``[sequences]``; each call returns the same ones.
 
         >>> WORKLOADS[0].lengths(3).size
         3
@@ -94,11 +98,13 @@ WORKLOADS = tuple(
 class LongRow(BalanceRow):
     """How evenly one method loads the ranks on one workload.
 
+    The attributes that are not listed here are those of `BalanceRow`.
+
     Attributes:
         workload: name of the workload.
-        wait: where ranks wait: once per "step" or at each "micro" step.
-        spread: standard deviation of the cost of a step, as a share of its mean.
-        fill: tokens per pack, as a share of the capacity.
+        wait: when ranks wait for each other: once per "step", or at each micro-step ("micro").
+        spread: standard deviation of the cost of a step / mean cost of a step.
+        fill: mean number of tokens per pack / capacity.
     """
 
     workload: str
@@ -129,17 +135,19 @@ class _Dealt:
 def long_context_rows(
     workload: Workload, *, cost: CostModel | None = None, ranks: int = RANKS, node: int = NODE, steps: int = STEPS
 ) -> Iterator[LongRow]:
-    """Simulate each way to pack and deal on a workload; yield a row for each, and for each place where ranks wait.
+    """Simulate each method of packing and dealing on a workload; yield a row for each method and kind of wait.
+
+    A method that is made for only one kind of wait has only that row.
 
     Args:
         workload: the distribution of lengths.
         cost: cost model; None: tokens and attention of a model with hidden size 4,096.
         ranks: number of ranks.
-        node: ranks of a node.
-        steps: about how many steps are simulated.
+        node: ranks per node; with fewer ranks than this, all of them are one node.
+        steps: approximate number of steps to simulate, at least 2.
 
     Raises:
-        OptionError: there are fewer than 2 steps, or the node does not divide the ranks.
+        OptionError: `steps` is below 2, or `node` does not divide `ranks`.
     """
     if steps < 2:
         raise OptionError(f"the study of long context takes at least 2 steps, got {steps}")
@@ -180,9 +188,9 @@ def long_context_rows(
 def too_long(
     workload: Workload, cost: CostModel | None = None, *, ranks: int = RANKS, steps: int = STEPS
 ) -> tuple[int, NDArray[np.int32]]:
-    """Return in how many random steps the floor is above 10 %, and the lengths that alone make it so.
+    """Return how many random steps have a floor above 10 % because of one sequence, and the lengths of such sequences.
 
-    No deal makes these steps even: the sequences would need context parallelism.
+    The lengths are in tokens, int32 ``[n]``. No deal makes these steps even: such sequences need context parallelism.
     """
     cost = cost or Attention(hidden_size=HIDDEN_SIZE)
     lengths = _corpus(workload, Shape(ranks, 1, ACCUMULATION, 1), steps)

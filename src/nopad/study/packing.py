@@ -1,8 +1,8 @@
-"""The papers' packing tables, recomputed row by row; counts of strategies; the example matrix.
+"""The papers' packing tables, recomputed row by row; their counts of strategies; the packing matrix of Table 4.
 
-Our figures are formatted with as many digits as the printed ones before they are compared, so "=" means that ours would
-have been printed the same. Time: `nnlshp` 15 s on Wikipedia-512 and 5 s on SQuAD-384, `greedy` 3 s on Wikipedia, the
-rest milliseconds.
+Our figures are rounded to as many decimals as the printed ones before they are compared, so "=" means that ours would
+have been printed the same. Time: `nnlshp` takes 15 s on Wikipedia-512 and 5 s on SQuAD-384, `greedy` 3 s on Wikipedia,
+and each other algorithm milliseconds.
 
 Source: see `nopad.study.published`.
 """
@@ -45,9 +45,9 @@ class Redone:
         depth: depth as printed.
         name: name of the algorithm as printed.
         reached: most sequences in any of our packs; None if there are no packs.
-        published: column -> figure as printed; empty for rows that the paper does not have.
-        ours: column -> our figure, with the digits of the printed one.
-        difference: column -> ours - published in these digits, "=" if none.
+        published: figure as printed, by column; empty for rows that the paper does not have.
+        ours: our figure, by column, with as many decimals as the printed one.
+        difference: ours minus published, by column, with as many decimals; "=" if there is no difference.
         note: why a difference is expected, or another remark.
     """
 
@@ -102,7 +102,7 @@ def _what_it_took(made: Plan) -> list[str]:
 
 
 def contrast(table: Table, histogram: Histogram, algorithm: str = "optimal") -> list[Redone]:
-    """Return rows with the results of `optimal`, or `auto`, at the depths of the table; notes give the lower bound."""
+    """Return a row with the result of `algorithm` for each depth above 1 in the table; notes give the lower bound."""
     rows = []
     limits = {row.limit for row in table.rows} - {1}
     for limit in sorted(limits, key=lambda limit: limit or MAX_LENGTH):
@@ -124,7 +124,7 @@ def contrast(table: Table, histogram: Histogram, algorithm: str = "optimal") -> 
 
 
 def sorted_batches(histogram: Histogram, capacity: int, rows: int) -> dict[str, float]:
-    """Return efficiency and packing factor of batches of `rows` sorted sequences, padded to the longest in each batch.
+    """Return efficiency and packing factor if sequences are sorted, and batches of `rows` are padded to their longest.
 
     >>> sorted_batches(Histogram.from_counts({2: 2, 4: 1, 8: 1}), 8, 2)
     {'efficiency %': 80.0, 'packing factor': 1.6}
@@ -138,14 +138,14 @@ def sorted_batches(histogram: Histogram, capacity: int, rows: int) -> dict[str, 
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyCount:
-    """The number of strategies that fill a pack exactly, and the number that the papers' formulas give.
+    """The exact number of strategies that fill a pack completely, and the number that the papers' formulas give.
 
     Attributes:
         capacity: capacity in tokens.
         depth: most sequences in a strategy.
         exact: exact number of strategies.
         formula: sum of equations 5 and 6, rounded down.
-        published: number in the papers' text, empty if there is none.
+        published: number in the papers' text; empty if the text gives none.
         note: remark about the published number.
     """
 
@@ -160,9 +160,9 @@ class StrategyCount:
 def count_strategies() -> list[StrategyCount]:
     """Count strategies for several capacities and depths.
 
-    For capacity s, equation 5 approximates the number of strategies with exactly three sequences by ``s^2 / 12``, and
-    equation 6 the number with four by ``s (s + 4) (2 s + 1) / 288``. ``s / 2`` strategies have two sequences, and one
-    has a single sequence.
+    For capacity s, equation 5 approximates the number of strategies with exactly three sequences as ``s^2 / 12``, and
+    equation 6 approximates the number with exactly four as ``s (s + 4) (2 s + 1) / 288``. There are ``s / 2``
+    strategies with two sequences, and one with a single sequence.
 
     >>> [(c.exact, c.formula) for c in count_strategies() if c.capacity == 512]
     [(1, 1), (257, 257), (22102, 22102), (959631, 962368)]
@@ -186,7 +186,7 @@ def count_strategies() -> list[StrategyCount]:
 
 
 def packing_matrix_of_table_4() -> tuple[list[list[int]], bool]:
-    """Return the packing matrix of capacity 8 and depth 3, and whether it is the printed one.
+    """Return the packing matrix for capacity 8 and depth 3, and whether it equals the matrix printed as Table 4.
 
     >>> packing_matrix_of_table_4()[1]
     True

@@ -1,10 +1,10 @@
-"""BERT's pre-training pairs of any text at 128, 384 and 512 tokens: lengths, and what packing them gives.
+"""BERT's pre-training pairs of any text at 128, 384 and 512 tokens: their lengths, and the speed-up from packing.
 
 For Wikipedia, the paper states theoretical speed-ups of about 1.2, 1.7 and 2.0 at these lengths (arXiv 2107.02027,
-section 2), and packing factors of 1.17, 1.70 (Table 2) and 2.00. Its histograms at 128 and 384 are not published, so
-nothing else can be compared. The text of the machine is the standard library's: the docstrings and comments of each
-module are a document. Pairs are made as BERT makes them (`nopad.corpus.pairs`), with sentences that are too long
-truncated; text is tokenised once for all lengths.
+section 2), and packing factors of 1.17, 1.70 (Table 2) and 2.00. Its histograms at 128 and 384 are not published, so no
+other figures can be compared. By default the text is that of this machine's standard library: the docstrings and
+comments of each module form a document. Pairs are made as BERT makes them (`nopad.corpus.pairs`), and sentences that
+are too long are truncated. The text is tokenised once for all lengths.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ PUBLISHED: Mapping[int, tuple[float, float]] = {128: (1.2, 1.17), 384: (1.7, 1.7
 
 @dataclass(frozen=True, kw_only=True)
 class PairsAt:
-    """The pairs of a corpus at one length.
+    """The pairs of a corpus at one maximum length.
 
     Attributes:
-        lengths: how long they are, and what packing gives.
-        published: the paper's theoretical speed-up and packing factor at this length, of Wikipedia; None: it has none.
-        predictions: most predictions of a pair.
-        counts: documents, random next sides, tokens that were lost; by the names of `nopad.corpus.Counts`.
+        lengths: distribution of the pairs' lengths, and the speed-ups from packing them.
+        published: the paper's theoretical speed-up and packing factor for Wikipedia; None: none at this length.
+        predictions: most masked tokens to predict in a pair.
+        counts: counts of documents, random next sides, lost tokens and more, by their names in `nopad.corpus.Counts`.
     """
 
     lengths: Distribution
@@ -46,7 +46,7 @@ class PairsAt:
 
     @property
     def random_share(self) -> float:
-        """Share of the pairs whose second side is of another document."""
+        """Share of the pairs whose second side comes from another document, from 0 to 1."""
         return self.counts["random_next"] / self.lengths.histogram.sequences
 
     def document(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class PairsAt:
 
 
 def machine_documents() -> Iterator[dict[str, str]]:
-    """Yield a document for each module of the standard library: its docstrings and comments, as paragraphs."""
+    """Yield a document for each module of the standard library: its docstrings and comments, one paragraph each."""
     for _, texts in groupby(stdlib_texts(), key=lambda one: one["file"]):
         yield {"text": "\n\n".join(one["text"] for one in texts)}
 
@@ -75,14 +75,14 @@ def pairs_at(
     lengths: tuple[int, ...] = LENGTHS,
     advance: Callable[[int], None] = lambda size: None,
 ) -> list[PairsAt]:
-    """Make the pairs of a source at each of these lengths, and measure them.
+    """Make the pairs of a source at each of these maximum lengths, and measure them.
 
     Args:
-        source: of texts; each record is a document.
-        tokenizer: with ``[CLS]``, ``[SEP]`` and ``[MASK]``.
-        options: how pairs are made; `max_length` is each of `lengths`.
-        lengths: most tokens of a pair.
-        advance: called with the bytes of each pool that was read.
+        source: a source of texts; each record is a document.
+        tokenizer: a tokenizer that has ``[CLS]``, ``[SEP]`` and ``[MASK]``.
+        options: how pairs are made; each of `lengths` replaces `max_length`, and `over_long` is always "truncate".
+        lengths: the maximum lengths of a pair, in tokens.
+        advance: called with the number of bytes in each block of documents that was read.
 
     Raises:
         SourceError, RecordError: as for `nopad.corpus.PretrainingSource`.

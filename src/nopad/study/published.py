@@ -1,6 +1,7 @@
-"""Figures that the papers print, as text with their own digits: tables, values of the residuals, counts of strategies.
+"""Figures that the papers print: tables, values of the residuals, counts of strategies. Table figures are text.
 
-What the papers call "tokens" counts every slot; the column keeps that name here.
+Text keeps the printed digits. What the papers call "tokens" counts every slot, padding included; the column keeps that
+name here.
 
 Sources: [B] "Efficient Sequence Packing without Cross-contamination" (arXiv 2107.02027); [S] its supplement, under the
 earlier title "Towards Packing: 2x NLP BERT Acceleration"; [M] "Breaking MLPerf Training: A Case Study on
@@ -41,10 +42,10 @@ class Row:
     Attributes:
         depth: depth as printed.
         name: name of the algorithm as printed.
-        algorithm: nopad's name of it, or "sorted_batches".
+        algorithm: nopad's name for the algorithm, or "sorted_batches".
         limit: the depth to plan with; None: unlimited.
         options: options of the algorithm.
-        printed: column -> figure as printed; columns that the paper leaves out are missing.
+        printed: figure as printed, by column; columns that the paper leaves out are missing.
         note: why a difference is expected.
     """
 
@@ -65,7 +66,7 @@ class Table:
         name: short name, for a heading and for JSON.
         what: name of the dataset.
         capacity: capacity in tokens.
-        sequences: number of sequences of the dataset; with the capacity it identifies a histogram.
+        sequences: number of sequences in the dataset; together with the capacity it identifies the paper's histogram.
         columns: column names in the printed order.
         rows: the rows of the table.
     """
@@ -79,7 +80,7 @@ class Table:
 
 
 def tables_for(histogram: Histogram, capacity: int) -> list[Table]:
-    """Return the published tables of the dataset with this capacity and this number of sequences; empty for others.
+    """Return the published tables of the dataset with this capacity and number of sequences; empty if there is none.
 
     >>> from nopad import Histogram
     >>> [table.name for table in tables_for(Histogram.from_counts({100: 88_641}), 384)]
@@ -201,7 +202,7 @@ TABLES = (TABLE_1, TABLE_2, *TABLE_3, TABLE_5)
 
 
 def unpublished_table(histogram: Histogram, capacity: int, what: str) -> Table:
-    """Return the rows of Table 1 and Table 5, without figures, for a dataset that the papers do not have.
+    """Return a table with the rows of Tables 1 and 5, without figures, for a dataset that the papers do not have.
 
     `what` is the name of the dataset.
     """
@@ -226,8 +227,8 @@ class Stated:
 
     Attributes:
         value: figure as printed; None: the text leaves it out.
-        tolerance: largest difference that counts as reproduced, in the unit of the value.
-        weighted: whether the figure is about the weighted problem.
+        tolerance: largest difference that still counts as reproduced, in the unit of the value.
+        weighted: whether the figure belongs to the least-squares problem with weights.
         note: remark about the figure.
     """
 

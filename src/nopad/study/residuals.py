@@ -1,8 +1,9 @@
 """Figures 10 and 11: sequences without a slot and slots without a sequence, by length, with and without weights.
 
-The residual is ``b - A round(x)``: b are the counts, A is the packing matrix, and x says how often each strategy is
-used. A residual is positive for sequences that found no slot, and negative for slots that found no sequence and stay
-padding. The depth is 3, as in the papers. Each weighting takes as long as `nnlshp` itself: 15 s at capacity 512.
+The residual is ``b - A round(x)``: b holds the number of sequences of each length, A is the packing matrix, and x says
+how often each strategy is used. A residual is positive if sequences of that length found no slot, and negative if slots
+found no sequence and stay padding. The depth is 3, as in the papers. Solving the problem with one set of weights takes
+as long as `nnlshp` itself: 15 s at capacity 512.
 
 Source: supplement to arXiv 2107.02027, D.4.4 and D.4.5.
 """
@@ -34,7 +35,8 @@ class Residuals:
         weight: weight of lengths up to 8; longer lengths have weight 1.
         packs: number of packs of the rounded solution.
         strategies: number of strategies of the rounded solution.
-        strategies_with_leftovers: number of strategies if each sequence left over gets a pack with its complement.
+        strategies_with_leftovers: number of strategies if each left-over sequence gets a pack of its own, together with
+            a slot of the complementary length.
     """
 
     values: NDArray[np.int64]
@@ -55,21 +57,21 @@ class Residuals:
 
     @property
     def padding_tokens(self) -> int:
-        """Number of tokens of the slots without a sequence."""
+        """Total number of tokens in the slots without a sequence."""
         lengths = np.arange(1, self.values.size + 1)
         return int(np.maximum(-self.values, 0) @ lengths)
 
     @property
     def padding_tokens_of_leftovers(self) -> int:
-        """Padding tokens if each sequence left over gets a pack alone: (capacity - length) for each of them."""
+        """Number of padding tokens if each left-over sequence gets a pack alone: the sum of (capacity - length)."""
         lengths = np.arange(1, self.values.size + 1)
         return int(np.maximum(self.values, 0) @ (self.values.size - lengths))
 
 
 def residuals(histogram: Histogram, capacity: int, *, weight: float = 1.0) -> Residuals:
-    """Solve the least-squares problem of `nnlshp` at depth 3; return the sequences without a slot, and empty slots.
+    """Solve the least-squares problem of `nnlshp` at depth 3; return sequences without a slot, and empty slots.
 
-    `weight` is that of lengths up to 8; longer ones have weight 1.
+    `weight` is the weight of lengths up to 8; longer lengths have weight 1.
 
     Raises:
         OptionError: there are too many strategies for this capacity.
@@ -109,8 +111,8 @@ class Compared:
         plain: our figure with all weights 1.
         weighted: our figure with a smaller weight for short lengths.
         published: published figure; None: there is none, or the histogram is not the paper's.
-        difference: ours - published, with the weighting that the text means.
-        tolerance: largest difference that counts as reproduced.
+        difference: ours - published, where ours is `plain` or `weighted`, whichever the paper's text is about.
+        tolerance: largest difference that still counts as reproduced.
         within: whether the difference is within the tolerance; None without a published figure.
         note: remark about the published figure.
     """

@@ -1,17 +1,18 @@
-"""How much faster than padding un-padding and packing are on many devices: the supplement's estimate, done again.
+"""Speed-up of un-padding and of packing over padding on many devices: the supplement's estimate, recomputed.
 
-The supplement fits a Gumbel distribution to the speed-up of un-padding on 8 GPUs, deduces one device's from it, and
-takes minima. Its single-device scale, 0.108, does not satisfy its own equations 19 and 20; with
-``z(p) = -ln(-ln(1 - p))`` they are linear, and give 0.318:
+The supplement fits a Gumbel distribution to the speed-up of un-padding on 8 GPUs, deduces the distribution on one
+device from it, and takes minima over several devices. Its single-device scale, 0.108, does not satisfy its own
+equations 19 and 20. With ``z(p) = -ln(-ln(1 - p))`` these equations are linear, and give 0.318:
 
 * ``beta_1 = -beta_8 ln(ln 2) / (z(0.5^(1/8)) - z((1 - 1/e)^(1/8)))``, where z is taken at the survival probability
 * ``alpha_1 = alpha_8 - beta_1 z((1 - 1/e)^(1/8))``
 
-Nor is the minimum of such speed-ups a Gumbel variable again. The time of the slowest device is, if times are: fitted to
-the same data by its moments on 8 GPUs, its location grows by ``scale ln(n / 8)``.
+Besides, the minimum of such speed-ups is not Gumbel-distributed. But if times are Gumbel-distributed, so is the time of
+the slowest device. Fitted to the same data by its moments on 8 GPUs, its location grows by ``scale ln(n / 8)``.
 
-Both are about batches at random. The simulation draws batches of 32 sequences from the histogram, and takes time as
-proportional to tokens; balanced, each rank takes as many sequences, chosen so that all have as many tokens.
+Both estimates assume random batches. The simulation draws batches of 32 sequences from the histogram, and assumes that
+time is proportional to the number of tokens. With balance, each rank still takes 32 sequences, chosen so that all ranks
+have nearly the same number of tokens.
 
 Source: supplement to arXiv 2107.02027, section F and listing 2.
 """
@@ -62,12 +63,14 @@ class ScalingRow:
 
     Attributes:
         devices: number of devices.
-        printed: un-padding, by the printed constants.
-        corrected: un-padding, by the constants that satisfy the equations.
-        by_time: un-padding, by a Gumbel distribution of times.
-        simulated: un-padding with batches at random, simulated from the histogram; None: it has too few.
-        balanced: un-padding with balance (equal-count Karmarkar-Karp on indices), simulated; None as above.
-        packing: the packing factor, the same on any number of devices.
+        printed: speed-up of un-padding, by the printed constants.
+        corrected: speed-up of un-padding, by the constants that satisfy the equations.
+        by_time: speed-up of un-padding, by a Gumbel distribution of times.
+        simulated: speed-up of un-padding with random batches, simulated from the histogram; None: the histogram holds
+            too few sequences.
+        balanced: speed-up of un-padding with balance (equal-count Karmarkar-Karp on indices), simulated; None: the
+            histogram holds too few sequences.
+        packing: speed-up of packing: the packing factor, the same on any number of devices.
     """
 
     devices: int
@@ -84,7 +87,9 @@ class ScalingRow:
 
 
 def of_one_device(alpha: float = ALPHA_8, beta: float = BETA_8, devices: int = 8) -> tuple[float, float]:
-    """Return location and scale of one device's speed-up, from those of the minimum over several: equations 19 and 20.
+    """Return location and scale of the speed-up on one device, by equations 19 and 20.
+
+    `alpha` and `beta` are location and scale of the minimum speed-up over `devices` devices.
 
     >>> [round(value, 3) for value in of_one_device()]
     [1.941, 0.318]
@@ -100,7 +105,7 @@ def _z(p: float) -> float:
 
 
 def speed_up_of_minimum(alpha: float, beta: float, devices: int) -> float:
-    """Return the expected minimum over devices of Gumbel speed-ups with this location and scale.
+    """Return the expected minimum, over this many devices, of Gumbel speed-ups with location `alpha` and scale `beta`.
 
     >>> round(speed_up_of_minimum(1.94, 0.108, 1024), 3)
     1.724
@@ -110,7 +115,9 @@ def speed_up_of_minimum(alpha: float, beta: float, devices: int) -> float:
 
 
 def speed_up_by_time(devices: int, alpha: float = ALPHA_8, beta: float = BETA_8) -> float:
-    """Return the speed-up by the expected time of the slowest device; times are Gumbel, fitted on 8 GPUs by moments.
+    """Return the speed-up from the expected time of the slowest device, if times are Gumbel-distributed.
+
+    The distribution of times is fitted by its moments to the speed-up on 8 GPUs (location `alpha`, scale `beta`).
 
     >>> round(speed_up_by_time(8), 2)
     1.66
@@ -178,7 +185,8 @@ def _shuffled(histogram: Histogram) -> NDArray[np.int32]:
 def crossing(rows: Sequence[ScalingRow], curve: str, level: float) -> float | None:
     """Return the number of devices from which a falling curve is below a level; None if it never is.
 
-    `curve` is the name of an attribute of the rows. Between rows it is a line over the logarithm of the devices.
+    `curve` is the name of an attribute of the rows. Between rows it is interpolated linearly over the logarithm of the
+    number of devices.
     """
     values = [(row.devices, value) for row in rows if (value := getattr(row, curve)) is not None]
     if values and values[0][1] < level:

@@ -1,6 +1,7 @@
-"""Whether packed pre-training learns the same in less time: arXiv 2107.02027, section 4.2 to 4.3, on this machine.
+"""Whether packed pre-training learns as much in less time: arXiv 2107.02027, sections 4.2 and 4.3, on this machine.
 
-`prepare` says beforehand what will run and how long it takes, `study_learning` runs it, `learning_chart` draws it.
+`prepare` returns what a study will run and how long it will take, `study_learning` runs the study, and
+`learning_chart` draws its results.
 """
 
 from __future__ import annotations

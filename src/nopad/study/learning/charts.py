@@ -1,4 +1,4 @@
-"""The study's picture, after the paper's Figures 3 and 4: accuracy of masked tokens on held-out pairs."""
+"""The study's chart, after the paper's Figures 3 and 4: accuracy on the masked tokens of held-out pairs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ BLACK = "#000000"
 
 
 def learning_chart(found: Learning) -> Any:
-    """Return an Altair chart of accuracy on held-out masked tokens, with a panel for each comparison.
+    """Return an altair chart of accuracy on the masked tokens of held-out pairs, with a panel for each comparison.
 
-    A line is the mean over seeds, the band around it goes from the least to the most. The comparison at equal batch is
-    drawn twice: by sequences trained on, and by seconds of training.
+    A line shows the mean over seeds; the band around it spans the lowest to the highest value. The comparison at equal
+    batch is drawn twice: over the number of sequences trained on, and over the seconds of training.
 
     Raises:
         MissingExtraError: altair or vl-convert is not installed.

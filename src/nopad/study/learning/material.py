@@ -1,7 +1,7 @@
-"""What `nopad study learning` trains on: the texts of Python's standard library, as pairs for pre-training.
+"""The training data of `nopad study learning`: the texts of Python's standard library, as pairs for pre-training.
 
-Each text is a document. The vocabulary is the part of BERT's that these texts use most, with every single character in
-it, so nothing is unknown; a small one keeps a small model from being all embeddings.
+Each text is a document. The vocabulary has those tokens of BERT's that these texts use most, and every character in
+them, so that no token is unknown. It is small because most of a small model's parameters would otherwise be embeddings.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class Material:
     """Pairs to train on and pairs held out, and the task that made them.
 
     Attributes:
-        task: masks them, and says what is learned.
-        train, held_out: the pairs; no document is in both.
-        texts: ``(text, topic)`` of documents, for tuning afterwards; a topic is a package of the standard library.
+        task: the pre-training task, which made the pairs and masks them.
+        train, held_out: the pairs to train on and the pairs held out; no document is in both.
+        texts: ``(text, topic)`` of each document, for fine-tuning afterwards; a topic is the name of a top-level module
+            or package of the standard library.
     """
 
     task: Pretraining
@@ -44,21 +45,21 @@ class Material:
 
     @property
     def capacity(self) -> int:
-        """Most tokens of a pair."""
+        """Most tokens in a pair."""
         return int(self.task.max_length)
 
 
 @cache
 def material(capacity: int, vocabulary: int, documents: int | None = None) -> Material:
-    """Return pairs of at most `capacity` tokens, of the texts of the standard library.
+    """Return pairs of at most `capacity` tokens, made from the texts of the standard library.
 
     Args:
-        capacity: most tokens of a pair.
-        vocabulary: how many tokens there are, single characters included.
-        documents: so many texts only, drawn at random; None: all.
+        capacity: most tokens in a pair.
+        vocabulary: number of tokens in the vocabulary, single characters and special tokens included.
+        documents: number of texts to use, drawn at random; None: all.
 
     Raises:
-        LengthError: the standard library has too few texts, as where it was installed without its sources.
+        LengthError: fewer than 100 texts were found, for example if the standard library was installed without sources.
     """
     found = [(entry["text"], entry["file"].split("/")[0].removesuffix(".py")) for entry in stdlib_texts()]
     found = [(text, topic) for text, topic in found if len(sentences_of(text)) > 1]
@@ -78,7 +79,11 @@ def material(capacity: int, vocabulary: int, documents: int | None = None) -> Ma
 
 
 def reduced(texts: Sequence[str], size: int) -> Any:
-    """Return BERT's tokenizer with only the `size` tokens that `texts` use most, and all characters in them."""
+    """Return BERT's tokenizer with a vocabulary of only `size` tokens.
+
+    These are the special tokens, the characters in the tokens of `texts`, and the tokens that `texts` use most. The
+    first two are always kept, so the vocabulary may be larger than `size`.
+    """
     import tokenizers
     import transformers
 

@@ -1,8 +1,8 @@
 """One run of pre-training, and its curve.
 
-A run is a function of its `Recipe`, the material and a seed: weights, order and masks follow from the seed alone, so
-two recipes with one seed differ only in what they say. Held-out pairs are evaluated through `nopad.packed`, whatever
-the model was trained with; packed or alone is the same there (docs/equality.md).
+A run is a function of its size, its `Recipe`, the material and a seed. Initial weights, order and masks follow from the
+seed alone, so two recipes with the same seed differ only in their settings. Held-out pairs are always evaluated through
+`nopad.packed`, however the model was trained: the results are the same as for each pair alone (docs/equality.md).
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ __all__ = ["SIZES", "Curve", "Point", "Recipe", "Size", "batches", "factor_of", 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How large a study is.
+    """The size of a study: of its model, its data and its runs.
 
     Attributes:
-        layers: number of the model's layers.
-        hidden: its hidden size.
-        heads: attention heads per layer.
+        layers: number of layers of the model.
+        hidden: hidden size of the model.
+        heads: number of attention heads per layer.
         vocabulary: number of tokens in the vocabulary.
-        capacity: tokens of a row, and most tokens of a pair.
-        documents: how many texts of the standard library are read; None: all.
-        sequences: sequences per step, without packing.
-        samples: sequences that a run trains on.
+        capacity: number of tokens in a row, and most tokens in a pair.
+        documents: number of texts of the standard library to use; None: all.
+        sequences: number of sequences per step without packing.
+        samples: number of sequences that a run trains on.
         rate: peak learning rate of LAMB.
-        points: evaluations of a run, beside the one before its first step.
-        held_out: how many pairs are held out for evaluation.
-        tuned: texts that classifiers are fine-tuned on afterwards.
-        tests: texts that these classifiers are tested on.
-        seeds: how many classifiers are fine-tuned for each recipe, each with another seed.
+        points: number of evaluations during a run, not counting the one before its first step.
+        held_out: most held-out pairs to evaluate on.
+        tuned: number of texts that classifiers are fine-tuned on afterwards.
+        tests: most texts that these classifiers are tested on.
+        seeds: number of classifiers that are fine-tuned for each recipe, each with a different seed.
     """
 
     layers: int
@@ -118,18 +118,21 @@ SIZES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What one run does. The defaults are what nopad does, with as many sequences in a step as without packing.
+    """The settings of one run. The defaults are nopad's, with as many sequences in a step as without packing.
+
+    Below, p is the packing factor.
 
     Attributes:
-        name: its name in tables and pictures.
+        name: name of the recipe in tables and charts.
         way: how the model is fed (`nopad.study.learning.ways`).
-        larger: a step has p times as many sequences, p being the packing factor: with packs as many rows as a step
-            without packing has, with one sequence per row p times as many rows.
-        rate: multiple of the size's learning rate; "factor": p.
-        betas: "as they are", or "factor": both betas are raised to the power p.
-        per: how the loss of masked tokens is averaged: over tokens, or within each sequence first.
+        larger: whether a step has p times as many sequences. Packs then take as many rows as a step without packing;
+            with one sequence per row, a step takes p times as many rows.
+        rate: factor by which the size's learning rate is multiplied; "factor": p.
+        betas: "as they are": betas are not changed; "factor": both betas are raised to the power p.
+        per: whether the loss of masked tokens is averaged over all tokens ("token"), or within each sequence first
+            ("sequence").
         next_sentence: whether next-sentence prediction is learned too.
-        greedy: sequences are packed as they come; a new pack begins when the next does not fit.
+        greedy: whether sequences are packed in order of arrival, starting a new pack when the next does not fit.
     """
 
     name: str
@@ -147,14 +150,15 @@ class Point:
     """One evaluation of a run; losses and accuracies are those on held-out pairs.
 
     Attributes:
-        samples: sequences trained on so far.
-        tokens: tokens trained on so far, without padding.
-        slots: tokens trained on so far, padding included.
-        steps: optimiser steps so far.
-        seconds: time of training so far, without evaluation.
-        masked_loss: mean loss of a masked token; infinite if training diverged.
-        accuracy: share of the masked tokens that are predicted right, from 0 to 1.
-        next_accuracy: share of the next-sentence labels that are predicted right; None where they are not learned.
+        samples: number of sequences trained on so far.
+        tokens: number of tokens trained on so far, without padding.
+        slots: number of tokens trained on so far, padding included.
+        steps: number of optimiser steps so far.
+        seconds: training time so far, without evaluation.
+        masked_loss: mean loss of a masked token; infinite if it is not a finite number, since training diverged.
+        accuracy: share of the masked tokens that are predicted correctly, from 0 to 1.
+        next_accuracy: share of the next-sentence labels that are predicted correctly, from 0 to 1; None if the recipe
+            does not learn them.
     """
 
     samples: int
@@ -195,7 +199,7 @@ def factor_of(material: Material) -> float:
 def model_of(material: Material, size: Size, seed: int, **options: Any) -> Any:
     """Return a new BERT model with weights drawn by `seed`, in training mode, without dropout.
 
-    `options` are further ones of `transformers.BertConfig`.
+    `options` are further arguments of `transformers.BertConfig`.
     """
     import transformers
 
@@ -220,7 +224,7 @@ def _masking(material: Material, seed: int) -> Masking:
 
 
 def batches(recipe: Recipe, material: Material, size: Size, seed: int) -> PackedLoader:
-    """Return the loader of a run's training data, whose rows hold several sequences or one, as the recipe says."""
+    """Return the loader of a run's training data; the recipe decides whether a row holds several sequences or one."""
     p = factor_of(material)
     sequences = size.sequences * (p if recipe.larger else 1.0)
     how: dict[str, Any] = {"rows": max(round(sequences / p), 1)}
@@ -233,7 +237,7 @@ def batches(recipe: Recipe, material: Material, size: Size, seed: int) -> Packed
 
 
 def held_out(material: Material, size: Size) -> list[PackedBatch]:
-    """Return batches of the held-out pairs, packed, with masks that are the same for all recipes and seeds."""
+    """Return packed batches of the held-out pairs, with the same masks for all recipes and seeds."""
     most = min(size.held_out, len(material.held_out))
     loader = PackedLoader(
         material.held_out.part(0, most), material.capacity, rows=32, last="fill", collate=_masking(material, 2**31)
@@ -244,13 +248,13 @@ def held_out(material: Material, size: Size) -> list[PackedBatch]:
 def train(
     recipe: Recipe, material: Material, size: Size, seed: int, judged: list[PackedBatch]
 ) -> tuple[Curve, dict[str, torch.Tensor]]:
-    """Train a new model; return its curve, and its weights at the end as a state dict.
+    """Train a new model; return its curve, and its final weights as a state dict.
 
     Args:
-        recipe: what the run does.
-        material: the pairs it reads.
-        size: size of model and run.
-        seed: random seed of weights, order and masks.
+        recipe: the settings of the run.
+        material: the pairs to train on.
+        size: the size of the model and of the run.
+        seed: random seed for initial weights, order and masks.
         judged: the batches to evaluate on, from `held_out`.
     """
     p = factor_of(material)

@@ -1,4 +1,4 @@
-"""Which runs the study has: the three comparisons of the paper's Figure 3, the faults of Figure 4, and two questions.
+"""The study's recipes: the three comparisons of the paper's Figure 3, the faults of Figure 4, and open choices.
 
 Source: arXiv 2107.02027, section 4.2, Figures 3 and 4; supplement, Figures 7 to 9; section 5 (segments).
 """
@@ -60,9 +60,9 @@ GROUPS: tuple[Group, ...] = (
 
 
 def recipes(groups: tuple[str, ...] | None = None) -> list[Recipe]:
-    """Return the recipes of the named groups (names as in `GROUPS`; None: all), each once.
+    """Return the recipes of the named groups (names as in `GROUPS`; None: all groups), each recipe once.
 
-    `BASE` and `RIGHT` always come first; names that are no group's are passed over.
+    `BASE` and `RIGHT` always come first. Names that are not in `GROUPS` are ignored.
     """
     chosen = [one for name, found in GROUPS if groups is None or name in groups for one in found]
     return list(dict.fromkeys([BASE, RIGHT, *chosen]))

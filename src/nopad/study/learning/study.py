@@ -1,7 +1,8 @@
-"""The whole study: its runs, and what is tuned from their weights, kept one by one, so that what was stopped goes on.
+"""The whole study: its pre-training runs, the classifiers fine-tuned from their weights, and resuming after a stop.
 
-Everything is a function of the size and the seeds. Results are a JSON line each in ``results.jsonl`` of a folder,
-written when they are known; a study that is started again in the same folder does the rest.
+Apart from times, all results are a function of the size and the seeds. Each result is written as a JSON line to
+``results.jsonl`` in a folder as soon as it is known; a study that is started again in the same folder runs only the
+runs that have no result yet.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Prepared:
         parameters: number of the model's parameters.
         recipes: the recipes to run.
         seeds: number of seeds; every recipe runs with seeds 0 to `seeds` - 1.
-        hours: estimated hours on this machine, from the time of a few steps; without what is done already.
+        hours: estimated hours on this machine for the runs that are not done yet, from the time of a few steps.
     """
 
     size: Size
@@ -57,7 +58,7 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Mean, least and greatest of some values, one per seed."""
+    """Mean, least and greatest of a set of values, one per seed."""
 
     mean: float
     least: float
@@ -65,7 +66,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Return the spread of `values`, of which there is at least one."""
+        """Return the spread of `values`, which must not be empty."""
         return cls(mean=statistics.fmean(values), least=min(values), most=max(values))
 
 
@@ -76,8 +77,8 @@ class Learning:
     Attributes:
         factor: average number of sequences per pack.
         curves: one per recipe and seed.
-        tuned: accuracies of fine-tuned classifiers, one per seed of fine-tuning, by the name of the recipe that their
-            weights were pre-trained with.
+        tuned: for each recipe by name, the accuracies of the classifiers fine-tuned from its weights, one per seed of
+            fine-tuning.
     """
 
     factor: float
@@ -85,7 +86,7 @@ class Learning:
     tuned: dict[str, list[float]] = field(default_factory=dict)
 
     def of(self, recipe: str) -> list[Curve]:
-        """Return the curves of the recipe of this name, in order of their seeds."""
+        """Return the curves of the recipe with this name, in order of their seeds."""
         return sorted((one for one in self.curves if one.recipe == recipe), key=lambda one: one.seed)
 
     def names(self) -> list[str]:
@@ -93,17 +94,17 @@ class Learning:
         return list(dict.fromkeys(one.recipe for one in self.curves))
 
     def spread(self, recipe: str, what: str) -> Spread | None:
-        """Return how the attribute `what` of the last `Point` spreads over a recipe's seeds.
+        """Return the spread, over a recipe's seeds, of the attribute `what` of each run's last `Point`.
 
-        None: the attribute is None, as `next_accuracy` is where next sentences are not learned.
+        Returns None if the attribute is None: `next_accuracy` is, for a recipe without next-sentence prediction.
         """
         values = [getattr(one.last, what) for one in self.of(recipe)]
         return None if None in values else Spread.of(values)
 
     def reached(self, recipe: str, accuracy: float, what: str) -> float | None:
-        """Return how many samples, seconds or another count (`what`, of `Point`) a recipe took to reach an accuracy.
+        """Return the samples, seconds or other attribute `what` of `Point` at which a recipe reached an accuracy.
 
-        This is the mean over seeds, interpolated linearly between points; None if a seed's run never reached it.
+        This is the mean over seeds, interpolated linearly between points; None if any seed's run never reached it.
         """
         found = [_crossing(one.points, accuracy, what) for one in self.of(recipe)]
         return None if None in found else statistics.fmean(one for one in found if one is not None)
@@ -118,16 +119,16 @@ def _crossing(points: Sequence[Point], accuracy: float, what: str) -> float | No
 
 
 def prepare(size: Size, recipes: Sequence[Recipe], seeds: int, folder: Path | None = None) -> Prepared:
-    """Read the texts and time a few steps, so that the length of the study is known before it runs.
+    """Read the texts and time a few steps, so that the duration of the study is known before it runs.
 
     Args:
-        size: one of `SIZES`, or another.
+        size: one of `SIZES`, or a `Size` of your own.
         recipes: the recipes to run, such as `recipes` returns.
-        seeds: how many seeds each runs with.
-        folder: where results are kept; what is there already counts as done. None: nothing is kept.
+        seeds: number of seeds that each recipe runs with.
+        folder: where results are kept; runs with a result there count as done. None: results are not kept.
 
     Raises:
-        FormatError: `folder` has results of another study.
+        FormatError: `folder` has the results of a different study.
     """
     given = material(size.capacity, size.vocabulary, size.documents)
     p = factor_of(given)
@@ -166,12 +167,12 @@ def study_learning(
     """Train every recipe with every seed, fine-tune classifiers from some of the weights, and return all results.
 
     Args:
-        prepared: what is to run, from `prepare`.
-        folder: where results are kept; what is there already is not run again. None: nothing is kept.
+        prepared: the study to run, from `prepare`.
+        folder: where results are kept; runs with a result there are not run again. None: results are not kept.
         say: called with a line of text whenever a run or a recipe's fine-tuning is done.
 
     Raises:
-        FormatError: `folder` has results of another study, or lacks weights that are to be fine-tuned.
+        FormatError: `folder` has the results of a different study, or lacks weights that are to be fine-tuned.
     """
     with nullcontext() if folder is None else locked(folder / ".lock"):  # another process waits, then finds all done
         return _studied(prepared, folder, say)

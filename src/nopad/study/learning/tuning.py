@@ -1,7 +1,7 @@
-"""What is learned afterwards: a classifier on top of pre-trained weights, over many seeds.
+"""Fine-tuning after pre-training: a classifier on top of pre-trained weights, over many seeds.
 
-The task is to tell from a text of the standard library in which package it stands. In the paper tuning is not packed;
-here it is, since a packed step is equal to an unpacked one (docs/equality.md).
+The task is to tell which package of the standard library a text comes from. In the paper, fine-tuning is not packed;
+here it is, since a packed step equals an unpacked one (docs/equality.md).
 
 Source: arXiv 2107.02027, section 4.3 and Table 3: SQuAD after both ways of pre-training, median of ten seeds.
 """
@@ -31,7 +31,10 @@ Sets = tuple[Classification, Sequences, Sequences]
 
 
 def sets_of(material: Material, size: Size) -> Sets:
-    """Return the task, and the texts to tune on and to test on: of the commonest packages, as many of each."""
+    """Return the task, the texts to fine-tune on, and the texts to test on.
+
+    Both sets are drawn from equal numbers of texts from each of the commonest packages, as far as a package has enough.
+    """
     common = [topic for topic, _ in Counter(topic for _, topic in material.texts).most_common(TOPICS)]
     each = -(-(size.tuned + size.tests) // TOPICS)
     found: list[dict[str, Any]] = []
@@ -47,7 +50,15 @@ def sets_of(material: Material, size: Size) -> Sets:
 
 
 def tuned(weights: dict[str, torch.Tensor], sets: Sets, material: Material, size: Size, seed: int) -> float:
-    """Tune a classifier that begins with these weights of an encoder, and return its accuracy on the test texts."""
+    """Fine-tune a classifier and return its accuracy on the test texts, from 0 to 1.
+
+    Args:
+        weights: state dict of a pre-trained model; its encoder's weights are the classifier's first ones.
+        sets: the task and its texts, from `sets_of`.
+        material: the material that the weights were pre-trained on.
+        size: the size of the pre-trained model.
+        seed: random seed for the classifier's head and the order of the texts.
+    """
     import transformers
 
     task, learned, tested = sets

@@ -1,7 +1,7 @@
-"""How a model is fed packs: as nopad does it, one sequence per row, and wrongly, as the papers' ablations do.
+"""How a model is fed: with packs as in nopad, with one sequence per row, or wrongly, as in the papers' ablations.
 
-What is right goes through `nopad.packed`, and one sequence per row through the bare model. The rest goes through the
-bare model too, with an attention mask and positions written out here, so that each fault is the only one.
+The way "packed" goes through `nopad.packed`. All others go through the bare model, with the attention mask and the
+position_ids computed here, so that a wrong way has no faults but those under study.
 
 Source: arXiv 2107.02027, section 3.2 (positions, masks, loss per sequence), section 4.2.1 (ablations), and section 5,
 which asks whether the two segments of a sequence should be kept apart.
@@ -29,10 +29,10 @@ Feed = Callable[[PackedBatch], dict[str, Tensor]]
 
 
 def feeding(model: Any, way: Way) -> Feed:
-    """Make the model ready for a way, and return what gives its outputs for a batch of rows.
+    """Prepare the model in place for a way, and return a function from a batch of rows to the model's outputs.
 
-    Outputs are ``prediction_logits`` ``[R, L, V]`` and ``seq_relationship_logits``, ``[S, 2]`` in the order of the
-    batch's sequences, whatever the way.
+    Whatever the way, the outputs are ``prediction_logits`` ``[R, L, V]``, and ``seq_relationship_logits`` ``[S, 2]`` in
+    the order of the batch's sequences.
     """
     if way == "packed":
         return _packed(model if is_packed(model) else nopad.packed(model, backend="mask"))
@@ -69,14 +69,16 @@ def _bare(model: Any, batch: PackedBatch, way: Way) -> dict[str, Tensor]:
 
 
 def seen_by(sequence_ids: Tensor, segments: Tensor, way: Way) -> Tensor:
-    """Return which token attends to which, bool ``[R, L, L]``.
+    """Return which tokens each token attends to, bool ``[R, L, L]``: ``[row, query, key]``.
+
+    Padding attends to padding, since a query with no keys would give NaN.
 
     Args:
-        sequence_ids: number of each token's sequence in its row from 1; 0: padding; ``[R, L]``.
+        sequence_ids: number of each token's sequence within its row, counted from 1; 0: padding; ``[R, L]``.
         segments: 0 for a sequence's first side, 1 for its second; ``[R, L]``.
-        way: "no mask" and "neither" show every token of the row, "segments" those of the same side, and all of its
-            sequence to the first token, which tells whether one side follows the other; others the same sequence.
-            Padding sees padding: a row of nothing would give NaN.
+        way: with "no mask" and "neither", a token attends to all real tokens of its row. With "segments", it attends to
+            its own side of its sequence; only the sequence's first token, which predicts whether one side follows the
+            other, attends to the whole sequence. With all other ways, a token attends to its own sequence.
     """
     real = sequence_ids > 0
     seen = sequence_ids[:, :, None] == sequence_ids[:, None, :]
