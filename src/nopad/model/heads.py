@@ -252,8 +252,11 @@ class Causal(Head):
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         """Set the labels of first tokens to -100.
 
-        Refuse calls whose loss would be wrong: because the model shifts labels along rows in another way, or because
-        ``num_items_in_batch`` counts labels of first tokens.
+        Refuse calls whose loss would be wrong, because labels are shifted along rows and not along sequences, or
+        because ``num_items_in_batch`` counts labels of first tokens.
+
+        Raises:
+            BatchError: the loss would be wrong in one of these ways, or labels have a wrong shape.
         """
         super().enter(call, named)
         labels, layout = named.get("labels"), call.placed.layout

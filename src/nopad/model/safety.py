@@ -37,8 +37,8 @@ def packed(model: Any, *, backend: str = "auto", max_sequences: int | None = Non
     Args:
         model: a transformers model, bare or with a head, also inside PEFT.
         backend: how attention keeps sequences apart: "flex", "mask", "repack", "segments" or "varlen"; or "auto":
-            `segments` on a CPU; on a GPU `varlen` in half precision for flat batches, `repack` for rows filled end to
-            end, else `mask`.
+            `segments` on a CPU; on other devices `varlen` for flat batches in half precision on a CUDA GPU, `repack`
+            for rows filled end to end, else `mask`.
         max_sequences: the most sequences that a batch may have; a batch with more is refused. None: any number. With
             this limit, heads that give a result per sequence have static shapes too (`nopad.model.static_inputs`).
         head: what the head gives, only for a class of your own. "tokens": one result per token; "causal": the same,
