@@ -39,7 +39,8 @@ class Verdict:
     Attributes:
         isolated: whether every check passed.
         max_abs_diff: largest absolute difference of an output between packed and alone, in float64.
-        first_difference: name of the first module whose output differs; None: no module's does.
+        first_difference: name of the first module whose output differs; None: no module's does, or none was looked for
+            (`audit_samples`).
         model: class name of the model.
         how: the backend, collator or function that should keep sequences apart.
         checks: all measurements.
