@@ -1,7 +1,7 @@
 """`audit`: check that a sequence in a pack gets the result it gets alone, for any model and any collator.
 
-`audit_samples` checks any torch module on any data (graphs, images), by functions of the user's. `audit_step` checks
-one real training step: collator, loss, denominators and gradients.
+`audit_samples` checks any torch module on any data (graphs, images) with two functions that the user gives.
+`audit_step` checks one real training step: collator, loss, denominator and gradients.
 """
 
 from nopad.auditing.run import audit

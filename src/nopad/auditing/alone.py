@@ -25,8 +25,8 @@ class Alone:
     Attributes:
         trial: the trial with the model and its sequences.
         outputs: for each sequence, outputs by name.
-        kinds: for each output, by name, whether it is per token, per token of the target, or per sequence.
-        graph: whether gradients can be computed.
+        kinds: for each output, by name: whether it is per token, per token of the target, or per sequence.
+        graph: whether the outputs keep the autograd graph, so that gradients can be computed.
     """
 
     def __init__(self, trial: Trial, graph: bool) -> None:
@@ -38,9 +38,9 @@ class Alone:
         self._sound: dict[Names, tuple[Alone | None, frozenset[str], list[str]]] = {}
 
     def gradients(self, names: Names, numbers: Sequence[int] | None = None) -> Gradients:
-        """Return the gradients, by parameter name, of a sum of outputs, in which each value has a random weight.
+        """Return the gradients, by parameter name, of a randomly weighted sum of all values of the outputs.
 
-        `names`: the outputs that are summed. `numbers`: the sequences whose outputs are summed; None: all.
+        `names`: names of the outputs that are summed. `numbers`: the sequences whose outputs are summed; None: all.
         """
         chosen = tuple(range(len(self.outputs)) if numbers is None else numbers)
         key = names, chosen
@@ -53,9 +53,9 @@ class Alone:
     def sound(self, names: Names) -> tuple[Alone | None, frozenset[str], list[str]]:
         """Leave out gradients that are not finite even alone; return (sequences kept, parameters left out, notes).
 
-        A parameter is left out if its gradient is finite for no sequence. A sequence is kept if its gradients for all
-        other parameters are finite. The first result is None if too few gradients are finite. `names` are the outputs
-        whose gradients are computed.
+        A parameter is left out if every sequence's gradient for it is not finite. A sequence is kept if its gradients
+        for all other parameters are finite. The first result is None if fewer than two sequences or no parameter would
+        remain. `names` are the outputs whose gradients are computed.
         """
         if names not in self._sound:
             self._sound[names] = self._judged(names)
@@ -85,8 +85,8 @@ def weighed(seed: int, wanted: Sequence[Mapping[str, Tensor]], parts: Sequence[M
     """Return the sum of all values in `parts`, each times a random weight.
 
     `parts` holds the outputs of each sequence, run alone or packed; `wanted` holds those of the sequences run alone.
-    Names, shapes and `seed` decide the weights, so they are the same alone and packed. An output in `parts` may be
-    longer than the one in `wanted`; its values after the sequence's end are not counted.
+    The weights depend only on names, shapes and `seed`, so they are the same alone and packed. An output in `parts` may
+    be longer than the one in `wanted`; its values after the sequence's end are left out.
     """
     total: Any = 0
     for number, (single, given) in enumerate(zip(wanted, parts, strict=True)):
@@ -101,7 +101,7 @@ def weighed(seed: int, wanted: Sequence[Mapping[str, Tensor]], parts: Sequence[M
 def gradients_of(trial: Trial, objective: Tensor, doing: str, keep: bool = False) -> Gradients:
     """Return the gradients of an objective, a scalar, for all parameters of the trial's model, by name.
 
-    `doing` says in errors what is computed; `keep` keeps the graph for further calls.
+    `doing` describes the computation in errors. `keep`: keep the autograd graph for further calls.
     """
     parameters = dict(trial.model.named_parameters())
     with inside_model(doing):
@@ -121,7 +121,7 @@ def largest(values: Tensor) -> float:
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:
-    """Return some names, and how many more there are, as text."""
+    """Return up to `most` names as text, and how many more there are."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 

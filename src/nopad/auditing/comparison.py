@@ -27,13 +27,13 @@ class Found:
     """The results measured so far.
 
     Attributes:
-        checks: the checks, with their numbers.
-        worst: largest difference of an output in float64.
+        checks: the checks, with their measured values.
+        worst: largest absolute difference of an output in float64.
         first: name of the first module whose output differs; None: no module's does.
         notes: remarks for the user.
         attended: how often each layer called nopad's attention in the first packed run, by ``id(module)``.
         names: names of the outputs that have a part for each sequence.
-        row: tokens of the longest row that was run.
+        row: number of tokens in the longest row that was run.
     """
 
     checks: list[Check] = field(default_factory=list)
@@ -61,9 +61,9 @@ class Found:
             self.notes.append(text)
 
     def attempt(self, name: str, measure: Callable[[], Found], may_refuse: bool = False) -> None:
-        """Add the result of a measurement; if the model raises, add a failed check.
+        """Call `measure` and add its result; if the model raises, add a failed check called `name`.
 
-        `may_refuse`: if nopad refuses the batch, add only a note.
+        With `may_refuse`, a batch that nopad refuses adds only a note.
         """
         try:
             self.add(measure())
@@ -83,8 +83,8 @@ def compare(
 ) -> Found:
     """Run the sequences packed and compare with `alone`: outputs, and gradients if `alone` has them.
 
-    The sequences are packed in each of `forms`; None: in all forms of the trial. `truth`: the gradients in float64, if
-    `dtype` is another one. `label` is appended to the names of the checks.
+    The sequences are packed in each of `forms`; None: in all forms of the trial. If `dtype` is not float64, `truth`
+    holds the gradients in float64. `label` is appended to the names of the checks.
     """
     found = Found()
     for form in alone.trial.forms if forms is None else forms:

@@ -1,4 +1,4 @@
-"""Exceptions of a user's model as results of the audit; only this module catches them."""
+"""Exceptions in a user's model become results of the audit; only this module catches them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ModelFailedError(Exception):
 
 @contextmanager
 def inside_model(doing: str) -> Iterator[None]:
-    """Turn any exception of a user's model into a `ModelFailedError` that says what was being done."""
+    """Turn any exception in a user's model into a `ModelFailedError`, which names the step that failed (`doing`)."""
     try:
         yield
     except ModelFailedError:

@@ -28,10 +28,10 @@ def arranged(
 ) -> PackedBatch:
     """Build a batch of one `form` in `FORMS`, with targets for a decoder if they are given.
 
-    Rows of the form "rows" have room for `capacity` tokens; "flat" is one stream; "end to end" has the row width of
-    `crossing`. A sequence and its target are in the same row. Rows of targets have another width than rows of
-    sequences, so that a tensor's shape tells which of the two it belongs to. `pad_id` fills the padding, and `start_id`
-    is the first id of each decoder input.
+    In the form "rows", each row has room for `capacity` tokens; "flat" is one stream; "end to end" has rows of the
+    width that `crossing` returns. A sequence and its target are in the same row. Rows of targets have another width
+    than rows of sequences, so a tensor's shape tells which of the two it belongs to. `pad_id` fills the padding, and
+    `start_id` is the first id of each decoder input.
     """
     lengths = [len(sequence) for sequence in sequences]
     rows = _rows(lengths, capacity)
@@ -45,9 +45,9 @@ def arranged(
 
 
 def crossing(lengths: Sequence[int]) -> int | None:
-    """Return a row width that makes a sequence cross into the next row, although all sequences are shorter than a row.
+    """Return a row width, larger than every length, at which some sequence crosses into the next row.
 
-    None is returned if there is no such width.
+    Return None if there is no such width.
 
     >>> crossing([4, 1, 2]), crossing([3])
     (6, None)

@@ -1,4 +1,4 @@
-"""Compare gradients of all parameters, packed against alone, for one random weighting of all outputs."""
+"""Compare the gradients of all parameters between packed and alone, for one randomly weighted sum of all outputs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ TIMES_ALONE = 4  # allowed error of packed relative to that of alone, for gradie
 class Truth:
     """Gradients in float64 of the sequences alone, and the names of parameters whose true gradient is zero.
 
-    A key's bias, say, shifts all scores of a query alike, so all that its computed gradient holds is rounding. Only in
-    float64 is rounding so small that it cannot be taken for a small gradient: up to `EXACT` times the largest gradient
-    counts as zero.
+    For example, a bias of the keys shifts all scores of a query by the same number, so its true gradient is zero and
+    its computed gradient is only rounding error. In float64 this error is small enough to tell from a small gradient:
+    a gradient of up to `EXACT` times the largest one counts as zero.
     """
 
     alone: Gradients
@@ -36,7 +36,7 @@ class Truth:
 
     @classmethod
     def among(cls, gradients: Gradients) -> Truth:
-        """Return the truth of gradients that were computed in float64, alone."""
+        """Return the `Truth` for gradients that were computed in float64 from sequences alone."""
         sizes = {name: 0.0 if value is None else largest(value) for name, value in gradients.items()}
         finite = [size for size in sizes.values() if math.isfinite(size)]
         most = max(finite, default=0.0) * EXACT
@@ -55,11 +55,11 @@ def compare_gradients(
     `together`: the outputs of the packed sequences, by name, one part per sequence. `left_out`: names of parameters
     that are not compared.
 
-    The largest difference in a gradient is measured relative to the gradient's largest value; where the true gradient
-    is zero (`truth`), relative to the largest value of all gradients. A small gradient may differ more, since it may
-    be a small sum of large numbers (DeBERTa's key biases): in other dtypes than float64, by a few times the rounding
-    error of the sequences alone; in float64, by a few roundings of float32, if the model computes some results in
-    float32 all the same (a softmax).
+    The largest difference in a gradient is measured relative to the gradient's largest value, or, if the true gradient
+    is zero (`truth`), to the largest value of all gradients. A small gradient may differ more, since it may be a small
+    sum of large numbers (DeBERTa's key biases). In dtypes other than float64 it may differ by a few times the rounding
+    error of the sequences alone; in float64, by a few roundings of float32 if the model computes some results in
+    float32 anyway (a softmax).
     """
     names = tuple(together)
     wanted = [{name: output[name][0] for name in names} for output in alone.outputs]
@@ -77,7 +77,7 @@ def judged(
     partly: bool,
     left_out: frozenset[str] = frozenset(),
 ) -> Check:
-    """Compare gradients alone (`mine`) and packed (`theirs`, overwritten), as `compare_gradients` says.
+    """Compare gradients alone (`mine`) and packed (`theirs`), as `compare_gradients` does; `theirs` is overwritten.
 
     `partly`: the model computes some results in float32, even in float64.
     """

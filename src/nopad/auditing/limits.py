@@ -1,4 +1,4 @@
-"""The allowed differences by dtype, and functions that measure how far two tensors differ."""
+"""The largest differences allowed by dtype, and functions that measure how far two tensors differ."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ LIMITS = {torch.float64: EXACT, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch
 def limit_of(measured: float, dtype: torch.dtype, partly: bool = False) -> float:
     """Return the largest relative difference allowed in `dtype`.
 
-    One limit depends on the difference found, `measured`: if `partly` (the model computes some results in float32 even
-    in float64), a float64 difference above `EXACT` is allowed up to `PARTLY_SINGLE`. Any other float64 difference has
-    `EXACT` as its limit.
+    In float64 the limit is `EXACT`, with one exception: if `partly` (the model computes some results in float32 even in
+    float64) and the difference found, `measured`, is above `EXACT`, the limit is `PARTLY_SINGLE`.
     """
     if dtype == torch.float64 and partly and EXACT < measured <= PARTLY_SINGLE:
         return PARTLY_SINGLE

@@ -30,12 +30,12 @@ FORM = "rows"
 def poison(alone: Alone, dtype: torch.dtype) -> Found:
     """Poison one sequence in several ways; measure, for each, how far the results of its neighbours change.
 
-    Its tokens are changed; or its embeddings are scaled; or they are NaN, for backends on which not even this may
-    reach a neighbour.
+    Its tokens are changed, or its embeddings are scaled, or its embeddings become NaN. NaN is left out for backends
+    that do not keep NaN from neighbours.
 
-    On a CPU not a single bit may change; elsewhere, where sums are added up in any order, a few roundings of the
-    largest value are allowed. In a mixture of experts such roundings are always allowed, since a sequence there changes
-    which tokens are computed together.
+    On a CPU not a single bit of a neighbour's result may change. On other devices, where the order of additions varies,
+    a few roundings of the largest value are allowed. In a mixture of experts such roundings are always allowed, since
+    the poisoned sequence changes which tokens are computed together.
     """
     found, trial, huge = Found(), alone.trial, SCALE.get(dtype, 1e6)
     poisoned = _Poisoned(trial, alone.kinds)
@@ -187,7 +187,7 @@ def _layers(trial: Trial) -> int:
 
 
 def once_a_layer(trial: Trial, counts: dict[int, int]) -> Check:
-    """Check that nopad's attention ran in every attention layer, once (or twice, as the model's family does).
+    """Check that nopad's attention ran in every attention layer, as often as the model's family says (mostly once).
 
     `counts` is the number of calls of each attention layer, by ``id(module)``.
     """

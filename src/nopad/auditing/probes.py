@@ -21,7 +21,7 @@ __all__ = ["Places", "find", "lengths_for"]
 
 
 def lengths_for(capacity: int, longest: int) -> list[int]:
-    """Return lengths up to `longest`: some fill a pack of `capacity` exactly, some do not, and one is a single token.
+    """Return lengths up to `longest`: some fill a pack of `capacity` exactly, some do not, and one is 1 token.
 
     >>> lengths_for(64, 512)
     [64, 1, 38, 19, 6, 31]
@@ -36,9 +36,9 @@ class Places:
 
     Attributes:
         shape: (R, L) of the batch.
-        of: positions of each sequence's tokens, in the order in which the sequences were given.
-        batch: the packed batch if nopad built it, which also splits values per sequence.
-        target: the places of the targets, for a decoder.
+        of: for each sequence, in the order given, the positions of its tokens; int64 ``[length]``.
+        batch: the packed batch, which is used to split values per sequence; None: nopad did not build the batch.
+        target: the places of the targets; None: there is no decoder.
     """
 
     shape: tuple[int, int]
@@ -47,7 +47,7 @@ class Places:
     target: Places | None = None
 
     def split(self, values: Tensor, kind: str | None = None) -> list[Tensor] | None:
-        """Split ``[R, L, ...]`` or ``[S, ...]`` into one value per sequence; None for any other shape.
+        """Split ``[R, L, ...]`` or ``[S, ...]`` into one tensor per sequence; return None for any other shape.
 
         `kind`: "token" or "target" for values per token of the sequences or targets, "sequence" for values per
         sequence; None: decide by the shape.

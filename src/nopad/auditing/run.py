@@ -58,23 +58,26 @@ def audit(
     """Check that sequences in a pack get the results they get alone, or name the module where they first differ.
 
     Args:
-        model: a transformers model; without a collator it is made pack-safe for the audit, if it is not yet.
+        model: a transformers model; the audit runs copies of it. Without a collator these are made pack-safe, if the
+            model is not yet.
         collator: any function from features (dicts with ``input_ids``) to the arguments of a forward call; the model is
             then audited unchanged, with batches of this collator.
         capacity: capacity of the packs, and length of the longest sequence. None: 64, or for a model with local
             attention a quarter more than its window (up to 256), since shorter sequences do not test a window.
-        backend: attention backend with which the model is made pack-safe.
+        backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
         layers: audit a copy with only this many first layers, for a large model; None: all layers.
         gradients: also compare the gradients of the parameters.
-        seed: random seed of the tokens and of the weights of outputs.
+        seed: random seed of the tokens, and of the weights with which outputs are summed for gradients.
+
+    Returns:
+        A `nopad.auditing.Verdict`; `isolated` says whether all checks passed. An exception in the model is not raised
+        here: it is a failed check with the exception's name.
 
     Raises:
         UnsupportedModelError: nopad refuses this model; the message gives the reason.
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
-        OptionError: a capacity below 4, more layers than the model has, another backend than that of a model that is
-            pack-safe already, or a model that is random even in evaluation mode.
-
-    An exception of the model itself is not raised here: it is a failed check with the exception's name.
+        OptionError: the capacity is below 4, `layers` is more than the model has, the model is already pack-safe with
+            another backend, or the model is random even in evaluation mode.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertModel, DataCollatorWithFlattening

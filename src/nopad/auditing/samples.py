@@ -1,8 +1,8 @@
-"""`audit_samples`: packed against alone for any torch module and any data, by two functions of the user's.
+"""`audit_samples`: compare packed with alone for any torch module and any data, with two functions from the user.
 
-`audit` draws tokens by itself, and knows transformers' models. Graphs, images and sound come in forms of their own, and
-so do the models that take them: here the user says how one sample is run alone, and how several are run packed. What is
-measured is the same: outputs, gradients of all parameters, and what a poisoned sample does to its neighbours.
+`audit` draws tokens itself and knows how to call transformers' models. Graphs, images and sound have other formats, and
+their models other arguments, so here one function runs a sample alone and another runs several samples packed. The
+measurements are the same: outputs, gradients of all parameters, and what a poisoned sample does to its neighbours.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def audit_samples(
     gradients: bool = True,
     seed: int = 0,
 ) -> Verdict:
-    """Check that samples of any kind get in a pack the results they get alone.
+    """Check that samples of any kind get the same results in a pack as alone.
 
     The model is copied in float64 and in its own dtype, both in evaluation mode. Through each copy the samples are run
     alone, and packed in the given order and in reverse. Then the middle sample is poisoned in three ways: other values,
@@ -60,7 +60,7 @@ def audit_samples(
 
     Args:
         model: any torch module, pack-safe or not. It is copied, never changed.
-        samples: two or more samples, as `alone` and `packed` take them: tensors, or dicts, tuples and lists of them.
+        samples: two or more samples, as `alone` and `packed` take them: tensors, or dicts, tuples or lists of tensors.
             Both functions get them on the model's device, with float tensors cast to the dtype under test.
         alone: ``alone(model, sample)`` returns the result of one sample by itself: a float tensor, or a dict of them.
         packed: ``packed(model, samples)`` returns the results of several samples run as one pack: a list with one
@@ -74,7 +74,7 @@ def audit_samples(
         the two functions is a failed check with the exception's name.
 
     Raises:
-        OptionError: `model` is no module, `alone` or `packed` is no function, there are fewer than two samples, or
+        OptionError: `model` is not a module, `alone` or `packed` is not callable, there are fewer than two samples, or
             the results alone differ from one run to the next.
 
     >>> import torch, nopad

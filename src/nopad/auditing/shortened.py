@@ -1,4 +1,4 @@
-"""A large model's first layers as a smaller model, since isolation does not depend on the number of layers."""
+"""Build a smaller model from a large model's first layers: isolation does not depend on the number of layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def layer_count(config: Any) -> int:
 
 
 def missing_kinds(model: Any, layers: int) -> str:
-    """Name the kinds of layers (local, global) that the first layers lack, for a note; empty if they lack none."""
+    """Return the kinds of layers (local, global) that the first `layers` layers lack, as text; "" if they lack none."""
     kinds = list(getattr(model.config.get_text_config(), "layer_types", None) or ())
     later = sorted(set(kinds[layers:]) - set(kinds[:layers]))
     return f", without any of {', '.join(later)}" if later else ""
@@ -38,7 +38,7 @@ def window_of(config: Any) -> int:
 
 
 def shortened(model: Any, layers: int) -> Any:
-    """Return a copy with only the first layers; if the model is pack-safe, so is the copy, by the same backend.
+    """Return a copy with only the first layers; if the model is pack-safe, so is the copy, with the same backend.
 
     Raises:
         OptionError: `layers` is below 1, or above the model's number of layers.

@@ -1,4 +1,4 @@
-"""Check a model alone: whether it gives the same result twice, computes in float32, or looks for certain tokens."""
+"""Check a model without packing: is it deterministic, does it compute in float32, does it look for special tokens."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def steady(trial: Trial) -> bool:
     """Run the shortest sequence twice; return whether the model computes some results in float32.
 
     Raises:
-        OptionError: the two results differ, so there is nothing to compare.
+        OptionError: the two results differ, so packed and alone cannot be compared.
         ModelFailedError: the model does not run on ids alone.
     """
     shortest = min(range(len(trial.sequences)), key=lambda number: len(trial.sequences[number]))
@@ -55,7 +55,7 @@ def steady(trial: Trial) -> bool:
 
 
 def looked_for(trial: Trial, tokens: Tokens) -> dict[str, int]:
-    """Return the special tokens, by name, that the model looks for: positions or results depend on where they are.
+    """Return the ids, by name, of special tokens that the model looks for: its results depend on where these are.
 
     Such a model gives another result for the embeddings of ids than for the ids themselves, since embeddings do not
     show which tokens are special.

@@ -1,4 +1,4 @@
-"""The audited model: a copy in one dtype, made pack-safe if nopad is to keep sequences apart."""
+"""The audited model: a copy in one dtype, made pack-safe if nopad, and not a collator, keeps sequences apart."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ TABLE = 4096  # rows of embeddings
 def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto") -> Iterator[Any]:
     """Yield a copy of a model in `dtype`, without compiled layers; `safe`: make it pack-safe if it is not yet.
 
-    `backend`: what keeps its sequences apart, also if the model is pack-safe by another one.
+    `backend`: the attention backend of the copy, even if the model is pack-safe with another one.
 
     At the end the copy's hooks are removed. Otherwise hooks and copy would refer to each other, and the copy, as large
-    as the model or twice as large, would stay in memory.
+    as the model or larger, would stay in memory.
 
     Raises:
         UnsupportedModelError: nopad refuses the model.
@@ -86,7 +86,7 @@ def recompiled(subject: Any, layers: dict[str, Any]) -> None:
 
 
 def room_to_compile() -> Any:
-    """Return a context in which layers are compiled for every shape; without it torch silently stops compiling."""
+    """Return a context in which layers are compiled for every shape; without it torch stops after a few shapes."""
     import torch._dynamo
 
     return torch._dynamo.config.patch(recompile_limit=ROOM, accumulated_recompile_limit=ROOM)

@@ -1,4 +1,4 @@
-"""The token ids that an audit draws: all of the vocabulary, with pad, bos and eos, but without the mask token."""
+"""The token ids that an audit draws: the whole vocabulary, including pad, bos and eos, without the mask token."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Tokens:
     """The token ids to draw from.
 
     Attributes:
-        vocabulary: number of ids.
-        special: ids of pad, bos, eos, cls and sep by name, as far as the configuration has them.
+        vocabulary: number of ids in the vocabulary.
+        special: those ids of pad, bos, eos, cls and sep that the configuration has, by name.
         mask: id of the mask token, which is never drawn; -1: there is none.
         inside: special ids that are drawn among the others.
         begins: first id of every sequence of 3 tokens or more; None: any id.
@@ -39,7 +39,7 @@ class Tokens:
 
     @classmethod
     def of(cls, config: Any) -> Tokens:
-        """Return the tokens of a configuration's vocabulary, set to draw no special ones.
+        """Return the tokens of a configuration's vocabulary, set to draw no special tokens.
 
         Raises:
             OptionError: the vocabulary is missing, or too small to draw from.
@@ -61,7 +61,7 @@ class Tokens:
 
     @cached_property
     def plain(self) -> NDArray[np.int64]:
-        """All ids of the vocabulary but the special tokens and the mask token, ascending; int64 ``[n]``."""
+        """All ids of the vocabulary except the special tokens and the mask token, ascending; int64 ``[n]``."""
         return np.setdiff1d(np.arange(self.vocabulary), [*self.special.values(), self.mask])
 
     def including(self, names: Sequence[str]) -> Tokens:
@@ -75,7 +75,7 @@ class Tokens:
 
 
 def draw(lengths: Sequence[int], tokens: Tokens, seed: int) -> list[list[int]]:
-    """Draw sequences of these lengths; up to a third of each sequence are special tokens of `tokens.inside`."""
+    """Draw sequences of these lengths; up to a third of each sequence's tokens are from `tokens.inside`."""
     rng = np.random.default_rng(seed)
     drawn = []
     for number, length in enumerate(lengths):

@@ -1,4 +1,4 @@
-"""Find the first module whose output differs, by running alone and packed again with hooks."""
+"""Find the first module whose output differs: the sequences run again, alone and packed, with hooks on all modules."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = ["first_difference"]
 def first_difference(trial: Trial, form: str, limit: float) -> str | None:
     """Return the name of the first module whose output differs between the sequences alone and a batch of this `form`.
 
-    A difference above `limit` counts; it is relative to the largest value of the output. None: no module's output
-    differs by so much, or the model fails this time.
+    Differences are relative to the output's largest value; one above `limit` counts. None: no module's output differs
+    by more than `limit`, or the model fails in this run.
     """
     batch, places = trial.batch(form, trial.sequences)
     single: dict[str, Any] = {}

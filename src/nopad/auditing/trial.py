@@ -31,11 +31,11 @@ class Trial:
     Attributes:
         model: the model, in evaluation mode.
         collator: the function that builds batches; None: nopad builds them.
-        sequences: ids of each sequence.
+        sequences: token ids of each sequence.
         others: sequences of the same lengths with other ids.
-        targets: targets of an encoder-decoder model, one per sequence, of other lengths; None: no decoder.
+        targets: target ids for an encoder-decoder model, one target per sequence, of other lengths; None: no decoder.
         capacity: capacity of the packs.
-        seed: random seed of everything that is drawn.
+        seed: random seed of the token ids and of the weights of outputs.
         start: first id of a decoder's input.
         partly: whether the model computes some of its results in float32, even in float64.
     """
@@ -54,7 +54,7 @@ class Trial:
     def drawn(
         cls, model: Any, collator: Collator | None, capacity: int, seed: int, tokens: Tokens, most: int = 6
     ) -> Trial:
-        """Return a trial with up to `most` random sequences that fit the model."""
+        """Return a trial with up to `most` random sequences, none longer than the model allows."""
         config = bare(model).config.get_text_config()
         longest = longest_of(config, capacity)
         lengths = lengths_for(longest, longest)[:most]
@@ -102,7 +102,7 @@ class Trial:
         )
 
     def run(self, inputs: Mapping[str, Any], doing: str) -> dict[str, Tensor]:
-        """Run the model; return its floating-point outputs of at least one dimension, by name.
+        """Run the model; return its floating-point outputs that have at least one dimension, by name.
 
         Raises:
             ModelFailedError: the model raised; `doing` says when.
@@ -115,7 +115,7 @@ class Trial:
             return {n: v for n, v in named.items() if isinstance(v, Tensor) and v.is_floating_point() and v.dim() > 0}
 
     def batch(self, form: str, sequences: Sequence[Sequence[int]]) -> tuple[Mapping[str, Any], Places]:
-        """Build a batch of sequences, and find where they lie in it.
+        """Build a batch of one `form`; return it and where the sequences lie in it.
 
         Raises:
             BatchError: the collator fails, or cuts, drops, changes or adds tokens.
@@ -183,9 +183,9 @@ def per_sequence(output: Mapping[str, Tensor], places: Places, kinds: Kinds) -> 
 
 
 def longest_of(config: Any, capacity: int) -> int:
-    """Return the longest length that is tried: `capacity`, but at most the model's number of positions less 2.
+    """Return the longest length to try: `capacity`, but at most the model's number of positions minus 2.
 
-    Some models, such as RoBERTa, use the first two positions for something else.
+    Some models, such as RoBERTa, give no token the first two positions.
     """
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or capacity
     return min(capacity, max(int(limit) - 2, 1)) if limit > 0 else capacity

@@ -1,4 +1,4 @@
-"""The result of an audit: checks with their numbers, and a verdict."""
+"""The result of an audit: its measurements, and a verdict."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Check:
     """One measurement, and whether it passed.
 
     Attributes:
-        name: what was measured.
+        name: name of the measurement.
         passed: whether the value is within the limit.
-        value: the measured value.
+        value: the measured value; infinite if the model raised.
         limit: the largest value allowed.
-        detail: details in words.
+        detail: details as text, such as the place of the largest difference.
         error: class name of the exception that the model raised instead of a result; "": it raised none.
     """
 
@@ -34,14 +34,15 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The result of `audit`.
+    """The result of `audit` or `audit_samples`.
 
     Attributes:
         isolated: whether every check passed.
-        max_abs_diff: largest difference of an output, packed against alone, in float64.
-        first_difference: name of the first module whose output differs; None: no module's does.
+        max_abs_diff: largest absolute difference of an output between packed and alone, in float64.
+        first_difference: name of the first module whose output differs; None: no module's does, or none was looked for
+            (`audit_samples`).
         model: class name of the model.
-        how: what was meant to keep sequences apart.
+        how: the backend, collator or function that should keep sequences apart.
         checks: all measurements.
         notes: remarks for the user.
     """
@@ -56,16 +57,16 @@ class Verdict:
 
     @property
     def outcome(self) -> str:
-        """The verdict in a word: "isolated", "contaminated", or "failed".
+        """The verdict in one word: "isolated", "contaminated", or "failed".
 
-        It is "failed" if all checks that did not pass are exceptions of the model.
+        It is "failed" if in every check that did not pass the model raised an exception.
         """
         if self.isolated:
             return "isolated"
         return "failed" if all(check.passed or check.error for check in self.checks) else "contaminated"
 
     def to_json(self) -> str:
-        """Return everything as JSON; numbers that are not finite, because nothing could be compared, become null."""
+        """Return the verdict as JSON; numbers that are not finite, since nothing could be compared, become null."""
 
         def plain(value: Any) -> Any:
             if isinstance(value, dict):

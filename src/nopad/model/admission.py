@@ -1,4 +1,4 @@
-"""Check whether a batch fits a model. What does not fit is refused before the model runs, with advice on what to do."""
+"""Check whether a batch fits a model. If not, it is refused before the model runs, with advice on what to do."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def check_call(
 ) -> None:
     """Check the arguments of a packed call, given by name, against the batch's layout and the model.
 
-    `most`: most sequences of a batch. `takes`: names of the model's arguments. `stock`: whether the model is one of
-    transformers' own classes.
+    `most`: largest number of sequences that a batch may have (None: any). `takes`: names of the model's arguments.
+    `stock`: whether the model is one of transformers' own classes.
 
     Raises:
-        BatchError: inputs have a wrong shape, device or dtype, attention weights are asked for, or `check_inputs` or
-            `check_layout` raises it.
-        UnsupportedModelError: `check_layers` or `check_embeddings` raises it.
+        BatchError: inputs have a wrong shape, device or dtype, attention weights are asked for, or the batch does not
+            pass `check_inputs` or `check_layout`.
+        UnsupportedModelError: the model does not pass `check_layers` or `check_embeddings`.
     """
     refuse_attentions(model, named)
     check_arguments(named)
@@ -89,8 +89,8 @@ def leave_columns(model: Any, takes: Sequence[str], named: dict[str, Any]) -> No
     """Remove from `named` the columns of the batch that the model does not accept, and warn once.
 
     Raises:
-        BatchError: a column's name is nearly that of an argument that was not given, an argument holds no numbers, or
-            labels are already shifted.
+        BatchError: a column's name is nearly that of an argument that was not given, an argument of the model holds no
+            numbers, or labels are already shifted.
     """
     if named.get("shift_labels") is not None and "shift_labels" not in takes:
         raise BatchError(
@@ -129,7 +129,7 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout, w
     """Check the number of sequences of a batch, and their lengths; `what` is the word for a sequence in messages.
 
     Raises:
-        BatchError: the batch has no token or more than `most` sequences, a sequence is longer than the model's
+        BatchError: the batch has no token or more than `most` sequences, a sequence has more tokens than the model has
             positions, the rows are wider than the model accepts, or the rotary frequencies would depend on the longest
             sequence.
     """
@@ -156,7 +156,7 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout, w
 
 
 def positions_of(model: Any, family: Family) -> int | None:
-    """Return how many tokens a sequence may have at most, by the model's positions; None: any number."""
+    """Return the largest number of tokens that the model's positions allow in a sequence; None: any number."""
     config = model.config
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     relative = getattr(config, "model_type", "") in RELATIVE and not getattr(config, "position_biased_input", False)

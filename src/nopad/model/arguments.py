@@ -1,7 +1,7 @@
 """Check the types, shapes and values of a packed call's arguments against the batch's layout and the model.
 
-A bad argument is refused before the model runs, in an error that names the sequence. Values are checked on the CPU
-only: on an accelerator the check would wait for the device, whose own kernels report ids out of range.
+A bad argument is refused before the model runs, with an error that names the sequence. Values are checked only if the
+tensor is on a CPU: on an accelerator the check would wait for the device, whose own kernels report ids out of range.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def check_inputs(model: Any, takes: Sequence[str], stock: bool, named: Mapping[s
         layout: the batch's layout.
 
     Raises:
-        BatchError: an argument is not a tensor, has a wrong shape, is on another device, or holds values beyond what
-            the model has; positions are not the layout's; or a decoder would have to make its ids from its labels.
+        BatchError: an argument is not a tensor, has a wrong shape, is on another device, or holds values outside the
+            model's range; positions are not the layout's; or a decoder would have to make its ids from its labels.
     """
     _check_devices(model, takes, named)
     _check_side(model, takes, named, "", layout)
@@ -151,9 +151,9 @@ def _check_per_token(name: str, value: Any, layout: Layout) -> None:
 
 
 def check_range(name: str, value: Tensor, most: int, what: str, layout: Layout) -> None:
-    """Refuse values ``[R, L]`` that are not from 0 to `most` - 1, on a CPU; the error says where the first one is.
+    """Check, on a CPU, that values ``[R, L]`` are from 0 to `most` - 1; the error says where the first other one is.
 
-    `name` is the argument and `what` the word for its values, for the message.
+    For the message, `name` is the argument and `what` the word for its values.
     """
     if value.device.type != "cpu":
         return
@@ -175,7 +175,7 @@ def _told(value: Any) -> str:
 def check_labels(model: Any, by_token: bool, named: dict[str, Any]) -> None:
     """Check that the labels of a call are classes that the model has, or numbers for regression.
 
-    Integer labels in `named` are replaced by int64. `by_token`: whether there is one label per token.
+    Integer labels in `named` are converted to int64. `by_token`: whether there is one label per token.
 
     Raises:
         BatchError: labels are not a tensor, are not integers although they must be classes, or are not a valid class.

@@ -61,8 +61,9 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Compute the attention of one layer: queries, keys and values ``[R, H, L, D]`` to ``([R, L, H, D], None)``.
 
-    transformers calls it with these arguments, the layer as `module`. `attention_mask` is one of nopad's masks, which
-    carries the batch's layout, or that of an ordinary call. `others` may hold attention sinks as `s_aux`.
+    transformers calls this function with these arguments; `module` is the layer. `attention_mask` is one of nopad's
+    masks, which carry the batch's layout, or the mask of an ordinary call. `others` may hold attention sinks as
+    `s_aux`.
 
     Raises:
         UnsupportedModelError: the layer needs a feature that no backend has, does not say whether it is causal, or gets
@@ -170,7 +171,7 @@ def register() -> None:
 
 
 def check_replaceable(model: Any) -> None:
-    """Check that a model's attention is one of transformers' own, which compute the same as nopad's.
+    """Check that a model's attention is one of transformers' own functions, which compute the same as nopad's.
 
     Raises:
         UnsupportedModelError: the model's attention was registered by the user or by a library.
@@ -199,7 +200,7 @@ def tell(module: nn.Module) -> None:
 
 
 def inside() -> Call | None:
-    """Return the packed call that runs now, whose layout every attention module must get; None if none runs."""
+    """Return the current packed call, whose layout every attention module must get; None: there is none."""
     if torch.compiler.is_compiling():
         return None
     call = known = _inside.get()

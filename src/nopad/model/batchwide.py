@@ -1,6 +1,6 @@
-"""What depends on the other sequences of a batch, so that a sequence would not get the result it gets alone.
+"""Refuse features that depend on a whole batch or row: with them a sequence would not get the result it gets alone.
 
-Each of these is refused with an error that names it:
+Each of these features is refused with an error that names it:
 
 * rotary frequencies that change with the longest sequence of a batch (longrope, dynamic rope);
 * activations quantised with one scale for the whole batch (one scale per token is allowed);
@@ -43,7 +43,7 @@ def check_embeddings(model: Any) -> None:
     """Check that no noise scaled by the width of a row is added to embeddings.
 
     Raises:
-        UnsupportedModelError: such noise is added (NEFTune, `neftune_noise_alpha` of trainers).
+        UnsupportedModelError: such noise is added (NEFTune, the trainers' option `neftune_noise_alpha`).
     """
     try:
         table = model.get_input_embeddings()
@@ -85,10 +85,10 @@ def check_rope(model: Any, layout: Layout) -> None:
 
 
 def check_layers(model: nn.Module) -> None:
-    """Check that no layer quantises the activations of a whole batch together, and none gets an argument per row.
+    """Check that no layer quantises the activations of a whole batch together, and that none gets an argument per row.
 
     Raises:
-        UnsupportedModelError: a layer does one of the two.
+        UnsupportedModelError: a layer quantises that way, or gets an argument per row from PEFT.
     """
     for module in _modules(model):
         given = _per_row(module)

@@ -32,18 +32,18 @@ class Call:
         head: the model's head, which turns hidden states into results.
         placed: the batch's layout on the model's device.
         target: the layout of the decoder's batch; None without a decoder.
-        encodes: whether the encoder runs in this call; it does not where its states are given.
-        compiled: whether parts of the model are compiled, where attention and hooks cannot report.
+        encodes: whether the encoder runs in this call; it does not if the caller gives its states.
+        compiled: whether parts of the model are compiled; there attention and hooks cannot report that they ran.
         positions: position of each token, as the model counts positions; ``[R, L]``.
         inside: the part that runs now: "encoder" or "decoder".
         as_tuple: whether the caller wants a tuple.
-        labels: the labels, by name, from which the head computes the loss after the model ran.
+        labels: by name, the labels from which the head computes the loss after the model ran.
         seen: hidden states that hooks keep for the head.
         ran: how often each hook ran, by role.
         attended: how often each attention module attended, by ``id(module)``.
         kinds: classes of the modules that attended.
         frame: the Python stack frame that calls the module, until the call ends.
-        outer: the call that this one runs inside of, or None.
+        outer: the packed call inside which this one runs, or None.
         token: what `nopad.model.attention.begin` returned.
     """
 
@@ -66,7 +66,7 @@ class Call:
 
     @property
     def side(self) -> Placement:
-        """The layout of the output: that of the targets if there is a decoder."""
+        """The layout of the output: the targets' if there is a decoder, else the batch's."""
         return self.placed if self.target is None else self.target
 
 
@@ -108,8 +108,8 @@ class Cell:
     Attributes:
         calls: the calls of each thread.
         compiled: the call of static shapes while compiling, since the compiler cannot trace thread-local values.
-        most: most sequences of a batch; None: any number.
-        how: from which tokens a sequence's result is read, in calls of static shapes.
+        most: largest number of sequences that a batch may have; None: any number.
+        how: in calls of static shapes, the token or mean from which a sequence's result is read (`Head.pooling`).
         opened: number of packed calls that run now, in all threads; the compiler can read this number.
         owned: whether the cell belongs to a model, and not to a module that was copied by itself.
     """
@@ -143,7 +143,7 @@ class Cell:
             self.opened += more
 
     def settle(self) -> None:
-        """End packed calls of this thread that Ctrl-C interrupted, since PyTorch ran no hook that would end them."""
+        """End packed calls of this thread that Ctrl-C interrupted, for which PyTorch did not run the ending hook."""
         stack = self.calls.stack
         while stack:
             call = stack[-1]
@@ -153,9 +153,9 @@ class Cell:
             self.count(-1)
 
     def refuse_compiling(self) -> None:
-        """Raise while compiling if a packed call runs now: the compiled graph would silently leave the hook out.
+        """Raise an error while compiling if a packed call runs now: the compiled graph would silently omit the hook.
 
-        This error makes PyTorch run the hook uncompiled, which gives the right result.
+        The error makes PyTorch run the hook uncompiled, which gives the right result.
 
         Raises:
             UnsupportedModelError: the compiler traces this hook during a packed call.
@@ -178,9 +178,9 @@ class Cell:
 
 
 def runs(frame: FrameType | None) -> bool:
-    """Return whether this frame runs in this thread.
+    """Return whether this frame still runs in this thread.
 
-    A call that did not end, and whose frame no longer runs, was interrupted.
+    A call is known to be interrupted if it did not end and its frame no longer runs.
     """
     at: FrameType | None = sys._getframe(1)
     while at is not None:
@@ -194,7 +194,8 @@ def bound(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> dict[str, 
     """Return all arguments of a forward call by name.
 
     Raises:
-        UnsupportedModelError: there are more positional arguments than named ones (a wrapper's ``*args``).
+        UnsupportedModelError: there are more positional arguments than the method has names for (a wrapper's
+            ``*args``).
     """
     if not args:
         return dict(kwargs)

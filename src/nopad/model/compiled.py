@@ -23,9 +23,9 @@ __all__ = ["static_inputs"]
 def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     """Return the inputs of a compiled pack-safe model: tensors of fixed shapes; only their values differ by batch.
 
-    The mask holds the sequence numbers, ``[R, 1, 1, L]``, from which the compiled attention makes a block mask. Only
-    this model understands it: unlike a batch's guard, it raises no error in another model. One graph serves all batches
-    with the same number and width of rows.
+    The mask holds the sequence numbers, int32 ``[R, 1, 1, L]``, from which the compiled attention makes a block mask.
+    Pass these inputs to a pack-safe model only: unlike a batch's guard, this mask raises no error in another model. One
+    graph serves all batches with the same number and width of rows.
 
     Results per sequence need a limit, ``nopad.packed(model, max_sequences=K)``, and have the shape ``[K, ...]``: with S
     sequences, the first S are real (``logits[:batch.layout.sequences]``). Labels per sequence are left out: compute the

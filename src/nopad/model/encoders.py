@@ -3,7 +3,7 @@
 With the backend `mask`, the encoder gets a dense block mask. With `segments` and `repack`, each attention module gets
 one sequence per row, as in PopRT: the states are unpacked before the module, its own attention runs on
 ``[S, longest]``, and its output is packed again. Gradient checkpointing runs attention again after the call has ended,
-so all that these hooks need is attached to the mask.
+so these hooks read the layout from the mask and not from the call.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class _Around:
 def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder: nn.Module, compiled: bool) -> Any:
     """Return the attention mask for the encoder of a model with its own attention, with the placement attached.
 
-    `family` says whether the mask is bool or additive, then of this `dtype`; `compiled`: whether layers are compiled.
+    `family` says whether the mask is bool or additive; `dtype` is the dtype of an additive one. `compiled`: whether
+    layers are compiled.
 
     Raises:
         BatchError: the backend cannot run this model's attention, its compiled layers, or rows filled end to end.
@@ -65,7 +66,7 @@ def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder:
 
 
 def unpack_first(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return an attention module's arguments with one sequence per row; None: leave them as they are."""
+    """Return an attention module's arguments with one sequence per row; None: they stay unchanged."""
     if torch.compiler.is_compiling():
         return None  # with `mask` only, where there is nothing to unpack
     named = bound(module, args, kwargs)
@@ -90,7 +91,7 @@ def unpack_first(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def pack_again(kwargs: dict[str, Any], output: Any) -> Any:
-    """Return an attention module's output packed into the batch's rows again; None: leave it as it is."""
+    """Return an attention module's output packed into the batch's rows again; None: it stays unchanged."""
     placed = getattr(kwargs.get("attention_mask"), REPACKED, None)
     if placed is None:
         return None

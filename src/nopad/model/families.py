@@ -33,25 +33,26 @@ class Family:
             again.
         after_padding: positions are counted as in RoBERTa: from `padding_idx + 1` on, without pad ids
             (`nopad.model.positions`). Otherwise they count from 0.
-        mask: for "encoder mask": what its mask holds: "bool", or "additive": numbers that are added to scores.
-        head: name of the sequence classification head's module that gets the pooled states, and the number of their
-            dimensions: ``[S, 1, H]`` (3) or ``[S, H]`` (2); 0: the module scores every token, and one token is read.
-        pooled: the token that a sequence's result is read from: its "first", its "last"; "config": the one that the
-            configuration's `classifier_pooling` names; "eos": its first end-of-sequence token (CLIP).
-        pads_inside: whether pad ids may stand inside a sequence that is classified; False where versions of
-            transformers would then read different tokens.
-        pooler: name of the base model's pooler and the dimensions of its input, ``[S, 1, H]`` (3) or ``[S, H]`` (2);
-            None: there is no pooler.
+        mask: for "encoder mask": the kind of its mask: "bool", or "additive" (numbers that are added to scores).
+        head: name of the sequence classification head's module that gets the pooled states, and their number of
+            dimensions: 3 for ``[S, 1, H]``, 2 for ``[S, H]``; 0: the module scores every token, and the score of one
+            token is read.
+        pooled: the token from which a sequence's result is read: "first"; "last"; "config": as the configuration's
+            `classifier_pooling` says; "eos": the first end-of-sequence token (CLIP).
+        pads_inside: whether a sequence that is classified may have pad ids inside; False if versions of transformers
+            would then read different tokens.
+        pooler: name of the base model's pooler and its input's number of dimensions: 3 for ``[S, 1, H]``, 2 for
+            ``[S, H]``; None: there is no pooler.
         mask_at: name of the base model's part that gets the mask; "": the base model itself. A part is named where the
             base model itself uses the mask (ESM, MPNet, DeBERTa), or a head calls the part directly (OPT).
         bias: for "encoder mask": the encoder's method that computes the relative positions or position bias, and the
             name of the attention's argument for it.
-        encoder_decoder: the model has an encoder, a decoder and cross attention.
+        encoder_decoder: whether the model has an encoder, a decoder and cross attention.
         attends: how often each layer attends in one call (differential attention: twice).
-        narrow: rows may not be wider than the table of positions.
-        front: name of the base model's part that makes states of raw data (images), and the argument that it takes
-            them from; a packed call begins with these states (`nopad.model.fronts`). None: tokens are ids.
-        refuse: returns why a model with this configuration is refused; None: it is not.
+        narrow: whether rows are limited to the width of the table of positions.
+        front: name of the base model's part that turns raw data (images) into states, and the name of its argument for
+            the raw data; a packed call begins with these states (`nopad.model.fronts`). None: tokens are ids.
+        refuse: function that returns why a model with this configuration is refused, or None if it is not.
         notes: remarks for the documentation.
     """
 

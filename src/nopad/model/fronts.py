@@ -1,9 +1,9 @@
-"""Models whose tokens are made by a front end of their own: patches of an image, with positions in two dimensions.
+"""Models whose own front end makes the tokens: patches of an image, with positions in two dimensions.
 
-Such a front end (`ViTModel.embeddings`) works on one grid of pixels, so it runs before packing, on each image by
-itself, and a packed call begins with the states that it gave, as ``inputs_embeds`` ``[R, L, H]``. The front end of the
-model itself runs in a packed call too, since a hook cannot leave a module out: on one blank image, and `GiveStates`
-puts the batch's states in the place of the result.
+Such a front end (`ViTModel.embeddings`) works on one grid of pixels. So it runs before packing, on each image by
+itself, and a packed call begins with the resulting states, as ``inputs_embeds`` ``[R, L, H]``. A hook cannot skip a
+module, so the front end also runs inside the packed call: it gets one blank image, and `GiveStates` replaces its result
+by the batch's states.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STATES = "inputs_embeds"
 
 @dataclass(eq=False)
 class GiveStates(Hook):
-    """Replaces what the front end made of the blank image by the states of the batch, ``[R, L, H]``."""
+    """Replaces the front end's output for the blank image by the states of the batch, ``[R, L, H]``."""
 
     moment: Literal["before", "after"] = "after"
 
@@ -45,7 +45,7 @@ def front_of(base: Any, family: Family) -> nn.Module:
     """Return the front end of a base model that has one.
 
     Raises:
-        UnsupportedModelError: it was taken out.
+        UnsupportedModelError: the base model no longer has its front end.
     """
     name = "" if family.front is None else family.front[0]
     module = getattr(base, name, None)
@@ -55,7 +55,10 @@ def front_of(base: Any, family: Family) -> nn.Module:
 
 
 def takes_states(base: Any, family: Family, takes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of a model's arguments in packed calls: without those of its front end, with its states."""
+    """Return a model's argument names in packed calls: `takes` without its front end's, and ``inputs_embeds``.
+
+    Without a front end, `takes` itself is returned.
+    """
     if family.front is None:
         return takes
     raw = parameters(type(front_of(base, family)).forward)
@@ -63,10 +66,11 @@ def takes_states(base: Any, family: Family, takes: tuple[str, ...]) -> tuple[str
 
 
 def check_raw(model: Any, base: Any, family: Family, named: Mapping[str, Any]) -> None:
-    """Refuse a packed call that gives the front end anything, or no states, or ids.
+    """Check that a packed call to a model with a front end gives states, and neither raw data nor token ids.
 
     Raises:
-        BatchError: there is such an argument, or ``inputs_embeds`` are missing or of another width than the model.
+        BatchError: an argument of the front end or ``input_ids`` was given, or ``inputs_embeds`` are missing or of
+            another width than the model.
     """
     if family.front is None:
         return
@@ -88,14 +92,14 @@ def check_raw(model: Any, base: Any, family: Family, named: Mapping[str, Any]) -
 
 
 def blank(config: Any, like: Tensor) -> Tensor:
-    """Return one blank image ``[1, C, height, width]`` of the size that a configuration names, `like` a parameter."""
+    """Return one image of zeros ``[1, C, height, width]``, of the configuration's size and like `like` in dtype."""
     size = config.image_size
     height, width = (size, size) if isinstance(size, int) else size
     return torch.zeros(1, config.num_channels, height, width, dtype=like.dtype, device=like.device)
 
 
 def refuse_static_front(model: Any, family: Family) -> None:
-    """Refuse a call of static shapes to a model with a front end, which would run on it in the graph.
+    """Refuse a call of static shapes to a model with a front end, which would be part of the compiled graph.
 
     Raises:
         UnsupportedModelError: the model has a front end.

@@ -2,7 +2,7 @@
 
 Heads with one result per token (masked and causal language models, token classification) keep the layout of the batch;
 `PackedBatch.unpack_tokens` splits their results. Heads that pool give ``[S, ...]``, in the order in which sequences
-were given. Question answering gives ``[S, longest]``; logits behind a sequence's end are minus infinity, so no token of
+were given. Question answering gives ``[S, longest]``; logits after a sequence's end are minus infinity, so no token of
 another sequence can be an answer.
 """
 
@@ -29,7 +29,7 @@ IGNORED = -100
 
 
 class Head:
-    """A model's head. This class leaves hidden states as they are: for base models, and heads with results per token.
+    """A model's head. This base class does not change results: it serves base models and heads with results per token.
 
     Attributes:
         name: the head's name in `nopad.model.known.NAMES`.
@@ -48,7 +48,7 @@ class Head:
 
     @property
     def one_row(self) -> bool:
-        """Whether the model runs on one row at a time only."""
+        """Whether a call of the model can have only one row."""
         return False
 
     @property
@@ -58,7 +58,7 @@ class Head:
 
     @property
     def base(self) -> Any:
-        """The model without its head; looked up at each call."""
+        """The base model, without the head; looked up each time, since it may be replaced."""
         return getattr(self.model, self.model.base_model_prefix, self.model)
 
     def hooks(self, cell: Cell) -> Iterator[tuple[nn.Module, Hook]]:
@@ -106,7 +106,7 @@ class Head:
     def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:
         """Return labels per token, ``[R, L]``, as the model must get them in a call of static shapes.
 
-        `positions` are those of the tokens in their sequences, from 0, and 0 in padding; ``[R, L]``.
+        `positions` is the position of each token in its sequence, from 0, and 0 in padding; ``[R, L]``.
         """
         return labels
 
@@ -137,10 +137,10 @@ class Head:
             yield inner, Keep(cell, f"states before the {role}", name="hidden", first=True)
 
     def pooling(self) -> str:
-        """Return which tokens a sequence's result is read from.
+        """Return the token or mean that a sequence's result is read from.
 
-        "first" or "last" token; first end-of-sequence token ("eos"); "mean" of the states of all tokens; "late": mean
-        of the scores of all tokens.
+        "first" or "last": this token; "eos": the first end-of-sequence token; "mean": the mean of all tokens' states;
+        "late": the mean of all tokens' scores.
         """
         if self.family.pooled == "config":
             how = str(self.model.config.classifier_pooling)
@@ -252,8 +252,11 @@ class Causal(Head):
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         """Set the labels of first tokens to -100.
 
-        Refuse calls whose loss would be wrong because labels are shifted along rows, or because ``num_items_in_batch``
-        counts labels of first tokens.
+        Refuse calls whose loss would be wrong, because labels are shifted along rows and not along sequences, or
+        because ``num_items_in_batch`` counts labels of first tokens.
+
+        Raises:
+            BatchError: the loss would be wrong in one of these ways, or labels have a wrong shape.
         """
         super().enter(call, named)
         labels, layout = named.get("labels"), call.placed.layout
@@ -283,7 +286,7 @@ class Causal(Head):
         """Check the arguments of a call of static shapes.
 
         Raises:
-            BatchError: the number of items to divide the loss by was given.
+            BatchError: ``num_items_in_batch``, the number by which the loss is divided, was given.
         """
         if named.get("num_items_in_batch") is not None:
             raise BatchError(
@@ -292,7 +295,7 @@ class Causal(Head):
             )
 
     def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:
-        """Return the labels ``[R, L]`` with -100 for first tokens and padding, where `positions` ``[R, L]`` are 0."""
+        """Return the labels ``[R, L]`` with -100 for first tokens and padding, that is where `positions` is 0."""
         return labels.masked_fill(positions == 0, IGNORED)
 
 

@@ -38,14 +38,14 @@ __all__ = [
 
 @dataclass(eq=False)
 class Hook:
-    """Base class of all nopad hooks, by which nopad tells its own hooks from others when it removes them.
+    """Base class of all nopad hooks, which tells them from other hooks when nopad removes its own.
 
-    PyTorch calls the hooks with the keyword arguments of the forward call.
+    PyTorch calls them with the positional and keyword arguments of the forward call.
 
     Attributes:
         cell: the model's cell.
         role: name under which runs are counted.
-        moment: whether the hook runs before or after its module.
+        moment: "before" or "after": when the hook runs, relative to its module.
     """
 
     cell: Cell
@@ -63,7 +63,7 @@ def attach(module: nn.Module, hook: Any) -> None:
 
 
 def take_off(module: nn.Module, cell: Cell) -> None:
-    """Remove a model's hooks from a module, and hooks that were copied with the module; other models' hooks stay."""
+    """Remove from a module the hooks of `cell`'s model and hooks copied with the module; other models' hooks stay."""
     # Not by PyTorch's handles, which do not exist for the hooks of a copied module.
     before: tuple[Any, ...] = (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
     after: tuple[Any, ...] = (
@@ -183,9 +183,9 @@ class Feed(Hook):
     """Gives a module each sequence's pooled states in place of each row's.
 
     Attributes:
-        dims: dimensions of the module's input: 2 for ``[S, H]``, or 3 for ``[S, 1, H]`` if the module itself takes the
-            first token.
-        stock: whether the model is one of transformers', which is known to give this module a row's pooled states.
+        dims: number of dimensions of the module's input: 2 for ``[S, H]``, or 3 for ``[S, 1, H]`` if the module itself
+            takes the first token.
+        stock: whether the model is one of transformers' own classes, which give this module the pooled states per row.
     """
 
     dims: int = 3
@@ -229,7 +229,7 @@ class Keep(Hook):
 
     Attributes:
         name: key in `Call.seen`.
-        first: keep only the first entry of the output.
+        first: whether to keep only the first entry of the output.
     """
 
     moment: Literal["before", "after"] = "after"

@@ -1,4 +1,4 @@
-"""Which head a model has: found by its exact transformers class, or given by the user.
+"""Find out which head a model has: by its exact transformers class, or as the user says.
 
 A class name proves nothing: a user's ``MyForSequenceClassification`` may pool in any way. So a class is known only if
 it is the very class that transformers' tables of Auto classes list for a task.
@@ -40,7 +40,7 @@ TABLES = {
 
 
 def class_of(module: nn.Module) -> type:
-    """The class of a module; if FSDP (`fully_shard`) put a class of its own in front of it, the class behind that."""
+    """The class of a module; if FSDP's `fully_shard` replaced it by a subclass, the original class."""
     kind = type(module)
     first = kind.__bases__[0]
     wrapped = first.__name__ == "FSDPModule" and first.__module__.startswith("torch.distributed.")
@@ -59,8 +59,7 @@ def head_name(model: Any, family: Family, given: str | None) -> str:
 
     Raises:
         OptionError: no head is called `given`, or the class is known to have another head.
-        UnsupportedModelError: the class is not known and no head is given; or the sequences of this head cannot be kept
-            apart.
+        UnsupportedModelError: the class is not known and no head is given, or this head cannot keep sequences apart.
     """
     kind = class_of(model)
     name = kind.__name__

@@ -1,9 +1,9 @@
-"""The token from which a result per sequence is read, where that depends on the token ids.
+"""Find the token from which a result per sequence is read, if that depends on the token ids.
 
-A decoder's sequence classification reads a sequence's last token that is not the pad id; transformers applies this rule
-to each row, and so to a sequence run alone. It matters where the pad id also occurs in texts, for example as the eos. A
-sequence of pad ids only is read at its first token. Without ids (`inputs_embeds`) or without a `pad_token_id`, the last
-token is read. CLIP's text model reads the first end-of-sequence token.
+A decoder's sequence classification reads the last token that is not the pad id. transformers applies this rule to each
+row, and so to a sequence run alone. The rule matters if the pad id also occurs in texts, for example as the
+end-of-sequence id. A sequence that consists of pad ids is read at its first token. Without ids (`inputs_embeds`) or
+without a `pad_token_id`, the last token is read. CLIP's text model reads the first end-of-sequence token.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside:
         config: the model's configuration.
         ids: token ids ``[R, L]``, or None.
         placed: the batch's layout.
-        pads_inside: whether pad ids may stand before a sequence's last token that is not a pad id.
+        pads_inside: whether a sequence may have pad ids before its last token that is not a pad id.
 
     Raises:
-        BatchError: a pad id stands inside a sequence, and `pads_inside` is False.
+        BatchError: a sequence has such a pad id, and `pads_inside` is False.
     """
     padding = config.get_text_config().pad_token_id
     if ids is None or padding is None:
@@ -53,7 +53,7 @@ def eos_tokens(config: Any, ids: Tensor, placed: Placement) -> Tensor:
     """Return where, in the concatenated rows, CLIP's text model reads each sequence's result; int64 ``[S]``.
 
     CLIP reads the first end-of-sequence token, or the first token if there is none. With a configuration from before
-    transformers 4.31, whose `eos_token_id` is 2, it reads the token with the largest id, the first of several.
+    transformers 4.31, whose `eos_token_id` is 2, it reads the first token that has the sequence's largest id.
     """
     padded = placed.to_padded(placed.stream(ids), fill=-1)
     inside = padded.argmax(1) if config.eos_token_id == 2 else (padded == config.eos_token_id).int().argmax(1)
@@ -61,13 +61,13 @@ def eos_tokens(config: Any, ids: Tensor, placed: Placement) -> Tensor:
 
 
 def static_last_tokens(config: Any, ids: Tensor | None, sequence_ids: Tensor, most: int) -> Tensor:
-    """Return the same places as `last_tokens`, in a tensor whose shape is the same for every batch; int64 ``[most]``.
+    """Return the same places as `last_tokens`, in a tensor of the same shape for every batch; int64 ``[most]``.
 
     Args:
         config: the model's configuration.
         ids: token ids ``[R, L]``, or None.
         sequence_ids: the number of each token's sequence, from 1, and 0 in padding; ``[R, 1, 1, L]``.
-        most: the most sequences a batch may have; the places after the batch's last sequence are 0.
+        most: largest number of sequences that a batch may have; places after the batch's last sequence are 0.
     """
     padding = config.get_text_config().pad_token_id
     numbers = torch.arange(1, most + 1, device=sequence_ids.device, dtype=sequence_ids.dtype)

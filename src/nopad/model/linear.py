@@ -3,8 +3,9 @@
 PyTorch multiplies float32 matrices with MKL. On AVX-512 CPUs that are not made by Intel, oneDNN with reordered weights
 is up to 1.85 times as fast; on CPUs with AVX2 only, MKL is faster. So both are timed on the model's most frequent layer
 size, once per process and size, and the result is logged. Parameters and `state_dict` stay unchanged: the reordered
-copies take as much memory again and are freed at the end of the scope. Do not change weights inside the scope. A
-weight that is changed in place or replaced is reordered again, but a change through ``.data`` cannot be noticed.
+copies take as much memory as the linear layers' weights, and are freed at the end of the scope. Do not change weights
+inside the scope. A weight that is changed in place or replaced is reordered again, but a change through ``.data``
+cannot be noticed.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ _linear = nn.functional.linear
 
 @contextmanager
 def fast_linear(model: nn.Module) -> Iterator[None]:
-    """Inside this context, float32 linear layers of the model run on oneDNN's kernel where it is the faster one.
+    """Inside this context, float32 linear layers of the model run on oneDNN's kernel if it is faster than PyTorch's.
 
     It is for inference on a CPU: calls that need gradients run on PyTorch's own kernel. Do not train, load or swap the
-    model's weights inside. Each time the context is entered, the weights are reordered, which costs about as
-    much as running a few hundred tokens. Where PyTorch's own kernel is faster, or the model is not in float32 on a CPU,
-    the context does nothing and costs nothing.
+    model's weights inside the context. Each time the context is entered, the weights are reordered, which takes about
+    as long as running a few hundred tokens. If PyTorch's own kernel is faster, or the model is not in float32 on a CPU,
+    the context does nothing.
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel

@@ -1,4 +1,4 @@
-"""Pool the states of tokens to states of sequences: each sequence's first or last token, or the mean of all."""
+"""Pool token states into one state per sequence: that of its first or last token, or the mean of all its tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pooled(states: Tensor, batch: PackedBatch, how: str = "mean") -> Tensor:
     Raises:
         BatchError: the states are not a tensor, their shape does not begin with ``[R, L]``, or the batch has targets or
             is not a `PackedBatch`.
-        OptionError: `how` is none of these.
+        OptionError: `how` is not "first", "last" or "mean".
 
     >>> import nopad, torch
     >>> from nopad.model import pooled
@@ -57,7 +57,7 @@ def pool(states: Tensor, placed: Placement, how: str) -> Tensor:
     """Pool ``[R, L, ...]`` to ``[S, ...]``, in the order given: the "first", the "last" or the "mean" of the tokens.
 
     Raises:
-        BatchError: `how` is none of these.
+        BatchError: `how` is not one of the three.
     """
     flat = states.reshape(-1, *states.shape[2:])
     if how == "first":
@@ -75,8 +75,8 @@ def pool(states: Tensor, placed: Placement, how: str) -> Tensor:
 def static_pooled(states: Tensor, ids: Tensor, most: int, how: str) -> Tensor:
     """Pool ``[R, L, ...]`` as `pool` does, into a result of the same shape for every batch: ``[most, ...]``.
 
-    `ids` is the number of each slot's sequence, from 1, and 0 in padding; ``[R, 1, 1, L]``. `most` is the most
-    sequences a batch may have; entries beyond the batch's last sequence are meaningless.
+    `ids` is the number of each slot's sequence, from 1, and 0 in padding; ``[R, 1, 1, L]``. `most` is the largest
+    number of sequences that a batch may have; entries beyond the batch's last sequence are meaningless.
     """
     flat = states.reshape(-1, *states.shape[2:])
     owned = mine(ids, most)

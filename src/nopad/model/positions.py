@@ -1,8 +1,8 @@
-"""Convert a batch's positions, which begin at 0 in each sequence, to a model's own counting.
+"""Convert a batch's positions, which begin at 0 in each sequence, to the positions that a model uses.
 
-Most models also count from 0. Models like RoBERTa begin at ``padding_idx + 1`` and skip pad ids wherever they stand: a
-pad id gets the position ``padding_idx``. This ``padding_idx`` belongs to the embedding module and need not be the
-configuration's `pad_token_id` (MPNet's is always 1).
+Most models also count from 0. Models like RoBERTa begin at ``padding_idx + 1`` and do not count pad ids, even inside a
+sequence: a pad id gets the position ``padding_idx``. This ``padding_idx`` belongs to the embedding module and need not
+be the configuration's `pad_token_id` (MPNet's is always 1).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["padding_index", "positions"]
 def padding_index(model: Any, family: Family) -> int | None:
     """Return the `padding_idx` after which this model's positions begin.
 
-    None: positions begin at 0, or the model has no table of position embeddings.
+    Return None if positions begin at 0, or the model has no table of position embeddings.
     """
     if not family.after_padding:
         return None
@@ -40,7 +40,7 @@ def positions(
         given: positions from 0 in each sequence; int64 ``[R, L]``.
         ids: token ids, ``[R, L]``; None: embeddings are given instead, so there are no pad ids.
         sequence_ids: number of each slot's sequence, from 1, and 0 in padding; ``[R, L]``.
-        first: where each sequence's first token lies in the concatenated rows; int64 ``[S]``.
+        first: index of each sequence's first token in the concatenated rows; int64 ``[S]``.
 
     Returns:
         int64 ``[R, L]``; 0 in padding.

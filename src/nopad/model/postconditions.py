@@ -1,8 +1,8 @@
 """Checks at the end of a packed call; if one fails, an error is raised and no result is returned.
 
-It is checked that every hook ran once, that every layer attended as often as the configuration says, and that each
-output has one entry per slot or one per sequence, as its head declares. These checks catch models that work otherwise
-than nopad assumes: a module that was replaced, a class that pools by itself, a layer that bypasses nopad's attention.
+The checks: every hook ran once, every layer attended as often as the configuration says, and each output has one entry
+per slot or one per sequence, as its head declares. They catch models that do not work as nopad assumes, for example
+with a module that was replaced, a class that pools by itself, or a layer that bypasses nopad's attention.
 """
 
 from __future__ import annotations
@@ -65,10 +65,11 @@ def check_ran(model: Any, call: Call, roles: Iterable[str]) -> None:
 def check_attended(model: Any, family: Family, call: Call, modules: Sequence[nn.Module]) -> None:
     """Check that every layer called nopad's attention, as often in total as the configuration says.
 
-    `modules` are the modules of the model; those of the classes that called it in `call` must all have done so.
+    `modules` are the modules of the model. If one module of a class called nopad's attention in `call`, all modules of
+    this class must have called it.
 
     Raises:
-        UnsupportedModelError: a layer did not call it, or the number of calls differs.
+        UnsupportedModelError: a layer did not call nopad's attention, or the number of calls differs.
     """
     if call.compiled:
         return  # compiled layers do not report that they attended
@@ -107,7 +108,7 @@ def check_output(model: Any, head: Head, call: Call, output: Any) -> None:
 
     Raises:
         UnsupportedModelError: an output has another shape.
-        BatchError: for a class that nopad does not know, results per row could not be told from results per token.
+        BatchError: nopad does not know the class, and cannot tell its results per row from results per token.
     """
     at, source = call.side.layout, call.placed.layout
     for name, value in _tensors(output):
@@ -130,7 +131,8 @@ def _widths(config: Any) -> set[Any]:
 def check_static(model: Any, head: Head, most: int | None, shape: tuple[int, int], output: Any) -> None:
     """Check each output's shape in a call of static shapes.
 
-    `shape` is (R, L), for results per token; `most` is how many results per sequence there must be, None: not checked.
+    `shape` is (R, L), for results per token. `most` is the required number of results per sequence; None: these are not
+    checked.
 
     Raises:
         UnsupportedModelError: an output has another shape.
@@ -144,7 +146,7 @@ def check_static(model: Any, head: Head, most: int | None, shape: tuple[int, int
 
 
 def declared(head: Head, name: str) -> str:
-    """Return what an output holds: one entry per "token" or per "sequence"."""
+    """Return whether the output called `name` has one entry per "token" or per "sequence"."""
     if name in OF_TOKENS or name in OF_SOURCE:
         return "token"
     return "sequence" if name in OF_SEQUENCES else head.gives

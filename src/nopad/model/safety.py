@@ -8,7 +8,7 @@ called with a `PackedBatch`, every sequence gets the result it would get alone:
 * where the base model (or its encoder) begins, a hook replaces the mask by one that carries the layout to each layer's
   attention (`nopad.model.hooks`);
 * where a head pools, it gets each sequence's states instead of each row's (`nopad.model.heads`);
-* at the end the output is checked, and an error is raised if a hook or a layer did not do its part
+* at the end the output is checked, and an error is raised if a hook or an attention layer did not run as it should
   (`nopad.model.postconditions`).
 """
 
@@ -36,14 +36,15 @@ def packed(model: Any, *, backend: str = "auto", max_sequences: int | None = Non
 
     Args:
         model: a transformers model, bare or with a head, also inside PEFT.
-        backend: how attention keeps sequences apart: one of `BACKENDS`, or "auto": `segments` on a CPU, `varlen` on a
-            GPU in half precision for flat batches, `repack` for rows filled end to end, else `mask`.
-        max_sequences: most sequences of a batch; more are refused. With this limit, heads that give a result per
-            sequence have static shapes too (`nopad.model.static_inputs`).
-        head: only for a class of your own: what its head gives. "tokens": one result per token; "causal": the same,
-            with labels that are shifted; "classification": one result per sequence, read as transformers' own classes
-            of this type read it; "answers": the start_logits and end_logits of question answering. If a call shows that
-            this is wrong, it raises an error.
+        backend: how attention keeps sequences apart: "flex", "mask", "repack", "segments" or "varlen"; or "auto":
+            `segments` on a CPU; on other devices `varlen` for flat batches in half precision on a CUDA GPU, `repack`
+            for rows filled end to end, else `mask`.
+        max_sequences: the most sequences that a batch may have; a batch with more is refused. None: any number. With
+            this limit, heads that give a result per sequence have static shapes too (`nopad.model.static_inputs`).
+        head: what the head gives, only for a class of your own. "tokens": one result per token; "causal": the same,
+            with labels that the model shifts; "classification": one result per sequence, read from the same token or
+            mean as in transformers' own classes of this model type; "answers": the start_logits and end_logits of
+            question answering. A call that contradicts this raises an error.
 
     Raises:
         UnsupportedModelError: sequences of this model cannot be kept apart, or nopad does not know the model.
@@ -80,7 +81,7 @@ def packed(model: Any, *, backend: str = "auto", max_sequences: int | None = Non
 
 
 def unpacked(model: Any) -> Any:
-    """Undo `packed`, in place; the same object is returned, as it was before.
+    """Undo `packed`, in place; the same object is returned, without nopad's hooks and attention.
 
     Raises:
         OptionError: the model is not pack-safe.

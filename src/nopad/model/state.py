@@ -48,12 +48,12 @@ class State:
         family: what nopad knows about its type.
         backend: the attention backend that was asked for.
         head: the model's head.
-        most: most sequences of a batch; None: any number.
-        takes: names of the model's arguments.
+        most: largest number of sequences that a batch may have; None: any number.
+        takes: names of the model's arguments in packed calls.
         before: the attention implementation that the model had before; "": it was not changed.
         cell: the state that the hooks share.
-        modules: the modules of the model when hooks were last attached; if the model has others now, hooks are attached
-            again.
+        modules: the modules that the model had when hooks were last attached; if it has others at a call, hooks are
+            attached again.
         roles: roles of the hooks that must run once in a call.
     """
 
@@ -194,9 +194,9 @@ class State:
     def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
         """Begin a call: check that batch and model fit, and turn the batch into the model's own arguments.
 
-        Returns the new ``(args, kwargs)``; None for a call that goes on unchanged: one of static shapes, or an ordinary
-        one, which is refused if it has tensors of a packed batch. `frame` is the frame that calls the module, None
-        while compiling.
+        Returns the new ``(args, kwargs)``, or None for a call that goes on unchanged: a call of static shapes, or an
+        ordinary call. An ordinary call with tensors of a packed batch is refused. `frame` is the frame that calls the
+        module; None while compiling.
         """
         if torch.compiler.is_compiling():
             arguments = bound(module, args, kwargs)
@@ -247,8 +247,8 @@ class State:
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """End a packed call: check what ran, and return the output with results per sequence instead of per row.
 
-        A call of static shapes is ended by `leave_static`. The output of an ordinary call, and of a call that raised,
-        stays as it is.
+        `leave_static` ends a call of static shapes. The output of an ordinary call, or of a call that raised, does not
+        change.
         """
         if is_static(bound(module, args, kwargs).get("attention_mask")):
             return leave_static(module, self.cell, self.head, output)
@@ -364,7 +364,7 @@ class Leave(Hook):
 
 
 def part_of(model: Any, name: str) -> Any:
-    """Return the part of a model with this name, "encoder" or "decoder"; None: the model has no such part."""
+    """Return the model's "encoder" or "decoder", as `name` says; None: the model has no such part."""
     for holder in (model, getattr(model, "model", None), getattr(model, "transformer", None)):
         found = getattr(holder, name, None)
         if isinstance(found, nn.Module):

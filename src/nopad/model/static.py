@@ -1,7 +1,7 @@
 """Calls with the inputs of `nopad.model.static_inputs`, eager or while compiling.
 
-The mask holds the sequence numbers and has nothing attached, so one graph serves all batches with the same rows. No
-check here may depend on a tensor's values; `static_inputs` checks the values in the batch.
+The mask holds the sequence numbers and no layout is attached to it, so one graph serves all batches with the same
+number and width of rows. No check here may depend on a tensor's values; `static_inputs` checks the batch's values.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["enter_static", "leave_static"]
 
 
 def enter_static(cell: Cell, head: Head, named: Mapping[str, Any], frame: FrameType | None) -> None:
-    """Open a call of static shapes with the arguments `named`; `frame` is the frame that calls the module.
+    """Begin a call of static shapes with the arguments `named`.
 
-    `frame` is None while compiling.
+    `frame` is the frame that calls the module; None while compiling.
 
     Raises:
         BatchError: the arguments hold a cache or a loss's denominator, or the mask's shape is not that of the tokens.
@@ -47,7 +47,7 @@ def enter_static(cell: Cell, head: Head, named: Mapping[str, Any], frame: FrameT
 
 
 def leave_static(model: Any, cell: Cell, head: Head, output: Any) -> Any:
-    """End a call with static shapes; return the output with results per sequence, ``[most, ...]``, not per row."""
+    """End a call of static shapes; return the output with results per sequence, ``[most, ...]``, instead of per row."""
     static = cell.static
     numbers = static.ids
     try:

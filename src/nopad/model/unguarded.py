@@ -1,6 +1,6 @@
-"""Refuse, before a packed call begins, what would let sequences see each other.
+"""Refuse calls in which sequences would see each other, before the model runs.
 
-Refused are tensors of a packed batch without its guard, and heads that mix the tokens of a row.
+These are calls with a packed batch's tensors but without its guard, and heads that mix the tokens of a row.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ MIXING = (nn.RNNBase, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.Transfo
 
 
 def refuse_unguarded(named: Mapping[str, Any]) -> None:
-    """Refuse an ordinary call with tensors of a packed batch, whose own `attention_mask` is missing or replaced.
+    """Refuse an ordinary call with a packed batch's tensors, in which the batch's own `attention_mask` is missing.
 
     Such tensors are recognised by the mark that `PackedBatch` puts on them, or by positions that begin again inside a
-    row, without a mask or with an ordinary padding mask.
+    row while there is no mask or an ordinary padding mask.
 
     Raises:
-        BatchError: there is such a tensor.
+        BatchError: such a tensor was given.
     """
     refuse_marked(named)
     if _begin_again(named.get("position_ids"), named.get("attention_mask")):
@@ -39,7 +39,7 @@ def refuse_marked(named: Mapping[str, Any]) -> None:
     """Refuse tensors that carry a packed batch's mark.
 
     Raises:
-        BatchError: there is such a tensor.
+        BatchError: such a tensor was given.
     """
     for name in ("input_ids", "inputs_embeds", "position_ids", "decoder_input_ids"):
         if is_of_batch(named.get(name)):

@@ -1,9 +1,13 @@
-"""`audit_step`: one real training step, with accumulation and ranks, against the same sequences alone.
+"""`audit_step`: compare one real training step, with accumulation and ranks, with the same sequences run alone.
 
-Kinds of findings: "sequence dropped", "sequence truncated", "tokens added", "labels dropped", "labels added", "labels
-changed" (what the collator did); "contamination", "head fed with rows" (what the model did); "mean of means", "first
-token counted", "label across a border", "per sequence", "per token", "wrong denominator", "wrong scale" (what the loss
-equals); "not finite", "random", "own dtype", "raised", "unknown".
+Kinds of findings:
+
+* what the collator did: "sequence dropped", "sequence truncated", "tokens added", "labels dropped", "labels added",
+  "labels changed";
+* what the model did: "contamination", "head fed with rows";
+* the mistake that explains the loss: "mean of means", "first token counted", "label across a border", "per sequence",
+  "per token", "wrong denominator", "wrong scale";
+* others: "not finite", "random", "own dtype", "raised", "unknown".
 """
 
 from nopad.auditing.steps.ranks import Step

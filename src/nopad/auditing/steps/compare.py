@@ -1,4 +1,4 @@
-"""Gradients of a step held against those of the sequences alone, module by module."""
+"""Compare the gradients of a step with those of the sequences alone, module by module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMALL = 1e-6  # of all gradients: a module's that are smaller are measured again
 
 
 def by_module(alone: Gradients, step: Gradients) -> list[ModuleGradients]:
-    """Return how far the gradients of each module are apart; both are float64 by parameter name."""
+    """Return how far the gradients of each module differ; `alone` and `step` are float64 tensors by parameter name."""
     groups: dict[str, list[str]] = {}
     for name in alone:
         groups.setdefault(_module(name), []).append(name)
@@ -41,7 +41,7 @@ def by_module(alone: Gradients, step: Gradients) -> list[ModuleGradients]:
 
 
 def largest_difference(modules: list[ModuleGradients]) -> tuple[float, str]:
-    """Return the largest relative difference, and of which module."""
+    """Return the largest relative difference, and a text that names its module."""
     worst = max(modules, key=lambda module: module.difference, default=None)
     return (0.0, "no parameter is trained") if worst is None else (worst.difference, f"most at {worst.name}")
 

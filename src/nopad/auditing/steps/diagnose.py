@@ -1,4 +1,4 @@
-"""Why a step differs: a module that differs, or the usual mistake whose loss it equals."""
+"""Find out why a step differs: a module whose output differs, or a common mistake that gives the same loss."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ ROUGHLY = 1e-5  # the same, if some of the model computes in float32
 
 @dataclass
 class Case:
-    """A step that differs, with all that is known of it.
+    """A step that differs, with its measurements and what the diagnosis found.
 
     Attributes:
-        wanted: the sequences as they should be trained on, all micro-batches' one after the other.
-        denominator: by what the sum was divided, if that was found out.
-        first: the first module whose output differs, if one does.
+        wanted: the sequences as they should be trained on, micro-batch by micro-batch.
+        denominator: the number by which the sum of losses was divided; None: unknown.
+        first: name of the first module whose output differs; None: no module's does, or none was looked for.
     """
 
     model: Any
@@ -58,7 +58,7 @@ class Case:
 
 
 def diagnosed(case: Case) -> list[Finding]:
-    """Return what is wrong, the likeliest cause first; sets the case's `denominator` and `first`.
+    """Return what is wrong, the likeliest cause first, and set the case's `denominator` and `first`.
 
     Raises:
         ModelFailedError: the model raised on a sequence alone.

@@ -1,4 +1,4 @@
-"""The examples of a step: dicts as a dataset holds them, and each as the arguments of a forward call alone."""
+"""The examples of a step: read from a dataset's dicts, and turned into the arguments of a forward call alone."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Example:
     """One sequence of a step.
 
     Attributes:
-        columns: what the dataset holds of it: ``input_ids`` ``[length]``, other columns per token ``[length]``, and
-            columns per sequence, as tensors without a batch dimension; padding is removed.
+        columns: the sequence's columns in the dataset, as tensors without a batch dimension and without padding:
+            ``input_ids`` ``[length]``, other columns per token ``[length]``, and columns per sequence.
         per_token: names of the columns per token.
     """
 
@@ -40,24 +40,24 @@ class Example:
 
     @property
     def labels(self) -> Tensor | None:
-        """Labels, if there are any: per token ``[length]``, or of any other shape."""
+        """Labels per token ``[length]``, or per sequence in any other shape; None: there are none."""
         return self.columns.get("labels")
 
     def with_columns(self, columns: Mapping[str, Tensor], per_token: Iterable[str] = ()) -> Example:
         """Return this example with some columns replaced or added.
 
-        `per_token` names those of them that have a value per token; columns that were per token stay so.
+        `per_token` names the new columns that have a value per token. Columns that were per token stay per token.
         """
         return Example({**self.columns, **columns}, self.per_token | frozenset(per_token))
 
     def cut(self, begin: int, length: int) -> Example:
-        """Return `length` tokens from token `begin` on."""
+        """Return an example with only `length` tokens, from token `begin` on."""
         end = begin + length
         cut = {name: value[begin:end] if name in self.per_token else value for name, value in self.columns.items()}
         return replace(self, columns=cut)
 
     def items(self, causal: bool) -> int:
-        """Return how many labelled items a loss has: tokens (not the first, for causal models), or 1 per sequence."""
+        """Return the number of labelled items: tokens (except the first, if `causal`), or 1 for a sequence's label."""
         labels = self.labels
         if labels is None:
             return 1
@@ -68,10 +68,10 @@ class Example:
         return int((labels != IGNORED).sum())
 
     def inputs(self, model: Any) -> dict[str, Tensor | bool]:
-        """Return the arguments for running this sequence alone: those of its columns that the model's forward takes.
+        """Return the arguments for running this sequence alone: the columns that the model's forward method takes.
 
         Each gets a batch dimension: ``[1, length]`` per token, else ``[1, ...]``. They are on the model's device, and
-        floats have the dtype of its parameters. ``use_cache`` is False where the model knows it.
+        floats have the dtype of its parameters. If the model takes ``use_cache``, it is False.
         """
         forward = inspect.signature(type(_named(model)).forward).parameters
         takes = set(forward)
@@ -87,7 +87,7 @@ class Example:
 
 
 def examples_of(features: Sequence[Mapping[str, Any]]) -> list[Example]:
-    """Return the sequences of dicts as a dataset holds them; a dict with ``seq_lengths`` holds several.
+    """Return the sequences in a dataset's dicts: one per dict, or several if the dict has ``seq_lengths``.
 
     Columns that are not numbers are left out. A column is per token if it has a value per token in every dict.
 
@@ -119,7 +119,7 @@ def examples_of(features: Sequence[Mapping[str, Any]]) -> list[Example]:
 
 
 def shifts_labels(model: Any) -> bool:
-    """Whether the model's own loss predicts the next token, as transformers' Trainer finds out."""
+    """Whether the model's own loss predicts the next token, by the same rule as in transformers' Trainer."""
     from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 

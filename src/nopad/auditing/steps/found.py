@@ -1,4 +1,4 @@
-"""What a collator made of its examples: where each sequence lies, what is cut, dropped or added, labels that change."""
+"""Check what a collator did to its examples: where each sequence lies, and what was cut, dropped, added or changed."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ class Micro:
     """One micro-batch of one rank.
 
     Attributes:
-        rank, number: whose it is, and which of this rank's.
-        batch: what the collator gave.
+        rank, number: number of its rank, and its own number on this rank, both from 0.
+        batch: the batch that the collator returned.
         examples: the sequences as they were given to the collator.
-        first: the number of the first of them in the step.
-        shape: (R, L) of the batch's input_ids; None: it has none.
-        places: positions of each sequence's tokens in the concatenated rows; None: it is not there.
-        begins: which token of each sequence the first of them is; 0, unless its beginning is cut off.
-        made: the sequences as they are in the batch, with the labels that they have there; None: not there.
-        findings: what is wrong with the batch by itself.
-        notes: remarks.
-        suspects: what is odd, and wrong only if the step differs: tokens of no sequence, labels in another order.
+        first: the number, within the step, of the first of these sequences.
+        shape: (R, L) of the batch's input_ids; None: the batch has none.
+        places: for each sequence, the positions of its tokens in the concatenated rows; None: it is not in the batch.
+        begins: for each sequence, the number of its first token that is in the batch; 0 unless its beginning was cut
+            off.
+        made: the sequences as they are in the batch, with the labels that they have there; None: not in the batch.
+        findings: errors in the batch, whatever the step gives.
+        notes: remarks for the user.
+        suspects: oddities that are errors only if the step differs: tokens of no sequence, labels in another order.
     """
 
     rank: int
@@ -55,30 +56,30 @@ class Micro:
 
     @property
     def where(self) -> str:
-        """Which micro-batch this is, in words."""
+        """The micro-batch and its rank by number, as text for messages."""
         return f"micro-batch {self.number} of rank {self.rank}"
 
     @property
     def in_order(self) -> list[int]:
-        """Numbers of the sequences that are there, as they lie in the rows."""
+        """Numbers of the sequences that are in the batch, in the order in which they lie in its rows."""
         there = [number for number, at in enumerate(self.places) if at is not None]
         return sorted(there, key=lambda number: int(self.places[number][0]))  # type: ignore[index]
 
     @property
     def numbered(self) -> list[int]:
-        """Numbers of the sequences that are there, in the order in which the batch has values per sequence."""
+        """Numbers of the sequences that are in the batch, in the order of the batch's values per sequence."""
         if not isinstance(self.batch, PackedBatch):
             return self.in_order
         numbers = self.batch.layout.sequence_ids.reshape(-1)
         return sorted(self.in_order, key=lambda number: int(numbers[self.places[number][0]]))  # type: ignore[index]
 
     def rows(self) -> list[int | None]:
-        """Return the row of each sequence's first token."""
+        """Return the row of each sequence's first token; None for a sequence that is not in the batch."""
         assert self.shape is not None
         return [None if at is None else int(at[0]) // self.shape[1] for at in self.places]
 
     def before(self) -> list[int | None]:
-        """Return for each sequence the one that ends right before its first token in the same row."""
+        """Return for each sequence the number of the one that ends right before it in the same row; None: none does."""
         found: list[int | None] = [None] * len(self.places)
         rows = self.rows()
         for one, next_one in pairwise(self.in_order):
@@ -91,9 +92,9 @@ class Micro:
 
 
 def looked_up(micro: Micro, causal: bool) -> Micro:
-    """Find the sequences of a micro-batch in it, and what the collator did to them; returns the micro-batch.
+    """Find a micro-batch's sequences in its batch, and what the collator did to them; return the micro-batch.
 
-    Batches that are not a mapping with ``input_ids`` ``[R, L]`` are left as they are, with a note.
+    It is changed in place. A batch that is not a mapping with ``input_ids`` ``[R, L]`` only gets a note.
     """
     batch, examples = micro.batch, micro.examples
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
@@ -122,10 +123,10 @@ def looked_up(micro: Micro, causal: bool) -> Micro:
 
 
 def told(batch: Mapping[str, Any]) -> list[Places]:
-    """Return where sequences lie in a batch, as the batch itself tells it.
+    """Return where sequences lie in a batch, according to the batch itself.
 
-    By the layout of a `PackedBatch`, ``cu_seq_lens_q``, ``seq_idx``, or positions that begin again; else each row is
-    one, without its padding.
+    The places come from the layout of a `PackedBatch`, ``cu_seq_lens_q``, ``seq_idx``, or positions that begin again.
+    Without any of these, each row without its padding is one sequence.
     """
     if isinstance(batch, PackedBatch):
         at = batch.layout

@@ -1,6 +1,6 @@
-"""A step whose batches are made, judged: the sequences alone, the step, their difference, in float64 and the own dtype.
+"""Audit a step whose batches are made: compare it with the sequences alone, in float64 and in the model's own dtype.
 
-Whatever the user's code raises becomes a verdict; only this module makes verdicts.
+An exception in the user's code becomes a verdict; only this module makes verdicts.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ SINGLE = "some of this computes in float32 whatever the model's dtype, so the li
 
 @dataclass
 class Plan:
-    """What is audited, and what is known of it so far.
+    """The step to audit, and the measurements so far.
 
     Attributes:
-        model: the user's model, which is only copied.
+        model: the user's model; only copies of it run.
         micros: the micro-batches of all ranks, rank by rank.
-        runner: what computes and differentiates their losses.
-        wide: whether casts to narrower floats give float64 in the passes in float64.
+        runner: computes the losses of the micro-batches, and their gradients.
+        wide: whether, in passes in float64, casts to narrower floats give float64 too.
         checks: the measurements so far.
     """
 
@@ -59,7 +59,10 @@ class Plan:
     checks: list[Check] = field(default_factory=list)
 
     def truth(self, dtype: torch.dtype | None, examples: Sequence[Example]) -> Truth:
-        """Run the sequences alone; in float64 with all casts wide, unless the model does not run like that."""
+        """Run the sequences alone in `dtype` (None: the model's own).
+
+        In float64 all casts give float64, unless the model does not run that way.
+        """
         made = copied(self.model, dtype, plain=True)
         exact = Exact(self.wide and dtype == torch.float64)
         try:
@@ -75,7 +78,7 @@ class Plan:
         return found
 
     def step(self, dtype: torch.dtype | None) -> tuple[list[float], Gradients, Exact]:
-        """Take the step."""
+        """Run the step in `dtype` (None: the model's own); return (loss of each micro-batch, gradients, the mode)."""
         made = copied(self.model, dtype, plain=False)
         exact = Exact(self.wide and dtype == torch.float64)
         try:
@@ -86,7 +89,11 @@ class Plan:
 
 
 def judged(plan: Plan) -> StepVerdict:
-    """Audit a step whose batches are made; the model itself is left as it is."""
+    """Audit a step whose batches are made; the model itself does not change.
+
+    Raises:
+        OptionError: no parameter of the model is trained, or a copy reaches the model itself (`untouched`).
+    """
     with untouched(plan.model):
         return _compared(plan)
 
@@ -321,7 +328,7 @@ def _verdict(
 def failed(
     model: Any, how: str, per: str, error: ModelFailedError, found: list[Finding], plan: Plan | None = None
 ) -> StepVerdict:
-    """Return the verdict of a step that the user's code ended with an exception; `found` is what was found before."""
+    """Return the verdict of a step that an exception in the user's code ended; `found` are the findings before it."""
     return StepVerdict(
         passed=False,
         model=type(inner(model)).__name__,

@@ -1,7 +1,7 @@
-"""A training loop around the user's own functions: examples dealt to micro-batches and ranks, collated, differentiated.
+"""A training loop around the user's own functions: it deals examples to ranks and micro-batches, and runs these.
 
-`Loop.take` computes and differentiates one micro-batch; `whole_step` takes all of them for all ranks, as DDP adds up
-gradients over micro-batches and averages them over ranks.
+`Loop.take` runs one micro-batch forward and backward. `whole_step` runs those of all ranks; as in DDP, gradients are
+summed over micro-batches and averaged over ranks.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Loss = Callable[..., Any]
 
 
 class Runner(Protocol):
-    """Who computes the losses of a step."""
+    """Computes the losses of a step and their gradients: a `Loop`, or a trainer's step."""
 
     def take(self, model: Any, micro: Micro, world: World) -> float:
-        """Compute the loss of one micro-batch, differentiate it, and return it."""
+        """Compute the loss of one micro-batch, call ``backward()`` on it, and return its value."""
 
 
 class Loop:
-    """A loop of the user's own `loss`: ``loss(model, batch, step)``, or ``loss(model, batch)``."""
+    """A training loop with the user's own `loss`: ``loss(model, batch, step)`` or ``loss(model, batch)``."""
 
     def __init__(self, micros: Sequence[Micro], loss: Loss, ranks: int, accumulation: int, shifts: bool) -> None:
         self.micros, self.loss, self.ranks, self.accumulation = micros, loss, ranks, accumulation
@@ -47,10 +47,10 @@ class Loop:
         self.items = sum(known) if len(known) == len(counts) else None
 
     def take(self, model: Any, micro: Micro, world: World) -> float:
-        """Compute and differentiate the loss of one micro-batch.
+        """Compute the loss of one micro-batch, call ``backward()`` on it, and return its value.
 
         Raises:
-            BatchError: the loss is not a number.
+            BatchError: the loss is not a scalar tensor or a number.
         """
         parameter = next(model.parameters())
         mine = [moved(one.batch, parameter) for one in self.micros if one.rank == micro.rank]
@@ -71,7 +71,7 @@ class Loop:
 def whole_step(
     model: Any, micros: Sequence[Micro], runner: Runner, ranks: int, exact: Exact, seed: int
 ) -> tuple[list[float], Gradients]:
-    """Take a step on all ranks; return the loss of each micro-batch, and the gradients that DDP would give.
+    """Run a step on all ranks; return the loss of each micro-batch, and the gradients that DDP would give.
 
     Raises:
         ModelFailedError: the user's model, loss or trainer raised.
@@ -94,7 +94,11 @@ def whole_step(
 
 
 def as_trainer(model: Any, batch: Mapping[str, Any], step: Step) -> Tensor:
-    """Return the loss that transformers' Trainer differentiates: the `loss` of those who give none."""
+    """Return the loss on which transformers' Trainer calls ``backward()``; `audit_step` uses it if no `loss` is given.
+
+    Raises:
+        BatchError: the batch is not a mapping, or the model gives no loss for it.
+    """
     count = step.num_items_in_batch if accepts_loss_kwargs(model) else None
     if not isinstance(batch, Mapping):
         raise BatchError(
@@ -112,7 +116,7 @@ def as_trainer(model: Any, batch: Mapping[str, Any], step: Step) -> Tensor:
 
 
 def accepts_loss_kwargs(model: Any) -> bool:
-    """Whether transformers' Trainer gives a model `num_items_in_batch`."""
+    """Whether transformers' Trainer passes `num_items_in_batch` to this model."""
     named = inner(model)
     named = named.get_base_model() if hasattr(named, "get_base_model") else named
     said = getattr(named, "accepts_loss_kwargs", None)
@@ -123,7 +127,7 @@ def accepts_loss_kwargs(model: Any) -> bool:
 
 
 def dealt(count: int, ranks: int, accumulation: int) -> list[int]:
-    """Return how many examples each micro-batch gets, rank by rank: as unequal numbers as there are examples for.
+    """Return the number of examples of each micro-batch, rank by rank: ascending, and unequal if `count` allows it.
 
     Raises:
         OptionError: there are fewer examples than micro-batches.
@@ -166,7 +170,7 @@ def collated(
 
 
 def moved(batch: Any, parameter: Tensor) -> Any:
-    """Return a fresh copy of a batch on a parameter's device, floats (masks, labels) in its dtype."""
+    """Return a copy of a batch on a parameter's device, with float tensors (masks, labels) in the parameter's dtype."""
     if isinstance(batch, PackedBatch):
         made: Any = batch.to(parameter.device)
     elif isinstance(batch, Mapping):

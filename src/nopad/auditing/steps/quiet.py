@@ -1,8 +1,9 @@
-"""A copy of the user's model, and a mode of torch in which a training step is exact and draws nothing.
+"""A copy of the user's model, and a PyTorch mode in which a training step runs in float64 and without dropout.
 
-Losses of transformers compute in float32 whatever the model's dtype, and so do many norms; two ways to the same number
-then differ by roundings that would hide a small error. Inside `Exact` with ``wide`` every cast to a narrower float
-gives float64 instead, so that equal is equal to 1e-12. Dropout does nothing; other random numbers are noted.
+The losses in transformers, and many norms, compute in float32 whatever the model's dtype. Two ways to compute the same
+number then differ by rounding, which would hide a small error. Inside `Exact` with ``wide``, every cast to a narrower
+float gives float64 instead, so equal results agree to 1e-12. Dropout does nothing; operations that draw other random
+numbers are recorded.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ _PROBABILITIES = ("layerdrop", "drop_prob", "encoder_layerdrop", "decoder_layerd
 
 
 class Exact(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside this mode dropout does nothing and, with `wide`, what would be cast to a narrower float is float64.
+    """A mode in which dropout does nothing and, with `wide`, casts to a narrower float give float64.
 
-    A mode of functions would not hold in the backward pass, where checkpointed layers are computed once more.
+    It is a dispatch mode, since a function mode would not act in the backward pass, where checkpointed layers run
+    again.
 
     Attributes:
-        wide: whether casts give float64.
-        drawn: names of the operations that drew random numbers, dropout's left out.
-        casts: the half precisions that something was cast to, as autocast does.
+        wide: whether casts to narrower floats give float64.
+        drawn: names of the operations, other than dropout, that drew random numbers.
+        casts: the half-precision dtypes to which a tensor was cast, for example by autocast.
     """
 
     def __init__(self, wide: bool) -> None:
@@ -89,10 +91,10 @@ class Exact(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def copied(model: Any, dtype: torch.dtype | None, *, plain: bool) -> Any:
-    """Return a copy of a model in training mode, in `dtype` (None: as it is), without gradients or compiled layers.
+    """Return a copy of a model in training mode and in `dtype` (None: its own), without gradients or compiled layers.
 
-    `plain`: not pack-safe, and with the classes' own `forward`, whatever a trainer put in its place, so that neither
-    takes part in what sequences get alone.
+    A `plain` copy, for sequences alone, is not pack-safe, and each module has its class's own `forward` even if a
+    trainer replaced it.
 
     Raises:
         ModelFailedError: the model cannot be copied or converted.
@@ -159,10 +161,10 @@ def _rebound(value: Any, memo: dict[int, Any], depth: int = 4) -> Any:
 
 @contextmanager
 def untouched(model: Any) -> Iterator[None]:
-    """Inside, only copies of the model are trained: its gradients stay as they were.
+    """Check that only copies of the model are trained inside this context, and restore the model's own gradients.
 
     Raises:
-        OptionError: a copy reached parameters of the model itself, through a hook that holds it, say.
+        OptionError: a copy reached parameters of the model itself, for example through a hook that refers to it.
     """
     kept = [(name, value, value.grad) for name, value in inner(model).named_parameters()]
     for _, value, _ in kept:
@@ -181,13 +183,13 @@ def untouched(model: Any) -> Iterator[None]:
 
 
 def let_go(made: Any) -> None:
-    """Free a copy: hooks of a pack-safe model refer to it, and it to them."""
+    """Remove the hooks of a pack-safe copy, so it can be freed: the copy and its hooks refer to each other."""
     if hasattr(made, "config") and is_packed(made):
         unpacked(made)
 
 
 def inner(model: Any) -> Any:
-    """Return the module inside wrappers of DDP and torch.compile; PEFT's stay, since training calls them."""
+    """Return the module inside the wrappers of DDP and torch.compile; PEFT's wrapper stays, since training calls it."""
     while True:
         if hasattr(model, "_orig_mod"):
             model = model._orig_mod
@@ -198,7 +200,7 @@ def inner(model: Any) -> Any:
 
 
 def parameters_of(model: Any) -> dict[str, nn.Parameter]:
-    """Return the parameters that are trained, by name."""
+    """Return the trainable parameters by name."""
     return {name: value for name, value in model.named_parameters() if value.requires_grad}
 
 

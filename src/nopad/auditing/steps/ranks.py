@@ -1,8 +1,8 @@
-"""Several ranks in one process: what a loop knows of its step, and collectives that give what all ranks said.
+"""Simulate several ranks in one process: the `Step` that a loss is given, and collectives over all ranks.
 
-Ranks run one after the other, so the first pass cannot know what later ranks will say: a collective then gives every
-rank's part as this rank's own, and what each said is noted. Passes are repeated with what was said until nothing
-changes: once, where ranks exchange counts.
+Ranks run one after the other, so in the first pass a collective cannot know the values of later ranks. It then takes
+the current rank's value for every rank, and records what each rank sends. Passes are repeated with the recorded values
+until these no longer change. Where ranks only exchange counts, one repetition is enough.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ PASSES = 5
 
 @dataclass
 class World:
-    """The ranks of a step.
+    """The simulated ranks of a step.
 
     Attributes:
-        ranks: how many there are.
-        rank: the one whose turn it is.
+        ranks: number of ranks.
+        rank: number of the rank that runs now, from 0.
     """
 
     ranks: int
@@ -36,10 +36,10 @@ class World:
     _known: list[list[Any]] | None = None
 
     def settled(self, run: Callable[[], Any]) -> Any:
-        """Call `run`, which takes every rank's turn, until what ranks say no longer changes; return its result.
+        """Call `run`, which runs every rank once, until the values that ranks send stay the same; return its result.
 
         Raises:
-            RuntimeError: ranks go on saying something else, or not all of them take part in a collective.
+            RuntimeError: the values still change after 5 passes, or not every rank takes part in a collective.
         """
         for _ in range(PASSES):
             self._said = [[] for _ in range(self.ranks)]
@@ -52,7 +52,7 @@ class World:
         raise RuntimeError(f"what ranks exchange still changes after {PASSES} passes, so ranks cannot be simulated")
 
     def everybody(self, value: Any) -> list[Any]:
-        """Say a value, and return what all ranks say, in their order."""
+        """Send this rank's value to all ranks; return the values of all ranks, in the order of the ranks."""
         value = value.detach().clone() if isinstance(value, Tensor) else value
         mine = self._said[self.rank] if self._said else []
         mine.append(value)
@@ -65,7 +65,7 @@ class World:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Inside, torch.distributed knows these ranks: their number, all_reduce, all_gather; with one rank, nothing."""
+        """Let torch.distributed's get_rank, all_reduce and so on work on these ranks; with one rank, change nothing."""
         if self.ranks == 1:
             yield
             return
@@ -111,14 +111,15 @@ class World:
 
 @dataclass(frozen=True)
 class Step:
-    """What a training loop knows while it computes the loss of one micro-batch: the third argument of a `loss`.
+    """What a training loop knows when it computes the loss of one micro-batch; third argument of `audit_step`'s `loss`.
 
     Attributes:
-        rank, ranks: number of the rank that computes this loss, from 0, and how many ranks there are.
-        micro, accumulation: number of the micro-batch, and how many there are in a step on each rank.
+        rank, ranks: number of the rank that computes this loss, from 0, and the number of ranks.
+        micro, accumulation: number of the micro-batch on its rank, from 0, and the number of micro-batches per rank.
         batches: all micro-batches of this rank in this step.
-        num_items_in_batch: labels in the step, over all micro-batches and ranks, counted as transformers' Trainer does:
-            of a causal model without the first label of each row; None: batches have no labels.
+        num_items_in_batch: number of labels in the step, over all micro-batches and ranks, counted as transformers'
+            Trainer does: for a causal model, without the first label of each row. A scalar tensor; None: a batch has no
+            labels.
     """
 
     rank: int
@@ -130,7 +131,7 @@ class Step:
     _world: World
 
     def over_ranks(self, value: Any) -> Any:
-        """Return the sum of a value, a number or a tensor, over all ranks; `torch.distributed.all_reduce` works too."""
+        """Return the sum of a number or tensor over all ranks; `torch.distributed.all_reduce` works too."""
         return sum(self._world.everybody(value))
 
 

@@ -1,8 +1,8 @@
-"""`audit_step`: one real training step of a user's model, collator and loss, against its sequences alone.
+"""`audit_step`: compare one real training step of a user's model, collator and loss with its sequences run alone.
 
-Cost: the sequences forward and backward twice (alone, and in the step) in float64, and twice in the model's own dtype;
-a step that differs costs up to four times as much, for the diagnosis. The model is copied, 8 bytes per parameter, twice
-with gradients.
+Cost: each sequence runs forward and backward twice (alone, and in the step) in float64, and twice in the model's own
+dtype. If the step differs, the diagnosis makes the audit up to four times as expensive. A float64 copy of the model
+takes 8 bytes per parameter, and 16 with its gradients.
 """
 
 from __future__ import annotations
@@ -46,38 +46,43 @@ def audit_step(
     causal: bool | None = None,
     seed: int = 0,
 ) -> StepVerdict:
-    """Audit one training step: loss, denominators and gradients against the same sequences alone.
+    """Audit one training step: compare its loss, denominator and gradients with those of the same sequences run alone.
 
-    The step runs on copies of the model, in float64 (casts to narrower floats give float64 too) and in its own dtype,
-    in training mode with dropout off. Ranks take turns in this process: `torch.distributed`'s number of ranks,
-    all_reduce and all_gather give what they would give, and gradients are averaged over ranks, as DDP does.
+    The step runs on copies of the model, in float64 (casts to narrower floats give float64 too) and in the model's own
+    dtype, in training mode with dropout off. Ranks are simulated: they take turns in this process, where
+    `torch.distributed`'s get_world_size, all_reduce and all_gather return what they would return on real ranks.
+    Gradients are averaged over ranks, as DDP does.
 
     Args:
-        model: the model, as it is trained; a nopad model, a stock one, PEFT around either.
-        sequences: the examples, one dict per sequence, as the dataset holds them: ``input_ids``, ``labels``, ...; at
-            least one per micro-batch, better three. They are dealt in unequal numbers.
-        collate: a list of them -> a batch; None: ``nopad.PackedBatch.from_features``.
-        loss: ``(model, batch, step)`` or ``(model, batch)`` -> the scalar that the training loop calls ``backward()``
-            on, divided by accumulation and multiplied by ranks if the loop does that; `step` is a
-            `nopad.auditing.Step`. None: what transformers' Trainer computes.
-        trainer: instead of all these, a transformers Trainer (TRL's and nopad's too), whose own collator, data,
-            ``get_batch_samples`` and ``training_step`` are called for one step; it is left as it was.
-        alone: what is right for one sequence, where that is not the model's own loss: ``(model, inputs)`` -> the losses
-            of its items, ``[n]``; `inputs` are the example's columns as tensors ``[1, ...]``. A tuple of them: the loss
-            is a sum of means, each over its own items. None: as the trainer's objective has it (nopad's).
-        accumulation: micro-batches of each rank; None: 2, or the trainer's.
-        ranks: how many ranks; 1: no simulation.
-        per: the mean that is right: "token", over all labelled items of the step; "sequence", over each sequence's
-            items first.
-        causal: whether labels are of the next token; None: as the model's own loss.
-        seed: of the random numbers that the model draws (dropout is off).
+        model: the model that you train: pack-safe or not, also inside PEFT. At least one parameter must be trainable.
+        sequences: the examples, one dict per sequence, as the dataset holds them (``input_ids``, ``labels``, ...). Give
+            at least one per micro-batch, better three, and at most 4096. Micro-batches get unequal numbers of them.
+        collate: ``collate(examples)`` takes a list of these dicts and returns a batch; None:
+            ``nopad.PackedBatch.from_features``.
+        loss: ``loss(model, batch, step)`` or ``loss(model, batch)`` returns the scalar on which the training loop calls
+            ``backward()``, already divided by `accumulation` and multiplied by `ranks` if the loop does that. `step` is
+            a `nopad.auditing.Step`. None: the loss that transformers' Trainer computes.
+        trainer: a transformers Trainer (also TRL's or nopad's), in place of `model`, `sequences`, `collate` and `loss`.
+            Its own collator, data, ``get_batch_samples`` and ``training_step`` are called for one step; the trainer
+            itself is left unchanged.
+        alone: the right losses of one sequence, if the model's own loss does not give them: ``alone(model, inputs)``
+            returns the losses of the sequence's items, ``[n]``; `inputs` are the example's columns as tensors
+            ``[1, ...]``. If the loss is a sum of means, it returns a tuple with one such tensor per mean. None: the
+            objective's function for a nopad trainer that has one, else the model's own loss.
+        accumulation: number of micro-batches on each rank; None: the trainer's, or 2 without a trainer.
+        ranks: number of ranks, up to 64; 1: nothing is simulated.
+        per: which mean is right: "token": over all labelled items of the step; "sequence": over the items of each
+            sequence, then over the sequences.
+        causal: whether a label is predicted by the token before it; None: as in the model's own loss.
+        seed: seed of torch's random numbers, such as those that the model draws (dropout is off).
 
     Returns:
-        A verdict; whatever the user's code raises is in it.
+        A `nopad.auditing.StepVerdict`. An exception in the model, collator, loss or trainer is reported in it.
 
     Raises:
-        OptionError: arguments contradict each other, there are too few sequences, or none has a label.
-        BatchError: a sequence is not a dict with ``input_ids``, or the model gives no loss of a sequence alone.
+        OptionError: arguments contradict each other or are out of range, there are too few sequences, none has a label,
+            or no parameter of the model is trained.
+        BatchError: a sequence is not a dict with ``input_ids``, or the model gives no loss for a sequence alone.
     """
     ranks = _RANKS.check("ranks", ranks)
     check_per(per)

@@ -1,4 +1,4 @@
-"""The first module that gives a sequence in the step another result than alone."""
+"""Find the first module that gives a sequence another result in the step than alone."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ RESULTS = "the model's results"
 def first_differences(
     micro: Micro, run: Callable[[], Any], model: Any, alone: Any, limit: float
 ) -> list[tuple[str, Finding]]:
-    """Return the first module whose output differs in a micro-batch, and what that means, for each kind of difference.
+    """Return, for each kind of difference, the name of the first module whose output differs, and the finding.
 
-    `run` takes the micro-batch through `model`; `alone` is the same model, for sequences alone.
+    `run` runs the micro-batch through `model`; `alone` is a copy of the same model, which runs the sequences alone.
+    Empty if no output differs by more than `limit`, or if one of the two models fails.
     """
     if micro.shape is None:
         return []

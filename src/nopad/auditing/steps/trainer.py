@@ -1,9 +1,9 @@
-"""A step of transformers' own Trainer: its batches, its counts, its `training_step`, on a copy of its model.
+"""A step of transformers' own Trainer: its batches, label counts and `training_step`, on a copy of its model.
 
-`opened` takes the batches of one optimiser step from the trainer's own data, for each simulated rank one after the
-other, and notes what its collator was given. `get_train_dataloader`, `get_batch_samples` and `training_step` are the
-trainer's. While it is open the trainer's accelerator and arguments tell of the simulated ranks; afterwards it is as it
-was.
+`opened` takes the batches of one optimiser step from the trainer's own data, for one simulated rank after the other,
+and records what the trainer's collator was given. `get_train_dataloader`, `get_batch_samples` and `training_step` are
+the trainer's own. Inside the context the trainer's accelerator and arguments show the simulated ranks; at its end the
+trainer is restored.
 """
 
 from __future__ import annotations
@@ -109,11 +109,11 @@ class _TrainerStep:
 
 @contextmanager
 def opened(trainer: Any, ranks: int) -> Iterator[tuple[list[Micro], _TrainerStep, str, list[str]]]:
-    """Yield the micro-batches of a step of a trainer, what takes them, and how, in words; with notes.
+    """Yield (micro-batches of one step of a trainer, their runner, a description of the step, notes).
 
     Raises:
-        OptionError: the trainer runs on several processes, or its data end before the step does.
-        ModelFailedError: its data or collator raised.
+        OptionError: the trainer runs on several processes, or its data have too few batches for the step.
+        ModelFailedError: the trainer's data or collator raised.
     """
     if trainer.accelerator.num_processes > 1 or torch.distributed.is_initialized():
         raise OptionError("the trainer runs on several processes; audit it in one, which simulates ranks")

@@ -1,4 +1,4 @@
-"""What a step must give: every sequence alone, unpadded and unpacked, and their sums over one denominator."""
+"""The right loss and gradients of a step: every sequence runs alone, unpadded, and one denominator divides the sum."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Gradients = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Truth:
-    """Losses of the sequences alone.
+    """Losses and gradients of the sequences alone.
 
     Attributes:
         sums: for each sequence, the sum of its items' losses.
-        items: for each sequence, how many items that is.
-        per: "token" or "sequence".
-        gradients: of the mean, by parameter.
-        further: of a loss that is a sum of means, the other means, without gradients; `gradients` are of the sum.
+        items: for each sequence, the number of its items.
+        per: "token" or "sequence": which mean is right.
+        gradients: gradients of `loss`, by parameter name.
+        further: if the loss is a sum of means, the other means; else empty.
     """
 
     sums: list[float]
@@ -42,12 +42,12 @@ class Truth:
 
     @property
     def denominator(self) -> int:
-        """By what the sum is divided: items, or sequences that have one."""
+        """The number by which the sum is divided: number of items, or of sequences that have any."""
         return sum(self.items) if self.per == "token" else sum(count > 0 for count in self.items)
 
     @property
     def loss(self) -> float:
-        """The mean, or the sum of the means."""
+        """The mean of the losses, or the sum of the means if there are several."""
         pairs = [(value, count) for value, count in zip(self.sums, self.items, strict=True) if count]
         parts = [value if self.per == "token" else value / count for value, count in pairs]
         mine = math.fsum(parts) / max(self.denominator, 1) if all(map(math.isfinite, parts)) else math.nan
@@ -55,7 +55,7 @@ class Truth:
 
     @property
     def scale(self) -> float:
-        """What differences of losses are relative to: the mean of absolute sums, which opposite signs do not cancel."""
+        """The unit for differences of losses: the mean of absolute values, so opposite signs do not cancel."""
         pairs = zip(self.sums, self.items, strict=True)
         parts = [abs(value) / (1 if self.per == "token" else count) for value, count in pairs if count]
         mine = math.fsum(parts) / max(self.denominator, 1) + sum(one.scale for one in self.further)
@@ -63,7 +63,7 @@ class Truth:
 
     @classmethod
     def of(cls, model: Any, examples: Sequence[Example], per: str, causal: bool, alone: Alone | None) -> Truth:
-        """Run every sequence alone, forward and backward.
+        """Run every sequence alone, forward and backward; return the losses and gradients.
 
         Raises:
             OptionError: no sequence has a label.
@@ -98,7 +98,10 @@ class Truth:
 
 
 def taken(model: Any, divisor: float) -> Gradients:
-    """Return a model's gradients divided by a number, on the host in float64; a parameter without one has zeros."""
+    """Return a model's gradients divided by `divisor`, as float64 on the CPU, and clear them in the model.
+
+    A trainable parameter without a gradient gets zeros.
+    """
     found = {}
     for name, value in parameters_of(model).items():
         gradient = torch.zeros_like(value) if value.grad is None else value.grad
@@ -130,12 +133,12 @@ def _parts_alone(model: Any, example: Example, alone: Alone, number: int) -> tup
 def sum_alone(
     model: Any, example: Example, causal: bool, alone: Alone | None, number: int, part: int = 0
 ) -> tuple[Tensor | None, int]:
-    """Return the sum of the losses of one sequence's items, run alone, and their number; None if it has no item.
+    """Run one sequence alone; return (sum of its items' losses, number of items), or (None, 0) if it has no item.
 
-    `part`: of a loss that is a sum of means, which of them.
+    `part`: if the loss is a sum of means, the number of the mean whose losses are summed.
 
     Raises:
-        BatchError: the model gives no loss, or `alone` no losses.
+        BatchError: the model gives no loss, or `alone` does not return losses.
         ModelFailedError: the model or `alone` raised.
     """
     if alone is not None:
@@ -158,7 +161,7 @@ def sum_alone(
 def weighted(
     model: Any, examples: Sequence[Example], weights: Sequence[float], causal: bool, alone: Alone | None
 ) -> Gradients:
-    """Return the gradients of the sequences' sums, each times a weight."""
+    """Return the gradients of a weighted sum: each sequence's sum of losses times its weight."""
     model.zero_grad(set_to_none=True)
     for number, (example, weight) in enumerate(zip(examples, weights, strict=True)):
         total, _ = sum_alone(model, example, causal, alone, number) if weight else (None, 0)
@@ -168,9 +171,10 @@ def weighted(
 
 
 def borders(model: Any, examples: Sequence[Example], before: Sequence[int | None]) -> list[float | None]:
-    """Return the loss of each sequence's first label, predicted by the last token of the sequence before.
+    """Return the loss of each sequence's first label, as the last token of the preceding sequence predicts it.
 
-    `before`: for each sequence the number of the one that ends right before it. None: there is none, or no label.
+    `before`: for each sequence, the number of the one that ends right before it; None: none does. The result is None
+    for a sequence that has no preceding one or whose first token has no label.
     """
     found: list[float | None] = []
     for example, other in zip(examples, before, strict=True):

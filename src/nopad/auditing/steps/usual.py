@@ -1,4 +1,4 @@
-"""What a step's loss is when it is wrong in a usual way: values that name the mistake which the user's loss equals."""
+"""The values that common mistakes give a step's loss; the value that the user's loss equals names the mistake."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["Counted", "Usual", "matching", "usual"]
 
 @dataclass(frozen=True)
 class Counted:
-    """What is known of one sequence of the step.
+    """The loss, counts and place of one sequence of the step.
 
     Attributes:
-        total: sum of the losses of its items alone.
+        total: sum of its items' losses, run alone.
         items: number of its items.
-        first: whether its first token has a label, which nothing predicts.
-        border: loss of that label where the sequence before predicts it; None: none does.
+        first: whether its first token has a label, although no token of the sequence predicts it.
+        border: loss of that label if the preceding sequence predicts it; None: there is no such label or sequence.
         tokens: number of its tokens.
-        slots: slots of its row, for the first sequence of a row; 0 for others.
-        rank, micro, row: where it is.
+        slots: number of slots of its row, for the first sequence of a row; 0 for others.
+        rank, micro, row: numbers of its rank, micro-batch and row.
     """
 
     total: float
@@ -40,12 +40,12 @@ class Usual:
     """One value that a step's loss may have.
 
     Attributes:
-        kind: name of the mistake; "": none.
-        text: which mean it is.
+        kind: name of the mistake; "": it is no mistake.
+        text: a description of the mean that gives this value.
         value: the loss.
-        weights: the weight of each sequence's sum in it; None: it is not a weighting of these.
-        denominator: the one number by which the sum is divided; None: there is no such.
-        oddities: how many things are wrong.
+        weights: the weight of each sequence's sum of losses in `value`; None: `value` is not a weighted sum of these.
+        denominator: the number by which the sum is divided; None: there is no single one.
+        oddities: number of mistakes combined in this value.
     """
 
     kind: str
@@ -69,7 +69,7 @@ class _Way:
 
 
 def usual(sequences: Sequence[Counted], ranks: int, accumulation: int, per: str) -> list[Usual]:
-    """Return the usual values of a step's loss, likeliest first; the right one, of `per`, has no kind."""
+    """Return the common values of a step's loss, likeliest first; the right one, by `per`, has the kind ""."""
     found = []
     for way in _ways(sequences, per):
         for kind, text, group in _groupings(sequences):
@@ -94,7 +94,7 @@ def usual(sequences: Sequence[Counted], ranks: int, accumulation: int, per: str)
 
 
 def matching(observed: float, values: Sequence[Usual], limit: float) -> Usual | None:
-    """Return the first value that a loss equals, up to `limit` of it."""
+    """Return the first value that the `observed` loss equals within a relative difference of `limit`; None: none."""
     if not math.isfinite(observed):
         return None
     return next((one for one in values if abs(observed - one.value) <= limit * max(abs(one.value), 1e-300)), None)

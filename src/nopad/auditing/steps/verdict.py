@@ -1,4 +1,4 @@
-"""What an audit of a step finds: loss, denominators, gradients per module, and a diagnosis in words."""
+"""The result of an audit of a step: loss, denominators, gradients per module, and a diagnosis in words."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Finding:
     """One thing that is wrong with a step.
 
     Attributes:
-        kind: a short name: "mean of means", "label across a border", ... (see `nopad.auditing.steps`).
-        text: what was found, with numbers.
+        kind: a short name, such as "mean of means"; `nopad.auditing.steps` lists them all.
+        text: a description of the error, with the measured values.
     """
 
     kind: str
@@ -31,11 +31,11 @@ class MicroBatch:
     """One micro-batch of the step that was audited.
 
     Attributes:
-        rank, micro: whose it is, and which.
-        sequences: how many sequences it was made of.
-        rows: rows of its input_ids; None: not known.
-        items: labelled tokens or sequences that a right loss counts.
-        loss: what its loss gave, as it was differentiated.
+        rank, micro: number of its rank, and its own number on this rank, both from 0.
+        sequences: number of sequences that the collator was given for it.
+        rows: number of rows of its input_ids; None: unknown.
+        items: number of labelled tokens or sequences that a right loss counts.
+        loss: the loss on which ``backward()`` was called; NaN if none was computed.
     """
 
     rank: int
@@ -48,13 +48,13 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleGradients:
-    """Gradients of a module's parameters, of the step and of the sequences alone, as one vector each.
+    """Gradients of a module's parameters in the step and for the sequences alone, compared as two vectors.
 
     Attributes:
-        name: the module: a layer, or what is beside the layers.
-        norm_alone, norm: length of either vector.
-        cosine: of the angle between them; NaN if either is zero.
-        difference: length of their difference, relative to that of the sequences alone.
+        name: name of the module: a layer, or a module outside the layers.
+        norm_alone, norm: norm of the gradient of the sequences alone, and of the step's.
+        cosine: cosine of the angle between the two; NaN if either is zero.
+        difference: norm of their difference, relative to `norm_alone`.
     """
 
     name: str
@@ -69,22 +69,23 @@ class StepVerdict:
     """The result of `audit_step`.
 
     Attributes:
-        passed: whether the step is what the sequences alone give.
+        passed: whether loss, gradients, sequences and labels of the step all match the sequences alone.
         model: class name of the model.
-        how: what was audited.
+        how: what was audited: collator, loss or trainer, and the numbers of ranks and micro-batches.
         per: "token" or "sequence": which mean is right.
-        loss: what is differentiated: the mean over ranks of the sum over micro-batches, in float64 (in the model's own
-            dtype, if the step does not run in that).
-        loss_alone: the same of the sequences alone.
-        denominator: labelled tokens or sequences by which the sum is to be divided.
-        denominator_used: by what it was divided; None: by no single number, or not known.
-        batches: the micro-batches.
-        modules: gradients by module, in the dtype of `loss`, in the model's order.
-        first_difference: the first module whose output differs from that of a sequence alone; None: no module's.
+        loss: loss of the step: the mean over ranks of the sum over micro-batches. It is computed in float64, or in the
+            model's own dtype if the step does not run in float64; NaN if it is not finite or was not computed.
+        loss_alone: the right loss, from the sequences alone; NaN if it was not computed.
+        denominator: number of labelled tokens or sequences by which the sum of losses should be divided.
+        denominator_used: the number by which the step divided; None: there is no single one, or it is unknown.
+        batches: the micro-batches, rank by rank.
+        modules: differences of gradients by module, in the model's order; same dtype as `loss`.
+        first_difference: name of the first module whose output differs from that for a sequence alone; None: no
+            module's does, or none was looked for.
         checks: all measurements.
-        findings: what is wrong, the likeliest cause first.
-        notes: remarks.
-        error: class name of an exception of the user's code that ended the audit; "": there was none.
+        findings: what is wrong, the likeliest cause first; empty if nothing is.
+        notes: remarks for the user, such as errors that this step could not have shown.
+        error: class name of the exception in the user's code that ended the audit; "": there was none.
     """
 
     passed: bool
@@ -105,28 +106,28 @@ class StepVerdict:
 
     @property
     def diagnosis(self) -> str:
-        """What is wrong, in words; "": nothing."""
+        """The texts of all findings; "" if nothing is wrong."""
         return "; ".join(finding.text for finding in self.findings)
 
     @property
     def difference(self) -> float:
-        """Relative difference of the losses, in float64 if the step runs in it; infinite if there is none."""
+        """Relative difference of `loss` and `loss_alone`; infinite if either could not be computed."""
         return next((check.value for check in self.checks if check.name.endswith(" loss")), math.inf)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain dicts and lists; numbers that are not finite become None."""
+        """Return all attributes and properties as plain dicts and lists; numbers that are not finite become None."""
         found: dict[str, Any] = _plain(
             {**asdict(self), "diagnosis": self.diagnosis, "difference": self.difference, "outcome": self.outcome}
         )
         return found
 
     def to_json(self) -> str:
-        """Return everything as JSON."""
+        """Return the result of `to_dict` as JSON."""
         return json.dumps(self.to_dict(), indent=1, allow_nan=False)
 
     @property
     def outcome(self) -> str:
-        """The verdict in a word: "equal", "different", or "failed" (something raised an exception)."""
+        """The verdict in one word: "equal", "different", or "failed" (an exception ended the audit)."""
         return "equal" if self.passed else "failed" if self.error else "different"
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """Attention backends that keep sequences apart: one per file, all with the same signature.
 
 Each takes queries, keys and values as transformers gives them, ``[R, H, L, D]`` (keys and values may have fewer heads),
-and returns ``[R, L, H, D]``. A new backend is a new file and a line in `BACKENDS`.
+and returns ``[R, L, H, D]``. To add a backend, add a file and a line in `BACKENDS`.
 """
 
 from __future__ import annotations
@@ -35,5 +35,5 @@ AUTOMATIC = "varlen, else segments"
 
 
 def backend_of(name: str) -> Backend:
-    """Return the function of a backend, or of `AUTOMATIC`."""
+    """Return the function of the backend called `name`, which may also be `AUTOMATIC`."""
     return automatic if name == AUTOMATIC else BACKENDS[name]

@@ -20,12 +20,13 @@ class Heads:
 
     Attributes:
         scaling: factor of the scores; None: 1 / sqrt(D).
-        causal: a token sees itself and the tokens before it.
+        causal: whether a token sees only itself and the tokens before it.
         window: a token sees only tokens fewer than this many positions away; None: all.
         dropout: probability of dropping an attention weight.
-        bias: added to the scores, ``[1, H, L, L]``, and depends on the distance alone (T5); or None.
-        softcap: bound of the absolute scores, by tanh (Gemma 2); None: no bound.
-        sinks: one extra score per head, ``[H]``, in the softmax only (GPT-OSS); or None.
+        bias: position bias ``[1, H, L, L]`` that is added to the scores and depends only on the distance (T5); None: no
+            bias.
+        softcap: bound of the absolute scores, applied by tanh (Gemma 2); None: no bound.
+        sinks: one extra score per head, ``[H]``, that only takes part in the softmax (GPT-OSS); None: no sinks.
     """
 
     scaling: float | None = None
@@ -43,9 +44,9 @@ class Heads:
 
 
 def allowed(queries: Any, keys: Any, heads: Heads) -> Tensor | None:
-    """Return which of the positions `keys` ``[K]`` each of the positions `queries` ``[Q]`` sees.
+    """Return which key positions each query position sees, as bool ``[Q, K]``; None: each sees all of them.
 
-    Bool ``[Q, K]``; None: each sees all of them.
+    `queries` are positions ``[Q]``, and `keys` positions ``[K]``.
     """
     if heads.plain:
         return None
@@ -57,8 +58,8 @@ def allowed(queries: Any, keys: Any, heads: Heads) -> Tensor | None:
 def attend(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, heads: Heads) -> Tensor:
     """Compute attention of `query` ``[B, H, Q, D]`` to `key` and `value` ``[B, G, K, D]``; return ``[B, H, Q, D]``.
 
-    G divides H. `keep` is a bool mask that broadcasts to ``[B, H, Q, K]``, True where a key is seen; None: everywhere.
-    `heads` gives scale, dropout, bias, softcap and sinks; causality and window must be in `keep`.
+    G divides H. `keep` is a bool mask that broadcasts to ``[B, H, Q, K]``, True where a query sees a key; None: every
+    query sees every key. `heads` gives scale, dropout, bias, softcap and sinks; causality and window must be in `keep`.
     """
     groups = query.shape[1] // key.shape[1]
     if heads.softcap is not None or heads.sinks is not None:

@@ -1,7 +1,7 @@
 """FlexAttention under a block mask of sequence numbers; it is compiled, and skips blocks of other sequences.
 
-For GPUs, and for inference on CPUs (PyTorch has no backward pass for FlexAttention there). The first call of each shape
-compiles.
+It is for GPUs, and for inference on CPUs (PyTorch has no backward pass for FlexAttention on CPUs). The first call with
+each shape compiles.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def flex(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, h
     """Compute attention by FlexAttention: `query`, `key` and `value` ``[R, H, L, D]`` to ``[R, L, H, D]``.
 
     Raises:
-        BatchError: FlexAttention has no support for this form of batch, or for a setting in `heads`.
+        BatchError: FlexAttention does not support this form of batch, or a setting in `heads`.
     """
     if isinstance(placed, Cross) or placed.layout.crossing:
         raise BatchError("FlexAttention here knows neither cross attention nor rows filled end to end; use 'segments'")

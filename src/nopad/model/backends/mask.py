@@ -1,6 +1,7 @@
 """A dense block-diagonal mask over whole rows, the papers' method. Its shapes are static, and any accelerator runs it.
 
-The cost is O(R L^2) for R rows of L slots, whatever the sequences are; on a CPU it is 5 to 9 times that of `segments`.
+The cost is O(R L^2) for R rows of L slots, whatever the sequences' lengths; on a CPU it takes 5 to 9 times as long as
+`segments`.
 
 Source: Krell et al., section 3.2.
 """

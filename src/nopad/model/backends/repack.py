@@ -1,7 +1,7 @@
-"""Unpack to one sequence per row, attend, pack again, as PopRT does around attention; for rows filled end to end.
+"""Unpack to one sequence per row, attend, and pack again, as PopRT does around attention; for rows filled end to end.
 
-Cost O(S longest^2) in one SDPA call. It pays where rows must stay rows for the linear layers, a sequence may cross into
-the next row, and many calls would be expensive.
+The cost is O(S longest^2), in one SDPA call. It pays off if the linear layers need rows, a sequence may cross into the
+next row, and one call per sequence would be expensive.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def repack(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
 
 
 def padded_mask(placed: Placement, heads: Heads | None = None) -> Tensor:
-    """Return which slots see which, with one sequence per row; bool ``[S, 1, longest, longest]``: (query, key).
+    """Return which keys each query sees, with one sequence per row; bool ``[S, 1, longest, longest]``: (query, key).
 
-    Without a window or causality in `heads` (None: neither), all queries of a sequence see the same, its real tokens,
-    and the result is ``[S, 1, 1, longest]``.
+    If `heads` has neither a window nor causality, or is None, all queries of a sequence see the same keys, its real
+    tokens, and the result is ``[S, 1, 1, longest]``.
     """
     places = torch.arange(placed.layout.max_seqlen, device=placed.ids.device)
     keep = (places < placed.lens[:, None])[:, None, None, :]

@@ -1,7 +1,8 @@
 """One SDPA call per sequence: nothing is computed for padding or across sequences.
 
-Cost O(sum of l^2), and one call per sequence and layer (about 15 microseconds). It is the fastest backend on a CPU; on
-a GPU the calls cost more than they save. A sequence never reads another sequence's values, not even NaN.
+The cost is O(sum of l^2) for lengths l, plus about 15 microseconds per sequence and layer for the call. It is the
+fastest backend on a CPU; on a GPU the calls cost more than they save. A sequence never reads another sequence's values,
+not even NaN.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """PyTorch's variable-length flash kernel on the stream without padding. It needs CUDA and half precision.
 
-Cost O(sum of l^2) in one kernel. Source: `torch.nn.attention.varlen`, with windows from torch 2.11 on.
+The cost is O(sum of l^2) for lengths l, in one kernel. Source: `torch.nn.attention.varlen`, with windows from torch
+2.11 on.
 """
 
 from __future__ import annotations
@@ -62,14 +63,14 @@ def varlen(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
 
 
 def automatic(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
-    """Compute attention by the kernel, and where a layer needs what it does not have, by one SDPA per sequence."""
+    """Compute attention by the kernel, or by one SDPA call per sequence if the kernel does not support the layer."""
     query, key, value = _cast(query, key, value)
     backend = varlen if lacking(query, value, placed, heads) is None else segments
     return backend(query, key, value, placed, heads)
 
 
 def lacking(query: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> str | None:
-    """Return why the kernel cannot compute this attention, and what to do; None: it can."""
+    """Return a message on why the kernel cannot compute this attention and what to do; None: it can."""
     if query.dtype not in HALF or not on_kernel(query.device):
         return (
             f"the varlen kernel runs on CUDA in float16 or bfloat16, and this is {query.device.type} in {query.dtype}, "
@@ -87,7 +88,7 @@ def lacking(query: Tensor, value: Tensor, placed: Placement | Cross, heads: Head
 
 
 def on_kernel(device: torch.device) -> bool:
-    """Whether the kernel runs on a device; on AMD's GPUs, of which nothing is known here, it is not taken."""
+    """Whether the kernel runs on a device: an NVIDIA GPU of compute capability 8.0 or above; AMD GPUs are untested."""
     if device.type != "cuda" or torch.version.hip is not None or _kernel() is None:
         return False
     return _capable(device.index)
@@ -109,7 +110,7 @@ def _kernel() -> Any:
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """Return the dtype of autocast on a device; None: it is off there, or there is none."""
+    """Return the dtype of autocast on a device; None: autocast is off or not available there."""
     if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(device.type):
         return None
     return torch.get_autocast_dtype(device.type)
